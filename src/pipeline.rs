@@ -19,6 +19,7 @@ pub(crate) mod settings;
 pub(crate) mod sim;
 pub(crate) mod snapshot;
 mod unconvertible;
+mod unpublished_wal;
 pub(crate) mod wal_budget;
 
 use std::sync::Arc;
@@ -150,6 +151,7 @@ pub(crate) async fn run<S: Sink>(
                     Err(error) => {
                         let error = with_reason(error, core).await;
                         let error = unconvertible::with_table(error, settings, database).await;
+                        let error = unpublished_wal::with_remedy(error, settings);
                         session_state.reached(core);
                         isolates = match &error {
                             PipelineError::Stream(StreamError::Delivery(failure)) => {
@@ -183,7 +185,10 @@ pub(crate) async fn run<S: Sink>(
                     }
                 }
             }
-            Err(error) => unconvertible::with_table(error, settings, database).await,
+            Err(error) => {
+                let error = unconvertible::with_table(error, settings, database).await;
+                unpublished_wal::with_remedy(error, settings)
+            }
         };
         let error = match error {
             PipelineError::WalBudget(WalBudgetError::OverBudget { .. }) => {

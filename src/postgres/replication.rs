@@ -53,12 +53,9 @@ pub enum ConnectionError {
     /// The server ended it with an error, or refused a command.
     #[error("PostgreSQL: {0}")]
     Server(Box<ServerError>),
-    /// The publication is gone, and the server leaves rows out instead of failing (PostgreSQL 18).
-    #[error(
-        "PostgreSQL leaves rows out: {0}. The publication was dropped while the slot is in use; rows inserted \
-         since then and before it is there again are not in the stream. Recreate the publication, then send \
-         those rows again from the table"
-    )]
+    /// The publication did not exist when the rows were committed, and the server leaves them out instead of failing
+    /// (PostgreSQL 18).
+    #[error("PostgreSQL leaves rows out: {0}")]
     PublicationSkipped(Box<ServerError>),
     /// It was cut.
     #[error("connection to PostgreSQL lost: {0}")]

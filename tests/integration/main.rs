@@ -151,6 +151,7 @@ mod tables;
 mod tokens;
 mod topic_identity;
 mod topics;
+mod unpublished_wal;
 mod upgrade;
 mod verify;
 mod watchdog;

@@ -55,6 +55,12 @@ impl Walk<'_> {
             self.define_single_table();
             return true;
         }
+        if line.contains("they cannot be read with it") {
+            let slot = self.slot();
+            let is_dropped = self.sql(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+            self.init(&[]);
+            return is_dropped;
+        }
         if line.contains("walpost replay --dropped-slots") {
             return self.replay(line, "--dropped-slots");
         }

@@ -1,0 +1,44 @@
+//! WAL from before the publication existed. PostgreSQL looks it up as of each transaction that it decodes: up to version 17 it ends
+//! the stream, from 18 on it leaves the rows out. To create the publication, or to restart, changes nothing about that WAL.
+
+use super::error::PipelineError;
+use super::settings::PipelineSettings;
+use crate::postgres::connect::dial::ServerError;
+use crate::postgres::replication::ConnectionError;
+use crate::postgres::sql::escape_literal;
+use crate::postgres::target::Target;
+
+/// undefined_object
+const UNDEFINED: &str = "42704";
+
+/// Adds the remedy to an error about such WAL.
+pub(super) fn with_remedy(mut error: PipelineError, settings: &PipelineSettings) -> PipelineError {
+    if let PipelineError::Connection(connection) = &mut error {
+        match connection {
+            ConnectionError::PublicationSkipped(error) => add_remedy(error, &settings.target),
+            // A slot that does not exist has the same code.
+            ConnectionError::Server(error)
+                if error.code == UNDEFINED && error.message.starts_with("publication ") =>
+            {
+                add_remedy(error, &settings.target);
+            }
+            _ => {}
+        }
+    }
+    error
+}
+
+fn add_remedy(error: &mut ServerError, target: &Target) {
+    let slot = &target.slot;
+    let resend = match target.outbox.is_messages() {
+        true => target.resend(),
+        false => "walpost init names the commands that send its events again".to_owned(),
+    };
+    error.hint = Some(format!(
+        "The publication did not exist when the next events of slot {slot:?} were committed, and they cannot be read with it. If the \
+         pipeline had another publication then, set publication to that one until they are delivered. Otherwise replace the slot: \
+         SELECT pg_drop_replication_slot({}); {}. {resend}",
+        escape_literal(slot).trim_start(),
+        target.init_slot(),
+    ));
+}

@@ -1,0 +1,37 @@
+//! Events that were committed before the publication existed: PostgreSQL sends none of them with it, whatever is created later.
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJORS, Server};
+use crate::support::scene::Scene;
+
+/// Found by a walk of `./dev soak --shapes` with seed 211777191430145: the pipeline halted without saying what to do.
+#[test]
+fn halt_names_what_gets_events_delivered_that_are_older_than_the_publication() {
+    for major in MAJORS {
+        let mut scene = Scene::on(Server::shared(major), Broker::shared());
+        let aggregate = scene.aggregate(1);
+        let walpost = scene.start_and_confirm_one(&aggregate, "before");
+        walpost.terminate().expect_code(0);
+        scene.insert(&aggregate, "between");
+        let slot = scene.slot();
+        scene.use_settings(&format!("publication = \"{slot}_2\"\n"));
+        scene.init().finish().expect_code(0);
+        let run = scene.run().start().finish().expect_code(3);
+        run.expect_says(&[
+            "they cannot be read with it",
+            &format!("SELECT pg_drop_replication_slot('{slot}'); walpost init --slot {slot}"),
+        ]);
+        scene.drop_slot();
+        let init = scene.init().finish().expect_code(0);
+        init.expect_says(&["walpost replay --dropped-slots"]);
+        let mut walpost = scene.run().start();
+        walpost.wait_for_log("streaming");
+        let replay = scene.replay(&["--dropped-slots", "--yes"]);
+        replay.finish().expect_code(0);
+        walpost.terminate().expect_code(0);
+        let records = scene.records();
+        let is_delivered = records.iter().any(|record| record.key() == "between");
+        assert!(is_delivered, "{major}");
+        scene.check().finish().expect_code(0);
+    }
+}
