@@ -6,6 +6,7 @@ mod left;
 mod locked;
 mod long_texts;
 mod new_slot;
+mod older_rows;
 mod published;
 pub(crate) mod set_aside;
 

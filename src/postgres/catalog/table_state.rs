@@ -83,6 +83,24 @@ struct SlotPlace {
     end: Lsn,
 }
 
+impl SlotPlace {
+    /// The assignments of the row `prefix` that describe its table as found published now, unless the slot has not reached the place
+    /// at which it was found before.
+    fn assignments_if_seen(self, prefix: &str) -> String {
+        let confirmed = literal(self.confirmed);
+        let newer = |column: &str, value: String| {
+            format!(
+                "{column} = CASE WHEN {prefix}seen_lsn > {confirmed} THEN {prefix}{column} ELSE {value} END"
+            )
+        };
+        format!(
+            "{}, {}",
+            newer("seen_lsn", confirmed.clone()),
+            newer("seen_xid", literal(self.catalog_xmin))
+        )
+    }
+}
+
 #[derive(Clone, Debug)]
 struct StoredTable {
     /// The present name of the relation, if it exists in this database.
@@ -91,8 +109,10 @@ struct StoredTable {
     relation: u32,
     memberships: Memberships,
     is_out: bool,
+    /// Beyond the slot if `walpost.add_outbox` has added the table, until the slot has sent what that has written.
     seen_lsn: Option<Lsn>,
     seen_xid: Option<u64>,
+    out_lsn: Option<Lsn>,
 }
 
 /// What follows from a look at a table.
@@ -123,20 +143,22 @@ impl TableLook {
                 false => Finding::Nothing,
             };
         };
+        let [schema, name] = OUTBOX_ROW;
+        // Rows of that table are written by walpost.add_outbox alone, which requires that it is published, and are those of others.
+        let is_outbox_row = self.table.is(schema, name);
+        let is_same_publication = stored.publication == publication;
         if !is_published {
+            // The publication that the definition names now decides about what the slot has not sent yet, too.
+            let is_left = !is_same_publication && !is_outbox_row && self.is_unsent(stored);
             return match stored.is_out {
-                true => Finding::Nothing,
-                false if stored.publication == publication => Finding::Out,
-                // The other publication decides about what the slot has not sent yet, too.
-                false => Finding::Left(TableGap {
+                _ if is_left => Finding::Left(TableGap {
                     table: stored.name.clone().unwrap_or_else(|| self.table.clone()),
-                    publication: publication.to_owned(),
-                    from: stored.seen_lsn,
-                    since: stored.seen_xid,
+                    ..self.gap(stored, publication, stored.seen_xid)
                 }),
+                true => Finding::Nothing,
+                false => Finding::Out,
             };
         }
-        let is_same_publication = stored.publication == publication;
         let since = match is_same_publication {
             true => stored.seen_xid,
             // What the slot has not sent yet is decoded with the other publication.
@@ -144,17 +166,11 @@ impl TableLook {
         };
         let is_kept = is_same_publication && !self.memberships.is_disjoint(&stored.memberships);
         let is_older = since.is_some_and(|since| self.member_xid.is_some_and(|xid| xid < since));
-        let [schema, name] = OUTBOX_ROW;
-        if stored.is_out || !(is_kept || is_older) {
-            // Rows of that table are written by walpost.add_outbox alone, which requires that it is published.
-            return match self.table.is(schema, name) {
+        let has_lost_rows = !is_same_publication && self.has_unsent_older_rows(stored);
+        if stored.is_out || has_lost_rows || !(is_kept || is_older) {
+            return match is_outbox_row {
                 true => Finding::Changed,
-                false => Finding::Gap(TableGap {
-                    table: self.table.clone(),
-                    publication: publication.to_owned(),
-                    from: stored.seen_lsn,
-                    since,
-                }),
+                false => Finding::Gap(self.gap(stored, publication, since)),
             };
         }
         let is_same = is_same_publication
@@ -163,6 +179,30 @@ impl TableLook {
         match is_same {
             true => Finding::Same,
             false => Finding::Changed,
+        }
+    }
+
+    /// Rows of a table that is not published may be in WAL that the slot has not sent, and no entry of the journal is about them.
+    fn is_unsent(&self, stored: &StoredTable) -> bool {
+        // A row without memberships was written with such an entry.
+        !stored.is_out || !stored.memberships.is_empty() && stored.out_lsn > self.slot.confirmed
+    }
+
+    /// The slot has not sent all rows that the table had when `walpost.add_outbox` added it. They are in WAL as rows of
+    /// `walpost.outbox_row` for the publication of that time, and are sent for no other.
+    fn has_unsent_older_rows(&self, stored: &StoredTable) -> bool {
+        let is_ahead = |confirmed| stored.seen_lsn.is_some_and(|seen| seen > confirmed);
+        self.slot.confirmed.is_some_and(is_ahead)
+    }
+
+    /// The events that may be missing if the table is not published for a while, or was not in the publication before.
+    fn gap(&self, stored: &StoredTable, publication: &str, since: Option<u64>) -> TableGap {
+        let is_whole = stored.publication != publication && self.has_unsent_older_rows(stored);
+        TableGap {
+            table: self.table.clone(),
+            publication: publication.to_owned(),
+            from: stored.seen_lsn.filter(|_| !is_whole),
+            since: since.filter(|_| !is_whole),
         }
     }
 
@@ -186,13 +226,11 @@ impl TableLook {
     /// The assignments of a row that describes the table as it is now.
     fn assignments(&self, target: &Target) -> String {
         format!(
-            "publication = {}, relation = {}, memberships = '{}', is_out = false, seen_lsn = {}, seen_xid = {}, out_lsn = NULL, \
-             at = now()",
+            "publication = {}, relation = {}, memberships = '{}', is_out = false, {}, out_lsn = NULL, at = now()",
             escape_literal(&target.publication),
             self.relation,
             list(&self.memberships),
-            literal(self.slot.confirmed),
-            literal(self.slot.catalog_xmin)
+            self.slot.assignments_if_seen("")
         )
     }
 
@@ -358,7 +396,7 @@ impl Catalog {
                 (Finding::Left(gap), Some(stored)) => {
                     // If it is back, what was committed until now has its entry.
                     let set = format!(
-                        "{}, seen_lsn = {}, seen_xid = {}",
+                        "{}, memberships = '', seen_lsn = {}, seen_xid = {}",
                         look.assignments_if_out(),
                         literal(look.slot.confirmed),
                         literal(look.slot.catalog_xmin)
@@ -504,11 +542,10 @@ impl Catalog {
         let memberships: Vec<_> = looks.iter().map(|look| list(&look.memberships)).collect();
         let slot = looks.first().map_or(SlotPlace::default(), |look| look.slot);
         let sql = format!(
-            "UPDATE walpost.table_state s SET seen_lsn = {}, seen_xid = {}, at = now() FROM unnest({}, {}, {}) \
+            "UPDATE walpost.table_state s SET {}, at = now() FROM unnest({}, {}, {}) \
              AS same (schema, name, memberships) WHERE s.slot = {} AND s.table_schema = same.schema AND s.table_name = same.name \
              AND s.memberships = same.memberships AND NOT s.is_out",
-            literal(slot.confirmed),
-            literal(slot.catalog_xmin),
+            slot.assignments_if_seen("s."),
             texts(looks.iter().map(|look| look.table.schema.as_str())),
             texts(looks.iter().map(|look| look.table.name.as_str())),
             texts(memberships.iter().map(String::as_str)),
@@ -606,7 +643,7 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
          UNION ALL SELECT l.relation, p.oid, p.xmin FROM lineage l JOIN published p ON p.puballtables) \
          SELECT w.schema, w.name, coalesce(f.oid, 0) AS relation, m.memberships, m.xid AS member_xid, \
          present.schema AS present_schema, present.name AS present_name, \
-         s.publication, s.relation AS stored_relation, s.memberships AS stored_memberships, s.is_out, s.seen_lsn, s.seen_xid, \
+         s.publication, s.relation AS stored_relation, s.memberships AS stored_memberships, s.is_out, s.seen_lsn, s.seen_xid, s.out_lsn, \
          pg_current_wal_lsn() AS wal_end, r.confirmed_flush_lsn AS confirmed, \
          CASE WHEN r.catalog_xmin IS NOT NULL THEN least(n.oldest, {catalog_xmin}) END AS catalog_xmin \
          FROM wanted w CROSS JOIN (SELECT pg_snapshot_xmax(s)::text::int8 AS next, pg_snapshot_xmin(s)::text::int8 AS oldest \
@@ -652,6 +689,7 @@ fn look(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
             is_out: text("is_out")? == Some("t"),
             seen_lsn: parse(text("seen_lsn")?, || unexpected("seen_lsn"))?,
             seen_xid: parse(text("seen_xid")?, || unexpected("seen_xid"))?,
+            out_lsn: parse(text("out_lsn")?, || unexpected("out_lsn"))?,
         }),
     };
     Ok(TableLook {
@@ -703,6 +741,7 @@ mod tests {
             is_out: false,
             seen_lsn: Some(Lsn(5)),
             seen_xid: Some(400),
+            out_lsn: None,
         }
     }
 
@@ -789,9 +828,64 @@ mod tests {
     }
 
     #[test]
+    fn older_rows_that_the_slot_has_not_sent_are_lost_with_the_publication_that_they_were_written_for()
+     {
+        let whole = TableGap {
+            table: "tenant_a.outbox".parse().expect("a table"),
+            publication: "tenants".to_owned(),
+            from: None,
+            since: None,
+        };
+        let added = StoredTable {
+            seen_lsn: Some(Lsn(10)),
+            ..stored(&[1])
+        };
+        check(&look(&[1], Some(added.clone())), Finding::Same);
+        check(&look(&[], Some(added.clone())), Finding::Out);
+        let of_other = StoredTable {
+            publication: "before".to_owned(),
+            ..added
+        };
+        check(
+            &look(&[], Some(of_other.clone())),
+            Finding::Left(whole.clone()),
+        );
+        let older = TableLook {
+            member_xid: Some(299),
+            ..look(&[1], Some(of_other))
+        };
+        check(&older, Finding::Gap(whole));
+    }
+
+    #[test]
+    fn rows_from_before_a_table_left_one_publication_are_not_sent_for_another() {
+        let out = |out_lsn, memberships| StoredTable {
+            publication: "before".to_owned(),
+            is_out: true,
+            out_lsn: Some(Lsn(out_lsn)),
+            ..stored(memberships)
+        };
+        let left = match gap(Some(400)) {
+            Finding::Gap(gap) => Finding::Left(gap),
+            other => other,
+        };
+        check(&look(&[], Some(out(10, &[1]))), left);
+        check(&look(&[], Some(out(9, &[1]))), Finding::Nothing);
+        // It was recorded.
+        check(&look(&[], Some(out(10, &[]))), Finding::Nothing);
+    }
+
+    #[test]
     fn table_of_older_rows_has_no_gap() {
         let mut look = look(&[2], Some(stored(&[1])));
         look.table = TableName::of(OUTBOX_ROW[0], OUTBOX_ROW[1]);
         check(&look, Finding::Changed);
+        look.memberships = Memberships::new();
+        check(&look, Finding::Out);
+        look.stored = Some(StoredTable {
+            publication: "before".to_owned(),
+            ..stored(&[1])
+        });
+        check(&look, Finding::Out);
     }
 }
