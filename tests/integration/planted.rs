@@ -47,6 +47,7 @@ mod filters;
 mod functions;
 mod journal;
 mod outbox;
+mod partitions;
 mod races;
 mod roles;
 mod tables;
