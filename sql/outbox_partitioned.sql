@@ -2,10 +2,9 @@
 --
 --   psql -v schema=public -v table=outbox -f sql/outbox_partitioned.sql
 --
--- Run by: whoever shall own the table, after guard.sql; needs CREATE on the schema. Or by a superuser: new partitions of a table that
--- exists belong to its owner. Twice without harm: run it again every day,
--- from cron or pg_cron, to keep partitions for today and the next seven days (UTC) in place; or let `walpost maintain` make
--- and drop them, or `walpost run` with `retention`.
+-- Run by: whoever shall own the table, after guard.sql; needs CREATE on the schema. A superuser can run it too: new partitions
+-- belong to the owner of the table. Safe to run again: do so every day, from cron or pg_cron, to keep partitions for today and
+-- the next seven days (UTC) in place; or let `walpost maintain` make and drop them, or `walpost run` with `retention`.
 -- `walpost init --partitioned` runs the same: uuidv7.sql, this file, no_update.sql.
 --
 -- To drop a day by hand, only after all of its events are in Kafka:
@@ -79,7 +78,7 @@ DECLARE
     -- A name is at most 63 bytes.
     stem text := left(outbox_name, 53);
     partition_name text;
-    its_owner name;
+    table_owner name;
     code_of_others text;
 BEGIN
     IF 'lock_and_examine' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
@@ -118,7 +117,7 @@ BEGIN
                 HINT = format('Run this as the owner of the table, or drop what calls it.');
     END IF;
 
-    its_owner := pg_get_userbyid((SELECT relowner FROM pg_class WHERE oid = outbox::regclass));
+    table_owner := pg_get_userbyid((SELECT relowner FROM pg_class WHERE oid = outbox::regclass));
     FOR day IN SELECT today + ahead FROM generate_series(0, 7) AS ahead LOOP
         partition_name := stem || to_char(day, '"_p"YYYYMMDD');
         CONTINUE WHEN to_regclass(format('%I.%I', in_schema, partition_name)) IS NOT NULL;
@@ -128,8 +127,8 @@ BEGIN
             EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
                 in_schema, partition_name, outbox);
             -- The owner of the table can give indexes to it, and PostgreSQL builds each as the owner of the partition.
-            IF its_owner <> current_user THEN
-                EXECUTE format('ALTER TABLE %I.%I OWNER TO %I', in_schema, partition_name, its_owner);
+            IF table_owner <> current_user THEN
+                EXECUTE format('ALTER TABLE %I.%I OWNER TO %I', in_schema, partition_name, table_owner);
             END IF;
             EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', outbox,
                 in_schema, partition_name, day || ' 00:00+00', day + 1 || ' 00:00+00');

@@ -13,7 +13,7 @@ use crate::kafka::topics::CreateTopics;
 use crate::model::commands::{Commands, Options};
 use crate::postgres::connect::conninfo::Conninfo;
 
-/// What of the environment names a database, and the keyword of a connection string that says the same.
+/// Environment variables that name a database, and the keywords of a connection string that say the same.
 const POSTGRES_VARIABLES: [(&str, &str); 7] = [
     ("PGHOST", "host"),
     ("PGHOSTADDR", "hostaddr"),

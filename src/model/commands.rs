@@ -9,7 +9,7 @@ use crate::escape::shell_word_on_one_line;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands(Arc<Options>);
 
-/// What leads to the configuration. None of it is a secret.
+/// Options that lead to the configuration. None of them is a secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
     /// Flags that every command accepts, and their values.
@@ -18,7 +18,7 @@ pub(crate) struct Options {
     pub records: Vec<(&'static str, String)>,
 }
 
-/// A flag whose occurrences add up.
+/// Flags that can be given more than once.
 const REPEATED: [&str; 2] = ["--kafka-property", "--header"];
 /// Commands that make or read records.
 const WITH_RECORDS: [&str; 6] = ["run", "check", "checkpoint", "replay", "skip", "verify"];

@@ -227,8 +227,9 @@ async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, 
     rows.iter().map(partition).collect()
 }
 
-/// Anybody can give a table of theirs such a comment, so only tables count of roles that could give the outbox a partition, or that
-/// own one: `ALTER TABLE ... OWNER TO` leaves partitions with their owners.
+/// Tables whose comments say that they were partitions of the outbox. Any role can write such a comment on a table of its own, so a
+/// table counts only if its owner could give the outbox a partition, or owns one: `ALTER TABLE ... OWNER TO` leaves partitions with
+/// their owners.
 async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, CatalogError> {
     let rows = client
         .query(
@@ -237,10 +238,10 @@ async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, Cat
                  JOIN pg_class c ON c.oid = d.objoid JOIN pg_namespace n ON n.oid = c.relnamespace \
                  WHERE d.classoid = 'pg_class'::regclass AND d.objsubid = 0 AND NOT c.relispartition \
                  AND c.relkind IN ('r', 'p') AND c.oid <> $1 AND right(d.description, length($2)) = $2 \
-                 AND (c.relowner IN (SELECT relowner FROM pg_class WHERE oid = $1 \
+                 AND c.relowner IN (SELECT relowner FROM pg_class WHERE oid = $1 \
                  UNION SELECT p.relowner FROM pg_inherits JOIN pg_class p ON p.oid = inhrelid WHERE inhparent = $1 \
                  UNION SELECT oid FROM pg_roles WHERE rolsuper OR rolname = current_user \
-                 UNION SELECT datdba FROM pg_database WHERE datname = current_database()))",
+                 UNION SELECT datdba FROM pg_database WHERE datname = current_database())",
                 end_of_comment("c.oid")
             ),
             &[&origin.table, &origin.suffix()],

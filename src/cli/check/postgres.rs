@@ -106,8 +106,9 @@ pub(super) async fn postgres(
             Err(error) => report.add("slots", of(recovery::of_catalog(&error)), error),
         }
     }
-    tables(settings, &observed, &catalog, report).await;
-    hidden_rows(settings, &observed, &catalog, report).await;
+    let left = left_publication(settings, &observed, &catalog, report).await;
+    tables(settings, &observed, &catalog, &left, report).await;
+    hidden_rows(&observed, &settings.target, &catalog, left, report).await;
     set_aside(settings, &catalog, report).await;
     risks(settings, &observed, report);
     failover(settings, &catalog, report).await;
@@ -134,23 +135,20 @@ async fn largest_event(
     limits.into_iter().max_by_key(|limit| limit.bytes)
 }
 
-/// Rows that SELECT returns as those of an outbox, and that are not delivered.
+/// Rows that SELECT returns as those of an outbox, and that are not delivered, also of tables that have `left` the publication.
 async fn hidden_rows(
-    settings: &PipelineSettings,
     observed: &Observed,
+    target: &Target,
     catalog: &Catalog,
+    left: Vec<TableName>,
     report: &mut Report<'_>,
 ) {
-    let target = &settings.target;
     let Some(publication) = &observed.publication else {
         return;
     };
-    let asked = async {
-        let mut outboxes = publication.outbox_tables(&target.outbox);
-        outboxes.extend(left_publication(settings, observed, catalog).await?);
-        catalog.hidden_rows(&outboxes).await
-    };
-    match asked.await {
+    let mut outboxes = publication.outbox_tables(&target.outbox);
+    outboxes.extend(left);
+    match catalog.hidden_rows(&outboxes).await {
         Ok(hidden) => {
             if let Some((what, remedy)) = hidden_rows_warning(target, &hidden) {
                 report.add("tables", Outcome::Failure, format!("{what}. {remedy}"));
@@ -378,27 +376,38 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
     }
 }
 
-/// Tables that the slot delivered and that are no longer published.
+/// Reports tables that the slot delivered and that are no longer published, and returns them.
 async fn left_publication(
     settings: &PipelineSettings,
     observed: &Observed,
     catalog: &Catalog,
-) -> Result<Vec<TableName>, CatalogError> {
-    if !observed.has_table_state || !matches!(settings.target.outbox, Outbox::Tables(_)) {
-        return Ok(Vec::new());
+    report: &mut Report<'_>,
+) -> Vec<TableName> {
+    let target = &settings.target;
+    if !observed.has_table_state || !matches!(target.outbox, Outbox::Tables(_)) {
+        return Vec::new();
     }
-    match catalog.left_publication(&settings.target).await {
+    let left = match catalog.left_publication(target).await {
+        Ok(left) => left,
         // The check of the table state reports it.
-        Err(CatalogError::Server(_)) => Ok(Vec::new()),
-        left => left,
+        Err(CatalogError::Server(_)) => return Vec::new(),
+        Err(error) => {
+            report.add("tables", of(recovery::of_catalog(&error)), error);
+            return Vec::new();
+        }
+    };
+    if let Some(error) = left_publication_error(target, &left) {
+        report.add("tables", Outcome::Failure, error);
     }
+    left
 }
 
-/// Several tables that share the slot.
+/// Several tables that share the slot. Those that have `left` the publication were reported.
 async fn tables(
     settings: &PipelineSettings,
     observed: &Observed,
     catalog: &Catalog,
+    left: &[TableName],
     report: &mut Report<'_>,
 ) {
     let (Outbox::Tables(patterns), Some(publication)) =
@@ -419,18 +428,14 @@ async fn tables(
         let found = catalog.tables(&publication.tables, &settings.target.publication);
         let found = found.await?;
         let unpublished = catalog.unpublished(patterns, &publication.tables).await?;
-        let left = left_publication(settings, observed, catalog).await?;
-        Ok::<_, CatalogError>((found, unpublished, left))
+        Ok::<_, CatalogError>((found, unpublished))
     };
-    let (found, mut unpublished, left) = match asked.await {
+    let (found, mut unpublished) = match asked.await {
         Ok(asked) => asked,
         Err(error) => {
             return report.add("tables", of(recovery::of_catalog(&error)), error);
         }
     };
-    if let Some(error) = left_publication_error(&settings.target, &left) {
-        report.add("tables", Outcome::Failure, error);
-    }
     unpublished.retain(|table| !left.contains(table));
     if let Some(warning) = unpublished_warning(&settings.target, &unpublished) {
         report.add("tables", Outcome::Warning, warning);

@@ -19,7 +19,8 @@ impl Observed {
             _ => Some(format!(
                 "database {} has the encoding {encoding}, and PostgreSQL refuses to send a row that has a character without an \
                  equivalent in UTF-8. Such a row of any table halts the pipeline, also if dead letters are enabled or tables are \
-                 set aside. The halt names the command that leaves its transaction out. Have the outbox in a database with the encoding UTF8",
+                 set aside. The halt names the command that leaves its transaction out. Have the outbox in a database with the \
+                 encoding UTF8",
                 identifier(&self.database)
             )),
         }

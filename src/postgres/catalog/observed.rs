@@ -412,7 +412,7 @@ impl ObservedSlot {
     }
 }
 
-/// What there is to say of `tables` that are outboxes by their names and are not published.
+/// The warning about `tables` that are outboxes by their names and are not published, if there are any.
 #[must_use]
 pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
@@ -425,13 +425,14 @@ pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Opti
     ))
 }
 
-/// What there is to say of `tables` that were delivered and are no longer published.
+/// The error about `tables` that were delivered and are no longer published, if there are any.
 #[must_use]
 pub(crate) fn left_publication_error(target: &Target, tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
     let names: Vec<_> = tables.iter().map(TableName::to_string).collect();
     Some(format!(
-        "tables that were in the publication before are no longer in it, so their events are not delivered: {}. Add each: {}; or,          if its events are not wanted any more, rename it or leave it out of the patterns in tables",
+        "tables that were in the publication before are no longer in it, so their events are not delivered: {}. Add each: {}; \
+         or, if its events are not wanted any more, rename it or leave it out of the patterns in tables",
         some_of(&names),
         target.init_table(first)
     ))

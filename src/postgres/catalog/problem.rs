@@ -1,4 +1,4 @@
-//! What in a database keeps a pipeline from running, and what fixes it.
+//! Problems in a database that keep a pipeline from running, each with its fix.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Whoever writes another `application_name` into the connection string begins it so.
+/// An `application_name` that an operator sets begins with this.
 const OUR_NAME: &str = "walpost";
 
 impl Holder {
@@ -64,7 +64,7 @@ pub(crate) enum Problem {
     )]
     InRecovery {
         slot: String,
-        /// What of it.
+        /// What is wrong with it.
         found: &'static str,
     },
     /// No such table.
@@ -233,7 +233,7 @@ pub(crate) enum Problem {
         /// Whose that is.
         holder: Holder,
     },
-    /// What the slot needs is gone.
+    /// The server has removed WAL or rows that the slot needs.
     #[error(
         "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_drop_replication_slot('{slot}'); {init}. Events committed after {confirmed} and before that are not in the new one. {resend}"
     )]
