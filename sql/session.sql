@@ -4,6 +4,11 @@
 -- pg_catalog's, and a policy's functions by any query of its table (CVE-2018-1058).
 SET search_path = pg_catalog, pg_temp;
 SET row_security = off;
+-- Without a terminal, psql takes the client's encoding from the server, where the owner of the database chooses it. In some of them a
+-- backslash is the second byte of a character, which ends a literal that was written in UTF-8 elsewhere. So names that are given with
+-- -v are read as UTF-8.
+SET client_encoding = 'UTF8';
+SET backslash_quote = 'safe_encoding';
 -- Literals are written for this, and names that the server prints are compared with names that are quoted only if necessary.
 SET standard_conforming_strings = on;
 SET quote_all_identifiers = off;

@@ -30,6 +30,8 @@
 -- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 
+-- What was examined is used in the same transaction. It writes nothing.
+BEGIN;
 \ir prerequisites.sql
 \set examine 'slot_state'
 \ir examine.sql
@@ -63,7 +65,8 @@ BEGIN
     END IF;
     -- If there was a slot before, of this name or of another one, what it had not delivered is recorded, and sent again by walpost
     -- replay. Which slots a pipeline had is not known here.
-    IF to_regclass('walpost.slot_state') IS NOT NULL THEN
+    -- What was absent when it was examined can be anybody's by now.
+    IF 'slot_state' = ANY (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
             RAISE EXCEPTION 'role % can''t read walpost.slot_state, which says whether there was a slot before',
                 quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
@@ -85,3 +88,4 @@ $walpost$;
 -- PL/pgSQL can then fail with "snapshot reference is not owned by resource owner", leaving the slot behind.
 SELECT pg_create_logical_replication_slot(:'slot', 'pgoutput':failover)
     WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = :'slot');
+COMMIT;

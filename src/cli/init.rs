@@ -190,6 +190,7 @@ fn log_next(settings: &PipelineSettings) {
 /// # Errors
 /// The tables cannot be listed.
 fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> Result<(), Exit> {
+    print_session();
     if several {
         let database = settings.postgres.dbname();
         say!("-- pipeline {:?}, in database {database:?}", settings.name);
@@ -197,6 +198,7 @@ fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> R
         let value = database.replace('\\', "\\\\").replace('\'', "\\'");
         let value = value.replace('"', "\"\"");
         say!("\\connect -reuse-previous=on \"dbname='{value}'\"");
+        print_session();
     }
     print_scripts(provision);
     for table in unpublished(settings)? {
@@ -206,16 +208,31 @@ fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> R
     Ok(())
 }
 
+/// Has psql stop at the first error, and read the literals that follow as they were written: the owner of the database chooses
+/// the settings with which its connections begin.
+fn print_session() {
+    say!("\\set ON_ERROR_STOP on");
+    say!("\\encoding UTF8");
+    say!("SET backslash_quote = 'safe_encoding';");
+    say!("SET standard_conforming_strings = on;");
+    say!("SET search_path = pg_catalog;");
+}
+
+/// What is examined and then used is one transaction, as it is when [`apply`] runs a script.
 fn print_scripts(provision: &Provision) {
     let Scripts { together, after } = provision.scripts();
+    print_transaction(&together);
+    for script in &after {
+        print_transaction(std::slice::from_ref(script));
+    }
+}
+
+fn print_transaction(scripts: &[Script]) {
     say!("BEGIN;");
-    for script in together {
-        print_script(&script);
+    for script in scripts {
+        print_script(script);
     }
     say!("COMMIT;");
-    for script in after {
-        print_script(&script);
-    }
 }
 
 fn print_script(script: &Script) {

@@ -48,6 +48,7 @@ mod functions;
 mod journal;
 mod outbox;
 mod partitions;
+mod printed;
 mod races;
 mod roles;
 mod tables;

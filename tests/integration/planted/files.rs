@@ -19,23 +19,7 @@ impl Shop {
             let path = entry.unwrap().path();
             fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
         }
-        let theirs = folder.join("attack.sql");
-        fs::write(&theirs, attack).unwrap();
-        let installed = debian(MAJOR).join("psql");
-        let psql = match installed.exists() {
-            true => installed,
-            false => PathBuf::from("psql"),
-        };
-        let conninfo = self
-            .scene
-            .server
-            .conninfo_as(&self.mallory, &self.scene.name);
-        // It does not wait for what the other transaction has locked.
-        let command = format!(
-            "\\! PGOPTIONS='-c lock_timeout=1s' {} -q -X -d '{conninfo}' -f {} 2>/dev/null\n",
-            psql.display(),
-            theirs.display()
-        );
+        let command = attack_command(self, &folder, attack);
         let path = folder.join(attacked);
         let text = fs::read_to_string(&path).unwrap();
         let (before, after) = text.split_once(place).expect("the place");
@@ -55,6 +39,30 @@ impl Shop {
         );
         self.expect_nothing_ran(what);
     }
+}
+
+/// The psql of a Debian package, or the one in PATH.
+pub(super) fn psql_program() -> PathBuf {
+    let installed = debian(MAJOR).join("psql");
+    match installed.exists() {
+        true => installed,
+        false => PathBuf::from("psql"),
+    }
+}
+
+/// A line for psql with which the attacker commits `attack`. It does not wait for what the other transaction has locked.
+pub(super) fn attack_command(shop: &Shop, folder: &Path, attack: &str) -> String {
+    let theirs = folder.join("attack.sql");
+    fs::write(&theirs, attack).unwrap();
+    let conninfo = shop
+        .scene
+        .server
+        .conninfo_as(&shop.mallory, &shop.scene.name);
+    format!(
+        "\\! PGOPTIONS='-c lock_timeout=1s' {} -q -X -d '{conninfo}' -f {} 2>/dev/null\n",
+        psql_program().display(),
+        theirs.display()
+    )
 }
 
 const EXAMINED: &str = "\\ir examine.sql\n";
@@ -227,5 +235,31 @@ fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
                 "PostgreSQL {major}, {file}: {said}"
             );
         }
+    }
+}
+
+/// Nothing is read that was absent when it was examined.
+#[test]
+fn slot_state_that_is_created_after_the_examination_is_not_read() {
+    for major in MAJORS {
+        let shop = Shop::bare(Outbox::Table, major);
+        let publication = shop.scene.slot();
+        shop.theirs.run(&format!(
+            "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
+             CREATE PUBLICATION {publication} FOR TABLE public.outbox WITH (publish = 'insert')"
+        ));
+        let attack = format!(
+            "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
+             CREATE TABLE walpost.outbox_row (id int); ALTER PUBLICATION {publication} ADD TABLE walpost.outbox_row;
+             CREATE VIEW walpost.slot_state AS SELECT 'x'::text AS slot WHERE plot.note('slot_state');
+             GRANT SELECT ON walpost.slot_state TO PUBLIC"
+        );
+        let output = shop.psql_with_attack("slot.sql", "slot.sql", EXAMINED, &attack);
+        shop.expect_nothing_ran("slot.sql");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && said.contains("does not exist: public.outbox"),
+            "PostgreSQL {major}: {said}"
+        );
     }
 }

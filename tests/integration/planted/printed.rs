@@ -1,0 +1,153 @@
+//! What `walpost init --print` prints, run by psql as a superuser.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use super::Shop;
+use super::files::{attack_command, psql_program};
+use crate::init::try_psql;
+use crate::support::event::Outbox;
+use crate::support::postgres::MAJORS;
+use crate::support::reaper;
+
+impl Shop {
+    /// Pipes the printed statements into psql, without a terminal and without any option.
+    fn pipe_into_psql(&self, printed: &str) -> Output {
+        let file = save(printed);
+        Command::new(psql_program())
+            .args(["--no-psqlrc", "--dbname", &self.scene.conninfo()])
+            .stdin(File::open(file).unwrap())
+            .output()
+            .expect("psql runs")
+    }
+
+    fn print(&self) -> String {
+        let printed = self.init().arg("--print").finish().expect_code(0);
+        printed.stdout
+    }
+}
+
+fn save(printed: &str) -> PathBuf {
+    let file = reaper::folder("printed").join("printed.sql");
+    fs::write(&file, printed).unwrap();
+    file
+}
+
+/// A refusal ends the script: no later statement uses what was refused.
+#[test]
+fn printed_statements_end_with_the_first_refusal() {
+    for major in MAJORS {
+        let shop = Shop::bare(Outbox::Table, major);
+        let (name, slot) = (&shop.scene.name, shop.scene.slot());
+        shop.theirs.run(&format!(
+            "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
+             CREATE VIEW walpost.journal AS SELECT CASE WHEN plot.note('journal') THEN '{name}' END AS pipeline,
+                 '{slot}'::text AS slot, 'snapshot'::text AS action;
+             GRANT SELECT ON walpost.journal TO PUBLIC"
+        ));
+        let output = shop.pipe_into_psql(&shop.print());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        shop.expect_nothing_ran("init --print");
+        let owner = format!("schema walpost belongs to role {}", shop.mallory);
+        assert!(
+            !output.status.success() && said.contains(&owner),
+            "PostgreSQL {major}: {said}"
+        );
+        let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
+        assert_eq!(shop.scene.db.number(&slots), 0, "PostgreSQL {major}");
+    }
+}
+
+/// The table is locked until the statements that name it have been run.
+#[test]
+fn index_that_is_created_between_printed_statements_is_not_evaluated() {
+    for major in MAJORS {
+        let shop = Shop::theirs(major);
+        let folder = reaper::folder("planted");
+        let attack = attack_command(
+            &shop,
+            &folder,
+            "CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')",
+        );
+        let printed = shop.print();
+        // After the table was examined, and before the block that reads it.
+        let place = "\nSET walpost.pipeline = ";
+        let (before, after) = printed.rsplit_once(place).expect("the place");
+        let output = shop.pipe_into_psql(&format!("{before}\n{attack}{}{after}", &place[1..]));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        shop.expect_nothing_ran("init --print");
+        assert!(output.status.success(), "PostgreSQL {major}: {said}");
+        let index = shop.scene.db.value("SELECT to_regclass('public.i')");
+        assert_eq!(index, None, "PostgreSQL {major}: the table was not locked");
+    }
+}
+
+/// Without a terminal, psql takes the encoding that the owner of the database has set for it. In SJIS the second byte of Á in UTF-8 and
+/// the backslash after it are one character, so that the next backslash is one too many.
+#[test]
+fn names_in_printed_statements_stay_literals_in_any_encoding() {
+    for major in MAJORS {
+        let mut shop = Shop::bare(Outbox::Table, major);
+        shop.scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+        shop.init().finish().expect_code(0);
+        let (scene, mallory) = (&shop.scene, &shop.mallory);
+        let name = &scene.name;
+        let schema = "tenant_Á\\';COMMIT;SELECT plot.note(current_user);--";
+        shop.theirs.run(&format!(
+            "CREATE SCHEMA \"{schema}\"; CREATE TABLE \"{schema}\".outbox (id uuid PRIMARY KEY, aggregatetype text,
+                 aggregateid text, type text, payload jsonb)"
+        ));
+        scene
+            .db
+            .run(&format!("ALTER DATABASE {name} OWNER TO {mallory}"));
+        for setting in [
+            "client_encoding = 'SJIS'",
+            "backslash_quote = 'on'",
+            "standard_conforming_strings = off",
+        ] {
+            shop.theirs
+                .run(&format!("ALTER DATABASE {name} SET {setting}"));
+        }
+        let published = format!(
+            "SELECT count(*) FROM pg_publication_tables WHERE pubname = '{}' AND tablename = 'outbox'",
+            scene.slot()
+        );
+        let printed = shop.print();
+        assert!(printed.contains("SELECT plot.note"), "{printed}");
+        // The settings are changed in each database that the script connects to.
+        for several in [false, true] {
+            let printed = match several {
+                true => format!("\\connect -reuse-previous=on \"dbname='{name}'\"\n{printed}"),
+                false => printed.clone(),
+            };
+            let output = shop.pipe_into_psql(&printed);
+            shop.expect_nothing_ran("init --print");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "PostgreSQL {major}: {said}");
+            assert_eq!(scene.db.number(&published), 1, "PostgreSQL {major}");
+        }
+        // Nor in what Walpost runs itself.
+        shop.init().finish().expect_code(0);
+        shop.expect_nothing_ran("init");
+        let words = ["--table", &format!("\"{schema}\".outbox")].map(str::to_owned);
+        let printed = shop.init().args(words).arg("--print").finish();
+        let output = shop.pipe_into_psql(&printed.expect_code(0).stdout);
+        shop.expect_nothing_ran("init --table --print");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "PostgreSQL {major}: {said}");
+        // Nor in the files, which have the name from the command line.
+        let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/add_outbox.sql");
+        let set = reaper::folder("planted").join("set.sql");
+        let quoted = schema.replace('\\', "\\\\").replace('\'', "\\'");
+        fs::write(
+            &set,
+            format!("\\set schema '{quoted}'\n\\i {}\n", sql.display()),
+        )
+        .unwrap();
+        let output = try_psql(scene, &set);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "PostgreSQL {major}: {said}");
+        shop.expect_nothing_ran("add_outbox.sql");
+    }
+}
