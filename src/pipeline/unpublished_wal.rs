@@ -8,17 +8,19 @@ use crate::postgres::replication::ConnectionError;
 use crate::postgres::sql::escape_literal;
 use crate::postgres::target::Target;
 
-/// undefined_object
-const UNDEFINED: &str = "42704";
+/// The code of the error (undefined_object), which a missing slot has, too.
+const UNDEFINED_OBJECT: &str = "42704";
+
+/// The function of PostgreSQL 14 to 17 that reports the error, in src/backend/catalog/pg_publication.c. Its message is translated.
+const PUBLICATION_LOOKUP: &str = "get_publication_oid";
 
 /// Adds the remedy to an error about such WAL.
 pub(super) fn with_remedy(mut error: PipelineError, settings: &PipelineSettings) -> PipelineError {
     if let PipelineError::Connection(connection) = &mut error {
         match connection {
             ConnectionError::PublicationSkipped(error) => add_remedy(error, &settings.target),
-            // A slot that does not exist has the same code.
             ConnectionError::Server(error)
-                if error.code == UNDEFINED && error.message.starts_with("publication ") =>
+                if error.code == UNDEFINED_OBJECT && error.routine == PUBLICATION_LOOKUP =>
             {
                 add_remedy(error, &settings.target);
             }

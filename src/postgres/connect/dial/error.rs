@@ -29,6 +29,8 @@ pub struct ServerError {
     pub detail: Option<String>,
     /// What the server suggests.
     pub hint: Option<String>,
+    /// The function in the server's source that reported it; empty if unknown. Unlike the message, it is not translated.
+    pub routine: String,
 }
 
 impl ServerError {
@@ -48,6 +50,7 @@ impl ServerError {
                 b'M' => error.message = value,
                 b'D' => error.detail = Some(value),
                 b'H' => error.hint = Some(value),
+                b'R' => error.routine = value,
                 _ => {}
             }
         }
@@ -108,6 +111,7 @@ impl From<&DbError> for ServerError {
             message: error.message().to_owned(),
             detail: error.detail().map(str::to_owned),
             hint: error.hint().map(str::to_owned),
+            routine: error.routine().unwrap_or_default().to_owned(),
         }
     }
 }
