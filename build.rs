@@ -1,10 +1,9 @@
-//! What the linker is told of the program.
+//! Has the linker put functions of `src/main.rs` in the place of functions of librdkafka, which they call.
 
-/// Functions of librdkafka in whose place the linker puts those of `src/main.rs`, which call them.
-const WRAPPED: &[&str] = &[
-    // See `wakeup`.
-    "rd_kafka_msgq_allow_wakeup_at",
-    // See `error_codes`.
+use std::path::PathBuf;
+
+/// Public functions of librdkafka, see `error_codes`.
+const RETURN_ERROR_CODES: &[&str] = &[
     "rd_kafka_ConfigEntry_source",
     "rd_kafka_ConfigResource_error",
     "rd_kafka_error_code",
@@ -23,12 +22,54 @@ const WRAPPED: &[&str] = &[
     "rd_kafka_topic_result_error",
 ];
 
+/// The private function that `wakeup` replaces.
+const WAKEUP: &str = "rd_kafka_msgq_allow_wakeup_at";
+
+/// The header of librdkafka that declares it.
+const WAKEUP_HEADER: &str = "src/rdkafka_msg.h";
+
+/// Its declaration, as `wakeup` declares it in Rust. Any other one may come with another meaning.
+const WAKEUP_DECLARATION: &str = "rd_bool_t rd_kafka_msgq_allow_wakeup_at(\
+    rd_kafka_msgq_t *rkmq, const rd_kafka_msgq_t *dest_rkmq, rd_ts_t *next_wakeup, rd_ts_t now, \
+    rd_ts_t linger_us, int32_t batch_msg_cnt, int64_t batch_msg_bytes);";
+
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // With two dashes, the linker of `zig cc` does not know the option.
+    println!("cargo:rerun-if-env-changed=DEP_RDKAFKA_ROOT");
+    println!("cargo:rustc-check-cfg=cfg(replaces_wakeup)");
     if std::env::var("CARGO_CFG_TARGET_OS").is_ok_and(|os| os == "linux") {
-        for function in WRAPPED {
-            println!("cargo:rustc-link-arg-bins=-Wl,-wrap={function}");
+        RETURN_ERROR_CODES
+            .iter()
+            .for_each(|function| wrap(function));
+        match check_wakeup() {
+            Ok(()) => {
+                wrap(WAKEUP);
+                println!("cargo:rustc-cfg=replaces_wakeup");
+            }
+            Err(reason) => println!(
+                "cargo:warning=librdkafka's {WAKEUP} is not replaced: {reason}. Walpost works without it, but a producer polls \
+                 without a pause while it waits for a broker. Compare `wakeup` in src/main.rs with librdkafka's source"
+            ),
         }
+    }
+}
+
+/// With two dashes, the linker of `zig cc` does not know the option.
+fn wrap(function: &str) {
+    println!("cargo:rustc-link-arg-bins=-Wl,-wrap={function}");
+}
+
+/// Checks that the librdkafka that is linked declares the function as `wakeup` does.
+fn check_wakeup() -> Result<(), String> {
+    let root =
+        std::env::var("DEP_RDKAFKA_ROOT").map_err(|_| "its source is not known".to_owned())?;
+    let header = PathBuf::from(root).join(WAKEUP_HEADER);
+    println!("cargo:rerun-if-changed={}", header.display());
+    let text = std::fs::read_to_string(&header)
+        .map_err(|error| format!("{}: {error}", header.display()))?;
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match words(&text).contains(&words(WAKEUP_DECLARATION)) {
+        true => Ok(()),
+        false => Err(format!("{} declares it in another way", header.display())),
     }
 }

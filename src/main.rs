@@ -22,8 +22,8 @@ pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 /// A batch that is ready is sent at once, or can't be sent yet, as a request to its partition is in flight. librdkafka then polls
 /// with a timeout of 0 until the response comes, and takes a whole processor meanwhile (librdkafka 2.12,
 /// `rd_kafka_toppar_producer_serve`, for which `rktp_msgs_inflight` counts records where it means requests). The response
-/// wakes the thread anyhow, so it may sleep.
-#[cfg(target_os = "linux")]
+/// wakes the thread anyhow, so it may sleep. Left out if `build.rs` finds another declaration in librdkafka's source.
+#[cfg(all(target_os = "linux", replaces_wakeup))]
 mod wakeup {
     use std::ffi::{c_uchar, c_void};
 
