@@ -65,7 +65,7 @@ BEGIN
             SELECT outbox::regclass AS relid UNION SELECT relid FROM pg_partition_tree(outbox::regclass)) AS parts;
         -- A query could run code of other roles as us: what is in the table is for walpost run to see then.
         IF has_rows AND current_setting('walpost.code_of_others') = '' THEN
-            EXECUTE format('SELECT EXISTS (SELECT FROM %s)', outbox) INTO has_rows;
+            EXECUTE format('SELECT EXISTS (SELECT FROM %s AS t)', outbox) INTO has_rows;
         END IF;
         IF has_rows THEN
             RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers them first', outbox, its_slot

@@ -765,8 +765,9 @@ impl Pass<'_> {
         self.catalog
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
             .await?;
-        // Owner and partition key were read of the table with this OID, and a key never changes.
-        if self.catalog.relation(&self.outbox.name).await? != self.outbox.origin.table {
+        // Its owner can have changed what the statements were composed from until it was locked.
+        let now = look::maintained(self.client, &self.outbox.name).await?;
+        if now.as_ref() != Some(self.outbox) {
             return Err(CatalogError::TableChanged(self.outbox.name.clone()));
         }
         Ok(self.client.batch_execute(sql).await?)

@@ -11,8 +11,8 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Target;
 
-/// The table, as far as keeping it goes.
-#[derive(Clone, Debug)]
+/// The table, as far as keeping it goes. Statements are composed from this, so it is read again under the lock, and has to be the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Maintained {
     pub(crate) name: TableName,
     pub(crate) origin: Origin,
@@ -26,6 +26,8 @@ pub(crate) struct Maintained {
     /// We are the owner, or have its rights.
     pub(crate) is_ours: bool,
     pub(crate) may_create: bool,
+    /// It has the column that says how old a row is.
+    pub(crate) has_time: bool,
 }
 
 /// By what a table is partitioned.
@@ -55,7 +57,9 @@ pub(crate) async fn maintained(
              p.partstrat = 'r' AND p.partnatts = 1 AND a.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, \
              'date'::regtype), d.relname::text, dn.nspname::text, pg_get_userbyid(c.relowner)::text, current_user::text, \
              pg_has_role(c.relowner, 'USAGE'), has_schema_privilege(n.oid, 'CREATE'), \
-             (SELECT rolsuper FROM pg_roles r WHERE r.oid = c.relowner) \
+             (SELECT rolsuper FROM pg_roles r WHERE r.oid = c.relowner), \
+             EXISTS (SELECT FROM pg_attribute t WHERE t.attrelid = c.oid AND t.attname = 'created_at' AND NOT t.attisdropped \
+             AND t.atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype)) \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
              LEFT JOIN pg_partitioned_table p ON p.partrelid = c.oid \
              LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = p.partattrs[0] \
@@ -87,6 +91,7 @@ pub(crate) async fn maintained(
         is_ours: row.try_get(8)?,
         may_create: row.try_get(9)?,
         owner_is_superuser: row.try_get(10)?,
+        has_time: row.try_get(11)?,
     }))
 }
 
@@ -278,18 +283,6 @@ pub(crate) async fn taken_off(
     let detached = detached(client, origin).await?;
     names.extend(detached.into_iter().map(|detached| detached.name));
     Ok(names)
-}
-
-/// Whether the table has the column that says how old a row is.
-pub(crate) async fn has_time(client: &Client, outbox: &Maintained) -> Result<bool, CatalogError> {
-    let row = client
-        .query_one(
-            "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = $1 AND attname = 'created_at' AND NOT attisdropped \
-             AND atttypid IN ('timestamptz'::regtype, 'timestamp'::regtype, 'date'::regtype))",
-            &[&outbox.origin.table],
-        )
-        .await?;
-    Ok(row.try_get(0)?)
 }
 
 /// The database's clock, and the end of the table's own comment.

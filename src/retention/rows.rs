@@ -48,7 +48,7 @@ impl Pass<'_> {
         keep: SignedDuration,
         dry_run: bool,
     ) -> Result<(), CatalogError> {
-        if !look::has_time(self.client, self.outbox).await? {
+        if !self.outbox.has_time {
             let table = self.outbox.name.clone();
             self.report.troubles.push(RetentionError::NoTime(table));
             return Ok(());
@@ -177,7 +177,7 @@ async fn read(
     let rows = client
         .query(
             &format!(
-                "SELECT ctid::text, xmin::text FROM ONLY {table} WHERE created_at < $1::text::timestamptz LIMIT {BATCH}"
+                "SELECT t.ctid::text, t.xmin::text FROM ONLY {table} AS t WHERE t.created_at < $1::text::timestamptz LIMIT {BATCH}"
             ),
             &[&before.to_string()],
         )
@@ -200,9 +200,9 @@ async fn delete(client: &Client, outbox: &Maintained, batch: &Batch) -> Result<u
     let deleted = client
         .execute(
             &format!(
-                "DELETE FROM ONLY {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM ONLY {table} \
-                 WHERE ctid = ANY ($1::text[]::tid[]) \
-                 AND (ctid::text, xmin::text) IN (SELECT * FROM unnest($1::text[], $2::text[])) \
+                "DELETE FROM ONLY {table} AS d WHERE d.ctid = ANY (ARRAY(SELECT t.ctid FROM ONLY {table} AS t \
+                 WHERE t.ctid = ANY ($1::text[]::tid[]) \
+                 AND (t.ctid::text, t.xmin::text) IN (SELECT * FROM unnest($1::text[], $2::text[])) \
                  FOR UPDATE SKIP LOCKED))"
             ),
             &[&batch.places, &batch.writers],

@@ -1,6 +1,8 @@
 //! Changes that a role commits while Walpost waits for the lock on the table: a statement that was composed from what the catalogs
 //! said before would run code of that role. And conditions that the server parses.
 
+use std::collections::HashSet;
+
 use super::Shop;
 use crate::support::event::Outbox;
 use crate::support::wait::wait_until;
@@ -13,6 +15,7 @@ on_each_version! {
     literals_of_a_condition_run_no_code_of_others
     condition_calls_no_cast_of_the_owner_of_the_table
     partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing
+    time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothing
 }
 
 /// A composite type with casts that the attacker has written. A column of it that is added with a constant default does not rewrite
@@ -32,6 +35,9 @@ const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domai
 const WAITS: &str =
     "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'public.outbox'::regclass AND NOT granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
+
+/// A table that has the name of the column with the time of its rows.
+const NAMESAKE: &str = "public.created_at";
 
 impl Shop {
     /// Runs a command, and commits `change` as the attacker when the command waits for the lock on the table.
@@ -185,6 +191,74 @@ fn partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing
     assert_ne!(maintained.code, Some(0), "{maintained:?}");
 }
 
+/// Without a column of this name, `created_at` is the row of table created_at as a whole, whose casts are its owner's.
+fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothing(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let (scene, mallory) = (&shop.scene, &shop.mallory);
+    let of_table = |words: &[&str]| {
+        let command = shop.command_as("postgres", words);
+        command.args(["--table", NAMESAKE])
+    };
+    let init = shop.init().args(["--table", NAMESAKE]);
+    init.finish().expect_code(0);
+    scene.db.run(&format!(
+        "ALTER TABLE {NAMESAKE} OWNER TO {mallory}; ALTER TABLE {NAMESAKE} DISABLE TRIGGER USER"
+    ));
+    shop.theirs.run(&format!(
+        "INSERT INTO {NAMESAKE} (aggregatetype, aggregateid, type, created_at) VALUES ('a', 'b', 'c', now() - interval '2 days');
+         CREATE FUNCTION plot.as_time({NAMESAKE}) RETURNS timestamptz LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN PERFORM plot.note('cast'); RETURN '2000-01-01'; END $$;
+         CREATE CAST ({NAMESAKE} AS timestamptz) WITH FUNCTION plot.as_time({NAMESAKE}) AS IMPLICIT"
+    ));
+    // As if everything were delivered.
+    let slot = scene.slot();
+    let confirm = || {
+        let end = scene
+            .db
+            .value("SELECT pg_current_wal_lsn()")
+            .expect("an LSN");
+        for statement in [
+            format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
+            format!("SELECT pg_replication_slot_advance('{slot}', '{end}')"),
+        ] {
+            scene.db.run(&statement);
+        }
+    };
+    let maintain = ["maintain", "--retention=1s", "--delete-rows"];
+    // The next pass deletes rows.
+    let would = ["maintain", "--retention=1s", "--delete-rows", "--dry-run"];
+    wait_until("a generation that is old enough", || {
+        confirm();
+        let is_old_enough = of_table(&would)
+            .finish()
+            .stdout
+            .contains("would delete rows");
+        if !is_old_enough {
+            of_table(&maintain).finish();
+        }
+        is_old_enough
+    });
+    let holder = scene.server.session_as(mallory, &scene.name);
+    // Others see the column until this is committed.
+    holder.run(&format!(
+        "BEGIN; ALTER TABLE {NAMESAKE} RENAME created_at TO aside"
+    ));
+    let command = of_table(&maintain).start();
+    // It waits once before it looks for the column, and gives up; then in the transaction that reads rows.
+    let mut waits = HashSet::new();
+    wait_until("maintain to wait for the table a second time", || {
+        let begin = format!(
+            "SELECT waitstart::text FROM pg_locks WHERE relation = '{NAMESAKE}'::regclass AND NOT granted"
+        );
+        waits.extend(scene.db.value(&begin));
+        waits.len() > 1
+    });
+    holder.run("COMMIT");
+    let maintained = command.finish();
+    shop.expect_nothing_ran("maintain");
+    maintained.expect_says(&["table public.created_at was changed"]);
+}
+
 /// PostgreSQL 14 has no row filters.
 #[test]
 fn filter_that_changes_while_a_snapshot_waits_for_the_table_runs_nothing() {
@@ -192,7 +266,7 @@ fn filter_that_changes_while_a_snapshot_waits_for_the_table_runs_nothing() {
         let shop = Shop::theirs(major);
         let (scene, mallory, publication) = (&shop.scene, &shop.mallory, shop.scene.slot());
         scene.db.run(&format!(
-            "ALTER PUBLICATION {publication} OWNER TO {mallory}"
+            "ALTER ROLE {mallory} REPLICATION; ALTER PUBLICATION {publication} OWNER TO {mallory}"
         ));
         shop.theirs.run(CASTS);
         shop.theirs.run(&format!(
