@@ -173,7 +173,7 @@ BEGIN
                 quote_ident(found.pubname), regexp_replace(found.name::text, unprintable, '?', 'g'), found.function
                 USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could have code run as whoever reads the slot, or crash the '
                     'server. Allowed are immutable functions of PostgreSQL itself that are written in C, except this one.',
-                    HINT = regexp_replace(format('ALTER PUBLICATION %I DROP TABLE %s; then add the table again without that condition.',
+                    HINT = regexp_replace(format('ALTER PUBLICATION %I DROP TABLE ONLY %s; then add the table again without that condition.',
                         found.pubname, found.name), unprintable, '?', 'g');
         END LOOP;
     END IF;

@@ -45,6 +45,7 @@ DECLARE
     publication text := current_setting('walpost.publication');
     -- Tables of a publication for several outboxes.
     tables text;
+    only_tables text;
     add_again text;
     was_made boolean := false;
 BEGIN
@@ -54,9 +55,11 @@ BEGIN
         RAISE EXCEPTION 'publication % does not exist, and must be there before slot %', quote_ident(publication), name
             USING HINT = 'Run sql/publication.sql first.';
     END IF;
+    -- Without ONLY, a table can't be taken out that has a child which is not in the publication.
     SELECT string_agg(format('%I.%I', schemaname, tablename), ', '),
+            string_agg(format('ONLY %I.%I', schemaname, tablename), ', '),
             string_agg(format('SELECT walpost.add_outbox(%L, %L);', format('%I.%I', schemaname, tablename), publication), ' ')
-        INTO tables, add_again FROM pg_publication_tables
+        INTO tables, only_tables, add_again FROM pg_publication_tables
         WHERE pubname = publication AND (schemaname, tablename) <> ('walpost', 'outbox_row')
             AND EXISTS (SELECT FROM pg_publication_tables
                 WHERE pubname = publication AND schemaname = 'walpost' AND tablename = 'outbox_row');
@@ -79,7 +82,7 @@ BEGIN
             quote_ident(publication), name, tables USING ERRCODE = 'object_not_in_prerequisite_state',
                 DETAIL = 'The rows of a table are written into WAL for the slot when the table is added.',
                 HINT = format('Take the tables out, create the slot, and add them again, as walpost init does with tables that match: '
-                    'ALTER PUBLICATION %I DROP TABLE %s; then run this again; then %s', publication, tables, add_again);
+                    'ALTER PUBLICATION %I DROP TABLE %s; then run this again; then %s', publication, only_tables, add_again);
     END IF;
 END
 $walpost$;

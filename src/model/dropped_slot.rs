@@ -12,8 +12,8 @@ pub struct DroppedSlot {
     pub id: i64,
     /// When, as the server prints it.
     pub at: String,
-    /// The position that the slot had confirmed: every event up to it was delivered. `None` if that slot was in another history of the
-    /// database.
+    /// The position that the slot had confirmed: every event up to it was delivered. 0/0 if older rows were still to be copied. `None`
+    /// if that slot was in another history of the database.
     pub from: Option<Lsn>,
     /// Where the log ended. What was committed after that, before there was a new slot, is missing
     /// too.
@@ -24,6 +24,13 @@ pub struct DroppedSlot {
     /// No slot was dropped: the table was not in the publication for a while.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left_publication: bool,
+    /// No slot was dropped: another table has taken the place of this one.
+    #[serde(
+        default,
+        rename = "replaced",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub is_replaced: bool,
     /// The first transaction that may be missing; where that is not known, all rows may be.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
@@ -41,7 +48,7 @@ impl DroppedSlot {
             None => String::new(),
         };
         let when = match (self.from, self.to) {
-            (None, Some(to)) => format!("before {to}"),
+            (None | Some(Lsn::ZERO), Some(to)) => format!("before {to}"),
             (from, _) => format!("after {}", from.unwrap_or_default()),
         };
         format!(
@@ -54,6 +61,7 @@ impl DroppedSlot {
     #[must_use]
     pub fn cause(&self) -> &'static str {
         match self.left_publication {
+            true if self.is_replaced => "another table has taken its place",
             true => "the table was not in the publication for a while",
             false => "a slot was dropped",
         }

@@ -16,6 +16,7 @@ use crate::support::walpost::Walpost;
 mod copy;
 mod interrupted;
 mod needed;
+mod replaced;
 
 pub(crate) const TABLE: &str =
     "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text,

@@ -529,8 +529,7 @@ async fn unrecorded_gaps(
         Ok(gaps) => {
             for gap in gaps {
                 let message = format!(
-                    "{}. Run the pipeline, or {}, which records that and names the command that sends them",
-                    gap.describe(),
+                    "{gap}. Run the pipeline, or {}, which records that and names the command that sends them",
                     settings.target.init(&[])
                 );
                 report.add(SUBJECT, Outcome::Failure, message);

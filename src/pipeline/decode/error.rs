@@ -55,7 +55,7 @@ pub enum CoreError {
     /// The publication has a table's rows, and the outbox is no table.
     #[error(
         "the publication sends a change to table {found} at {at}, but the outbox is of messages. Take its tables out \
-         of the publication: ALTER PUBLICATION ... DROP TABLE {found}"
+         of the publication: ALTER PUBLICATION ... DROP TABLE ONLY {found}"
     )]
     RowBesideMessages {
         /// Position of the row.

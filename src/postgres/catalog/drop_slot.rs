@@ -27,6 +27,9 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
+/// In an entry's detail: another table has taken the place of this one.
+pub(super) const REPLACED: &str = "replaced";
+
 /// How long a session that has ended may still have the slot.
 const RELEASE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(100);
@@ -361,6 +364,7 @@ impl From<Written> for DroppedSlot {
             cluster: text("system_id"),
             table: text("table").filter(|_| entry.detail["several"] == true),
             left_publication: entry.detail.get(LEFT_PUBLICATION).is_some(),
+            is_replaced: entry.detail[REPLACED] == true,
             id: entry.id,
             at: entry.at,
             from: entry.from,
@@ -383,6 +387,7 @@ mod tests {
             cluster: Some(cluster.to_owned()),
             table: None,
             left_publication: false,
+            is_replaced: false,
         }
     }
 

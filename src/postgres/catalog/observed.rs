@@ -274,7 +274,7 @@ impl Observed {
                     publication,
                     init: target.init(&["--publication", "NAME"]),
                     tables: some_of(&found.other_tables),
-                    removed: first_of(&found.other_tables),
+                    removed: only_first_of(&found.other_tables),
                 });
             }
         };
@@ -306,7 +306,7 @@ impl Observed {
                 init: target.init(&["--publication", "NAME"]),
                 of: table.to_string(),
                 others: some_of(&found.other_tables),
-                removed: first_of(&found.other_tables),
+                removed: only_first_of(&found.other_tables),
             })
         } else {
             None
@@ -391,7 +391,7 @@ impl ObservedPublication {
                 init: target.init(&["--publication", "NAME"]),
                 of,
                 others: some_of(&self.other_tables),
-                removed: first_of(&self.other_tables),
+                removed: only_first_of(&self.other_tables),
             })
         } else {
             None
@@ -446,9 +446,16 @@ pub(crate) fn some_of(names: &[String]) -> String {
     }
 }
 
-/// As many of the names, as a list for SQL.
 fn first_of(names: &[String]) -> String {
     names[..names.len().min(SHOWN)].join(", ")
+}
+
+/// The first few of the names, as a list for ALTER PUBLICATION ... DROP TABLE. Without ONLY it fails if a table has a child that is not
+/// in the publication.
+fn only_first_of(names: &[String]) -> String {
+    let names = names[..names.len().min(SHOWN)].iter();
+    let names: Vec<_> = names.map(|name| format!("ONLY {name}")).collect();
+    names.join(", ")
 }
 
 /// How many names a message has.
@@ -715,7 +722,10 @@ mod tests {
                 .for_each(|word| assert!(text.contains(word), "{word:?} in {text:?}"));
         };
         observed.publication = Some(with_tables);
-        check(&observed, &["public.x", "ALTER PUBLICATION pub DROP TABLE"]);
+        check(
+            &observed,
+            &["public.x", "ALTER PUBLICATION pub DROP TABLE ONLY public.x"],
+        );
         observed.publication = None;
         check(
             &observed,

@@ -117,7 +117,7 @@ pub(crate) enum Problem {
     /// One of its row filters could run code of its owner.
     #[error(
         "publication {publication:?} has a row filter on table {} that calls {}, which could run code of its owner as the role that \
-         reads the slot. Drop it: ALTER PUBLICATION {name} DROP TABLE {}; then add the table again with a condition of immutable \
+         reads the slot. Drop it: ALTER PUBLICATION {name} DROP TABLE ONLY {}; then add the table again with a condition of immutable \
          functions that PostgreSQL itself has in C, or with none. If rows that were committed meanwhile can't be decoded either, \
          move the slot over them: pg_replication_slot_advance",
         .filter.table, .filter.function, .filter.table,

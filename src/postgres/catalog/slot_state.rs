@@ -276,12 +276,18 @@ impl Catalog {
             );
             return Ok(());
         }
+        self.record_replaced_before_new_slot(pipeline, target)
+            .await?;
         if !self.is_copied_at_first_start(&of, first_start).await? {
             let gap = match self.gap_before(&of, created, States::All).await? {
                 None => self.gap_of_tables(&of).await?,
                 gap => gap,
             };
-            if let Some(gap) = gap {
+            if let Some(mut gap) = gap {
+                if gap.from.is_some() && self.has_open_copy(target, Some(created)).await? {
+                    // Rows that the former slot did not send, because they were to be copied, may be missing too.
+                    gap.from = Some(Lsn::ZERO);
+                }
                 self.write_gap(&of, &gap, created).await?;
             }
         }
@@ -782,8 +788,8 @@ impl Gap {
     #[must_use]
     pub(crate) fn describe(&self, found: Lsn) -> String {
         let after = match self.from {
-            Some(from) => format!("after {from} and "),
-            None => String::new(),
+            Some(from) if from > Lsn::ZERO => format!("after {from} and "),
+            _ => String::new(),
         };
         format!(
             "{}: events committed {after}before {found} may be missing in Kafka{}",

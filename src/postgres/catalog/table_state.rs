@@ -7,6 +7,8 @@
 //!
 //! A row also has the slot's `catalog_xmin` at that time: what is older was delivered (see [`super::drop_slot`]).
 
+mod replaced;
+
 use std::collections::BTreeSet;
 use std::fmt::{Display, Write as _};
 
@@ -105,6 +107,8 @@ impl SlotPlace {
 struct StoredTable {
     /// The present name of the relation, if it exists in this database.
     name: Option<TableName>,
+    /// The relation is still published as it was recorded, whatever its name is.
+    is_published: bool,
     publication: String,
     relation: u32,
     memberships: Memberships,
@@ -274,15 +278,15 @@ pub(crate) enum Refresh {
 }
 
 impl Catalog {
-    /// The tables of this outbox that may lack events because they were not published for a while, and of which that is not
-    /// recorded yet. Nothing if it can't be known.
+    /// Which events of this outbox may be missing because tables were not published for a while or were replaced, as far as that is
+    /// not recorded yet. Nothing if it can't be known.
     ///
     /// # Errors
     /// A query fails, or the table may not be read or trusted.
     pub(crate) async fn unrecorded_gaps(
         &self,
         target: &Target,
-    ) -> Result<Vec<TableGap>, CatalogError> {
+    ) -> Result<Vec<String>, CatalogError> {
         if self
             .unusable(OwnTable::TableState, Use::Read)
             .await?
@@ -292,10 +296,12 @@ impl Catalog {
         }
         let looks = self.look_at_tables(target).await?;
         let gap = |look: &TableLook| match look.judge(&target.publication) {
-            Finding::Gap(gap) | Finding::Left(gap) => Some(gap),
+            Finding::Gap(gap) | Finding::Left(gap) => Some(gap.describe()),
             _ => None,
         };
-        Ok(looks.iter().filter_map(gap).collect())
+        let replaced = self.replaced_tables(target, &looks).await?;
+        let replaced = replaced.iter().map(|(_, replaced)| replaced.describe());
+        Ok(replaced.chain(looks.iter().filter_map(gap)).collect())
     }
 
     /// The tables of this outbox that exist, were delivered by this slot, and are no longer published. Nothing if it can't be known.
@@ -367,6 +373,8 @@ impl Catalog {
             return Ok(Some(why));
         }
         let looks = self.look_at_tables(target).await?;
+        self.record_replaced_tables(pipeline, target, &looks)
+            .await?;
         let (mut new, mut same) = (Vec::new(), Vec::new());
         for look in &looks {
             match (look.judge(&target.publication), &look.stored) {
@@ -413,6 +421,24 @@ impl Catalog {
             self.refresh_tables(target, &same).await?;
         }
         Ok(None)
+    }
+
+    /// Records which rows of tables that were replaced may be missing, before the record of the slot is replaced, which has what
+    /// that depends on.
+    ///
+    /// # Errors
+    /// See [`Catalog::record_tables`].
+    pub(super) async fn record_replaced_before_new_slot(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<(), CatalogError> {
+        let unusable = self.unusable(OwnTable::TableState, Use::Write).await?;
+        if target.outbox.is_messages() || unusable.is_some() {
+            return Ok(());
+        }
+        let looks = self.look_at_tables(target).await?;
+        self.record_replaced_tables(pipeline, target, &looks).await
     }
 
     /// Records how the tables are published for a slot that was just created, before which nothing is known. Tables that
@@ -643,6 +669,9 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
          UNION ALL SELECT l.relation, p.oid, p.xmin FROM lineage l JOIN published p ON p.puballtables) \
          SELECT w.schema, w.name, coalesce(f.oid, 0) AS relation, m.memberships, m.xid AS member_xid, \
          present.schema AS present_schema, present.name AS present_name, \
+         EXISTS (SELECT FROM published p LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = s.relation \
+         WHERE coalesce(r.oid, CASE WHEN p.puballtables THEN p.oid END)::text = ANY (string_to_array(s.memberships, ','))) \
+         AS stored_is_published, \
          s.publication, s.relation AS stored_relation, s.memberships AS stored_memberships, s.is_out, s.seen_lsn, s.seen_xid, s.out_lsn, \
          pg_current_wal_lsn() AS wal_end, r.confirmed_flush_lsn AS confirmed, \
          CASE WHEN r.catalog_xmin IS NOT NULL THEN least(n.oldest, {catalog_xmin}) END AS catalog_xmin \
@@ -682,6 +711,7 @@ fn look(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
                 (Some(schema), Some(name)) => Some(TableName::of(schema, name)),
                 _ => None,
             },
+            is_published: text("stored_is_published")? == Some("t"),
             publication: publication.to_owned(),
             relation: parse(text("stored_relation")?, || unexpected("relation"))?
                 .unwrap_or_default(),
@@ -735,6 +765,7 @@ mod tests {
     fn stored(memberships: &[u32]) -> StoredTable {
         StoredTable {
             name: None,
+            is_published: false,
             publication: "tenants".to_owned(),
             relation: 7,
             memberships: memberships.iter().copied().collect(),

@@ -33,14 +33,11 @@ impl Walk<'_> {
     fn follow(&mut self, line: &str) -> bool {
         let publication = self.publication();
         if line.contains("contains other tables than") {
-            let (_, names) = line
-                .split_once("contains other tables than ")
-                .expect("found");
-            let (names, _) = names.split_once(". Make").unwrap_or((names, ""));
-            let (_, names) = names.rsplit_once(": ").unwrap_or(("", names));
-            return self.sql(&format!(
-                "ALTER PUBLICATION {publication} DROP TABLE {names}"
-            ));
+            let (_, command) = line
+                .split_once("take the others out: ")
+                .expect("the command");
+            let (command, _) = command.split_once(" pipeline=").unwrap_or((command, ""));
+            return self.sql(command);
         }
         if let Some((_, rest)) = line.split_once(": ALTER TABLE ")
             && rest.contains(" NO INHERIT ")

@@ -216,3 +216,45 @@ fn table_that_took_the_place_of_a_published_one_fails_check() {
     ));
     expect_left(&scene, &["those of table tenant_1.child"]);
 }
+
+/// A replay of the table that has its name now would not send what was inserted into it while it was not published.
+#[test]
+fn table_that_was_not_published_before_another_took_its_place_is_named() {
+    let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {publication} DROP TABLE {}",
+        TABLES[0]
+    ));
+    insert(&scene, TABLES[0], &aggregate, "between");
+    scene.db.run(&format!(
+        "ALTER TABLE tenant_1.outbox RENAME TO former; CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
+         ALTER PUBLICATION {publication} ADD TABLE tenant_1.outbox"
+    ));
+    let former = command(&scene, "tenant_1.former");
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["has taken the place of tenant_1.former"]);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("No pattern in tables stands for tenant_1.former");
+    walpost.wait_for_log(&former);
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+    scene.use_settings("tables = [\"tenant_*.outbox\", \"tenant_1.former\"]\n");
+    expect_gap(&scene, "tenant_1.former", "between");
+}
+
+/// A child that is not published keeps PostgreSQL from taking its parent out, unless the command says ONLY.
+#[test]
+fn command_takes_a_table_out_whose_child_is_not_published() {
+    let (scene, _) = delivered(|scene| scene.aggregate(1));
+    let publication = scene.slot();
+    scene.db.run(&format!(
+        "CREATE TABLE public.other (n int PRIMARY KEY); ALTER PUBLICATION {publication} ADD TABLE public.other;
+         CREATE TABLE public.child () INHERITS (public.other)"
+    ));
+    let halted = scene.run().finish().expect_code(3);
+    let command = format!("ALTER PUBLICATION {publication} DROP TABLE ONLY public.other");
+    halted.expect_says(&[&command]);
+    scene.db.run(&command);
+    scene.check().finish().expect_code(0);
+}

@@ -1,0 +1,238 @@
+//! Tables whose place another one has taken: a migration renames the outbox, or drops it, and creates it again.
+//!
+//! The stream has what was inserted into either of them while it was published. Rows of the former table that were not copied yet,
+//! or that were inserted while it was not published, are not sent by any slot, and a replay of the present table does not send them.
+
+use postgres_protocol::escape::escape_literal;
+use serde_json::json;
+use tracing::warn;
+
+use super::super::drop_slot::REPLACED;
+use super::super::journal::{Action, Entry, LEFT_PUBLICATION};
+use super::super::{Catalog, CatalogError, SnapshotRecord};
+use super::{DATABASE_OID, Finding, SYSTEM_ID, StoredTable, TableLook};
+use crate::model::dropped_slot::{replay_command, settle_command};
+use crate::model::lsn::Lsn;
+use crate::postgres::catalog::own_table::OwnTable;
+use crate::postgres::catalog::slot_state;
+use crate::postgres::table::TableName;
+use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
+
+/// A table of which rows may be missing, and whose place another one has taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ReplacedTable {
+    /// Its present name; `None` if it was dropped.
+    name: Option<TableName>,
+    /// The table that has its name now.
+    by: TableName,
+    publication: String,
+    lacks: Lacks,
+    /// Where WAL ended.
+    end: Lsn,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lacks {
+    /// Rows that are older than the slot, and perhaps later ones.
+    Copy,
+    /// Rows that were inserted while the table was not published.
+    Publication {
+        from: Option<Lsn>,
+        since: Option<u64>,
+    },
+}
+
+impl ReplacedTable {
+    fn find(look: &TableLook, target: &Target, is_copied: bool) -> Option<Self> {
+        let stored = look.stored.as_ref()?;
+        let lacks = match look.judge(&target.publication) {
+            _ if !is_copied => Lacks::Copy,
+            // The entry about the present table has these rows, too.
+            _ if stored.name.is_none() || stored.is_published => return None,
+            Finding::Gap(gap) => Lacks::Publication {
+                from: gap.from,
+                since: gap.since,
+            },
+            _ => return None,
+        };
+        Some(Self {
+            name: stored.name.clone(),
+            by: look.table.clone(),
+            publication: target.publication.clone(),
+            lacks,
+            end: look.slot.end,
+        })
+    }
+
+    /// Which events may be missing, and why.
+    pub(super) fn describe(&self) -> String {
+        let Self {
+            by,
+            publication,
+            end,
+            ..
+        } = self;
+        let name = match &self.name {
+            Some(name) => format!("{name}"),
+            None => "one of the same name, which was dropped".to_owned(),
+        };
+        match self.lacks {
+            Lacks::Copy => format!(
+                "table {by} has taken the place of {name}, before all older rows of that were copied: its events committed before \
+                 {end} may be missing in Kafka"
+            ),
+            Lacks::Publication { from, .. } => format!(
+                "table {by} has taken the place of {name}, which was not in publication {publication:?} for a while: its events \
+                 committed after {} may be missing in Kafka",
+                from.unwrap_or_default()
+            ),
+        }
+    }
+
+    /// What an operator does about the events.
+    fn remedy(&self, target: &Target) -> String {
+        let commands = &target.commands;
+        let Some(name) = &self.name else {
+            let by = target.outbox.is_several().then(|| self.by.to_string());
+            return format!(
+                "Rows of a table that was dropped can't be sent again. Say that this is known: {}",
+                settle_command(commands, by.as_deref())
+            );
+        };
+        let first = match &target.outbox {
+            Outbox::Tables(_) | Outbox::OneOf { .. }
+                if !target.outbox.has(&name.schema, &name.name) =>
+            {
+                format!("No pattern in tables stands for {name}: add it to tables. ")
+            }
+            _ => String::new(),
+        };
+        format!(
+            "{first}Send them again: {}",
+            replay_command(commands, Some(&name.to_string()))
+        )
+    }
+
+    fn entry<'e>(&self, pipeline: &'e str, target: &'e Target, cluster: &str) -> Entry<'e> {
+        let (from, since) = match self.lacks {
+            Lacks::Copy => (Some(Lsn::ZERO), None),
+            Lacks::Publication { from, since } => (from, since),
+        };
+        Entry {
+            pipeline,
+            target,
+            action: Action::DropSlot,
+            from,
+            to: Some(self.end),
+            detail: json!({
+                "reason": "another table has taken its place",
+                LEFT_PUBLICATION: target.publication,
+                REPLACED: true,
+                "table": self.name.as_ref().unwrap_or(&self.by).to_string(),
+                // Under another name it is not the table that the definition names.
+                "several": self.name.is_some() || target.outbox.is_several(),
+                "catalog_xmin": since.map(|id| id.to_string()),
+                "system_id": cluster,
+            }),
+        }
+    }
+}
+
+impl TableLook {
+    /// Another table was recorded under this name.
+    fn is_replaced(&self) -> bool {
+        let [schema, name] = OUTBOX_ROW;
+        let is_other = |stored: &StoredTable| {
+            stored.relation != 0 && self.relation != 0 && stored.relation != self.relation
+        };
+        self.stored.as_ref().is_some_and(is_other) && !self.table.is(schema, name)
+    }
+}
+
+impl Catalog {
+    /// The tables that were replaced since they were recorded, and of which rows may be missing.
+    pub(super) async fn replaced_tables<'l>(
+        &self,
+        target: &Target,
+        looks: &'l [TableLook],
+    ) -> Result<Vec<(&'l TableLook, ReplacedTable)>, CatalogError> {
+        let mut found = Vec::new();
+        for look in looks.iter().filter(|look| look.is_replaced()) {
+            let is_copied = !self.has_open_copy(target, look.slot.confirmed).await?;
+            let replaced = ReplacedTable::find(look, target, is_copied);
+            found.extend(replaced.map(|replaced| (look, replaced)));
+        }
+        Ok(found)
+    }
+
+    /// Adds to the journal which rows of tables that were replaced may be missing. That the present table was seen is recorded in the
+    /// same statement, so that it is said once.
+    pub(super) async fn record_replaced_tables(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        looks: &[TableLook],
+    ) -> Result<(), CatalogError> {
+        for (look, replaced) in self.replaced_tables(target, looks).await? {
+            let Some(stored) = &look.stored else { continue };
+            let entry = replaced.entry(pipeline, target, &self.cluster().await?);
+            let sql = format!(
+                "WITH changed AS (UPDATE walpost.table_state SET relation = {} WHERE {} AND relation = {} RETURNING 1) \
+                 {} FROM changed RETURNING id",
+                look.relation,
+                look.condition(target, stored),
+                stored.relation,
+                entry.insert_select()
+            );
+            let written = self.write_tables(target, &sql).await?;
+            if let Some(row) = written.first() {
+                warn!(
+                    pipeline,
+                    slot = target.slot,
+                    journal = row.get(0).unwrap_or_default(),
+                    "{}. {}",
+                    replaced.describe(),
+                    replaced.remedy(target)
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows that are older than the slot, which is at `found`, are still to be copied, as far as the database knows. If something
+    /// else has moved the slot, where it is says nothing about the copy.
+    pub(in crate::postgres::catalog) async fn has_open_copy(
+        &self,
+        target: &Target,
+        found: Option<Lsn>,
+    ) -> Result<bool, CatalogError> {
+        let Outbox::Table(_) = &target.outbox else {
+            return Ok(false);
+        };
+        match self.snapshot_record(target).await? {
+            SnapshotRecord::Done | SnapshotRecord::NoJournal => Ok(false),
+            SnapshotRecord::Nothing => Ok(!self.has_streamed(target).await?),
+            begun @ SnapshotRecord::Begun(_) => {
+                let recorded = self.recorded_position(target).await?;
+                let confirmed = recorded.into_iter().chain(found).min();
+                Ok(confirmed.is_none_or(|confirmed| begun.is_open(confirmed)))
+            }
+        }
+    }
+
+    /// The last position that Walpost may have confirmed of the slot, on any timeline of this database.
+    async fn recorded_position(&self, target: &Target) -> Result<Option<Lsn>, CatalogError> {
+        let sql = format!(
+            "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \
+             AND database_oid = {DATABASE_OID}",
+            escape_literal(&target.slot),
+            slot_state::VERSION
+        );
+        let rows = self.run_on_own_table(OwnTable::SlotState, target, "", &sql);
+        let rows = rows.await?;
+        let confirmed = rows.first().and_then(|row| row.get(0)).map(str::parse);
+        confirmed
+            .transpose()
+            .map_err(|_| CatalogError::Unexpected("walpost.slot_state.confirmed_lsn".to_owned()))
+    }
+}

@@ -1,0 +1,128 @@
+//! Another table takes the place of one whose rows are not all copied.
+
+use std::collections::HashSet;
+
+use super::{TABLE, cold, fill, filled, start_and_copy_some};
+use crate::support::scene::Scene;
+
+fn command(scene: &Scene<'_>) -> String {
+    format!(
+        "walpost replay --dropped-slots --table public.former --pipeline {}",
+        scene.name
+    )
+}
+
+/// As a migration does. The former table stays in the publication.
+fn replace(scene: &Scene<'_>) {
+    scene.db.run(&format!(
+        "BEGIN; ALTER TABLE outbox RENAME TO former; CREATE TABLE outbox (LIKE former INCLUDING ALL);
+         ALTER PUBLICATION {} ADD TABLE outbox; COMMIT",
+        scene.slot()
+    ));
+}
+
+fn take_former_out(scene: &Scene<'_>) {
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {} DROP TABLE ONLY former",
+        scene.slot()
+    ));
+}
+
+/// `run` and `check` name the command, until it was run and has sent all rows that the former table has.
+fn expect_replay(scene: &Scene<'_>) {
+    let command = command(scene);
+    let mut walpost = scene.start();
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["events of table public.former committed before", &command]);
+    let replay = scene.replay(&["--dropped-slots", "--table", "public.former", "--yes"]);
+    replay.finish().expect_code(0);
+    let records = scene.records();
+    let sent: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
+    let rows = scene.db.rows("SELECT id FROM former");
+    let id = |row: Vec<Option<String>>| row.into_iter().next().flatten();
+    let missing = rows.into_iter().filter_map(id);
+    let missing: Vec<_> = missing.filter(|id| !sent.contains(&**id)).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+    let check = scene.check().finish();
+    assert!(!check.stdout.contains(&command), "{}", check.stdout);
+}
+
+/// Found by a walk of `./dev soak --shapes` with seed 63464281601446.
+#[test]
+fn older_rows_of_a_table_that_was_replaced_before_the_first_start_are_named() {
+    let scene = cold(TABLE);
+    let aggregate = scene.aggregate(1);
+    fill(&scene, &aggregate, 20);
+    scene.init().finish().expect_code(0);
+    replace(&scene);
+    scene.insert(&aggregate, "new");
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["table public.outbox has taken the place of public.former"]);
+    let halted = scene.run().finish().expect_code(3);
+    halted.expect_says(&["public.former, before all older rows", &command(&scene)]);
+    take_former_out(&scene);
+    expect_replay(&scene);
+}
+
+#[test]
+fn older_rows_of_a_table_that_was_replaced_amid_their_copy_are_named() {
+    let (scene, _) = filled(TABLE, 20_000, false);
+    let walpost = start_and_copy_some(&scene);
+    scene.kill(walpost);
+    replace(&scene);
+    take_former_out(&scene);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log(&command(&scene));
+    walpost.wait_for_log("streaming");
+    walpost.terminate().expect_code(0);
+    expect_replay(&scene);
+}
+
+/// The first start with the new slot copies the present table alone.
+#[test]
+fn older_rows_of_a_table_that_was_replaced_before_its_slot_was_are_named() {
+    let scene = cold(TABLE);
+    let aggregate = scene.aggregate(1);
+    fill(&scene, &aggregate, 20);
+    scene.init().finish().expect_code(0);
+    replace(&scene);
+    take_former_out(&scene);
+    scene.drop_slot();
+    let init = scene.init().finish().expect_code(0);
+    init.expect_says(&[&command(&scene)]);
+    expect_replay(&scene);
+}
+
+#[test]
+fn older_rows_of_a_table_that_was_dropped_before_they_were_copied_are_named() {
+    let scene = cold(TABLE);
+    let aggregate = scene.aggregate(1);
+    fill(&scene, &aggregate, 20);
+    scene.init().finish().expect_code(0);
+    replace(&scene);
+    scene.db.run("DROP TABLE former");
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("which was dropped, before all older rows of that were copied");
+    walpost.terminate().expect_code(0);
+    let settle = ["--dropped-slots", "--already-delivered", "--yes"];
+    scene.replay(&settle).finish().expect_code(0);
+    scene.check().finish().expect_code(0);
+}
+
+/// The position of the former slot says nothing about rows that were to be copied.
+#[test]
+fn older_rows_are_among_those_that_a_new_slot_may_lack_if_their_copy_was_not_complete() {
+    let (scene, _) = filled(TABLE, 20_000, false);
+    let walpost = start_and_copy_some(&scene);
+    scene.kill(walpost);
+    scene.drop_slot();
+    let init = scene.init().finish().expect_code(0);
+    init.expect_says(&["slot re-created: events committed before"]);
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["dropped slots: events committed before"]);
+    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    scene.check().finish().expect_code(0);
+}
