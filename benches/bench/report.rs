@@ -139,7 +139,7 @@ fn backlog(drains: &[Drain], series: &str) -> String {
     };
     let backlog = &drain.backlog;
     format!(
-        "{} rows in transactions of {}, payloads of {} bytes on average, {} MB of log; {} partitions.",
+        "{} rows in transactions of {}, payloads of {} bytes on average, {} MB of WAL; {} partitions.",
         whole(backlog.rows as f64),
         whole(backlog.batch as f64),
         whole(backlog.payload_bytes),
@@ -152,7 +152,7 @@ fn backlog(drains: &[Drain], series: &str) -> String {
 fn added(tables: &Tables) -> String {
     let seconds = Spread::of(tables.added_seconds.iter().copied());
     format!(
-        "From before an empty table is added, with `walpost.add_outbox`, until its first event is in Kafka: {} s, of {} tables.",
+        "Time from adding an empty table with `walpost.add_outbox` until its first event is in Kafka: {} s, for {} tables.",
         spread(seconds, two_places),
         tables.added_seconds.len()
     )
@@ -168,7 +168,7 @@ fn outage(comparison: &Comparison) -> String {
     };
     let (frozen, thawed) = (outage.frozen_at_seconds, outage.thawed_at_seconds);
     format!(
-        "Broker frozen for {:.0} s amid a drain of {} rows: RSS at most {} MiB before, {} MiB meanwhile, {} MiB \
+        "Broker frozen for {:.0} s during a drain of {} rows: RSS at most {} MiB before, {} MiB during, {} MiB \
          after; {} records arrived.",
         thawed - frozen,
         whole(outage.rows as f64),

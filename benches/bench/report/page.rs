@@ -65,31 +65,32 @@ impl Page {
 const INTRODUCTION: &str = "
 # Benchmarks
 
-How fast Walpost carries a backlog, how soon an event arrives, how that changes with the load, and what it costs the
-database; beside what the database alone can do and beside other programs.
+How fast Walpost delivers a backlog, how quickly an event arrives, how both depend on the load, and what this costs the
+database, compared with the database's own limit and with other programs.
 
 Back to the [README](../README.md).
 
-What the database alone can do, *the limit*, is `pg_recvlogical` to /dev/null, from the same slot position over the same
-socket. Each figure is the median of the rounds, with the least and the most in parentheses. `./dev bench render` makes
-this page and its charts of [benchmarks.json](benchmarks.json), which has every round.
+*The limit* is the rate of the database alone, measured with `pg_recvlogical` writing to /dev/null, from the same slot
+position over the same kind of connection. Each figure is the median of the rounds, with the minimum and maximum in
+parentheses. `./dev bench render` generates this page and its charts from [benchmarks.json](benchmarks.json), which
+contains every round.
 
-PostgreSQL, Kafka, the program under test and the benchmark itself share the cores of one machine. So figures are
-lower than on machines of their own, and move from machine to machine; ratios move much less. All that a table compares
-was measured in turn in one run.";
+PostgreSQL, Kafka, the program under test and the benchmark itself share the cores of one machine. Absolute figures are
+therefore lower than on separate machines, and vary between machines; ratios vary much less. All figures in one table
+were measured in turn in one run.";
 
 const TARGETS: &str = "
 ## Targets and what was measured
 
-All are judged by the median of the rounds. What keeps Walpost from those that are not reached
-stands [further below](#where-a-target-is-not-reached-and-by-what).";
+All targets are judged by the median of the rounds. See [below](#why-some-targets-are-not-met) for what keeps Walpost
+from meeting the remaining ones.";
 
 const DRAIN_NOTES: &str = "
-*rows/s* is from the first record in the topic to the last. *Of the limit* is the rate as a part of the limit's over
-the same link in the same round. Costs are those from the program's start to its last record, so that the start of a
-Java virtual machine is in them. *Topic* is the size of its segments on the broker's disk, after the program has stopped.
-With exactly-once, records count when their transaction is committed, and they are counted one by one afterwards. Other
-programs come over TCP: not every driver knows the unix-domain socket.";
+*rows/s* is measured from the first record in the topic to the last. *Of the limit* is the rate divided by the limit over
+the same link in the same round. Costs cover the time from the program's start to its last record, including the startup
+of a Java virtual machine. *Topic* is the size of its segments on the broker's disk after the program has stopped.
+With exactly-once, records count once their transaction is committed, and they are counted one by one afterwards. Other
+programs connect over TCP, because not every driver supports Unix-domain sockets.";
 
 fn drain(page: &mut Page, results: &Results) {
     let Some(part) = &results.drain else { return };
@@ -105,23 +106,23 @@ fn drain(page: &mut Page, results: &Results) {
     }
     page.add(DRAIN_NOTES);
     page.when(part);
-    page.add("### Memory while the broker does not answer");
+    page.add("### Memory while the broker does not respond");
     page.chart("Resident memory over the outage", "memory.svg");
     page.add(super::outage(data));
     page.add(
-        "The broker is stopped with SIGSTOP: connections stay open, nothing answers. What Walpost may hold then is \
-         bounded by\n`window_bytes` (8 MiB), whatever waits in the log.",
+        "The broker is stopped with SIGSTOP: connections stay open, but it does not respond. `window_bytes` (8 MiB) limits \
+         what\nWalpost holds in memory then, however much WAL is waiting.",
     );
 }
 
 const LATENCY_NOTES: &str = "
-Single-row transactions are due at even distances, and eight sessions commit them. A session that is late does not
-leave out or move what is due meanwhile: times *as scheduled* count from when the transaction was due, so that a stall
-counts for everything it holds up. The other times count from `clock_timestamp()` in the INSERT. Both end when a
-consumer (`fetch.min.bytes=1`) has the record, and have the commit in them, with `fsync` on; the second table says how
-much of it that is. Over the unix-domain socket; other programs over TCP. Debezium's settings are those of the drain:
-made for throughput, with `poll.interval.ms` and `linger.ms` already small. Set for latency alone, it would be sooner and
-burn more CPU while idle.";
+Single-row transactions are scheduled at equal intervals and committed by eight sessions. A session that falls behind
+does not skip or postpone transactions: times *as scheduled* start when the transaction was due, so that a stall counts
+for every transaction it delays. The other times start at `clock_timestamp()` in the INSERT. Both end when a consumer
+(`fetch.min.bytes=1`) receives the record, and include the commit, with `fsync` on; the second table shows how long the
+commit takes. Walpost connects over the Unix-domain socket, other programs over TCP. Debezium uses the settings of the
+drain, which are tuned for throughput, although `poll.interval.ms` and `linger.ms` are already small. Tuned only for
+latency, it would be faster and use more CPU while idle.";
 
 fn latency(page: &mut Page, results: &Results) {
     let Some(part) = &results.latency else { return };
@@ -135,25 +136,25 @@ fn latency(page: &mut Page, results: &Results) {
 }
 
 const OUTBOX_NOTES: &str = "
-The same events, in transactions of 100, once as rows of a table and once by `walpost.publish` into the log alone. One
-session writes them with one statement a transaction, in each round anew; *written in* is how long that takes, with
-making the payloads. *Log* is what it puts into the write-ahead log. The limit is sent the same messages, with an empty
-publication.";
+The same events, in transactions of 100, are written once as rows of a table and once with `walpost.publish` as WAL
+messages. In each round, one session writes them again, with one statement per transaction; *written in* is how long this
+takes, including generating the payloads. *Log* is the amount of WAL generated. The limit receives the same messages, with
+an empty publication.";
 
 const BOUNDS_NOTES: &str = "
-Seconds for a million rows, medians. *Runs* is user and system time; *waits for a processor* is what the kernel says of
-threads that could run and had none (`/proc/PID/task/TID/schedstat`). What is left of the walsender's time it sleeps:
-until its reader has emptied the socket, or on the disk. Nothing is faster than what the walsender runs; that is the whole
-of the limit. All processes together have no more than the machine's processors.";
+Figures are medians, in seconds per million rows. *Runs* is user and system time; *waits for a processor* is the time in
+which threads were runnable but had no processor, according to the kernel (`/proc/PID/task/TID/schedstat`). For the rest
+of the time, the walsender sleeps until its reader has emptied the socket, or until the disk responds. No drain can be
+faster than the walsender's running time, which makes up almost all of the limit. All processes share the machine's
+processors.";
 
 fn growth(page: &mut Page, results: &Results) {
     let Some(part) = &results.growth else { return };
-    page.add("## How it grows");
+    page.add("## How performance changes with load");
     page.add(
-        "One thing at a time is made larger, over the unix-domain socket. What is not said is as in the drain above. \
-         The payloads\nof given size are text that does not compress. *Log* is what writing the rows put into the \
-         write-ahead log. Where \
-         topics are many, each has one partition.",
+        "Each series varies one parameter, over the Unix-domain socket; all others are as in the drain above. Payloads of\na \
+         given size are incompressible text. *Log* is the amount of WAL generated by writing the rows. With 1,000 topics, \
+         each has one partition.",
     );
     for (series, title, what) in SERIES {
         page.add(format!("### {title}"));
@@ -161,18 +162,18 @@ fn growth(page: &mut Page, results: &Results) {
         page.add(tables::growth(&part.data, series, what));
     }
     page.add(
-        "PostgreSQL decodes a transaction whole before it sends its first row, and what it can't hold in memory it \
-         writes to disk.\nThat time is in *start to last record*, for Walpost as for the limit, and not in rows/s. \
-         Where one look at the topic found most\nof the records, there is no rate (–).",
+        "PostgreSQL decodes a whole transaction before it sends the first row, and spills to disk what does not fit in \
+         memory.\nThis time is part of *start to last record*, for both Walpost and the limit, but not of rows/s. There is \
+         no rate (–) if most\nof the records were found by a single query of the topic.",
     );
-    page.add("### A table, or the log alone");
+    page.add("### A table, or WAL messages only");
     page.chart(
         "Events in a table and in the log alone",
         &charts::file_of_series(growth::OUTBOX),
     );
     page.add(tables::outbox(&part.data));
     page.add(OUTBOX_NOTES);
-    page.add("### What bounds a drain");
+    page.add("### What limits a drain");
     page.add(tables::bounds(&part.data));
     page.add(BOUNDS_NOTES);
     page.when(part);
@@ -180,42 +181,42 @@ fn growth(page: &mut Page, results: &Results) {
 
 fn profile(page: &mut Page, results: &Results) {
     let Some(part) = &results.profile else { return };
-    page.add("### What Walpost itself spends a drain on");
+    page.add("### Where Walpost spends CPU time during a drain");
     page.chart("Flame graph of Walpost in a drain", "profile.svg");
     page.add(tables::profile(&part.data));
     page.add(
-        "Each function stands above the one that called it, as wide as its part of Walpost's samples (perf, user and kernel).\n\
-         Frames of the standard library and of the runtime between them are left out, as is what is in fewer than 0.2 % of the\n\
-         samples. The first row above the bottom are the threads.",
+        "Each function is drawn above its caller, and its width is its share of Walpost's samples (perf, user and kernel).\n\
+         Frames of the standard library and the async runtime are left out, and so are functions in fewer than 0.2 % of the\n\
+         samples. The row above the bottom one shows the threads.",
     );
     page.when(part);
 }
 
 const BEHIND: &str = "
-- **Over the unix-domain socket**: the kernel keeps each send of the walsender in a buffer of its own, so that some 170 rows
-  fill the socket, and the two wake each other a few thousand times a second. TCP gathers them: 2,000,000 rows come faster over
-  TCP than pg_recvlogical has them over the unix-domain socket, for less of Walpost's CPU.
-- **100 partitions**: most of what 500,000 rows cost the broker is once, not per row: it makes the files of 100 partitions at
-  their first record. That is 2 s of its CPU, in the time that a drain into few partitions takes as a whole. The drain below is of
-  2,000,000 rows.
-- **1 KB, and 1,000,000 rows in a transaction**: with the latter walsender, Walpost and broker have both processors all the time,
-  with the former each of them waits for one of the two, and the walsender for the socket.
-- **10 KB**: LZ4 takes more than half of the CPU, for text that it makes 6 % shorter. Without it (`compression.type = none`
-  in `[kafka]`) the rate is reached, and a row costs less than half.
-- **Events in messages**: the walsender does half of the work that it does for a table, so what the unix-domain socket costs
-  weighs more. Over TCP they reach the target.
-- **1,000 topics**: while librdkafka makes statistics, it keeps two histograms for each topic, some 20 KB, and copies them
-  for each document. With `statistics.interval.ms = 0` it has neither, and of the `walpost_kafka_...` metrics only
-  `walpost_kafka_up` is left.
-- **Latency of exactly-once**: a checkpoint takes four requests, one after the other: AddPartitionsToTxn, Produce for the
+- **Over the Unix-domain socket**: the kernel keeps each write of the walsender in a separate buffer, so that some 170 rows
+  fill the socket, and walsender and reader wake each other a few thousand times a second. TCP combines the writes: over TCP,
+  Walpost delivers 2,000,000 rows faster than pg_recvlogical reads them over the Unix-domain socket, and uses less CPU.
+- **100 partitions**: most of the broker's CPU time for 500,000 rows is a fixed cost, because it creates the files of 100
+  partitions at their first record. That takes 2 s of CPU time; an entire drain into few partitions takes little longer. The
+  table below therefore has a drain of 2,000,000 rows.
+- **1 KB, and 1,000,000 rows in a transaction**: with 1,000,000 rows in a transaction, walsender, Walpost and broker use both
+  processors all the time. With 1 KB, each of them waits for a processor, and the walsender also waits for the socket.
+- **10 KB**: LZ4 takes more than half of Walpost's CPU time, and compresses the text by only 6 %. Without it
+  (`compression.type = none` in `[kafka]`), the rate is reached, and a row costs less than half.
+- **Events in messages**: the walsender does only half of the work that it does for a table, so the cost of the Unix-domain
+  socket matters more. Over TCP, the target is reached.
+- **1,000 topics**: while librdkafka's statistics are enabled, it keeps two histograms per topic, some 20 KB, and copies
+  them for each report. With `statistics.interval.ms = 0`, it does neither, and `walpost_kafka_up` is the only remaining
+  `walpost_kafka_...` metric.
+- **Latency of exactly-once**: a checkpoint takes four sequential requests: AddPartitionsToTxn, Produce for the
   events, Produce for the checkpoint, EndTxn. The first three take 3 to 4 ms on this machine, EndTxn 0.6 ms, and the broker's
-  transaction markers 2 ms, after which a consumer sees the records. The events of the next transaction wait for them.
-- **1.7 CPU s a million**: reached over TCP with 2,000,000 rows. Over the unix-domain socket, the wake-ups above are the
-  difference.";
+  transaction markers 2 ms, after which a consumer sees the records. The events of the next transaction have to wait.
+- **1.7 CPU s a million**: reached over TCP with 2,000,000 rows. Over the Unix-domain socket, the wake-ups described above
+  make the difference.";
 
 fn tuned(page: &mut Page, results: &Results) {
     let Some(part) = &results.tuned else { return };
-    page.add("### Where a target is not reached, and by what");
+    page.add("### Why some targets are not met");
     page.add(BEHIND);
     page.add(tables::growth(&part.data, tuned::SERIES, "drain"));
     page.add(tables::bounds(&part.data));
@@ -224,10 +225,11 @@ fn tuned(page: &mut Page, results: &Results) {
 
 fn forms(page: &mut Page, results: &Results) {
     let Some(part) = &results.forms else { return };
-    page.add("## What the form of a record costs");
+    page.add("## What the format of records costs");
     page.add(
-        "The same backlog with `key_format` and `value_format` of that name (`bytes`: the value alone), and with `expand_payload`. \
-         What\nConnect's converters write is longer, with schemas several times as long: Kafka has more to write as well.",
+        "The same backlog with `key_format` and `value_format` set to each format (`bytes`: only the value), and with \
+         `expand_payload`.\nThe output of Connect's converters is longer, with schemas several times as long, so Kafka also has \
+         more to write.",
     );
     page.chart(
         "Form of the records",
@@ -249,15 +251,15 @@ fn database(page: &mut Page, results: &Results) {
     page.add(tables::database(&part.data));
     let events = part.data.first().map_or(0, |cost| cost.events);
     page.add(format!(
-        "{WRITERS} sessions commit {} events, each in a transaction of its own, while they are carried; all figures \
-         are scaled to a\nmillion. *Polling* is the usual other way to carry an outbox: one session takes {} rows at a \
+        "{WRITERS} sessions commit {} events, each in its own transaction, while the events are delivered; all figures are \
+         scaled\nto a million. *Polling* is the usual alternative for delivering an outbox: one session selects {} rows at a \
          time with\n`SELECT ... ORDER BY id LIMIT {} FOR UPDATE SKIP LOCKED`, sends them to the same Kafka, waits for \
-         its acknowledgement, and\nDELETEs them or UPDATEs `sent_at` (with a partial index on what is not sent); it \
-         rests {} ms when it finds none.\n*Nothing reads* is what writing alone costs; making the payloads is part of \
-         it, and the same for all. autovacuum is off:\nVACUUM is run once afterwards, and stands apart. \
-         `synchronous_commit` is off for the writers alone: waiting for the disk\ncosts no CPU. Walpost leaves rows \
-         where they are; drop partitions to be rid of them. With *no table* the sessions call\n`walpost.publish`, \
-         which leaves nothing behind.",
+         the acknowledgement, and\ndeletes them or sets `sent_at` (with a partial index on unsent rows); if it finds no \
+         rows, it pauses for {} ms.\n*Nothing reads* is the cost of writing alone. It includes generating the payloads, which \
+         costs the same in all rows.\nautovacuum is off: VACUUM runs once afterwards, and is shown separately. \
+         `synchronous_commit` is off only for the writers:\nwaiting for the disk costs no CPU. Walpost leaves rows in the \
+         table; drop partitions to remove them. With *no table*, the\nsessions call `walpost.publish`, which leaves nothing \
+         to remove.",
         whole(events as f64),
         poller::BATCH,
         poller::BATCH,
@@ -270,9 +272,9 @@ fn shards(page: &mut Page, results: &Results) {
     let Some(part) = &results.shards else { return };
     page.add("### Many databases with a backlog");
     page.add(
-        "One process with a pipeline for each of many PostgreSQL servers, all of which have a backlog, and with one pipeline for one\n\
-         server with as many rows. The one has a topic of 3 partitions, the many a topic of one partition each. *At half*: when half\n\
-         of all records were in Kafka, what the pipeline that was furthest behind had of the average, and the one in front.",
+        "One process runs a pipeline for each of many PostgreSQL servers with a backlog, or a single pipeline for one server with the\n\
+         same total number of rows. The single pipeline has a topic of 3 partitions, each of the others a topic of one partition. *At\n\
+         half* compares the slowest and the fastest pipeline with the average, when half of all records were in Kafka.",
     );
     page.add(tables::shards(&part.data));
     page.when(part);
@@ -282,8 +284,9 @@ fn many(page: &mut Page, results: &Results) {
     let Some(part) = &results.tables else { return };
     page.add("## Many tables, many pipelines");
     page.add(
-        "The same rows in one outbox table, or spread over many in schemas of their own that share a slot; each transaction \
-         writes into\nanother one. All tables are in the publication, however many are written to.",
+        "The same rows in one outbox table, or spread over many tables, each in its own schema, that share a slot; each \
+         transaction\nwrites to a different table than the one before. All tables are in the publication, even if only some \
+         are written to.",
     );
     page.add(tables::growth(
         &part.data.drains,
@@ -293,18 +296,19 @@ fn many(page: &mut Page, results: &Results) {
     page.add(super::added(&part.data));
     page.add(tables::fleets(&part.data));
     page.add(
-        "A walsender decodes the whole WAL, whatever its publication has: with a slot for each table, rows of others cost it \
-         as many\ntimes. *Rows of others* go into a table that is no outbox. The last line is of pipelines while nothing is written.",
+        "A walsender decodes all WAL, regardless of its publication: with a slot for each table, every slot's walsender \
+         decodes\nthe rows of other tables too. *Rows of others* are written to a table that is not an outbox. In the last \
+         line, the pipelines are idle.",
     );
     page.when(part);
 }
 
 fn warm_up() -> String {
     format!(
-        "PostgreSQL and Kafka are started for the run alone, from empty folders. Then Walpost drains a backlog of {} \
-         rows\n{} to {} times, which is not counted: until the broker's CPU has twice in a row not fallen by 10 % or \
-         more from one drain\nto the next. The broker's Java virtual machine compiles what it runs often; until it \
-         has, it takes several times the CPU, and\nfigures say more about it than about the programs.",
+        "PostgreSQL and Kafka are started for each run, with empty data directories. As a warm-up, Walpost then drains a \
+         backlog of\n{} rows {} to {} times, until the broker's CPU time has twice in a row not fallen by 10 % or more from \
+         one drain to the\nnext. Until the broker's Java virtual machine has compiled its hot code, it uses several times as \
+         much CPU, and the figures\nwould reflect this more than the programs under test.",
         whole(WARM_UP_ROWS as f64),
         WARM_UPS.start(),
         WARM_UPS.end(),
@@ -312,28 +316,28 @@ fn warm_up() -> String {
 }
 
 const METHOD: &str = "
-- Rounds are interleaved, and each begins with another program, so that a machine that slows down does so for all.
-- A backlog is written once, in front of a slot that never moves; each drain reads it through a copy of that slot, into
-  a topic of its own. So all read the same log from the same place.
-- The end offsets of the topic are read every 10 ms, of many topics every 100 ms. The rate leaves out what was there at the first look that found
-  something. The limit is counted in bytes written, in the same way.
-- Before latency is counted, each program has been through all of it once: what many small requests take, the broker's JVM
-  has not compiled for a drain.
-- CPU is user and system time from /proc, in steps of 10 ms: of the program with its children, of the walsender, of the
-  broker. Peak RSS is VmHWM.
-- After a drain Walpost is stopped, and the records are counted again: one too many or too few ends the benchmark.
+- Rounds are interleaved, and each starts with a different program, so that all are affected if the machine slows down.
+- A backlog is written once, after the position of a slot that never moves; each drain reads it through a copy of that slot,
+  into its own topic. So all drains read the same WAL from the same position.
+- The end offsets of the topic are read every 10 ms, those of many topics every 100 ms. The rate excludes the records found by
+  the first query that found any. The limit is counted in bytes written, in the same way.
+- Before latency is measured, each program runs the whole measurement once, because a drain does not make the broker's JVM
+  compile the code for many small requests.
+- CPU is user and system time from /proc, in steps of 10 ms, of the program including its children, of the walsender and of
+  the broker. Peak RSS is VmHWM.
+- After a drain, Walpost is stopped and the records are counted again: a missing or extra record aborts the benchmark.
 - Debezium runs on Kafka Connect in one Java virtual machine, with the options of Kafka's own start script, and tuned for
   throughput; [benches/debezium](../benches/debezium) has all its settings. It also adds four headers to each record.";
 
 fn setting(page: &mut Page, results: &Results) {
     page.add("### Settings");
     page.add(format!(
-        "PostgreSQL, beside its defaults: `wal_level = logical`, `autovacuum = off`, and\n\n```text\n{POSTGRES_SETTINGS}```"
+        "PostgreSQL uses its defaults, except for `wal_level = logical`, `autovacuum = off`, and\n\n```text\n{POSTGRES_SETTINGS}```"
     ));
     page.add(format!(
-        "`synchronous_commit` is on where latency is measured. Kafka: one broker, its own controller, replication \
-         factor 1, `{}`.\nProducers have `acks=all`. Walpost has its defaults, but for what the command line above \
-         says.",
+        "`synchronous_commit` is on when latency is measured. Kafka runs as one broker that is its own controller, with \
+         replication factor 1 and\n`{}`. Producers use `acks=all`. Walpost uses its defaults, except for the flags in the \
+         command lines above.",
         BROKER_JVM.join(" ")
     ));
     let parts = [
@@ -379,13 +383,13 @@ fn environment(machine: &Machine, versions: &Versions) -> Table {
 const AGAIN: &str = "
 ## Run it again
 
-    ./dev bench                     # drain, latency and database: some minutes
-    ./dev bench all --peers         # everything, beside Debezium, which is downloaded: an hour and a half
+    ./dev bench                     # drain, latency and database: a few minutes
+    ./dev bench all --peers         # everything, and Debezium, which is downloaded: an hour and a half
     ./dev bench drain --rows 2000000 --rounds 5
     ./dev bench drain -X compression.type=zstd
-    ./dev bench all --quick         # whether it works: the figures mean nothing
-    ./dev bench all --peers --write # puts what was measured into this page
-    ./dev bench render              # this page again, of benchmarks.json
+    ./dev bench all --quick         # checks that everything works; the figures are meaningless
+    ./dev bench all --peers --write # writes the results to this page
+    ./dev bench render              # generates this page from benchmarks.json
 
-Nothing else should run meanwhile. Another program joins with `--peer NAME='COMMAND'`; `./dev bench --help` says what it
-finds in its environment, and [benches/debezium](../benches/debezium) is an example.";
+Run nothing else on the machine during a benchmark. To add another program, use `--peer NAME='COMMAND'`; `./dev bench --help`
+lists the environment variables that it receives, and [benches/debezium](../benches/debezium) is an example.";
