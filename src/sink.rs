@@ -8,6 +8,7 @@ use std::pin::Pin;
 use crate::delivery::checkpoint::{Checkpoint, CheckpointError};
 use crate::delivery::failure::{RefusalCause, RefusedRecord};
 use crate::delivery::watermark::Tag;
+use crate::escape::shell_word_on_one_line;
 use crate::model::lsn::Position;
 use crate::outbox::Record;
 
@@ -122,8 +123,9 @@ pub enum SinkError {
     /// The topic is not there, and nobody makes it.
     #[error(
         "topic {topic:?} does not exist at {brokers}, and was not created automatically. Create it: \
-         kafka-topics.sh --bootstrap-server {brokers} --create --topic {topic} --partitions 12 \
-         --replication-factor 3; or set create_topics = {{ partitions = 12, replication = 3 }}"
+         kafka-topics.sh --bootstrap-server {servers} --create --topic {topic} --partitions 12 \
+         --replication-factor 3; or set create_topics = {{ partitions = 12, replication = 3 }}",
+        servers = shell_word_on_one_line(brokers)
     )]
     TopicMissing {
         topic: String,
@@ -155,9 +157,10 @@ pub enum SinkError {
     /// The record is larger than the producer may send.
     #[error(
         "the record for topic {topic:?} has {bytes} bytes, more than message.max.bytes allows, which is {limit}. Set \
-         \"message.max.bytes\" = \"{needed}\" in [kafka], and have the topic accept it: kafka-configs.sh --bootstrap-server {brokers} \
+         \"message.max.bytes\" = \"{needed}\" in [kafka], and have the topic accept it: kafka-configs.sh --bootstrap-server {servers} \
          --alter --entity-type topics --entity-name {topic} --add-config max.message.bytes={needed}",
-        needed = needed_limit(*bytes)
+        needed = needed_limit(*bytes),
+        servers = shell_word_on_one_line(brokers)
     )]
     TooLarge {
         topic: String,

@@ -12,10 +12,11 @@ use crate::config::file::SinkName;
 use crate::config::{self, Configured};
 use crate::model::exit::Exit;
 use crate::observe::http;
+use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::provision::Provision;
 use crate::supervisor;
 use crate::supervisor::control::{self, Control};
-use crate::supervisor::definitions::{Defined, Definitions};
+use crate::supervisor::definitions::Definitions;
 use crate::supervisor::places::Places;
 
 /// How long `--init` waits for a lock.
@@ -86,27 +87,36 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         Err(exit) => return exit,
     };
     if args.init {
-        for Defined { settings, .. } in &first.defined {
-            let provision = Provision {
-                pipeline: settings.name.clone(),
-                target: settings.target.clone(),
-                partitioned: false,
-                // It runs as its own role already.
-                role: None,
-                owner: None,
-                writers: Vec::new(),
-                failover: None,
-                lock_timeout: LOCK_TIMEOUT,
-                row_bytes_max: settings.row_bytes_max,
-                max_event_bytes: None,
-                first_start: settings.first_start(),
-            };
-            if let Err(exit) = init::apply(settings, &provision, init::Columns::Compared) {
-                return exit;
-            }
+        let attempts = first
+            .defined
+            .iter()
+            .map(|of| init_as_own_role(&of.settings));
+        let failures: Vec<Exit> = attempts.filter_map(Result::err).collect();
+        // Of several pipelines, those that could not be set up halt alone: the owner of one database cannot stop the others.
+        if let (Some(exit), 1) = (failures.first(), first.defined.len()) {
+            return *exit;
         }
     }
     supervisor::run(definitions, places, first, listener, control)
+}
+
+/// Does what `walpost init` does, as the pipeline's own role.
+fn init_as_own_role(settings: &PipelineSettings) -> Result<(), Exit> {
+    let provision = Provision {
+        pipeline: settings.name.clone(),
+        target: settings.target.clone(),
+        partitioned: false,
+        // It runs as its own role already.
+        role: None,
+        owner: None,
+        writers: Vec::new(),
+        failover: None,
+        lock_timeout: LOCK_TIMEOUT,
+        row_bytes_max: settings.row_bytes_max,
+        max_event_bytes: None,
+        first_start: settings.first_start(),
+    };
+    init::apply(settings, &provision, init::Columns::Compared).map(drop)
 }
 
 fn control(args: &RunArgs) -> Result<Option<Control>, Exit> {
@@ -138,6 +148,10 @@ fn listen(args: &RunArgs) -> Result<Option<http::Listener>, Exit> {
     };
     listening.map_err(|reason| {
         error!("{reason}");
-        Exit::Usage
+        match reason {
+            // Any user of the machine can have it, for a moment: systemd starts Walpost again.
+            http::ListenError::InUse(_) => Exit::Failed,
+            http::ListenError::Other { .. } | http::ListenError::Host(_) => Exit::Usage,
+        }
     })
 }

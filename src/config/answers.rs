@@ -218,6 +218,18 @@ fn ask(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<TextRow>,
     Ok(found.rows)
 }
 
+/// Returns the names and slots that more than one row has. None of these rows is used: whoever can add a row could otherwise take
+/// over another pipeline's slot and checkpoint by a row that sorts first.
+fn shared<'p>(judged: impl Iterator<Item = &'p (FilePipeline, Vec<Own>)>) -> HashSet<Own> {
+    let (mut seen, mut shared) = (HashSet::new(), HashSet::new());
+    for own in judged.flat_map(|(_, own)| own) {
+        if !matches!(own, Own::Topic { .. }) && !seen.insert(own) {
+            shared.insert(own.clone());
+        }
+    }
+    shared
+}
+
 /// The rows that are pipelines, and why the first one that isn't is none.
 fn filled(
     source: &QuerySource,
@@ -227,13 +239,23 @@ fn filled(
     taken: &HashSet<Own>,
 ) -> Filled {
     let (mut used, mut failure, mut refused) = (Vec::new(), None, 0);
-    let mut in_rows = HashSet::new();
-    for row in rows {
+    let judged = rows.into_iter().map(|row| {
         let found = source.fill(&row).and_then(|filled| {
             let mut pipeline = FilePipeline::of_template(filled)?;
             pipeline.origin = origin.clone();
             let own = judge(&pipeline)?;
-            let is_taken = |other: &Own| taken.contains(other) || in_rows.contains(other);
+            Ok((pipeline, own))
+        });
+        (row, found)
+    });
+    let judged: Vec<_> = judged.collect();
+    let shared = shared(judged.iter().filter_map(|(_, found)| found.as_ref().ok()));
+    let mut in_rows = HashSet::new();
+    for (row, found) in judged {
+        let found = found.and_then(|(pipeline, own)| {
+            let is_taken = |other: &Own| {
+                taken.contains(other) || shared.contains(other) || in_rows.contains(other)
+            };
             let is_free = |own: &Own| !own.excluded().iter().any(is_taken);
             match own.iter().find(|own| !is_free(own)) {
                 Some(own) => Err(own.to_string()),

@@ -412,6 +412,8 @@ mod tests {
                 "kafka = { 'security.protocol' = '{x}' }",
                 "security.protocol",
             ),
+            ("dead_letter_topic = '{x}'", "'{x}.walpost'"),
+            ("checkpoint = { topic = '{x}{y}' }", "checkpoint.topic"),
         ] {
             let text = format!("name = '{{x}}'\n{template}");
             let error = check_template(&text.parse().expect("TOML")).expect_err(template);

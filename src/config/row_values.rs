@@ -108,17 +108,43 @@ pub(super) fn check(template: &Table) -> Result<(), String> {
     {
         parameters(&segments).map_err(|reason| format!("template: postgres: {reason}"))?;
     }
+    let checkpoint = template.get("checkpoint").and_then(|of| of.get("topic"));
+    let own_topics = [
+        ("dead_letter_topic", template.get("dead_letter_topic")),
+        ("checkpoint.topic", checkpoint),
+    ];
+    for (key, value) in own_topics {
+        if let Some(text) = value.and_then(Value::as_str)
+            && has_values(text)
+            && !has_text(text)
+        {
+            return Err(format!(
+                "template: {key}: {text:?} lets a row name the topic of another pipeline's events, which would be reserved then; \
+                 write text beside the value, like '{text}.walpost'"
+            ));
+        }
+    }
     let kafka = template.get("kafka").and_then(Value::as_table);
     for (property, value) in kafka.into_iter().flatten() {
-        let has_values = |text: &str| {
-            let segments = segments(text).unwrap_or_default();
-            segments.iter().any(|of| matches!(of, Segment::Column(_)))
-        };
         if value.as_str().is_some_and(has_values) {
             check_property(property).map_err(|reason| format!("template: kafka: {reason}"))?;
         }
     }
     Ok(())
+}
+
+/// Returns whether a row has values in the text.
+fn has_values(text: &str) -> bool {
+    let segments = segments(text).unwrap_or_default();
+    segments.iter().any(|of| matches!(of, Segment::Column(_)))
+}
+
+/// Returns whether the text has characters that do not come from a row.
+fn has_text(text: &str) -> bool {
+    let segments = segments(text).unwrap_or_default();
+    segments
+        .iter()
+        .any(|of| matches!(of, Segment::Text(text) if !text.is_empty()))
 }
 
 impl Place<'_> {

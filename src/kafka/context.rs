@@ -15,6 +15,7 @@ use super::statistics;
 use super::token::Tokens;
 use crate::delivery::failure::{DeliveryFailure, RefusalCause, RefusedRecord};
 use crate::delivery::watermark::{Deliveries, Tag};
+use crate::escape::shell_word_on_one_line;
 use crate::model::lifecycle::ErrorKind;
 use crate::model::outage::{Outage, Say};
 use crate::model::rounded::Elapsed;
@@ -367,7 +368,7 @@ impl Context {
         let topic = &record.topic;
         let configs = format!(
             "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {topic} --add-config",
-            self.grants.brokers()
+            shell_word_on_one_line(self.grants.brokers())
         );
         match code {
             Code::InvalidTimestamp => {

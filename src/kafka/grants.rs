@@ -3,6 +3,7 @@
 use rdkafka::config::ClientConfig;
 
 use super::properties::brokers;
+use crate::escape::shell_word_on_one_line;
 
 /// Whom to give rights, and where.
 #[derive(Clone, Debug)]
@@ -67,9 +68,28 @@ impl Grants {
 
     fn command(&self, operations: &str, kind: &str, name: &str) -> String {
         format!(
-            "kafka-acls.sh --bootstrap-server {} --add --allow-principal User:{} {operations} {kind} {name}",
-            self.brokers,
-            self.user.as_deref().unwrap_or("NAME")
+            "kafka-acls.sh --bootstrap-server {} --add --allow-principal {} {operations} {kind} {}",
+            shell_word_on_one_line(&self.brokers),
+            shell_word_on_one_line(&format!("User:{}", self.user.as_deref().unwrap_or("NAME"))),
+            shell_word_on_one_line(name)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A registry's row chooses the user, and administrators paste the command.
+    #[test]
+    fn commands_are_made_of_words_of_a_shell() {
+        let mut config = ClientConfig::new();
+        config.set("sasl.username", "x;touch /tmp/f;#");
+        config.set("bootstrap.servers", "kafka:9092,$(id)");
+        assert_eq!(
+            Grants::of(&config).topic("orders"),
+            "kafka-acls.sh --bootstrap-server 'kafka:9092,$(id)' --add --allow-principal 'User:x;touch /tmp/f;#' --operation Write \
+             --topic orders"
+        );
     }
 }

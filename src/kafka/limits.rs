@@ -19,6 +19,7 @@ use super::context::Context;
 use super::native;
 use super::properties::{BATCH_BYTES, Properties, brokers, client_config};
 use crate::delivery::failure::{RefusalCause, RefusedRecord};
+use crate::escape::shell_word_on_one_line;
 use crate::sink::SinkError;
 
 /// The topic's setting.
@@ -218,7 +219,7 @@ impl Limits {
                 "topic {topic:?} accepts batches of at most {limit} bytes ({SETTING}), and a record may have {largest} ({by}): a \
                  larger one is refused. Raise the limit: kafka-configs.sh --bootstrap-server {} --alter --entity-type topics \
                  --entity-name {topic} --add-config {SETTING}={needed}",
-                self.brokers
+                shell_word_on_one_line(&self.brokers)
             )
         })
     }

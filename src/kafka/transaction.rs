@@ -32,6 +32,7 @@ use super::properties::{
 use super::settings::{CheckpointSettings, ProducerSettings};
 use super::topics::{Lookup, Made, Refusals, Topics, judge};
 use crate::delivery::checkpoint::Checkpoint;
+use crate::escape::shell_word_on_one_line;
 use crate::outbox::Record;
 use crate::outbox::headers::Headers;
 use crate::sink::SinkError;
@@ -362,7 +363,7 @@ impl Checkpoints {
             remedy: format!(
                 "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {} --add-config \
                  {POLICY}=compact",
-                topics.brokers(),
+                shell_word_on_one_line(&topics.brokers()),
                 self.topic()
             ),
         })
@@ -425,7 +426,7 @@ impl Checkpoints {
                     "a transaction in topic {topic:?} has been open for more than {OTHERS:?}. If the brokers have lost \
                      its end, they list it: kafka-transactions.sh --bootstrap-server {} find-hanging --topic {topic}. End \
                      it in its other topics first, and here last",
-                    self.topics().brokers()
+                    shell_word_on_one_line(&self.topics().brokers())
                 )));
             }
             if waited > NEWS && !std::mem::replace(&mut told, true) {

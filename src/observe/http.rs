@@ -64,7 +64,7 @@ const ACCEPTED_AT_ONCE: usize = 32;
 /// Until the next try, where the process has no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The address can't be listened at. Exit code 2.
+/// The address can't be listened at.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
     /// Somebody else has it.

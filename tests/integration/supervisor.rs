@@ -174,6 +174,30 @@ fn one_that_cannot_start_leaves_the_others_running() {
     walpost.terminate().expect_code(3);
 }
 
+/// The owner of one database can have its `init` fail at any start of the process.
+#[test]
+fn run_init_that_fails_for_one_pipeline_leaves_the_others_running() {
+    let scenes = [Scene::bare(), Scene::bare()];
+    let allow = |is_allowed: bool| {
+        format!(
+            "ALTER DATABASE \"{}\" ALLOW_CONNECTIONS {is_allowed}",
+            scenes[0].name
+        )
+    };
+    scenes[1].db.run(&allow(false));
+    let walpost = Invocation::new(["run", "--init", "--config"])
+        .arg(file(&scenes.each_ref()))
+        .start();
+    let aggregate = scenes[1].aggregate(1);
+    wait_until("the slot of the other pipeline", || {
+        scenes[1].slot_is_active()
+    });
+    scenes[1].insert(&aggregate, "k");
+    scenes[1].wait_for_records(1);
+    scenes[1].db.run(&allow(true));
+    walpost.terminate();
+}
+
 #[test]
 fn outage_of_one_broker_or_database_touches_only_its_own() {
     let broker = Broker::lent();

@@ -1,6 +1,8 @@
 //! Whether the slot follows a failover of the server, and what else ends it while nobody reads it.
 
 use super::{Catalog, CatalogError};
+use crate::escape::shell_word_on_one_line;
+use crate::postgres::connect::conninfo::syntax::quote_value;
 use crate::postgres::table::identifier;
 
 /// Settings that servers of some version do not have are null.
@@ -100,8 +102,9 @@ impl Failover {
             Some(false) if self.standbys.is_empty() => {}
             Some(false) => notes.push(Note::Warning(format!(
                 "slot {slot:?} does not follow a failover, and there are standbys ({standbys}): a promoted one has no such slot, and \
-                 Walpost halts. While no Walpost reads it: psql 'dbname={database} replication=database' -c \
+                 Walpost halts. While no Walpost reads it: psql {connection} -c \
                  'ALTER_REPLICATION_SLOT {name} (FAILOVER true)'",
+                connection = shell_word_on_one_line(&format!("dbname={} replication=database", quote_value(database))),
                 name = identifier(slot)
             ))),
             Some(true) if !self.standbys.is_empty() && is_empty(&self.synchronized_standby_slots) => {
@@ -202,9 +205,19 @@ mod tests {
             &[
                 "(a, b)",
                 "ALTER_REPLICATION_SLOT my_slot (FAILOVER true)",
-                "dbname=shop",
+                "psql 'dbname=shop replication=database' -c",
             ],
         );
+        let unsynchronized = Failover {
+            follows,
+            ..primary()
+        };
+        let notes = unsynchronized.notes("my_slot", "x';touch /tmp/f;'");
+        let Some(Note::Warning(pasted)) = notes.first() else {
+            panic!("{notes:?}");
+        };
+        let word = r"psql 'dbname='\''x\'\'';touch /tmp/f;\'\'''\'' replication=database' -c";
+        assert!(pasted.contains(word), "{pasted}");
         let synchronized_standby_slots = on("");
         check(
             Failover {

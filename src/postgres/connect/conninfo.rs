@@ -35,7 +35,7 @@ mod of_row;
 mod passfile;
 mod require_auth;
 mod settings;
-mod syntax;
+pub(crate) mod syntax;
 #[cfg(test)]
 mod tests;
 

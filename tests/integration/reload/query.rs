@@ -213,6 +213,27 @@ fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
     process.walpost.terminate().expect_code(0);
 }
 
+/// The row of somebody else that sorts first would have the slot, the checkpoint and the transactional id of the pipeline.
+#[test]
+fn row_with_the_name_of_another_one_does_not_take_its_place_at_a_start() {
+    let [of_row, in_file] = [Scene::new(), Scene::new()];
+    let shards = Shards::new();
+    shards.add(&of_row);
+    shards.run(&format!(
+        "INSERT INTO shards VALUES ('{}', 'a', true)",
+        of_row.name
+    ));
+    let mut process = shards.start(&pipeline(&in_file, ""), 1);
+    let line = process.walpost.wait_for_log("pipelines are missing");
+    assert!(
+        line.contains("2 rows can't be used") && line.contains("another pipeline has that name"),
+        "{line}"
+    );
+    shards.run("DELETE FROM shards WHERE dbname = 'a'");
+    wait_until_streaming(&of_row);
+    process.walpost.terminate().expect_code(0);
+}
+
 /// The values of a row that is a pipeline, as JSON has them; others are given over these.
 fn row_of(scene: &Scene, values: serde_json::Value) -> serde_json::Value {
     let mut row = serde_json::json!({

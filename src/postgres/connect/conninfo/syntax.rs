@@ -3,6 +3,8 @@
 //!
 //! Spec: PostgreSQL 18, 32.1.1 "Connection Strings".
 
+use std::borrow::Cow;
+
 use super::ConninfoError;
 
 /// A parameter as written: name and unescaped value.
@@ -86,6 +88,19 @@ fn key_values(text: &str) -> Result<Vec<Pair>, ConninfoError> {
             }
         }
         pairs.push((key, value));
+    }
+}
+
+/// Returns a value as `key=value` has it, with quotes if it needs them.
+#[must_use]
+pub(crate) fn quote_value(value: &str) -> Cow<'_, str> {
+    let is_plain = |c: char| !c.is_ascii_whitespace() && !matches!(c, '\'' | '\\');
+    match !value.is_empty() && value.chars().all(is_plain) {
+        true => Cow::Borrowed(value),
+        false => {
+            let escaped = value.replace('\\', r"\\").replace('\'', r"\'");
+            Cow::Owned(format!("'{escaped}'"))
+        }
     }
 }
 

@@ -338,10 +338,15 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
     }
     match error.code.as_str() {
         "28000" if says("not permitted to log in") => Some(format!("ALTER ROLE {role} LOGIN")),
-        "28000" if says("no pg_hba.conf entry") => Some(format!(
-            "Add this line to pg_hba.conf on the server, above lines that reject the connection: {}. Then: SELECT pg_reload_conf()",
-            hba_line(&error.message, conninfo)
-        )),
+        "28000" if says("no pg_hba.conf entry") => Some(match hba_line(&error.message, conninfo) {
+            Some(line) => format!(
+                "Add this line to pg_hba.conf on the server, above lines that reject the connection: {line}. Then: SELECT \
+                 pg_reload_conf()"
+            ),
+            None => "Add a line for this database and role to pg_hba.conf on the server, above lines that reject the connection. Then: \
+                     SELECT pg_reload_conf()"
+                .to_owned(),
+        }),
         "42501" if says("permission denied for database") => {
             Some(format!("GRANT CONNECT ON DATABASE {database} TO {role}"))
         }
@@ -362,11 +367,11 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
 }
 
 /// Returns the line of pg_hba.conf that would admit the connection. The message names the address that the server sees.
-/// `replication` in the database's field is for physical replication only.
-fn hba_line(message: &str, conninfo: &Conninfo) -> String {
-    let (role, database) = (hba_word(conninfo.user()), hba_word(conninfo.dbname()));
+/// `replication` in the database's field is for physical replication only. None for a name that cannot be written there.
+fn hba_line(message: &str, conninfo: &Conninfo) -> Option<String> {
+    let (role, database) = (hba_word(conninfo.user())?, hba_word(conninfo.dbname())?);
     let address = message.split('"').nth(1).unwrap_or_default();
-    match address.parse::<IpAddr>() {
+    Some(match address.parse::<IpAddr>() {
         Ok(address) => {
             let bits = match address {
                 IpAddr::V4(_) => 32,
@@ -379,17 +384,22 @@ fn hba_line(message: &str, conninfo: &Conninfo) -> String {
             format!("{kind} {database} {role} {address}/{bits} scram-sha-256")
         }
         Err(_) => format!("local {database} {role} scram-sha-256"),
-    }
+    })
 }
 
-/// A name as pg_hba.conf has it: keywords and names with spaces are quoted.
-fn hba_word(name: &str) -> String {
+/// Returns a name as a word of pg_hba.conf, with quotes if it is a keyword or has characters such as spaces. None for a name that would
+/// be read as something else: a line ends at a line feed, and a word that begins with a slash is a regular expression, with or without
+/// quotes (PostgreSQL 18, 20.1 "The pg_hba.conf File").
+fn hba_word(name: &str) -> Option<String> {
+    if name.is_empty() || name.starts_with('/') || name.contains(char::is_control) {
+        return None;
+    }
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     let is_keyword = matches!(name, "all" | "sameuser" | "samerole" | "replication");
-    match !name.is_empty() && name.chars().all(is_plain) && !is_keyword {
+    Some(match name.chars().all(is_plain) && !is_keyword {
         true => name.to_owned(),
-        false => format!("\"{name}\""),
-    }
+        false => format!("\"{}\"", name.replace('"', "\"\"")),
+    })
 }
 
 impl DialError {
@@ -511,5 +521,15 @@ mod tests {
             quoted.contains("hostssl \"replication\" \"w-1\" "),
             "{quoted}"
         );
+        let refused = "no pg_hba.conf entry for host \"192.0.2.7\"";
+        let escaped = hint("host=h user=w dbname='x\",all all trust #'", refused);
+        assert!(
+            escaped.contains("hostssl \"x\"\",all all trust #\" w 192"),
+            "{escaped}"
+        );
+        for name in ["/.*", "x\nlocal all all trust"] {
+            let no_line = hint(&format!("host=h user=w dbname='{name}'"), refused);
+            assert!(!no_line.contains("host"), "{no_line}");
+        }
     }
 }
