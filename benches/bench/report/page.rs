@@ -96,7 +96,7 @@ fn drain(page: &mut Page, results: &Results) {
     let Some(part) = &results.drain else { return };
     let data = &part.data;
     page.add("## Drain of a backlog");
-    page.chart("Rows a second of each program", "drain.svg");
+    page.chart("Rows per second for each program", "drain.svg");
     for series in summary::distinct(data.drains.iter().map(|drain| &drain.series)) {
         if series == comparison::MORE_ROWS {
             page.add("The same with more rows:");
@@ -111,7 +111,7 @@ fn drain(page: &mut Page, results: &Results) {
     page.add(super::outage(data));
     page.add(
         "The broker is stopped with SIGSTOP: connections stay open, but it does not respond. `window_bytes` (8 MiB) limits \
-         what\nWalpost holds in memory then, however much WAL is waiting.",
+         the\nrecords in Walpost's memory, however much WAL is waiting.",
     );
 }
 
@@ -168,7 +168,7 @@ fn growth(page: &mut Page, results: &Results) {
     );
     page.add("### A table, or WAL messages only");
     page.chart(
-        "Events in a table and in the log alone",
+        "Events in a table and in WAL messages only",
         &charts::file_of_series(growth::OUTBOX),
     );
     page.add(tables::outbox(&part.data));
@@ -210,7 +210,7 @@ const BEHIND: &str = "
   `walpost_kafka_...` metric.
 - **Latency of exactly-once**: a checkpoint takes four sequential requests: AddPartitionsToTxn, Produce for the
   events, Produce for the checkpoint, EndTxn. The first three take 3 to 4 ms on this machine, EndTxn 0.6 ms, and the broker's
-  transaction markers 2 ms, after which a consumer sees the records. The events of the next transaction have to wait.
+  transaction markers 2 ms, after which a consumer sees the records. The events of the next transaction have to wait for them.
 - **1.7 CPU s a million**: reached over TCP with 2,000,000 rows. Over the Unix-domain socket, the wake-ups described above
   make the difference.";
 
@@ -232,7 +232,7 @@ fn forms(page: &mut Page, results: &Results) {
          more to write.",
     );
     page.chart(
-        "Form of the records",
+        "Format of the records",
         &charts::file_of_series(forms::SERIES),
     );
     page.add(tables::growth(&part.data, forms::SERIES, "form"));
@@ -256,7 +256,7 @@ fn database(page: &mut Page, results: &Results) {
          time with\n`SELECT ... ORDER BY id LIMIT {} FOR UPDATE SKIP LOCKED`, sends them to the same Kafka, waits for \
          the acknowledgement, and\ndeletes them or sets `sent_at` (with a partial index on unsent rows); if it finds no \
          rows, it pauses for {} ms.\n*Nothing reads* is the cost of writing alone. It includes generating the payloads, which \
-         costs the same in all rows.\nautovacuum is off: VACUUM runs once afterwards, and is shown separately. \
+         costs the same in every case.\nautovacuum is off: VACUUM runs once afterwards, and is shown separately. \
          `synchronous_commit` is off only for the writers:\nwaiting for the disk costs no CPU. Walpost leaves rows in the \
          table; drop partitions to remove them. With *no table*, the\nsessions call `walpost.publish`, which leaves nothing \
          to remove.",
