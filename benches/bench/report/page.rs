@@ -205,7 +205,7 @@ const BEHIND: &str = "
   (`compression.type = none` in `[kafka]`), the rate is reached, and a row costs less than half.
 - **Events in messages**: the walsender does only half of the work that it does for a table, so the cost of the Unix-domain
   socket matters more. Over TCP, the target is reached.
-- **1,000 topics**: while librdkafka's statistics are enabled, it keeps two histograms per topic, some 20 KB, and copies
+- **1,000 topics**: while statistics are enabled, librdkafka keeps two histograms per topic, some 20 KB, and copies
   them for each report. With `statistics.interval.ms = 0`, it does neither, and `walpost_kafka_up` is the only remaining
   `walpost_kafka_...` metric.
 - **Latency of exactly-once**: a checkpoint takes four sequential requests: AddPartitionsToTxn, Produce for the
