@@ -7,7 +7,8 @@
 -- A function, a trigger or a view runs with the rights of the role that calls it, inserts or selects. So an existing object is
 -- used only if it is owned by a superuser, by the current role, or by a role that can act as the current role. After SET ROLE, its
 -- owner has to be able to act as the role that has logged in too. The publication, and the functions in the outbox table's schema,
--- may also be owned by the owner of that table. `examine` lists what is examined:
+-- may also be owned by the owner of that table; from PostgreSQL 15 on, walpost run trusts fewer owners of a publication.
+-- `examine` lists what is examined:
 --   owners    the owners of the schema walpost, of Walpost's functions, and of those that the default of the outbox' id and its
 --             trigger call; the owner of the publication, and that its row filters call only functions of PostgreSQL itself
 --   journal   the owner of walpost.journal, and that the table has only what journal.sql gives it

@@ -26,6 +26,7 @@
 --   GRANT INSERT, UPDATE, SELECT ON walpost.table_state TO migrator;
 --   GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO migrator;
 --   ALTER PUBLICATION walpost_tenants OWNER TO migrator;     -- who needs CREATE on the database for that
+--   GRANT walpost TO migrator;     -- from PostgreSQL 15 on: the owner could have a row filter run code as Walpost's role anyway
 \set ON_ERROR_STOP on
 -- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql

@@ -23,7 +23,6 @@ use crate::postgres::catalog::journal::{Action, Entry, Written};
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{Catalog, CatalogError, Problem};
 use crate::postgres::replication::{Connection, ConnectionError};
-use crate::postgres::table::identifier;
 use crate::postgres::target::Outbox;
 use crate::sink::{Sink, SinkError};
 
@@ -101,12 +100,6 @@ pub(crate) enum SkipError {
         confirmed: Lsn,
         to: Place,
     },
-    #[error(
-        "publication {publication:?} belongs to role {owner:?}, and this session is a superuser's: a row filter that the publication had \
-         when a row was written could have code run as a superuser. Run skip as Walpost's role; or, if you know that there was no such \
-         filter: ALTER PUBLICATION {} OWNER TO CURRENT_USER", identifier(.publication)
-    )]
-    UntrustedPublisher { publication: String, owner: String },
     #[error("WAL ends at {end}, and {to} is beyond that")]
     Beyond { end: Lsn, to: Place },
     #[error(
@@ -245,7 +238,11 @@ async fn plan(
 ) -> Result<Plan, SkipError> {
     let target = &settings.target;
     let observed = catalog.look(target).await?;
-    if let Some(problem) = observed.problems(target).into_iter().next() {
+    let mut problems = observed.problems(target).into_iter();
+    if let Some(problem) = problems
+        .next()
+        .or_else(|| observed.publisher_problem(target))
+    {
         return Err(problem.into());
     }
     let in_recovery = observed.in_recovery;
@@ -370,10 +367,6 @@ async fn read_slot(
     take: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), SkipError> {
     let (target, limit) = (&settings.target, settings.link_timeout);
-    if let Some(owner) = catalog.untrusted_publisher(&target.publication).await? {
-        let publication = target.publication.clone();
-        return Err(SkipError::UntrustedPublisher { publication, owner });
-    }
     // A row that is too large for the pipeline is what is to be skipped.
     let mut connection = Connection::open(&settings.postgres, limit, ROW_BYTES_MAX).await?;
     if texts == Texts::Unconverted {

@@ -68,7 +68,7 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
     match reason {
         SkipError::Behind { .. } | SkipError::Beyond { .. } => Exit::Usage,
         SkipError::NoSuchRow { .. } => Exit::Usage,
-        SkipError::Copying { .. } | SkipError::UntrustedPublisher { .. } => Exit::Halted,
+        SkipError::Copying { .. } => Exit::Halted,
         SkipError::Active { .. } | SkipError::Moved { .. } => Exit::Failed,
         SkipError::Catalog(error) => recovery::of_catalog(&error).into(),
         SkipError::Connection(error) => recovery::of_connection(&error).into(),

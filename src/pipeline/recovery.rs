@@ -191,6 +191,7 @@ pub(crate) fn of_problem(problem: &Problem) -> Remedy {
         | Problem::NoPublication { .. }
         | Problem::NotPublished { .. }
         | Problem::UnsafeFilter { .. }
+        | Problem::UntrustedPublisher { .. }
         | Problem::NoInserts { .. }
         | Problem::NotViaRoot { .. }
         | Problem::OtherTables { .. }

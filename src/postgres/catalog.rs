@@ -29,8 +29,8 @@ pub(crate) use self::observed::{
     left_publication_error, some_of, unpublished_warning,
 };
 pub(crate) use self::problem::{Holder, Problem, SlotInUse};
-use self::published::RowFilter;
 pub(crate) use self::published::UnsafeFilter;
+use self::published::{RowFilter, UNTRUSTED_OWNER};
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord, TableSnapshot};
 use self::synchronous::IS_SYNCHRONOUS;
 pub(crate) use self::table::{CreatedAt, OrderColumn, RowOrder, Rows};
@@ -518,8 +518,10 @@ impl Catalog {
         let found = self
             .client
             .query_opt(
-                "SELECT pubinsert, pubupdate OR pubdelete OR pubtruncate, pubviaroot \
-                 FROM pg_publication WHERE pubname = $1",
+                &format!(
+                    "SELECT pubinsert, pubupdate OR pubdelete OR pubtruncate, pubviaroot, ({UNTRUSTED_OWNER}) \
+                     FROM pg_publication b WHERE pubname = $1"
+                ),
                 &[&target.publication],
             )
             .await?;
@@ -529,6 +531,7 @@ impl Catalog {
             inserts: found.try_get(0)?,
             more_than_inserts: found.try_get(1)?,
             via_root: found.try_get(2)?,
+            untrusted_owner: found.try_get(3)?,
             unsafe_filter: self.unsafe_filter(&target.publication).await?,
             ..ObservedPublication::default()
         };

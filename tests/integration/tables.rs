@@ -13,6 +13,7 @@ pub(crate) mod set_aside;
 use std::thread;
 
 use crate::support::checker::Resends;
+use crate::support::clerk::Clerk;
 use crate::support::event::{Event, Writer};
 use crate::support::kafka::Broker;
 use crate::support::lsn::parse_position;
@@ -641,10 +642,11 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
     for major in [14, MAJOR, 18] {
         let scene = scene_on(major, SETTINGS, &["tenant_1.outbox"]);
         let aggregate = scene.aggregate(1);
-        let walpost = scene.start();
         let (name, publication) = (&scene.name, scene.slot());
         let [publisher, migrator, other] =
             ["publisher", "migrator", "other"].map(|role| format!("{role}_{name}"));
+        let clerk = Clerk::new(&scene, format!("walpost_{name}"));
+        let role = &clerk.role;
         scene.db.run(&format!(
             "CREATE ROLE {publisher} NOLOGIN; CREATE ROLE {migrator} LOGIN; CREATE ROLE {other} LOGIN;
              GRANT CREATE ON DATABASE {name} TO {publisher}, {other};
@@ -653,8 +655,10 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
              GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO {publisher};
              GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {publisher};
              ALTER PUBLICATION {publication} OWNER TO {publisher};
+             GRANT {role} TO {publisher};
              GRANT {publisher} TO {migrator}"
         ));
+        let walpost = clerk.commands().run().start_streaming();
         let session = |role| Session::connect(&scene.conninfo_as(role)).unwrap();
         let migrate = |number| {
             let table = format!("tenant_{number}.outbox");

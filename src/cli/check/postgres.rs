@@ -67,7 +67,8 @@ pub(super) async fn postgres(
             report.add("replication", Outcome::Failure, format!("{error}{needs}"));
         }
     }
-    let problems = observed.problems(&settings.target);
+    let mut problems = observed.problems(&settings.target);
+    problems.extend(observed.publisher_problem(&settings.target));
     for problem in &problems {
         let outcome = match problem {
             Problem::InRecovery { .. } => Outcome::Unreachable,

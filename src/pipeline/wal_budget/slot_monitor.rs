@@ -75,9 +75,13 @@ impl Watched {
 
     /// A problem of the publication that halts the pipeline.
     pub(crate) fn publication_problem(&self, observed: &Observed) -> Option<Problem> {
-        let problem = observed.publication_problem(&self.target)?;
-        let is_of_tables = matches!(problem, Problem::OtherTables { .. });
-        (!is_of_tables || !self.sets_tables_aside).then_some(problem)
+        let is_tolerated = |problem: &Problem| {
+            self.sets_tables_aside && matches!(problem, Problem::OtherTables { .. })
+        };
+        observed
+            .publication_problem(&self.target)
+            .filter(|problem| !is_tolerated(problem))
+            .or_else(|| observed.publisher_problem(&self.target))
     }
 
     /// The same, and the slot is held whatever the settings say.

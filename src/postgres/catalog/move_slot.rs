@@ -21,21 +21,6 @@ impl Catalog {
         Ok(row.try_get(0)?)
     }
 
-    /// The owner of a publication whose row filters this session must not evaluate, now or as they were: the session is a superuser's,
-    /// and the owner is none.
-    ///
-    /// # Errors
-    /// The query fails.
-    pub(crate) async fn untrusted_publisher(
-        &self,
-        publication: &str,
-    ) -> Result<Option<String>, CatalogError> {
-        let sql = "SELECT rolname::text FROM pg_publication JOIN pg_roles r ON r.oid = pubowner \
-             WHERE pubname = $1 AND NOT rolsuper AND current_setting('is_superuser') = 'on'";
-        let found = self.client().query_opt(sql, &[&publication]).await?;
-        Ok(found.map(|row| row.try_get(0)).transpose()?)
-    }
-
     /// Moves the slot forward, from where it is expected to be; false, and nothing is changed, where
     /// it is somewhere else.
     ///

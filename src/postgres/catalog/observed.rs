@@ -148,6 +148,8 @@ pub(crate) struct ObservedPublication {
     pub unsafe_filter: Option<UnsafeFilter>,
     /// There is such a condition, and it is unknown because the table is locked.
     pub has_locked_filter: bool,
+    /// Its owner, if that role could have code run as the role that reads the slot, by a condition that it removes again.
+    pub untrusted_owner: Option<String>,
 }
 
 impl ObservedPublication {
@@ -311,6 +313,17 @@ impl Observed {
         } else {
             None
         }
+    }
+
+    /// Why the slot must not be read as the role that we are: the owner of the publication is not trusted as far.
+    #[must_use]
+    pub(crate) fn publisher_problem(&self, target: &Target) -> Option<Problem> {
+        let owner = self.publication.as_ref()?.untrusted_owner.clone()?;
+        Some(Problem::UntrustedPublisher {
+            publication: target.publication.clone(),
+            owner,
+            user: self.user.clone(),
+        })
     }
 
     fn table_problem(&self, target: &Target) -> Option<Problem> {
@@ -687,6 +700,20 @@ mod tests {
             let text = observed.problems(&target())[0].to_string();
             assert!(text.contains(word), "{word:?} in {text:?}");
         }
+    }
+
+    #[test]
+    fn publication_of_an_owner_who_is_not_trusted_is_a_problem_of_those_who_read_the_slot() {
+        let mut observed = sound();
+        assert_eq!(observed.publisher_problem(&target()), None);
+        let publication = observed.publication.as_mut().expect("publication");
+        publication.untrusted_owner = Some("My shop".to_owned());
+        assert_eq!(observed.problems(&target()), []);
+        let problem = observed.publisher_problem(&target()).expect("a problem");
+        let text = problem.to_string();
+        assert!(text.contains("GRANT walpost TO \"My shop\""), "{text}");
+        observed.publication = None;
+        assert_eq!(observed.publisher_problem(&target()), None);
     }
 
     #[test]

@@ -33,6 +33,20 @@ const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure
      OR p.prolang <> (SELECT oid FROM pg_language WHERE lanname = 'internal') \
      OR p.oid = 'pg_catalog.satisfies_hash_partition(oid, integer, integer, \"any\")'::regprocedure) LIMIT 1";
 
+/// The owner of publication `b`, if it must not choose what this session evaluates: the server evaluates row filters as the role that
+/// reads the slot, as they were when a row was written. Trusted are a role that can act as ours anyway, and, if ours is not a superuser,
+/// one that may replicate, since it can read all of WAL and drop the slot. Amazon RDS gives that right as a membership, which counts
+/// only if we have it in the same way: elsewhere anybody could create a role of that name.
+pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::text FROM pg_roles o WHERE o.oid = b.pubowner \
+     AND current_setting('server_version_num')::int >= 150000 \
+     AND NOT coalesce((SELECT bool_and(pg_has_role(o.oid, us.oid, CASE WHEN current_setting('server_version_num')::int < 160000 \
+         THEN 'MEMBER' ELSE 'USAGE, SET, MEMBER WITH ADMIN OPTION' END) \
+         OR NOT us.rolsuper AND (o.rolreplication \
+             OR o.rolcreaterole AND current_setting('server_version_num')::int < 160000 \
+             OR NOT us.rolreplication AND EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' \
+                 AND pg_has_role(o.oid, r.oid, 'USAGE') AND pg_has_role(us.oid, r.oid, 'USAGE')))) \
+     FROM pg_roles us WHERE us.rolname IN (current_user, session_user)), false)";
+
 /// A row filter that could run code of the publication's owner as the role that evaluates it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnsafeFilter {

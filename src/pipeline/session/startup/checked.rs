@@ -62,6 +62,7 @@ impl<C: CatalogQueries> Checked<C> {
         let (tolerated, problems): (Vec<_>, Vec<_>) = observed
             .problems(target)
             .into_iter()
+            .chain(observed.publisher_problem(target))
             .partition(|problem| settings.tolerates(problem));
         if let Some(problem) = problems.into_iter().next() {
             if observed.publication_problem(target).is_some() {
