@@ -90,7 +90,7 @@ pub(crate) enum RetentionError {
     /// There is none to make others after.
     #[error(
         "table {0} has no partition with a lower and an upper bound, so it is not known how long the next ones are to be. Make \
-         the first by hand: CREATE TABLE ... PARTITION OF {0} FOR VALUES FROM (...) TO (...)"
+         the first by hand, as the owner of the table: CREATE TABLE ... PARTITION OF {0} FOR VALUES FROM (...) TO (...)"
     )]
     NoModel(TableName),
     /// We may not.
@@ -765,7 +765,13 @@ impl Pass<'_> {
         self.catalog
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
             .await?;
-        // Its owner can have changed what the statements were composed from until it was locked.
+        // The examination locks it only if a role that is not trusted can change it. A trusted one can give it to another role.
+        if self.outbox.partitioning.is_some() {
+            let table = self.outbox.name.quoted();
+            let lock = format!("LOCK TABLE ONLY {table} IN SHARE UPDATE EXCLUSIVE MODE");
+            self.client.batch_execute(&lock).await?;
+        }
+        // What the statements were composed from can have changed until it was locked.
         let now = look::maintained(self.client, &self.outbox.name).await?;
         if now.as_ref() != Some(self.outbox) {
             return Err(CatalogError::TableChanged(self.outbox.name.clone()));

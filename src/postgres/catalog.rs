@@ -56,6 +56,7 @@ mod limits;
 mod move_slot;
 mod observed;
 mod own_table;
+mod partition_owners;
 mod problem;
 mod published;
 mod refusal;

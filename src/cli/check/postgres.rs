@@ -217,6 +217,19 @@ async fn owners(
     {
         report.add("owners", Outcome::Warning, error);
     }
+    let publication = observed.publication.as_ref();
+    let tables = publication.map(|found| found.outbox_tables(&target.outbox));
+    match catalog
+        .partitions_of_others(&tables.unwrap_or_default())
+        .await
+    {
+        Ok(found) => {
+            for table in found {
+                report.add("owners", Outcome::Warning, table.warning());
+            }
+        }
+        Err(error) => report.add("owners", of(recovery::of_catalog(&error)), error),
+    }
 }
 
 /// Reports the roles that may send events.

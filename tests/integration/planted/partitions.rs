@@ -5,9 +5,13 @@ use std::path::Path;
 use super::Shop;
 use crate::init::psql;
 use crate::support::event::Outbox;
+use crate::support::wait::wait_until;
 
 on_each_version! {
     new_partitions_belong_to_the_owner_of_the_table
+    partitions_of_other_roles_are_reported_with_the_statement_that_gives_them_away
+    partition_does_not_belong_to_a_former_owner_of_the_table
+    partitions_of_a_table_that_refers_to_itself_are_not_detached
 }
 
 /// PostgreSQL builds the index of a partition as the owner of the partition.
@@ -47,4 +51,103 @@ fn new_partitions_belong_to_the_owner_of_the_table(major: u32) {
         shop.expect_nothing_ran(again);
         assert_eq!(foreign, 0, "PostgreSQL {major}, {again}");
     }
+}
+
+fn partitions_of_other_roles_are_reported_with_the_statement_that_gives_them_away(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    let init = shop.init().arg("--partitioned");
+    init.args(["--owner", mallory]).finish().expect_code(0);
+    let check = || shop.command(&["check"]).finish().expect_code(0).stdout;
+    let what = "could call functions as that role";
+    assert!(!check().contains(what));
+    db.run(
+        "CREATE TABLE public.by_hand PARTITION OF public.outbox FOR VALUES FROM ('2001-01-01') TO ('2001-01-02')",
+    );
+    let said = check();
+    assert!(said.contains(what), "{said}");
+    let (_, statement) = said
+        .split_once("Give each to the owner of the table: ")
+        .unwrap_or_else(|| panic!("{said}"));
+    let statement = statement.lines().next().expect("a line");
+    assert!(statement.contains("by_hand"), "{statement}");
+    db.run(statement);
+    assert!(!check().contains(what));
+}
+
+/// The owner is read before the table is locked.
+fn partition_does_not_belong_to_a_former_owner_of_the_table(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let (scene, mallory) = (&shop.scene, &shop.mallory);
+    shop.init().arg("--partitioned").finish().expect_code(0);
+    let holder = scene.server.session_as("postgres", &scene.name);
+    holder.run("BEGIN; LOCK TABLE ONLY public.outbox IN SHARE UPDATE EXCLUSIVE MODE");
+    let maintain = shop.command_as("postgres", &["maintain", "--partitions-ahead", "20"]);
+    let command = maintain.start();
+    wait_until("maintain to wait for the table", || {
+        holder.is_true(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'public.outbox'::regclass AND NOT granted)",
+        )
+    });
+    holder.run(&format!(
+        "ALTER TABLE public.outbox OWNER TO {mallory}; COMMIT"
+    ));
+    let maintained = command.finish();
+    let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'public.outbox'::regclass";
+    assert_eq!(scene.db.number(partitions), 9, "{maintained:?}");
+    assert_ne!(maintained.code, Some(0), "{maintained:?}");
+}
+
+/// Detaching a partition looks for rows that refer to it, and casts them, as the role that detaches.
+fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    let init = shop.init().arg("--partitioned");
+    init.args(["--owner", mallory]).finish().expect_code(0);
+    db.run("ALTER TABLE public.outbox DISABLE TRIGGER USER");
+    shop.theirs.run(
+        "CREATE TYPE plot.kind AS ENUM ('a');
+         CREATE FUNCTION plot.to_uuid(plot.kind) RETURNS uuid LANGUAGE plpgsql STABLE AS
+             'BEGIN PERFORM plot.note(''cast''); RETURN ''00000000-0000-0000-0000-000000000001''; END';
+         CREATE CAST (plot.kind AS uuid) WITH FUNCTION plot.to_uuid(plot.kind) AS IMPLICIT;
+         CREATE TABLE public.outbox_old PARTITION OF public.outbox FOR VALUES FROM ('2001-01-01') TO ('2001-01-02');
+         ALTER TABLE public.outbox ADD ref plot.kind, ADD ref_at timestamptz,
+             ADD FOREIGN KEY (ref, ref_at) REFERENCES public.outbox (id, created_at);
+         INSERT INTO public.outbox (id, aggregatetype, aggregateid, type, created_at)
+             VALUES ('00000000-0000-0000-0000-000000000001', 'a', 'b', 'c', now());
+         INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at) VALUES ('a', 'b', 'c', '2001-01-01 12:00');
+         INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at, ref, ref_at)
+             SELECT 'a', 'b', 'c', now(), 'a', created_at FROM public.outbox WHERE created_at > '2002-01-01'",
+    );
+    // As if everything were delivered.
+    let slot = shop.scene.slot();
+    let confirm = || {
+        let end = db.value("SELECT pg_current_wal_lsn()").expect("an LSN");
+        for statement in [
+            format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
+            format!("SELECT pg_replication_slot_advance('{slot}', '{end}')"),
+        ] {
+            db.run(&statement);
+        }
+    };
+    let is_attached =
+        "SELECT relispartition FROM pg_class WHERE oid = to_regclass('public.outbox_old')";
+    let mut maintained = None;
+    wait_until(
+        "maintain to refuse the table, or to detach the partition",
+        || {
+            confirm();
+            let pass = shop.command_as("postgres", &["maintain", "--retention=1s"]);
+            let pass = pass.finish();
+            let is_over = pass.code == Some(3) || db.value(is_attached).as_deref() != Some("t");
+            maintained = Some(pass);
+            is_over
+        },
+    );
+    shop.expect_nothing_ran("maintain");
+    let refused = maintained.expect("a pass").expect_code(3);
+    refused.expect_says(&[
+        "code of other roles",
+        "foreign key outbox_ref_ref_at_fkey connects it to itself",
+    ]);
 }

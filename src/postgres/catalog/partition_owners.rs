@@ -1,0 +1,86 @@
+//! Partitions that do not belong to the owner of their table.
+
+use super::{Catalog, CatalogError, some_of};
+use crate::postgres::table::{TableName, identifier};
+
+/// A partitioned table and those of its partitions that belong to other roles.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PartitionsOfOthers {
+    pub(crate) table: String,
+    pub(crate) owner: String,
+    /// Names of partitions.
+    pub(crate) partitions: Vec<String>,
+    /// Their owners.
+    pub(crate) owners: Vec<String>,
+}
+
+impl Catalog {
+    /// Partitions of these tables, on any level, that do not belong to the owner of the table.
+    ///
+    /// # Errors
+    /// The query fails.
+    pub(crate) async fn partitions_of_others(
+        &self,
+        tables: &[TableName],
+    ) -> Result<Vec<PartitionsOfOthers>, CatalogError> {
+        let sql = "WITH RECURSIVE tree (root, owner, oid) AS ( \
+                 SELECT c.oid, c.relowner, c.oid FROM unnest($1::text[], $2::text[]) AS t (schema, name) \
+                 JOIN pg_namespace n ON n.nspname = t.schema \
+                 JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.name AND c.relkind = 'p' \
+                 UNION SELECT root, owner, inhrelid FROM tree JOIN pg_inherits ON inhparent = tree.oid) \
+             SELECT root::regclass::text, pg_get_userbyid(owner)::text, \
+                 array_agg(c.oid::regclass::text ORDER BY c.relname), \
+                 array_agg(DISTINCT pg_get_userbyid(c.relowner)::text) \
+             FROM tree JOIN pg_class c ON c.oid = tree.oid AND c.relowner <> owner GROUP BY root, owner ORDER BY 1";
+        let schemas: Vec<_> = tables.iter().map(|table| table.schema.as_str()).collect();
+        let names: Vec<_> = tables.iter().map(|table| table.name.as_str()).collect();
+        let rows = self.client().query(sql, &[&schemas, &names]).await?;
+        let found = |row: &tokio_postgres::Row| {
+            Ok(PartitionsOfOthers {
+                table: row.try_get(0)?,
+                owner: row.try_get(1)?,
+                partitions: row.try_get(2)?,
+                owners: row.try_get(3)?,
+            })
+        };
+        rows.iter().map(found).collect()
+    }
+}
+
+impl PartitionsOfOthers {
+    /// What is wrong with that, with the statement that changes it.
+    pub(crate) fn warning(&self) -> String {
+        let owners: Vec<_> = self.owners.iter().map(|owner| identifier(owner)).collect();
+        let first = self.partitions.first().map_or("...", String::as_str);
+        let owner = identifier(&self.owner);
+        format!(
+            "table {} belongs to role {owner}, and its partitions {} to {}: an index that the owner of the table creates is built as \
+             the owner of each partition, and could call functions as that role. Give each to the owner of the table: ALTER TABLE \
+             {first} OWNER TO {owner}",
+            self.table,
+            some_of(&self.partitions),
+            some_of(&owners),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warning_has_the_statement_that_gives_a_partition_to_the_owner_of_its_table() {
+        let found = PartitionsOfOthers {
+            table: "app.outbox".to_owned(),
+            owner: "My shop".to_owned(),
+            partitions: vec!["app.outbox_p1".to_owned(), "app.outbox_p2".to_owned()],
+            owners: vec!["postgres".to_owned()],
+        };
+        let warning = found.warning();
+        assert!(
+            warning.contains("ALTER TABLE app.outbox_p1 OWNER TO \"My shop\""),
+            "{warning}"
+        );
+        assert!(warning.contains("app.outbox_p2 to postgres"), "{warning}");
+    }
+}
