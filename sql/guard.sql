@@ -29,9 +29,15 @@
 -- not a superuser can run it too: tables in schemas of other roles are then refused. Safe to run again: the function is replaced.
 -- `walpost init` runs the same.
 \set ON_ERROR_STOP on
+\if :{?table}
+\else
+\set table outbox
+\endif
 -- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
+-- There is no table whose owner could own what serves all of them.
+\set table_of_session :table
 \set table ''
 \set examine owners
 \ir examine.sql
@@ -129,8 +135,8 @@ BEGIN
                     HINT = format('As a superuser: ALTER FUNCTION walpost.lock_and_examine(text, text, text) OWNER TO CURRENT_USER; '
                         'or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user);
         END;
-        -- Its name can have led to another table until it was locked.
-        IF NOT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND granted
+        -- Its name can have led to another table until it was locked. Up to PostgreSQL 15, a rule makes a view of an empty table.
+        IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox) OR NOT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND granted
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND relation = outbox
             AND mode = 'ShareUpdateExclusiveLock') THEN
             RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
@@ -299,3 +305,5 @@ COMMENT ON FUNCTION walpost.lock_and_examine(text, text, text)
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;
+-- Files that the same psql runs next have the table that was set.
+\set table :table_of_session

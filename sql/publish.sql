@@ -28,6 +28,10 @@
 -- arguments fit better, is called instead. SET search_path on the functions would do that too, and keep `publish` from
 -- becoming part of the statement that calls it.
 \set ON_ERROR_STOP on
+\if :{?table}
+\else
+\set table outbox
+\endif
 \if :{?max_event_bytes}
 \else
 \set max_event_bytes ''
@@ -36,6 +40,7 @@
 \ir session.sql
 BEGIN;
 -- There is no table whose owner could own them.
+\set table_of_session :table
 \set table ''
 \set examine owners
 \ir examine.sql
@@ -153,3 +158,5 @@ $walpost$;
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;
+-- Files that the same psql runs next have the table that was set.
+\set table :table_of_session

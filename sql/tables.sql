@@ -28,9 +28,15 @@
 --   ALTER PUBLICATION walpost_tenants OWNER TO migrator;     -- who needs CREATE on the database for that
 --   GRANT walpost TO migrator;     -- from PostgreSQL 15 on: the owner could have a row filter run code as Walpost's role anyway
 \set ON_ERROR_STOP on
+\if :{?table}
+\else
+\set table outbox
+\endif
 -- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 BEGIN;
+-- There is no table whose owner could own what serves all of them.
+\set table_of_session :table
 \set table ''
 \set examine 'owners outbox_row table_state'
 \ir examine.sql
@@ -285,3 +291,5 @@ $walpost$;
 \set examine 'owners outbox_row present'
 \ir examine.sql
 COMMIT;
+-- Files that the same psql runs next have the table that was set.
+\set table :table_of_session

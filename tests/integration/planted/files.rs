@@ -263,3 +263,37 @@ fn slot_state_that_is_created_after_the_examination_is_not_read() {
         );
     }
 }
+
+/// guard.sql is about no table.
+#[test]
+fn files_that_one_psql_runs_after_guard_are_about_the_table() {
+    let shop = Shop::bare(Outbox::Table, MAJOR);
+    let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+    let all = reaper::folder("planted").join("all.sql");
+    for table in ["outbox", "\"My 'own' table\""] {
+        let name = table.trim_matches('"');
+        let mut text = format!("\\set publication p{}\n", name.len());
+        if table != "outbox" {
+            text.push_str("\\set table 'My ''own'' table'\n");
+        }
+        for file in [
+            "outbox.sql",
+            "guard.sql",
+            "tables.sql",
+            "publish.sql",
+            "publication.sql",
+        ] {
+            text.push_str(&format!("\\i {}\n", sql.join(file).display()));
+            if file == "guard.sql" {
+                text.push_str(&format!("\\i {}\n", sql.join("journal.sql").display()));
+            }
+        }
+        fs::write(&all, text).unwrap();
+        crate::init::psql(&shop.scene, &all);
+        let published = format!(
+            "SELECT tablename FROM pg_publication_tables WHERE pubname = 'p{}'",
+            name.len()
+        );
+        assert_eq!(shop.scene.db.value(&published).as_deref(), Some(name));
+    }
+}

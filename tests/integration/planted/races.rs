@@ -260,3 +260,30 @@ fn trigger_on_slot_state_that_is_created_while_streaming_does_not_run() {
     walpost.wait_for_log("walpost.slot_state");
     shop.expect_nothing_ran("run");
 }
+
+/// Up to PostgreSQL 15, a rule with this name makes a view of a table without rows, and the OID stays.
+#[test]
+fn table_that_becomes_a_view_while_it_is_examined_is_refused() {
+    for major in [14, 15] {
+        let shop = Shop::new(Outbox::Table, major);
+        let scene = &shop.scene;
+        shop.theirs.run("CREATE TABLE public.bare (a int)");
+        let holder = scene.server.session_as(&shop.mallory, &scene.name);
+        holder.run("BEGIN; LOCK TABLE public.bare IN SHARE UPDATE EXCLUSIVE MODE");
+        let session = scene.server.session_as("postgres", &scene.name);
+        let examining = thread::spawn(move || {
+            session.try_run("SELECT walpost.lock_and_examine('public', 'bare', 'SELECT')")
+        });
+        wait_until("the examination to wait for the table", || {
+            holder.is_true(
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'public.bare'::regclass AND NOT granted)",
+            )
+        });
+        holder.run(
+            "CREATE RULE \"_RETURN\" AS ON SELECT TO public.bare DO INSTEAD SELECT 1 AS a; COMMIT",
+        );
+        let error = examining.join().expect("a thread").expect_err("a view");
+        let message = error.as_db_error().expect("an answer").message();
+        assert!(message.contains("was replaced by another one"), "{message}");
+    }
+}
