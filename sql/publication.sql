@@ -2,8 +2,9 @@
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -f sql/publication.sql
 --
--- Run by: the table's owner; needs CREATE on the database. Twice without harm: an existing publication of that name is
--- examined, and changed only if several=on and it lacks walpost.outbox_row.
+-- Run by: the table's owner; needs CREATE on the database. From PostgreSQL 15 on, walpost run refuses a publication unless its owner
+-- is a superuser, may replicate, or can act as Walpost's role: docs/tables.md says why. Twice without harm: an existing publication of
+-- that name is examined, and changed only if several=on and it lacks walpost.outbox_row.
 --
 -- An outbox of messages has no table: with -v table= the publication is an empty one, which pgoutput needs all the same.
 -- With -v several=on it is for several outboxes: then it has walpost.outbox_row alone at first (tables.sql), and each of them is

@@ -130,7 +130,7 @@ pub(crate) enum Problem {
     /// Its owner could have code run as the role that reads the slot.
     #[error(
         "publication {publication:?} belongs to role {owner}, which could have code run as role {user}: the server evaluates row filters \
-         as the role that reads the slot, also filters that are removed by then. Give it to a role that is trusted: \
+         as the role that reads the slot, including those that have since been removed. Give it to a role that is trusted: \
          ALTER PUBLICATION {name} OWNER TO .... Or, if role {owner} may do all that role {user} may: GRANT {user} TO {owner}. If {user} is \
          a superuser, use a role that is not one",
         name = identifier(.publication),
