@@ -1,4 +1,4 @@
-//! Everything that knows rdkafka.
+//! The Kafka client: the only module that uses rdkafka.
 
 mod aside;
 mod brokers;

@@ -1,14 +1,15 @@
-//! Clients that nobody waits for when they go.
+//! Clients that are dropped without blocking the caller.
 
 use std::ops::Deref;
 use std::thread;
 
-/// A client that is dropped on a thread of its own. It takes up to 100 ms: rdkafka waits that long at once for
-/// the end of a group's member, and for that of the thread of an admin client.
+/// A client that is dropped on a separate thread.
+///
+/// Dropping a client blocks for up to 100 ms: rdkafka polls at that interval while it waits for a
+/// consumer to leave its group, or for the thread of an admin client to end.
 pub(super) struct Aside<T: Send + 'static>(Option<T>);
 
 impl<T: Send + 'static> Aside<T> {
-    /// Of `client`.
     pub(super) fn new(client: T) -> Self {
         Self(Some(client))
     }
@@ -25,7 +26,7 @@ impl<T: Send + 'static> Deref for Aside<T> {
 impl<T: Send + 'static> Drop for Aside<T> {
     fn drop(&mut self) {
         let client = self.0.take();
-        // Where there is no thread for it, it is dropped here.
+        // If the thread can't be created, the client is dropped on the current thread.
         let _ = thread::Builder::new()
             .name("kafka-close".to_owned())
             .spawn(|| drop(client));
@@ -39,7 +40,7 @@ mod tests {
 
     use super::*;
 
-    /// Goes when it is told to, and says whether it was.
+    /// A client whose drop waits for a signal, then reports whether the signal arrived.
     struct Slow {
         may_go: Receiver<()>,
         was_told: Sender<bool>,

@@ -1,4 +1,4 @@
-//! The brokers that librdkafka knows.
+//! Recovery from librdkafka forgetting all of its brokers.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,22 +9,25 @@ use tracing::debug;
 use super::context::Context;
 use super::native;
 
-/// How long librdkafka may know no broker until it is given those of the settings.
+/// How long librdkafka may know no broker before `bootstrap.servers` is added again.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long at most until it is given them again: librdkafka keeps each list that it is given.
+/// Maximum delay before the list is added again; bounded because librdkafka stores each list it is
+/// given.
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Gives librdkafka the brokers of the settings again where it knows none any more.
+/// Adds `bootstrap.servers` to the producer again if librdkafka has lost all brokers.
 ///
-/// Brokers that are stopping can answer that there are none. librdkafka (2.12.1) ends all its connections then, and begins
-/// anew with `bootstrap.servers`; but where the last connection ends while it still reads that answer, it calls this off
-/// as soon as it has read it, and never connects again: <https://github.com/confluentinc/librdkafka/issues/5301>.
+/// A broker that is shutting down can return metadata without any brokers. librdkafka (2.12.1) then
+/// closes all its connections and starts again from `bootstrap.servers`. However, if the last
+/// connection closes while that response is still being processed, librdkafka cancels the restart
+/// when it finishes processing, and never reconnects:
+/// <https://github.com/confluentinc/librdkafka/issues/5301>.
 pub(super) struct Brokers {
     bootstrap: String,
     loss: Mutex<Loss>,
 }
 
-/// Since when no broker is known, or was last given.
+/// When the brokers were lost or last added, and how long to wait until they are added again.
 struct Loss {
     since: Instant,
     patience: Duration,
@@ -38,7 +41,7 @@ impl Brokers {
         }
     }
 
-    /// To be called every few seconds.
+    /// Adds the brokers again if that is due. Must be called every few seconds.
     pub(super) fn keep(&self, producer: &BaseProducer<Context>) {
         let is_known = native::knows_brokers(producer);
         let mut loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner);

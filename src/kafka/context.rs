@@ -1,4 +1,4 @@
-//! What becomes of librdkafka's deliveries, errors and log lines.
+//! Handling of librdkafka's delivery reports, errors and log lines.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,54 +21,57 @@ use crate::model::outage::{Outage, Say};
 use crate::model::rounded::Elapsed;
 use crate::sink::needed_limit;
 
-/// So often it is said that brokers refuse us still: after a while the pipeline may halt for it.
+/// How often an ongoing authentication failure is logged. The interval is short because the
+/// pipeline may eventually halt because of the failure.
 const REFUSED: Duration = Duration::from_secs(15);
 
-/// What librdkafka says first of a token that it was not given.
+/// Start of librdkafka's message when it could not get a token.
 const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
 
-/// What to say of brokers that don't support it.
+/// Error text for brokers that don't support idempotent producers.
 pub(super) const NEEDS_IDEMPOTENCE: &str = "Walpost produces with enable.idempotence = true, without which a retry can repeat and \
     reorder records: it needs brokers that support that, as Apache Kafka does from 0.11 on";
 
-/// Part of a broker's text about a record without a key for a compacted topic (Kafka's `LogValidator`).
+/// Part of a broker's error message for a record without a key in a compacted topic (Kafka's
+/// `LogValidator`).
 const WITHOUT_KEY: &str = "without key";
 
-/// In what librdkafka says of brokers that don't support what every producer of ours asks for.
+/// Part of librdkafka's error message when no broker supports idempotent producers.
 const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 
-/// Hears of the events of one producer.
+/// Receives the events of one producer.
 pub(crate) struct Context {
     pipeline: String,
     grants: Grants,
     deliveries: Arc<Deliveries>,
-    /// All brokers are down. Looked at with the deliveries, so it is apart from the lock.
+    /// Whether all brokers are down. An atomic, because it is checked on each delivery report.
     down: AtomicBool,
     /// See [`Context::assumed`].
     assumed: AtomicBool,
     /// See [`Context::abandon`].
     abandoned: AtomicBool,
     cluster: Mutex<Outage>,
-    /// Failures of single brokers, which can go on while others work.
+    /// Failures of individual brokers, which can occur while other brokers work.
     broker: Mutex<Outage>,
-    /// Why the connection to a broker failed last, since one has answered.
+    /// Why the last connection attempt to a broker failed, unless a broker has responded since.
     cause: Mutex<Option<String>>,
-    /// Why a broker would not have us, if that is why there is no connection.
+    /// Why authentication failed, if that is why there is no connection.
     refusal: Mutex<Option<String>>,
-    /// Since when they would not, where they would before.
+    /// Authentication failures after a broker has accepted the credentials.
     refused: Mutex<Outage>,
     credentials: Credentials,
-    /// What the producer was told last.
+    /// The login last passed to the producer.
     login: Mutex<Option<Login>>,
-    /// The topic that may not be a part of our transactions.
+    /// The topic that brokers did not allow in the transaction, if any.
     denied: Mutex<Option<String>>,
 }
 
 impl Context {
-    /// Reports to `deliveries`. `grants` says how the principal gets what it may not do.
+    /// Creates a context that reports to `deliveries`. `grants` provides the commands that grant
+    /// missing permissions.
     #[must_use]
     pub(crate) fn new(pipeline: &str, grants: Grants, deliveries: Arc<Deliveries>) -> Self {
-        // The producer before this one may have found it down.
+        // The previous producer may have found the cluster down.
         let down = AtomicBool::new(deliveries.stats().kafka_was_down());
         Self {
             pipeline: pipeline.to_owned(),
@@ -88,7 +91,8 @@ impl Context {
         }
     }
 
-    /// Has the producer, which has this login, prove who we are with `credentials` as they are by then.
+    /// Sets the credentials that the producer authenticates with, which are read again whenever
+    /// they are needed, and its current login.
     #[must_use]
     pub(super) fn proving(mut self, credentials: Credentials, login: Option<Login>) -> Self {
         self.credentials = credentials;
@@ -96,27 +100,26 @@ impl Context {
         self
     }
 
-    /// Where the producer's tokens come from, if it has any.
+    /// Returns the source of the producer's tokens, if it uses any.
     pub(super) fn tokens(&self) -> Option<&Tokens> {
         self.credentials.tokens()
     }
 
-    /// There is no token for the producer; it is asked for again.
+    /// Records that no token could be obtained. The token is requested again later.
     pub(super) fn no_token(&self, reason: &str) {
         let is_valid = |tokens: &Tokens| tokens.are_valid();
         match self.tokens().is_some_and(is_valid) {
-            // Connections go on until the last one expires.
+            // Existing connections remain open until the last token expires.
             true => self.broker_failed(reason),
             false => self.unreachable(reason),
         }
     }
 
-    /// The pipeline's name.
     pub(super) fn pipeline(&self) -> &str {
         &self.pipeline
     }
 
-    /// Of a producer in the place of this one's, which has `config`.
+    /// Creates the context for a producer with `config` that replaces this context's producer.
     #[must_use]
     pub(super) fn successor(&self, config: &ClientConfig) -> Self {
         let deliveries = Arc::clone(&self.deliveries);
@@ -124,7 +127,7 @@ impl Context {
             .proving(self.credentials.clone(), Login::of(config))
     }
 
-    /// The login, if it is another one by now than the producer knows.
+    /// Returns the current login if it differs from the one that the producer uses.
     pub(super) fn new_login(&self) -> Option<Login> {
         let mut known = lock(&self.login);
         let before = known.as_ref()?;
@@ -137,49 +140,51 @@ impl Context {
         Some(now)
     }
 
-    /// How the principal gets what it may not do.
+    /// Returns the commands that grant permissions to the principal.
     #[must_use]
     pub(crate) fn grants(&self) -> &Grants {
         &self.grants
     }
 
-    /// No broker can be reached, since the last time one answered.
+    /// Returns whether all brokers have been unreachable since one last responded.
     #[must_use]
     pub(crate) fn is_down(&self) -> bool {
         self.down.load(Ordering::Relaxed)
     }
 
-    /// Nobody waits for the producer any more: calls that are under way on other threads end instead of
-    /// being made again, so that the producer goes. Nor does anybody hear of deliveries from here on.
+    /// Marks the producer as no longer needed: calls in progress on other threads fail instead of
+    /// being retried, so that the producer can be dropped. Delivery reports from here on are
+    /// ignored.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
     }
 
-    /// Whether [`Context::abandon`] was called.
+    /// Returns whether [`Context::abandon`] was called.
     #[must_use]
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::SeqCst)
     }
 
-    /// Why the last connection was refused for who we are, if it was.
+    /// Returns why authentication failed on the last connection, if it did.
     #[must_use]
     pub(crate) fn refusal(&self) -> Option<String> {
         lock(&self.refusal).clone()
     }
 
-    /// Why the connection to a broker failed last, if none has answered since.
+    /// Returns why the last connection attempt to a broker failed, unless a broker has responded
+    /// since.
     #[must_use]
     pub(super) fn cause(&self) -> Option<String> {
         lock(&self.cause).clone()
     }
 
-    /// The topic that the brokers did not let into a transaction, if they did so.
+    /// Returns the topic that the brokers did not allow in a transaction, if any.
     #[must_use]
     pub(crate) fn denied(&self) -> Option<String> {
         lock(&self.denied).clone()
     }
 
-    /// A broker has answered.
+    /// Records that a broker has responded.
     pub(crate) fn answered(&self) {
         if self.down.swap(false, Ordering::Relaxed) {
             self.deliveries.stats().kafka_answered();
@@ -196,7 +201,7 @@ impl Context {
         }
     }
 
-    /// No broker has answered.
+    /// Records that no broker responds.
     pub(crate) fn unreachable(&self, reason: &str) {
         if !self.down.swap(true, Ordering::Relaxed) {
             self.deliveries.stats().kafka_is_down(reason);
@@ -211,17 +216,18 @@ impl Context {
         }
     }
 
-    /// Records are durable.
+    /// Records that the records with these tags are durable.
     pub(super) fn delivered(&self, tags: impl Iterator<Item = Tag>) {
         if self.deliveries.delivered(tags) > 0 && self.is_down() {
             self.answered();
         }
     }
 
-    /// A record is not, and will not be.
+    /// Records that a record was not delivered and will not be.
     pub(super) fn refused(&self, code: RDKafkaErrorCode, record: &Refused) {
         let topic = &record.topic;
-        // What is left of a transaction that the topic may not be a part of is thrown away.
+        // If a topic was not allowed in the transaction, the rest of the transaction is purged with
+        // another error code.
         let code = match self.denied() {
             Some(denied) if denied == *topic => RDKafkaErrorCode::TopicAuthorizationFailed,
             _ => code,
@@ -239,7 +245,8 @@ impl Context {
         });
     }
 
-    /// What another pass has to know of the record, where it, or another one of its batch, is the reason.
+    /// Returns what the next attempt needs to know about the record, if the error was caused by the
+    /// record or by another one in its batch.
     fn refused_alone(
         &self,
         code: RDKafkaErrorCode,
@@ -266,9 +273,11 @@ impl Context {
         }))
     }
 
-    /// A record is said to be durable, and no broker has said so: librdkafka infers it where one behind
-    /// it was accepted. A broker that knows nothing of the producer yet accepts that one without the
-    /// other, which it has refused a moment before (librdkafka #4134).
+    /// Records that librdkafka reports a record as durable although no broker has acknowledged it.
+    ///
+    /// librdkafka infers that the record is durable because a later one was accepted. But a broker
+    /// that doesn't know the producer yet accepts the later record even though it rejected the
+    /// earlier one moments before (librdkafka #4134).
     pub(super) fn assumed(&self, record: &Refused) {
         self.assumed.store(true, Ordering::SeqCst);
         self.deliveries.failed_with(DeliveryFailure {
@@ -284,12 +293,12 @@ impl Context {
         });
     }
 
-    /// Some record was only said to be durable.
+    /// Returns whether [`Context::assumed`] was called.
     pub(super) fn has_assumed(&self) -> bool {
         self.assumed.load(Ordering::SeqCst)
     }
 
-    /// Something is wrong with a broker, or with all of them.
+    /// Records an error of one broker, or of all of them.
     pub(super) fn error(&self, code: RDKafkaErrorCode, reason: &str) {
         use RDKafkaErrorCode as Code;
         match code {
@@ -297,19 +306,20 @@ impl Context {
                 Some(cause) => self.unreachable(&format!("{reason}; the last error: {cause}")),
                 None => self.unreachable(reason),
             },
-            // That was told when the program had failed. It is no refusal: no broker was asked.
+            // The failure of the token source has already been reported. This is not an
+            // authentication failure, because no broker was contacted.
             Code::Authentication if reason.contains(NO_TOKEN) => {}
             code if is_refusal(code) => {
                 *lock(&self.refusal) = Some(reason.to_owned());
                 self.broker_failed(reason);
                 self.refused_again(reason);
             }
-            // Every record that the producer still has is reported as failed now, the one it is
-            // about first; without any, the next one is refused.
+            // librdkafka now reports every queued record as failed, starting with the one that
+            // caused the error. If no records are queued, the next call to produce fails.
             Code::Fatal => {
                 warn!(pipeline = self.pipeline, reason, "Kafka producer failed");
                 if reason.contains(NOT_IDEMPOTENT) {
-                    // The next producer would be told the same.
+                    // The next producer would fail in the same way.
                     self.deliveries.failed_with(DeliveryFailure {
                         reason: format!("Kafka: {reason}. {NEEDS_IDEMPOTENCE}"),
                         permanent: true,
@@ -322,26 +332,27 @@ impl Context {
         }
     }
 
-    /// What librdkafka says of itself.
+    /// Records librdkafka's statistics.
     pub(super) fn statistics(&self, document: &str) {
         if let Some(statistics) = statistics::read(document.as_bytes()) {
             self.deliveries.stats().kafka_says(statistics);
         }
     }
 
-    /// A log line; `level` is syslog's.
+    /// Writes a librdkafka log line to the log; `level` is a syslog severity.
     pub(super) fn log(&self, level: i32, facility: &str, message: &str) {
         const ERROR: i32 = 3;
         const WARNING: i32 = 4;
         const INFO: i32 = 6;
         let pipeline = &self.pipeline;
-        // Nowhere else librdkafka says which topic it is:
-        // Failed to add partition "topic" [0] to transaction: Broker: Topic authorization failed
+        // librdkafka names the topic only in this log line: Failed to add partition "topic" [0] to
+        // transaction: Broker: Topic authorization failed
         if facility == "ADDPARTS" && message.ends_with("authorization failed") {
             *lock(&self.denied) = message.split('"').nth(1).map(str::to_owned);
         }
         match (level, facility) {
-            // Those come as errors too, and there they are counted.
+            // librdkafka names the topic only in this log line: `Failed to add partition "topic"
+            // [0] to transaction: Broker: Topic authorization failed`.
             (_, "FAIL" | "ERROR" | "FATAL") => debug!(pipeline, facility, "librdkafka: {message}"),
             (..=ERROR, _) => error!(pipeline, facility, "librdkafka: {message}"),
             (WARNING, "CONFWARN") if message.contains("enable.gapless.guarantee") => {
@@ -353,7 +364,7 @@ impl Context {
         }
     }
 
-    /// The broker's reason for a refusal, and how to fix it.
+    /// Returns the broker's reason for rejecting the record, and how to fix it.
     fn explain(&self, code: RDKafkaErrorCode, record: &Refused) -> String {
         let remedy = self.remedy(code, record);
         match record.reason.trim_end_matches('.') {
@@ -362,7 +373,7 @@ impl Context {
         }
     }
 
-    /// How to fix a failure.
+    /// Returns how to fix the failure, as text to append to the reason.
     fn remedy(&self, code: RDKafkaErrorCode, record: &Refused) -> String {
         use RDKafkaErrorCode as Code;
         let topic = &record.topic;
@@ -408,7 +419,7 @@ impl Context {
         }
     }
 
-    /// Brokers that had accepted us do not.
+    /// Logs that brokers reject credentials that they accepted before.
     fn refused_again(&self, reason: &str) {
         if !self.credentials.were_accepted() {
             return;
@@ -452,32 +463,32 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// A tag travels in the pointer that librdkafka carries for each record.
+// A tag is stored in the pointer that librdkafka keeps for each record.
 const _: () = assert!(usize::BITS == u64::BITS, "Walpost needs a 64-bit platform");
 
 /// A record that was not delivered.
 pub(super) struct Refused {
     pub(super) topic: String,
     pub(super) partition: i32,
-    /// The broker's text about it; empty if the broker sent none.
+    /// The broker's error message; empty if the broker sent none.
     pub(super) reason: String,
-    /// The position of its row.
+    /// The WAL position of the record's row.
     pub(super) position: Option<String>,
-    /// Bytes of its key and its value.
+    /// Size of the key and the value, in bytes.
     pub(super) bytes: usize,
     /// See [`failure::content`](crate::delivery::failure::content).
     pub(super) content: u64,
 }
 
-/// The timestamp in a broker's text about one that it refuses (Kafka's `LogValidator`). librdkafka does not return that of a
-/// record that was not delivered.
+/// Extracts the record's timestamp from a broker's error message (Kafka's `LogValidator`).
+/// librdkafka does not return the timestamp of a record that was not delivered.
 fn timestamp_in(reason: &str) -> Option<jiff::Timestamp> {
     let (_, rest) = reason.split_once("Timestamp ")?;
     let millis = rest.split(' ').next()?.parse().ok()?;
     jiff::Timestamp::from_millisecond(millis).ok()
 }
 
-/// A broker does not accept who we are, or we not who it is.
+/// Returns whether the code means that authentication failed, on either side.
 pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
@@ -486,9 +497,10 @@ pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// The same record would fail again: a person has to change something. An unknown topic or partition is not permanent: the
-/// next producer looks the topic up, and finds out whether it is missing, was created again, or lacks the partition that a
-/// row names.
+/// Returns whether the same record would fail again until an operator changes something.
+///
+/// An unknown topic or partition is not permanent: the next producer looks the topic up, and finds
+/// out whether it is missing, was re-created, or lacks the partition that a row names.
 fn is_permanent(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(
@@ -508,8 +520,8 @@ fn is_permanent(code: RDKafkaErrorCode) -> bool {
     )
 }
 
-/// rdkafka itself tells of events only when a producer is dropped, and throws away what it still
-/// has: nobody wants to hear of those records any more.
+/// rdkafka calls these only while a producer is being dropped, for the events that are still
+/// queued. They are ignored because those records no longer matter.
 impl rdkafka::ClientContext for Context {
     fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
 

@@ -1,5 +1,7 @@
-//! Who we are to the brokers. A password may be rotated while clients are at work: what the configuration file
-//! says of it is read again for each client, and for one that is refused.
+//! Credentials for connecting to the brokers.
+//!
+//! A password may be rotated while clients are connected, so credentials in the configuration file
+//! are read again for each new client, and whenever a client fails to authenticate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +16,14 @@ use super::token::{TokenError, Tokens};
 use super::token_endpoint::Endpoint;
 use crate::program::Program;
 
-/// Where the properties come from that prove who we are. Clones are about the same brokers.
+/// The source of the properties that authenticate a client. Clones share their state, so they must
+/// be used for the same brokers.
 #[derive(Clone, Default)]
 pub struct Credentials(Arc<Source>);
 
 #[derive(Default)]
 struct Source {
-    /// For a person who has to change the password there.
+    /// Where the credentials are configured, for error messages.
     origin: String,
     read: Option<Box<Read>>,
     tokens: Option<Tokens>,
@@ -29,7 +32,7 @@ struct Source {
 
 type Read = dyn Fn() -> Result<Properties, String> + Send + Sync;
 
-/// `sasl.username` and `sasl.password`.
+/// The values of `sasl.username` and `sasl.password`.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Login {
     pub(super) username: String,
@@ -46,7 +49,8 @@ impl Login {
 }
 
 impl Credentials {
-    /// Those that never change; `origin` says for a person where the password is.
+    /// Creates credentials that never change. `origin` names the place where the password is
+    /// configured, for messages.
     #[must_use]
     pub fn fixed(origin: String) -> Self {
         Self(Arc::new(Source {
@@ -55,7 +59,8 @@ impl Credentials {
         }))
     }
 
-    /// Those that `read` gives. Only properties that [`Credentials::have`] are read again.
+    /// Creates credentials that are read again with `read`. Only properties for which
+    /// [`Credentials::have`] returns true are updated.
     #[must_use]
     pub fn kept(
         origin: String,
@@ -68,12 +73,13 @@ impl Credentials {
         }))
     }
 
-    /// Tokens for SASL/OAUTHBEARER, which the program prints; `origin` says for a person where it is named.
+    /// Creates credentials that get SASL/OAUTHBEARER tokens from the output of a program. `origin`
+    /// names the place where the program is configured, for messages.
     pub(crate) fn of_program(origin: String, program: Program) -> Self {
         Self::of_tokens(origin, Tokens::printed_by(program))
     }
 
-    /// Tokens for SASL/OAUTHBEARER that are fetched from there.
+    /// Creates credentials that request SASL/OAUTHBEARER tokens from the endpoint.
     pub(crate) fn of_endpoint(endpoint: Endpoint) -> Self {
         let origin = format!("the token endpoint {}", endpoint.url());
         Self::of_tokens(origin, Tokens::fetched_from(endpoint))
@@ -87,22 +93,22 @@ impl Credentials {
         }))
     }
 
-    /// What they leave open to those who share the network with where they come from, with its remedy.
+    /// Returns a warning if the connection to the token source can be intercepted, with its remedy.
     #[must_use]
     pub(crate) fn warning(&self) -> Option<String> {
         self.tokens()?.endpoint()?.warning()
     }
 
-    /// Where tokens come from, if there are any.
+    /// Returns the source of tokens, if tokens are used.
     pub(super) fn tokens(&self) -> Option<&Tokens> {
         self.0.tokens.as_ref()
     }
 
-    /// Gives a client that nobody hears a token. One that is in use for longer needs another one then. Blocks while the
-    /// program runs that prints it.
+    /// Passes a token to a client whose events are not processed. The token is not renewed, so a
+    /// longer-lived client needs another one later. Blocks while the token is obtained.
     ///
     /// # Errors
-    /// There is none.
+    /// No token could be obtained, or librdkafka does not accept it.
     pub(super) fn equip<C: ClientContext>(&self, client: &Client<C>) -> Result<(), TokenError> {
         let Some(tokens) = self.tokens() else {
             return Ok(());
@@ -114,35 +120,36 @@ impl Credentials {
         }
     }
 
-    /// As [`Self::equip`], where a client without a token finds no broker, which is told of by who asks it.
+    /// Passes a token to the client like [`Self::equip`], but logs errors. Without a token, the
+    /// client can't connect to any broker, and its next request fails.
     pub(super) fn equip_or_warn<C: ClientContext>(&self, client: &Client<C>) {
         if let Err(error) = self.equip(client) {
             warn!("{error}");
         }
     }
 
-    /// Whether the property is a part of them.
+    /// Returns whether the property is part of the credentials.
     #[must_use]
     pub fn have(property: &str) -> bool {
         property == "sasl.username" || is_secret(property)
     }
 
-    /// Where the password comes from, for a person.
+    /// Returns where the credentials are configured, for messages.
     pub(super) fn origin(&self) -> &str {
         &self.0.origin
     }
 
-    /// A broker has accepted who we are.
+    /// Records that a broker has accepted the credentials.
     pub(super) fn accepted(&self) {
         self.0.was_accepted.store(true, Ordering::Relaxed);
     }
 
-    /// Whether a broker has ever accepted who we are, in this process.
+    /// Returns whether a broker has accepted the credentials since this process started.
     pub(super) fn were_accepted(&self) -> bool {
         self.0.was_accepted.load(Ordering::Relaxed)
     }
 
-    /// Puts what they are by now into the configuration of a client.
+    /// Reads the credentials again and sets them in a client's configuration.
     pub(super) fn renew(&self, config: &mut ClientConfig) {
         let Some(read) = &self.0.read else { return };
         match read() {

@@ -1,9 +1,9 @@
-//! Whether a consumer has read a partition as far as it is known to go.
+//! Detects when a consumer has read a partition up to a known offset.
 //!
-//! A consumer is told of a partition's end by the broker that it reads from, where that broker has no more
-//! to give. Others may have more: a follower is behind its leader (`client.rack`), and a leader that was
-//! just elected gives nothing beyond what it knows the followers to have, which can be less than its
-//! predecessor gave away. Who takes that for the end misses what is behind it.
+//! A broker reports the end of a partition when it has no more records to return. Other brokers may
+//! have more: a follower lags behind its leader (`client.rack`), and a newly elected leader returns
+//! only records up to the high watermark that it knows, which can be lower than the one its
+//! predecessor used. A consumer that treats the reported end as final misses the remaining records.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,37 +15,37 @@ use rdkafka::error::KafkaResult;
 
 use super::native;
 
-/// How long one question may take.
+/// Timeout for a single request.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Before a partition is read again from where it seemed to end.
+/// Delay before reading a partition again from its reported end.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The ends of a topic's partitions, as they are told to one consumer.
+/// Checks the ends of a topic's partitions that are reported to one consumer.
 pub(super) struct Ends<'c, C: ConsumerContext + 'static> {
     consumer: &'c BaseConsumer<C>,
     topic: &'c str,
-    /// Partitions that are read again.
+    /// Partitions that are being read again.
     again: HashMap<i32, Again>,
 }
 
-/// A partition is read again.
+/// State of a partition that is being read again from its reported end.
 struct Again {
-    /// From here.
+    /// The offset from which the partition is read again.
     from: i64,
-    /// Nothing came since.
+    /// No record has been received since.
     is_quiet: bool,
-    /// The broker that was read from knew all of it before.
+    /// The broker being read from already knew the whole partition when the read started.
     was_all: bool,
 }
 
-/// Has a consumer read from leaders alone.
+/// Configures a consumer to read only from leaders.
 pub(super) fn read_from_leaders(mut config: ClientConfig) -> ClientConfig {
     config.remove("client.rack");
     config
 }
 
 impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
-    /// Of a topic that `consumer` begins to read.
+    /// Creates the checks for a topic that `consumer` starts to read.
     pub(super) fn of(consumer: &'c BaseConsumer<C>, topic: &'c str) -> Self {
         Self {
             consumer,
@@ -54,7 +54,7 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
         }
     }
 
-    /// A record of the partition came.
+    /// Records that a record of the partition was received.
     pub(super) fn record(&mut self, partition: i32) {
         if !self.again.is_empty()
             && let Some(again) = self.again.get_mut(&partition)
@@ -63,17 +63,20 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
         }
     }
 
-    /// The consumer was told that the partition has ended, which it is known to go on to `end`: whether
-    /// all before that was read. If not, it is read again, from where it seemed to end: its end will be told
-    /// once more. `start` is where reading began. Blocks.
+    /// Handles a reported end of a partition that is known to extend to `end`, and returns whether
+    /// everything before `end` has been read.
+    ///
+    /// If not, the consumer reads again from the reported end, and the end will be reported once
+    /// more. `start` is the offset at which reading started. Blocks.
     ///
     /// # Errors
-    /// The brokers don't answer.
+    /// The brokers don't respond.
     pub(super) fn told(&mut self, partition: i32, start: i64, end: i64) -> KafkaResult<bool> {
         let position = self.consumer.position()?;
         let position = position.find_partition(self.topic, partition);
         let at = match position.map(|found| found.offset()) {
-            // Behind the last record, or the last end of a transaction, which is none.
+            // The offset after the last record, or after the last transaction marker, which is not
+            // returned as a record.
             Some(Offset::Offset(at)) => at.max(start),
             _ => start,
         };
@@ -82,8 +85,8 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
         if at >= end {
             return Ok(true);
         }
-        // What the broker knows by now says nothing of an end that it told before: it can have caught up
-        // since, and what it gave then is still to be polled.
+        // What the broker knows now does not apply to an end that it reported earlier: it may have
+        // caught up since, and records that it returned then may still be waiting to be polled.
         let is_all = self.is_all(partition, end)?;
         if is_all && before.is_some_and(|before| before.is_quiet && before.was_all) {
             return Ok(true);
@@ -95,14 +98,17 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
             was_all: is_all,
         };
         self.again.insert(partition, again);
-        // What was told before that is told no more.
+        // Seeking discards ends that were reported before.
         self.consumer
             .seek(self.topic, partition, Offset::Offset(at), ANSWER)?;
         Ok(false)
     }
 
-    /// The last offsets need not have anything to be read: compaction removes it. They have been passed,
-    /// where the broker that was read from knows them, and hides nothing before them.
+    /// Returns whether the broker that the consumer reads from knows the partition up to `end`, and
+    /// can return everything before it.
+    ///
+    /// If so, reaching the end means that everything was read, even if no record has the last
+    /// offsets: compaction may have removed them.
     fn is_all(&self, partition: i32, end: i64) -> KafkaResult<bool> {
         let (_, to_be_read) = self
             .consumer
