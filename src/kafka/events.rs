@@ -1,8 +1,8 @@
-//! What librdkafka has to tell: deliveries, errors, log lines.
+//! Polling of librdkafka's events: delivery reports, errors, log lines.
 //!
-//! rdkafka's `poll` makes a list, a reference count and a result for every record that was
-//! delivered, and can't be woken. Here an event is gone through where it lies, and all its
-//! deliveries are counted at once. The calls are librdkafka 2.12's, `src/rdkafka.h`.
+//! rdkafka's `poll` allocates a list, a reference count and a result for every delivery report, and
+//! can't be interrupted. This module reads each event in place and passes all its delivery reports
+//! on at once. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
 #![expect(
     unsafe_code,
     reason = "librdkafka is a C library, and this is the boundary to it"
@@ -37,31 +37,32 @@ use crate::delivery::failure::content;
 use crate::delivery::watermark::Tag;
 use crate::outbox::headers::POSITION_HEADER;
 
-/// Until there is an event, or [`Events::wake`] is called.
+/// Poll timeout: wait until there is an event or [`Events::wake`] is called.
 const FOR_EVER: c_int = -1;
 
-/// The events of a producer.
+/// The event queue of a producer.
 pub(super) struct Events {
     queue: NonNull<rd_kafka_queue_t>,
-    /// Keeps what the queue belongs to.
+    /// Keeps alive the client that owns the queue.
     producer: Arc<BaseProducer<Context>>,
 }
 
 // SAFETY: librdkafka's queues may be used from any thread.
 unsafe impl Send for Events {}
-// SAFETY: and from several at once: they have a lock of their own.
+// SAFETY: librdkafka's queues may be used from several threads at once, because each has its own
+// lock.
 unsafe impl Sync for Events {}
 
 impl Events {
-    /// Those of `producer`. Nothing comes of them until [`Events::serve`] is called.
+    /// Opens the event queue of `producer`. Events are processed only by [`Events::serve`].
     pub(super) fn of(producer: Arc<BaseProducer<Context>>) -> Self {
-        // SAFETY: the producer is there.
+        // SAFETY: the producer is valid.
         let queue = unsafe { rd_kafka_queue_get_main(producer.client().native_ptr()) };
         let queue = NonNull::new(queue).expect("a producer has a main queue");
         Self { queue, producer }
     }
 
-    /// Waits for an event and tells the producer's [`Context`] of it.
+    /// Waits for an event and passes it to the producer's [`Context`].
     pub(super) fn serve(&self) {
         // SAFETY: the queue lives as long as `self`.
         let event = unsafe { rd_kafka_queue_poll(self.queue.as_ptr(), FOR_EVER) };
@@ -70,7 +71,7 @@ impl Events {
         }
     }
 
-    /// Ends a call of [`Events::serve`] that waits, or the next one.
+    /// Interrupts a waiting call of [`Events::serve`], or the next one if none is waiting.
     pub(super) fn wake(&self) {
         // SAFETY: the queue lives as long as `self`.
         unsafe { rd_kafka_queue_yield(self.queue.as_ptr()) };
@@ -79,7 +80,7 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        // SAFETY: the reference is this one's own, and the producer is still there.
+        // SAFETY: `self` owns this reference to the queue, and the producer is still valid.
         unsafe { rd_kafka_queue_destroy(self.queue.as_ptr()) };
     }
 }
@@ -89,19 +90,19 @@ struct Event(NonNull<rd_kafka_event_t>);
 impl Event {
     fn tell(mut self, producer: &Arc<BaseProducer<Context>>) {
         let context = producer.context();
-        // SAFETY: the event is there.
+        // SAFETY: the event is valid.
         match unsafe { rd_kafka_event_type(self.0.as_ptr()) } {
             RD_KAFKA_EVENT_DR => {
                 context.delivered(std::iter::from_fn(|| self.next_delivery(context)));
             }
             RD_KAFKA_EVENT_ERROR => {
-                // SAFETY: the event is there, and its text for as long.
+                // SAFETY: the event is valid, and the error string lives as long as the event.
                 let (code, reason) = unsafe {
                     let code = rd_kafka_event_error(self.0.as_ptr());
                     (code, text(rd_kafka_event_error_string(self.0.as_ptr())))
                 };
                 let code = code.into();
-                // `reason` has the number.
+                // Clear the recorded code: `reason` already contains it.
                 let _ = unknown_codes::take_last();
                 context.error(code, reason.trim());
                 if is_refusal(code) {
@@ -120,7 +121,7 @@ impl Event {
             }
             RD_KAFKA_EVENT_LOG => {
                 let (mut facility, mut message, mut level) = (null(), null(), 0);
-                // SAFETY: the event is there, and its texts for as long.
+                // SAFETY: the event is valid, and the strings live as long as the event.
                 unsafe {
                     rd_kafka_event_log(
                         self.0.as_ptr(),
@@ -132,7 +133,7 @@ impl Event {
                 }
             }
             RD_KAFKA_EVENT_STATS => {
-                // SAFETY: the event is there, and its text for as long.
+                // SAFETY: the event is valid, and the document lives as long as the event.
                 let document = unsafe { text(rd_kafka_event_stats(self.0.as_ptr())) };
                 context.statistics(&document);
             }
@@ -140,11 +141,11 @@ impl Event {
         }
     }
 
-    /// The tag of the next record that was delivered and has one. One that was not is told of at
-    /// once, and passed over.
+    /// Returns the tag of the next record that was delivered and has a tag. Failed records are
+    /// reported to the context and skipped.
     fn next_delivery(&mut self, context: &Context) -> Option<Tag> {
         loop {
-            // SAFETY: the event is there, and with it its messages.
+            // SAFETY: the event is valid, and its messages live as long as the event.
             let message = unsafe { rd_kafka_event_message_next(self.0.as_ptr()).as_ref() }?;
             match message.err {
                 RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
@@ -164,15 +165,17 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: the event is this one's own.
+        // SAFETY: `self` owns the event.
         unsafe { rd_kafka_event_destroy(self.0.as_ptr()) };
     }
 }
 
-/// Gives the producer another token, or says why there is none. The program that prints it has seconds for that, in which
-/// deliveries are to be heard.
+/// Passes a new token to the producer, or reports why there is none.
+///
+/// Runs on a separate thread, because the program that prints the token may take seconds, during
+/// which delivery reports must still be processed.
 fn renew(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
-    // The producer goes when it is dropped, and not when the program has ended.
+    // A weak reference, so that dropping the producer does not wait for the program to exit.
     let (of_thread, tokens) = (Arc::downgrade(producer), tokens.clone());
     let renew = move || {
         let token = tokens.get();
@@ -199,7 +202,7 @@ fn renew(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
     }
 }
 
-/// Has the producer prove with `login` who we are, from its next connection on.
+/// Sets the login that the producer uses for its next connections.
 fn log_in(producer: &BaseProducer<Context>, login: &Login) {
     let (Ok(username), Ok(password)) = (
         CString::new(&*login.username),
@@ -207,7 +210,7 @@ fn log_in(producer: &BaseProducer<Context>, login: &Login) {
     ) else {
         return;
     };
-    // SAFETY: the producer is there, and the texts are copied; an error is ours to destroy.
+    // SAFETY: the producer is valid, and the strings are copied. The caller owns a returned error.
     unsafe {
         let error = rd_kafka_sasl_set_credentials(
             producer.client().native_ptr(),
@@ -220,11 +223,11 @@ fn log_in(producer: &BaseProducer<Context>, login: &Login) {
     }
 }
 
-/// What is known of a record that was not delivered.
+/// Collects the known facts about a record that was not delivered.
 fn refused(message: &RDKafkaMessage) -> Refused {
-    // SAFETY: a delivery report has the record's topic, which is there as long as it.
+    // SAFETY: a delivery report contains the record's topic, which lives as long as the report.
     let topic = unsafe { text(rd_kafka_topic_name(message.rkt)) };
-    // SAFETY: it has its key and its payload too.
+    // SAFETY: a delivery report also contains the record's key and payload.
     let (key, payload) = unsafe {
         (
             bytes(message.key, message.key_len),
@@ -235,7 +238,7 @@ fn refused(message: &RDKafkaMessage) -> Refused {
         Some(code) => {
             format!("the broker returned error code {code}, which librdkafka does not know")
         }
-        // SAFETY: the message is valid for the call, and the text as long as the message.
+        // SAFETY: the message is valid for the call, and the string lives as long as the message.
         None => unsafe { text(rd_kafka_message_produce_errstr(message)) },
     };
     Refused {
@@ -249,17 +252,18 @@ fn refused(message: &RDKafkaMessage) -> Refused {
 }
 
 /// # Safety
-/// Null, or so many bytes that are there for as long as the result.
+/// `at` is null, or points to `len` bytes that live for at least `'b`.
 unsafe fn bytes<'b>(at: *const c_void, len: usize) -> Option<&'b [u8]> {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) })
 }
 
-/// The row's position, from the record's own header.
+/// Returns the WAL position of the record's row, read from the record's header.
 fn position(message: &RDKafkaMessage) -> Option<String> {
     let name = CString::new(POSITION_HEADER).ok()?;
     let (mut headers, mut value, mut len) = (null_mut(), null(), 0);
-    // SAFETY: the message is there, its headers as long as it, and the value as long as they.
+    // SAFETY: the message is valid, its headers live as long as the message, and the value as long
+    // as the headers.
     let bytes = unsafe {
         found(rd_kafka_message_headers(message, &raw mut headers))?;
         found(rd_kafka_header_get_last(
@@ -280,15 +284,15 @@ fn found(code: RDKafkaRespErr) -> Option<()> {
     (RDKafkaErrorCode::from(code) == RDKafkaErrorCode::NoError).then_some(())
 }
 
-/// A text of librdkafka's.
+/// Copies a C string from librdkafka; null becomes an empty string.
 ///
 /// # Safety
-/// Null, or ended by a zero byte.
+/// The pointer is null, or points to a NUL-terminated string.
 unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()

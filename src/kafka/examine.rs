@@ -1,4 +1,4 @@
-//! What exactly-once asks of the brokers, looked at without changing anything.
+//! Queries of the broker settings that matter for exactly-once, without changing anything.
 
 use std::time::Duration;
 
@@ -11,28 +11,28 @@ use super::transaction::Checkpoints;
 
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// What the brokers have for exactly-once.
+/// The broker and topic settings that matter for exactly-once.
 #[derive(Debug)]
 pub struct Examined {
-    /// How many there are.
+    /// Number of brokers.
     pub brokers: usize,
-    /// Replicas of the topic for checkpoints; none where it is not there yet.
+    /// Number of replicas of the checkpoint topic; `None` if the topic does not exist yet.
     pub topic_replicas: Option<usize>,
-    /// `min.insync.replicas` of that topic.
+    /// `min.insync.replicas` of the checkpoint topic.
     pub topic_min_insync: Option<i64>,
-    /// `transaction.state.log.replication.factor` of a broker.
+    /// `transaction.state.log.replication.factor` of one broker.
     pub state_replicas: Option<i64>,
-    /// `transaction.max.timeout.ms` of a broker.
+    /// `transaction.max.timeout.ms` of one broker.
     pub timeout_max: Option<i64>,
     /// `transaction.timeout.ms` of the pipeline.
     pub timeout: i64,
 }
 
 impl Checkpoints {
-    /// Looks at the brokers.
+    /// Queries the settings from the brokers.
     ///
     /// # Errors
-    /// They don't answer.
+    /// The brokers don't respond.
     pub async fn examine(self) -> Result<Examined, KafkaError> {
         let asking = self.clone();
         let asked = tokio::task::spawn_blocking(move || asking.shape());
@@ -87,7 +87,7 @@ impl Checkpoints {
 
 struct Shape {
     brokers: usize,
-    /// One of them.
+    /// ID of one of the brokers.
     broker: Option<i32>,
     replicas: Option<usize>,
 }

@@ -1,8 +1,8 @@
-//! Sends at once what was queued while little comes.
+//! Sends queued records immediately while traffic is low.
 //!
-//! librdkafka has one waiting time for batches to fill (`linger.ms`), for busy and quiet times
-//! alike. So Walpost sets one that is good when much comes, and while little comes it ends the
-//! wait after every transaction with `rd_kafka_flush`, which is what that call is for.
+//! librdkafka has a single delay for filling batches (`linger.ms`), for high and low traffic alike.
+//! Walpost sets a value that suits high traffic. While traffic is low, it ends the delay after
+//! every transaction with `rd_kafka_flush`, which exists for this purpose.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,11 +14,11 @@ use rdkafka::producer::BaseProducer;
 use super::context::Context;
 use super::native;
 
-/// How long one flush may wait for deliveries. Records that are queued meanwhile
-/// don't wait for company either, so it is short: a busy time may begin.
+/// Maximum time that a flush waits for delivery reports. Records queued during a flush are sent
+/// without lingering too, so the time is short in case traffic increases.
 const FLUSH: Duration = Duration::from_millis(5);
 
-/// A thread that flushes when it is asked to, because the call blocks.
+/// A thread that flushes on request. A separate thread is needed because the call blocks.
 pub(super) struct Flusher {
     asked: Arc<Asked>,
     thread: Option<JoinHandle<()>>,
@@ -34,7 +34,7 @@ impl Flusher {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system has no thread for it.
+    /// The operating system can't create a thread.
     pub(super) fn start(producer: Arc<BaseProducer<Context>>) -> std::io::Result<Self> {
         let asked = Arc::new(Asked::default());
         let orders = Arc::clone(&asked);
@@ -55,7 +55,7 @@ impl Flusher {
         })
     }
 
-    /// What was queued by now is sent. Does not block.
+    /// Requests that everything queued so far be sent. Does not block.
     pub(super) fn flush(&self) {
         self.asked.flush.store(true, Ordering::SeqCst);
         self.wake();
@@ -73,7 +73,7 @@ impl Drop for Flusher {
         self.asked.end.store(true, Ordering::SeqCst);
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // It can't fail but by a panic, and then it has ended too.
+            // An error means that the thread panicked, and so has ended as well.
             let _ = thread.join();
         }
     }

@@ -1,11 +1,12 @@
-//! The commands that give the principal the rights it needs. To read or to write implies to describe.
+//! Commands that grant the principal the permissions it needs. In Kafka, Read and Write imply
+//! Describe.
 
 use rdkafka::config::ClientConfig;
 
 use super::properties::brokers;
 use crate::escape::shell_word_on_one_line;
 
-/// Whom to give rights, and where.
+/// The principal to grant permissions to, and the brokers to grant them on.
 #[derive(Clone, Debug)]
 pub(crate) struct Grants {
     brokers: String,
@@ -14,7 +15,7 @@ pub(crate) struct Grants {
 }
 
 impl Grants {
-    /// For who connects with `config`.
+    /// Creates the commands for the principal that connects with `config`.
     #[must_use]
     pub(crate) fn of(config: &ClientConfig) -> Self {
         let get = |name| config.get(name).map(str::to_owned);
@@ -25,38 +26,38 @@ impl Grants {
         }
     }
 
-    /// The brokers' addresses, for other commands.
+    /// Returns the bootstrap servers, for use in other commands.
     #[must_use]
     pub(crate) fn brokers(&self) -> &str {
         &self.brokers
     }
 
-    /// To write records to a topic.
+    /// Returns the command that allows writing to a topic.
     #[must_use]
     pub(crate) fn topic(&self, topic: &str) -> String {
         self.command("--operation Write", "--topic", topic)
     }
 
-    /// To read records of a topic.
+    /// Returns the command that allows reading from a topic.
     #[must_use]
     pub(crate) fn read(&self, topic: &str) -> String {
         self.command("--operation Read", "--topic", topic)
     }
 
-    /// To make a topic.
+    /// Returns the command that allows creating a topic and writing to it.
     #[must_use]
     pub(crate) fn create(&self, topic: &str) -> String {
         self.command("--operation Create --operation Write", "--topic", topic)
     }
 
-    /// To keep checkpoints in a topic.
+    /// Returns the command that allows storing checkpoints in a topic.
     #[must_use]
     pub(crate) fn checkpoints(&self, topic: &str) -> String {
         let operations = "--operation Read --operation Write --operation DescribeConfigs";
         self.command(operations, "--topic", topic)
     }
 
-    /// To use transactions.
+    /// Returns the command that allows using transactions.
     #[must_use]
     pub(crate) fn transactions(&self) -> String {
         self.command(

@@ -1,9 +1,10 @@
-//! How large a batch may be for a topic: its `max.message.bytes`, which the brokers are asked for.
+//! Maximum batch size of topics, from the topic setting `max.message.bytes`.
 //!
-//! A broker refuses a batch that is larger. librdkafka's `batch.size` bounds what a batch of several records has
-//! before it is compressed, together with the headers of the batch and of the request (2.12,
-//! `rd_kafka_msgset_writer_write_msgq`), so a batch within the topic's limit is accepted. It is a property of
-//! the producer, so the smallest limit of its topics is that of all.
+//! A broker rejects larger batches. librdkafka's `batch.size` limits the size of a batch of several
+//! records before compression, including the headers of the batch and of the request (2.12,
+//! `rd_kafka_msgset_writer_write_msgq`), so a batch within the topic's limit is accepted.
+//! `batch.size` is a property of the producer, so the smallest limit of its topics applies to all
+//! of them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,34 +23,36 @@ use crate::delivery::failure::{RefusalCause, RefusedRecord};
 use crate::escape::shell_word_on_one_line;
 use crate::sink::SinkError;
 
-/// The topic's setting.
+/// Name of the topic setting.
 const SETTING: &str = "max.message.bytes";
-/// A record that is larger is not taken by the producer, and a batch of several is within it too.
+/// Name of the producer property that limits the size of a record. The producer rejects larger
+/// records, and never makes larger batches.
 const RECORD_BYTES: &str = "message.max.bytes";
 const RECORD_BYTES_DEFAULT: u32 = 1_000_000;
-/// A batch has so many bytes beside its records (Kafka's `RECORD_BATCH_OVERHEAD`).
+/// Size of a batch's header (Kafka's `RECORD_BATCH_OVERHEAD`).
 const BATCH_HEADER: u32 = 61;
-/// A record's key, its other headers and Kafka's own fields are assumed to have at most so many bytes.
+/// Assumed maximum size, in bytes, of a record's key, its other headers and Kafka's own fields.
 const BESIDE_EVENT: u64 = 10_000;
-/// How long the brokers may take to answer: records wait for it.
+/// Timeout for the brokers' response; short because records wait for it.
 const ANSWER: Duration = Duration::from_secs(2);
-/// So long nothing is asked where that was not enough, so that many topics don't have to wait for it each.
+/// After a timeout, no limits are queried for this long, so that the timeout does not delay each of
+/// many topics.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// The smallest limit of the topics that were asked for. Clones are about the same topics.
+/// The smallest limit of the topics queried so far. Clones share their state.
 #[derive(Clone, Default)]
 pub struct BatchLimit(Arc<Mutex<Known>>);
 
 #[derive(Default)]
 struct Known {
-    /// Who sees tombstones in a compacted topic has not asked for them.
+    /// Whether to log a warning for compacted topics. Not if the user has configured tombstones.
     warns_of_compaction: bool,
     smallest: Option<Smallest>,
-    /// When a question was not answered.
+    /// When a query last timed out.
     unanswered: Option<Instant>,
 }
 
-/// A limit, and the topic that has it.
+/// A limit, and the topic it applies to.
 #[derive(Clone)]
 pub(super) struct Smallest {
     pub(super) topic: String,
@@ -57,18 +60,19 @@ pub(super) struct Smallest {
 }
 
 impl BatchLimit {
-    /// Says so of topics that are asked for and are compacted.
+    /// Sets whether a warning is logged for each queried topic that is compacted.
     pub(super) fn warn_of_compaction(&self, warns: bool) {
         self.known().warns_of_compaction = warns;
     }
 
-    /// The limit, if batches of that many bytes are beyond it.
+    /// Returns the smallest limit if it is less than `bytes`.
     pub(super) fn below(&self, bytes: u32) -> Option<Smallest> {
         let smallest = self.known().smallest.clone();
         smallest.filter(|smallest| smallest.bytes < bytes)
     }
 
-    /// The error for a record that was refused before, with the limit of its topic if that is known.
+    /// Returns the error for a record that was rejected earlier, with the limit of its topic if
+    /// that limit is known.
     pub(super) fn refusal(&self, refused: &RefusedRecord) -> SinkError {
         let mut refused = refused.clone();
         let known = self
@@ -83,8 +87,9 @@ impl BatchLimit {
         SinkError::from(&refused)
     }
 
-    /// Asks for the topic's, of brokers that have just answered something else. Where it can't be known, a batch may be
-    /// refused, and is sent again in smaller ones.
+    /// Queries the limit of a topic from brokers that have just responded to another request. If
+    /// the limit can't be determined, a batch may be rejected, and is then sent again in smaller
+    /// batches.
     pub(super) async fn ask(&self, producer: Arc<BaseProducer<Context>>, topic: String) {
         let unanswered = self.known().unanswered;
         if unanswered.is_some_and(|at| at.elapsed() < SILENCE) {
@@ -97,7 +102,7 @@ impl BatchLimit {
         }
     }
 
-    /// As [`BatchLimit::ask`], of brokers that nobody has heard of yet. Blocks.
+    /// Like [`BatchLimit::ask`], but also usable before any broker has responded. Blocks.
     pub(super) fn learn(&self, producer: &BaseProducer<Context>, topic: &str) -> Result<(), Code> {
         match of_topic(producer.client(), topic) {
             Ok(shown) => {
@@ -135,22 +140,22 @@ impl BatchLimit {
     }
 }
 
-/// What brokers show of a topic.
+/// Settings of a topic that the brokers return.
 struct Shown {
-    /// The largest batch that it takes.
+    /// The largest batch that the topic accepts.
     batch_bytes: Option<u32>,
-    /// Records that have a later one with their key are removed.
+    /// Whether compaction removes records that are followed by a later one with the same key.
     is_compacted: bool,
 }
 
-/// Blocks.
+/// Queries the settings of a topic. Blocks.
 ///
 /// # Errors
-/// No broker answers, or they refuse to.
+/// No broker responds, or the brokers deny the request.
 fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Shown, Code> {
     let [bytes, policy] =
         native::topic_settings(client, topic, [SETTING, "cleanup.policy"], ANSWER)?;
-    // Zero is no batch.size, and nothing could be sent anyway.
+    // Replace 0, which is not a valid `batch.size`; nothing could be sent to such a topic anyway.
     let bytes = bytes.and_then(|bytes| bytes.parse().ok());
     Ok(Shown {
         batch_bytes: bytes.map(|bytes: u32| bytes.max(1)),
@@ -158,7 +163,7 @@ fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Shown, 
     })
 }
 
-/// What to say of tombstones that nobody has asked for.
+/// Returns the warning about tombstones that the user has not configured.
 pub(crate) fn compaction_warning(topic: &str) -> String {
     format!(
         "topic {topic:?} is compacted, and null_payload is not set: an event whose payload is NULL is a tombstone, which deletes what \
@@ -167,22 +172,22 @@ pub(crate) fn compaction_warning(topic: &str) -> String {
     )
 }
 
-/// What a topic takes, and what a producer may send to it.
+/// What a topic accepts, and what a producer may send to it.
 #[derive(Debug)]
 pub(crate) struct Limits {
-    /// The largest batch that the topic takes, in bytes; or why that is not known.
+    /// The largest batch that the topic accepts, in bytes, or why it is unknown.
     topic: Result<u32, String>,
-    /// The largest batch of several records.
+    /// The largest batch of several records, in bytes.
     batches: u32,
-    /// The largest record.
+    /// The largest record, in bytes.
     records: u32,
     brokers: String,
-    /// It is compacted.
+    /// Whether the topic is compacted.
     pub(crate) is_compacted: bool,
 }
 
 impl Limits {
-    /// A topic's, for a producer with the configuration `config`. Blocks.
+    /// Queries the limits of a topic, for a producer with the configuration `config`. Blocks.
     pub(super) fn look_up<C: ClientContext>(
         client: &Client<C>,
         topic: &str,
@@ -204,7 +209,8 @@ impl Limits {
         }
     }
 
-    /// Where the topic refuses records that come of rows of up to `row_bytes_max`: what fixes it.
+    /// Returns a warning with its remedy if the topic would reject a record for a row of up to
+    /// `row_bytes_max` bytes.
     #[must_use]
     pub(crate) fn warning(&self, topic: &str, row_bytes_max: usize) -> Option<String> {
         let limit = *self.topic.as_ref().ok()?;
@@ -237,16 +243,17 @@ impl fmt::Display for Limits {
     }
 }
 
-/// The largest record that Kafka accepts from a pipeline, as far as that is known before there is one.
+/// The largest record that Kafka accepts from a pipeline, as far as it can be determined before one
+/// is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RecordLimit {
     bytes: u32,
-    /// The topic whose limit it is; `None` for the producer's.
+    /// The topic that sets the limit; `None` if the producer does.
     topic: Option<String>,
 }
 
 impl RecordLimit {
-    /// The smaller one of the producer's limit and that of the topic, if the topic is known.
+    /// Returns the smaller of the producer's limit and, if the topic is known, the topic's limit.
     #[must_use]
     pub(crate) fn new(properties: &Properties, topic: Option<(&str, &Limits)>) -> Self {
         let producer = of_records(&client_config(properties, "walpost-check"));
@@ -266,7 +273,8 @@ impl RecordLimit {
         }
     }
 
-    /// The largest event that fits: the rest is for the key, the other headers and what Kafka adds.
+    /// Returns the size of the largest event that fits, leaving space for the key, the other
+    /// headers and Kafka's own fields.
     #[must_use]
     pub(crate) fn event_bytes(&self) -> u64 {
         u64::from(self.bytes).saturating_sub(BESIDE_EVENT).max(1)
@@ -289,13 +297,14 @@ impl fmt::Display for RecordLimit {
     }
 }
 
-/// The largest batch of several records that a producer with this configuration makes.
+/// Returns the size of the largest batch of several records that a producer with this configuration
+/// makes.
 pub(super) fn of_batches(config: &ClientConfig) -> u32 {
     let batch = number(config, BATCH_BYTES).unwrap_or(u32::MAX);
     batch.min(of_records(config))
 }
 
-/// The largest record that a producer with this configuration takes.
+/// Returns the size of the largest record that a producer with this configuration accepts.
 pub(super) fn of_records(config: &ClientConfig) -> u32 {
     number(config, RECORD_BYTES).unwrap_or(RECORD_BYTES_DEFAULT)
 }

@@ -1,8 +1,8 @@
-//! The one call that is made for each record, without rdkafka's own preparations for it.
+//! Calls to librdkafka that rdkafka does not provide, or makes slow.
 //!
-//! rdkafka's `send` allocates the topic's name as a C string, looks the topic up by it and builds
-//! its result for every record. Here the topic is opened once, and a record costs nothing on Rust's
-//! side. The calls are librdkafka 2.12's, `src/rdkafka.h`.
+//! rdkafka's `send` allocates the topic's name as a C string, looks the topic up by name and builds
+//! a result for every record. Here, a topic is opened once, and producing a record allocates
+//! nothing in Rust. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
 #![expect(
     unsafe_code,
     reason = "librdkafka is a C library, and this is the boundary to it"
@@ -50,16 +50,16 @@ use super::context::Context;
 use crate::delivery::watermark::Tag;
 use crate::outbox::Record;
 
-/// The text of a broker is shown up to this length.
+/// Longer broker messages are truncated to this length.
 pub(super) const BROKER_TEXT_CHARS_MAX: usize = 500;
 
-/// `RD_KAFKA_PARTITION_UA`: the partitioner chooses.
+/// `RD_KAFKA_PARTITION_UA`: the partitioner chooses the partition.
 const PARTITION_UNASSIGNED: i32 = -1;
 
-/// A topic of a producer, opened.
+/// A producer's handle to a topic.
 pub(super) struct Topic {
     handle: NonNull<RDKafkaTopic>,
-    /// Keeps what the handle belongs to.
+    /// Keeps alive the client that owns the handle.
     producer: Arc<BaseProducer<Context>>,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Topic {
 unsafe impl Send for Topic {}
 
 impl Topic {
-    /// Opens the topic; whether it exists is asked of the brokers elsewhere.
+    /// Opens the topic, without checking whether it exists.
     ///
     /// # Errors
     /// librdkafka does not accept the name.
@@ -76,7 +76,7 @@ impl Topic {
         name: &str,
     ) -> Result<Self, RDKafkaErrorCode> {
         let name = CString::new(name).map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
-        // SAFETY: the producer lives for as long as `producer`; the name is copied.
+        // SAFETY: the client lives as long as `producer`, and the name is copied.
         let handle = unsafe {
             rd_kafka_topic_new(producer.client().native_ptr(), name.as_ptr(), null_mut())
         };
@@ -85,15 +85,16 @@ impl Topic {
                 handle,
                 producer: producer.clone(),
             }),
-            // SAFETY: reads this thread's last error.
+            // SAFETY: this only reads the current thread's last error.
             None => Err(unsafe { rd_kafka_last_error() }.into()),
         }
     }
 
-    /// Has librdkafka copy a record and queue it. Its delivery is reported with `tag`, if it has one.
+    /// Copies a record into librdkafka's queue. Its delivery is reported with `tag`, if there is
+    /// one.
     ///
     /// # Errors
-    /// The record was not taken.
+    /// The record was not queued.
     pub(super) fn produce(
         &self,
         record: &Record<'_>,
@@ -102,9 +103,10 @@ impl Topic {
         let headers = NativeHeaders::of(record)?;
         let (key, key_len) = parts(record.key);
         let (value, value_len) = parts(record.payload);
-        // SAFETY: every type tag is followed by arguments of the types that rdkafka.h has for it,
-        // and the list has its end. The pointers are valid for the call, in which their content is
-        // copied (F_COPY; keys always are); an absent key or value is a null pointer.
+        // SAFETY: each type tag is followed by arguments of the types that rdkafka.h specifies for
+        // it, and the list is terminated. The pointers are valid for the call, which copies the
+        // data they point to (F_COPY; keys are always copied). An absent key or value is a null
+        // pointer.
         let code = unsafe {
             rd_kafka_producev(
                 self.producer.client().native_ptr(),
@@ -120,7 +122,7 @@ impl Topic {
                 Vtype::RD_KAFKA_VTYPE_KEY as c_int,
                 key,
                 key_len,
-                // Zero is now.
+                // Zero means the current time.
                 Vtype::RD_KAFKA_VTYPE_TIMESTAMP as c_int,
                 record.timestamp_millis.unwrap_or(0),
                 Vtype::RD_KAFKA_VTYPE_OPAQUE as c_int,
@@ -131,7 +133,7 @@ impl Topic {
             )
         };
         result(code)?;
-        // librdkafka has them now.
+        // librdkafka owns the headers now.
         std::mem::forget(headers);
         Ok(())
     }
@@ -139,28 +141,28 @@ impl Topic {
 
 impl Drop for Topic {
     fn drop(&mut self) {
-        // SAFETY: the handle is this one's own, and the producer is still there.
+        // SAFETY: `self` owns the handle, and the producer is still valid.
         unsafe { rd_kafka_topic_destroy(self.handle.as_ptr()) };
     }
 }
 
-/// Sends what is queued, and what is queued meanwhile, without waiting for company. Returns when
-/// nothing is in flight, or when the time is over: whether it was in time.
+/// Sends everything that is queued, now or during the call, without lingering. Waits until nothing
+/// is in flight, and returns whether that happened within the time limit.
 pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool {
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
-    // SAFETY: the producer is there.
+    // SAFETY: the producer is valid.
     let code = unsafe { rd_kafka_flush(producer.client().native_ptr(), millis) };
     result(code).is_ok()
 }
 
-/// Waits for a connection over which a broker answers, for so long at most.
+/// Waits until a broker responds, for at most `within`.
 pub(super) fn meet(producer: &BaseProducer<Context>, within: Duration) {
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
     let mut metadata = null();
-    // SAFETY: the producer is there, no topic is named, and the answer is ours to destroy.
+    // SAFETY: the producer is valid, no topic is passed, and the caller owns the result.
     unsafe {
         let client = producer.client().native_ptr();
-        // Whatever comes of it, the next call tells.
+        // The result is ignored: a failure shows in the next call.
         let _ = rd_kafka_metadata(client, 0, null_mut(), &raw mut metadata, millis);
         if !metadata.is_null() {
             rd_kafka_metadata_destroy(metadata);
@@ -168,10 +170,11 @@ pub(super) fn meet(producer: &BaseProducer<Context>, within: Duration) {
     }
 }
 
-/// Whether the producer knows a broker by its id: one that brokers have named in their metadata.
+/// Returns whether the producer knows the ID of any broker, from metadata that a broker has
+/// returned.
 pub(super) fn knows_brokers(producer: &BaseProducer<Context>) -> bool {
     let mut count = 0;
-    // SAFETY: the producer is there, and the ids are librdkafka's to free.
+    // SAFETY: the producer is valid, and the list of IDs is freed with librdkafka's function.
     unsafe {
         let client = producer.client().native_ptr();
         let ids = rd_kafka_brokers_learned_ids(client, &raw mut count);
@@ -180,19 +183,20 @@ pub(super) fn knows_brokers(producer: &BaseProducer<Context>) -> bool {
     count > 0
 }
 
-/// Has the producer connect to these brokers too, which are written as in `bootstrap.servers`.
+/// Adds brokers to which the producer may connect, in the format of `bootstrap.servers`.
 pub(super) fn add_brokers(producer: &BaseProducer<Context>, servers: &str) {
-    // What holds a NUL was no list for the producer either.
+    // A list that contains NUL was not valid in the producer's configuration either.
     if let Ok(servers) = CString::new(servers) {
-        // SAFETY: the producer is there, and the text is copied.
+        // SAFETY: the producer is valid, and the string is copied.
         unsafe { rd_kafka_brokers_add(producer.client().native_ptr(), servers.as_ptr()) };
     }
 }
 
-/// Where the partition ends, as the broker knew it from which the consumer has read last.
+/// Returns the end offset of the partition, as known to the broker from which the consumer last
+/// fetched.
 ///
 /// # Errors
-/// The consumer does not read it.
+/// The consumer does not read the partition.
 pub(super) fn end_known_to_reader<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     topic: &str,
@@ -200,7 +204,8 @@ pub(super) fn end_known_to_reader<C: ConsumerContext>(
 ) -> KafkaResult<i64> {
     let topic = CString::new(topic)?;
     let (mut low, mut high) = (-1, -1);
-    // SAFETY: the consumer is there, the name is valid for the call, and the answers are ours.
+    // SAFETY: the consumer is valid, the name is valid for the call, and the offsets are local
+    // variables.
     let code = unsafe {
         rd_kafka_get_watermark_offsets(
             consumer.client().native_ptr(),
@@ -214,11 +219,14 @@ pub(super) fn end_known_to_reader<C: ConsumerContext>(
     Ok(high)
 }
 
-/// Asks the brokers for settings of a topic: `None` for each that they do not show. rdkafka asks such questions with
-/// a client of its own, which has to connect first; here they go over the connections of `client`. Blocks.
+/// Queries settings of a topic; the value is `None` for each setting that the brokers do not
+/// return.
+///
+/// rdkafka uses a separate client for such requests, which must connect first; this function uses
+/// the connections of `client`. Blocks.
 ///
 /// # Errors
-/// No broker has answered within that time, or the answer is a refusal.
+/// No broker has responded in time, or the response is an error.
 pub(super) fn topic_settings<C: ClientContext, const N: usize>(
     client: &Client<C>,
     topic: &str,
@@ -227,8 +235,9 @@ pub(super) fn topic_settings<C: ClientContext, const N: usize>(
 ) -> Result<[Option<String>; N], RDKafkaErrorCode> {
     let name = CString::new(topic).map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
-    // SAFETY: the client is there for the whole call. The name is copied, the resource and the options are too by
-    // the question, and the queue is destroyed after the wait: an answer that comes later goes nowhere.
+    // SAFETY: the client is valid for the whole call. The name is copied, and so are the resource
+    // and the options when the request is made. The queue is destroyed after the wait; a later
+    // response is discarded.
     let event = unsafe {
         let native = client.native_ptr();
         let mut resource =
@@ -250,14 +259,14 @@ pub(super) fn topic_settings<C: ClientContext, const N: usize>(
     AdminEvent(event).settings(settings)
 }
 
-/// The response to an admin request.
 struct AdminEvent(NonNull<rd_kafka_event_t>);
 
 impl AdminEvent {
     fn descriptions(&self) -> Result<Vec<(String, Description)>, RDKafkaErrorCode> {
         let event = self.0.as_ptr();
         let mut found = Vec::new();
-        // SAFETY: the event is valid, and all that is read has its length from librdkafka and lives as long.
+        // SAFETY: the event is valid. The arrays read here have the lengths that librdkafka
+        // returns, and live as long as the event.
         unsafe {
             result(rd_kafka_event_error(event))?;
             let response = rd_kafka_event_DescribeTopics_result(event);
@@ -295,7 +304,8 @@ impl AdminEvent {
 
     fn creations(&self) -> Result<Vec<Creation>, RDKafkaErrorCode> {
         let event = self.0.as_ptr();
-        // SAFETY: the event is valid, and all that is read has its length from librdkafka and lives as long.
+        // SAFETY: the event is valid. The array read here has the length that librdkafka returns,
+        // and lives as long as the event.
         unsafe {
             result(rd_kafka_event_error(event))?;
             let response = rd_kafka_event_CreateTopics_result(event);
@@ -323,7 +333,8 @@ impl AdminEvent {
     ) -> Result<[Option<String>; N], RDKafkaErrorCode> {
         let mut found = [const { None }; N];
         let event = self.0.as_ptr();
-        // SAFETY: the event is there, and all that is read has its length from librdkafka and lives as long.
+        // SAFETY: the event is valid. The arrays read here have the lengths that librdkafka
+        // returns, and live as long as the event.
         unsafe {
             result(rd_kafka_event_error(event))?;
             let answer = rd_kafka_event_DescribeConfigs_result(event);
@@ -351,18 +362,20 @@ impl AdminEvent {
 
 impl Drop for AdminEvent {
     fn drop(&mut self) {
-        // SAFETY: the event is this one's own.
+        // SAFETY: `self` owns the event.
         unsafe { rd_kafka_event_destroy(self.0.as_ptr()) };
     }
 }
 
-/// Returns whether the principal may write to the topic; true if the broker does not say, as before Apache Kafka 2.3 (KIP-430).
+/// Returns whether the principal may write to the topic. True if the broker does not report
+/// permissions, like brokers before Apache Kafka 2.3 (KIP-430).
 ///
 /// # Safety
 /// The description is valid.
 unsafe fn may_write(topic: *const rd_kafka_TopicDescription_t) -> bool {
     let mut count = 0;
-    // SAFETY: as the caller says. Brokers may return operations that the enumeration lacks, so they are read as numbers.
+    // SAFETY: guaranteed by the caller. Brokers may return operations that are not in the
+    // enumeration, so they are read as integers.
     let operations: &[u32] = unsafe {
         let operations = rd_kafka_TopicDescription_authorized_operations(topic, &raw mut count);
         array(operations.cast(), count)
@@ -375,18 +388,18 @@ unsafe fn may_write(topic: *const rd_kafka_TopicDescription_t) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TopicFacts {
     pub(super) partitions: usize,
-    /// None from brokers before Apache Kafka 2.8 (KIP-516).
+    /// `None` from brokers before Apache Kafka 2.8 (KIP-516).
     pub(super) id: Option<TopicId>,
 }
 
-/// A topic's id. A topic that is deleted and created again has another one.
+/// A topic's ID. A topic that is deleted and re-created gets a new ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TopicId(pub(super) i64, pub(super) i64);
 
 /// # Safety
 /// The description is valid.
 unsafe fn topic_id(topic: *const rd_kafka_TopicDescription_t) -> Option<TopicId> {
-    // SAFETY: as the caller says; the id lives as long as the description.
+    // SAFETY: guaranteed by the caller; the ID lives as long as the description.
     unsafe {
         let id = rd_kafka_TopicDescription_topic_id(topic);
         if id.is_null() {
@@ -400,15 +413,16 @@ unsafe fn topic_id(topic: *const rd_kafka_TopicDescription_t) -> Option<TopicId>
     }
 }
 
-/// The facts about a topic, or the error that a broker returned for it; `TopicAuthorizationFailed` also if the principal may
-/// only look at the topic.
+/// The facts about a topic, or the error that a broker returned for it. The error is also
+/// `TopicAuthorizationFailed` if the principal can describe the topic but not write to it.
 pub(super) type Description = Result<TopicFacts, RDKafkaErrorCode>;
 
 /// Why a broker did not create a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) code: RDKafkaErrorCode,
-    /// The broker's own text, which rdkafka's admin client leaves out. It names a colliding topic, for example.
+    /// The broker's error message, which rdkafka's admin client omits. It names a colliding topic,
+    /// for example.
     reason: Option<String>,
 }
 
@@ -421,23 +435,23 @@ impl std::fmt::Display for Refusal {
     }
 }
 
-/// What became of a request to create the topic of this name.
+/// The name of a topic, and the result of the request to create it.
 type Creation = (String, Result<(), Refusal>);
 
 /// A topic to create.
 pub(super) struct NewTopic {
     pub(super) name: String,
     pub(super) partitions: i32,
-    /// -1 is the brokers' default.
+    /// Replication factor; -1 selects the brokers' default.
     pub(super) replication: i32,
-    /// Topic configurations.
+    /// Topic settings.
     pub(super) settings: &'static [(&'static CStr, &'static CStr)],
 }
 
-/// How long the controller may wait until a topic that it creates is complete.
+/// Time that the controller may wait for a new topic to be fully created.
 const CREATION_MILLIS: c_int = 5000;
 
-/// Creates topics with one request, and returns what became of each. Blocks.
+/// Creates topics with one request, and returns a result for each. Blocks.
 ///
 /// # Errors
 /// No broker responded within `within`, or the response was an error for all topics.
@@ -451,7 +465,7 @@ pub(super) fn create_topics<C: ClientContext>(
     let mut created: Vec<*mut rd_kafka_NewTopic_t> = Vec::new();
     let mut is_valid = true;
     for topic in topics {
-        // SAFETY: the name is copied, and `error` is as long as stated.
+        // SAFETY: the name is copied, and `error` has the given length.
         let new = CString::new(topic.name.as_str()).map(|name| unsafe {
             rd_kafka_NewTopic_new(
                 name.as_ptr(),
@@ -469,7 +483,7 @@ pub(super) fn create_topics<C: ClientContext>(
             }
         }
         for (name, value) in topic.settings {
-            // SAFETY: the topic was created above, and the texts are copied.
+            // SAFETY: the topic was created above, and the strings are copied.
             unsafe {
                 rd_kafka_NewTopic_set_config(
                     created[created.len() - 1],
@@ -479,8 +493,8 @@ pub(super) fn create_topics<C: ClientContext>(
             }
         }
     }
-    // SAFETY: the client outlives the call. Topics and options are copied into the request, and the queue is destroyed after
-    // the wait: a later response is discarded.
+    // SAFETY: the client outlives the call. Topics and options are copied into the request. The
+    // queue is destroyed after the wait; a later response is discarded.
     let event = unsafe {
         let native = client.native_ptr();
         let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_CREATETOPICS);
@@ -507,9 +521,10 @@ pub(super) fn create_topics<C: ClientContext>(
     AdminEvent(event).creations()
 }
 
-/// The id of the cluster, as brokers named it when the client asked last; none before that. Does not block.
+/// Returns the cluster ID from the last metadata response, or `None` if there has been none. Does
+/// not block.
 pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String> {
-    // SAFETY: the client is valid, and the text is ours to free.
+    // SAFETY: the client is valid, and the caller must free the string.
     unsafe {
         let native = client.native_ptr();
         let id = rd_kafka_clusterid(native, 0);
@@ -521,12 +536,14 @@ pub(super) fn cluster_id<C: ClientContext>(client: &Client<C>) -> Option<String>
     }
 }
 
-/// Queries the metadata of several topics with one request. No topic is created, and `client` keeps no record of the
-/// names, unlike with a metadata request for a topic, which adds each name to the client until it is destroyed. Topics
-/// missing from the response are missing from the result. Blocks.
+/// Queries the metadata of several topics with one request. Topics missing from the response are
+/// missing from the result. Blocks.
+///
+/// This does not create topics. It also does not add the names to `client`, unlike a metadata
+/// request, which makes the client remember each name until it is destroyed.
 ///
 /// # Errors
-/// No broker responded within that time, or the response was an error for all topics.
+/// No broker responded in time, or the response was an error for all topics.
 pub(super) fn describe_topics<C: ClientContext>(
     client: &Client<C>,
     topics: &[String],
@@ -539,15 +556,16 @@ pub(super) fn describe_topics<C: ClientContext>(
     let names = names.map_err(|_| RDKafkaErrorCode::InvalidTopic)?;
     let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
-    // SAFETY: the client outlives the call. The names are copied into the collection, collection and options into the
-    // request, and the queue is destroyed after the wait: a later response is discarded.
+    // SAFETY: the client outlives the call. The names are copied into the collection, and the
+    // collection and options into the request. The queue is destroyed after the wait; a later
+    // response is discarded.
     let event = unsafe {
         let native = client.native_ptr();
         let collection =
             rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
         let options = rd_kafka_AdminOptions_new(native, AdminOp::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS);
         rd_kafka_AdminOptions_set_request_timeout(options, millis, null_mut(), 0);
-        // It fails only for options of another kind of request.
+        // This fails only if the options are for another kind of request.
         let failed = rd_kafka_AdminOptions_set_include_authorized_operations(options, 1);
         if !failed.is_null() {
             rd_kafka_error_destroy(failed);
@@ -564,39 +582,39 @@ pub(super) fn describe_topics<C: ClientContext>(
     AdminEvent(event).descriptions()
 }
 
-/// A list of librdkafka's, which has no address where it is empty.
+/// Converts a C array to a slice. librdkafka may return a null pointer for an empty array.
 ///
 /// # Safety
-/// There are `count` of them at `first`, for as long as `'a`.
+/// Unless it is null, `first` points to `count` values that live for `'a`.
 unsafe fn array<'a, T>(first: *const T, count: usize) -> &'a [T] {
     match first.is_null() {
         true => &[],
-        // SAFETY: as the caller says.
+        // SAFETY: guaranteed by the caller.
         false => unsafe { slice::from_raw_parts(first, count) },
     }
 }
 
-/// A copy of a text of librdkafka's, if there is one.
+/// Copies a C string, if the pointer is not null.
 ///
 /// # Safety
-/// It ends with a zero byte, unless it is a null pointer.
+/// The pointer is null, or points to a NUL-terminated string.
 unsafe fn text(of: *const c_char) -> Option<String> {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     (!of.is_null()).then(|| unsafe { CStr::from_ptr(of) }.to_string_lossy().into_owned())
 }
 
-/// A list of headers that librdkafka has not taken.
+/// A list of headers that librdkafka does not own yet.
 struct NativeHeaders(NonNull<rd_kafka_headers_t>);
 
 impl NativeHeaders {
     fn of(record: &Record<'_>) -> Result<Self, RDKafkaErrorCode> {
         let named = record.headers.iter();
-        // SAFETY: makes an empty list.
+        // SAFETY: this creates an empty list.
         let list = unsafe { rd_kafka_headers_new(named.len()) };
         let headers = Self(NonNull::new(list).ok_or(RDKafkaErrorCode::CriticalSystemResource)?);
         for (name, value) in named {
             let (value, value_len) = parts(value);
-            // SAFETY: name and value are valid for the call, and are copied.
+            // SAFETY: the name and the value are valid for the call, which copies them.
             let code = unsafe {
                 rd_kafka_header_add(
                     headers.0.as_ptr(),
@@ -614,7 +632,7 @@ impl NativeHeaders {
 
 impl Drop for NativeHeaders {
     fn drop(&mut self) {
-        // SAFETY: the list is this one's own.
+        // SAFETY: `self` owns the list.
         unsafe { rd_kafka_headers_destroy(self.0.as_ptr()) };
     }
 }

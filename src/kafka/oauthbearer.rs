@@ -1,5 +1,5 @@
-//! The calls with which a client is given a token for SASL/OAUTHBEARER, from whatever thread. rdkafka makes them only while it
-//! polls the client itself. They are librdkafka 2.12's, `src/rdkafka.h`.
+//! Functions that set a client's SASL/OAUTHBEARER token from any thread. rdkafka sets tokens only
+//! while it polls the client itself. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
 #![expect(
     unsafe_code,
     reason = "librdkafka is a C library, and this is the boundary to it"
@@ -13,11 +13,12 @@ use rdkafka::error::RDKafkaErrorCode;
 
 use super::token::{Token, now_millis};
 
-/// Has the client prove with the token who we are, from its next connection on. Where a broker wants that proven again on
-/// an open one, librdkafka does it with the token that it has by then.
+/// Sets the token with which the client authenticates its next connections. If a broker requires
+/// reauthentication on an open connection, librdkafka uses the token that is current at that time.
 ///
-/// Says whether librdkafka takes it: not where it has expired, or the mechanism is another one. Its reason is not told, as it
-/// can have the token in it.
+/// Returns whether librdkafka accepts the token. It does not if the token has expired or the client
+/// uses another SASL mechanism. librdkafka's reason is not returned because it may contain the
+/// token.
 #[must_use]
 pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> bool {
     let mut texts = vec![&token.value, &token.principal];
@@ -33,7 +34,7 @@ pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> 
         return false;
     };
     let mut reason = [0; 512];
-    // SAFETY: the client is there, and all texts are for the whole call, in which they are copied.
+    // SAFETY: the client is valid, and all strings live for the whole call, which copies them.
     let code = unsafe {
         rd_kafka_oauthbearer_set_token(
             client.native_ptr(),
@@ -49,11 +50,12 @@ pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> 
     RDKafkaErrorCode::from(code) == RDKafkaErrorCode::NoError
 }
 
-/// There is no token for the client. librdkafka asks for one again in ten seconds.
+/// Tells the client that no token could be obtained. librdkafka requests one again after ten
+/// seconds.
 pub(super) fn no_token<C: ClientContext>(client: &Client<C>, reason: &str) {
-    // A reason has no NUL, and must not be empty.
+    // librdkafka requires a reason that is not empty, and a C string can't contain NUL.
     if let Ok(reason) = CString::new(format!("no token: {reason}").replace('\0', "")) {
-        // SAFETY: the client is there, and the text is copied.
+        // SAFETY: the client is valid, and the string is copied.
         unsafe { rd_kafka_oauthbearer_set_token_failure(client.native_ptr(), reason.as_ptr()) };
     }
 }

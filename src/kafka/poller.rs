@@ -1,4 +1,4 @@
-//! The thread on which librdkafka's deliveries, errors and log lines are heard.
+//! The thread that processes librdkafka's delivery reports, errors and log lines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use rdkafka::producer::BaseProducer;
 use super::context::Context;
 use super::events::Events;
 
-/// Hears of a producer's events until it is dropped.
+/// Processes a producer's events until it is dropped.
 pub(super) struct Poller {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -24,7 +24,7 @@ impl Poller {
     /// Starts the thread.
     ///
     /// # Errors
-    /// The system has no thread for it.
+    /// The operating system can't create a thread.
     pub(super) fn start(producer: Arc<BaseProducer<Context>>) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             events: Events::of(producer),
@@ -50,7 +50,7 @@ impl Drop for Poller {
         self.shared.end.store(true, Ordering::SeqCst);
         self.shared.events.wake();
         if let Some(thread) = self.thread.take() {
-            // It can't fail but by a panic, and then it has ended too.
+            // An error means that the thread panicked, and so has ended as well.
             let _ = thread.join();
         }
     }
