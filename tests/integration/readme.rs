@@ -1,5 +1,6 @@
 //! The examples of README.md and of docs/, run in the order in which a reader would.
 
+mod consumers;
 mod links;
 mod markdown;
 mod place;
@@ -7,6 +8,7 @@ mod reference;
 
 use std::fs;
 
+use self::consumers::Consumer;
 use self::markdown::{Example, in_repository, manual, page};
 use self::place::{Place, Service};
 use crate::support::kafka::Broker;
@@ -78,6 +80,10 @@ examples! {
     VERIFY_OUTPUT = "docs/verify.md", "Run it", text;
     STATUS = "docs/monitoring.md", "walpost status", sh;
     POSITION = "docs/consumers.md", "The position", sql;
+    CONSUMER_TABLES = "docs/consumers.md", "Tables of the consumer", sql;
+    CONSUMER_JAVA = "docs/consumers.md", "Java", java;
+    CONSUMER_GO = "docs/consumers.md", "Go", go;
+    CONSUMER_PYTHON = "docs/consumers.md", "Python", python;
     OPEN_TRANSACTIONS = "docs/troubleshooting.md", "Other trouble", sql;
     SKIP = "docs/skip.md", "Leave events out", sh;
     REPLAY = "docs/replay.md", "Send rows again", sh;
@@ -586,6 +592,86 @@ fn events_that_are_sent_again_keep_their_ids() {
         .collect();
     assert_eq!(delivered, before);
     walpost.stop();
+}
+
+/// Delivers events to a consumer of the page, and sends them again.
+fn check_consumer(place: &Place, consumer: &Consumer<'_>) {
+    create_topic(place);
+    place.sh(&INIT.all()[0]);
+    let walpost = run(place);
+    let insert = || drop(place.sql(&EVENT.one()));
+    let replay = || {
+        let replay = REPLAY.one().replace("--dry-run", "");
+        place.sh(&format!("echo outbox | {replay}"));
+    };
+    consumer.skips_duplicates(&insert, &replay);
+    walpost.stop();
+}
+
+#[test]
+fn consumer_in_java_skips_duplicates() {
+    let command = consumers::java();
+    check_consumer_with_postgres(CONSUMER_JAVA.one(), "Billing.java", "true", command);
+}
+
+#[test]
+fn consumer_in_go_skips_duplicates() {
+    let prepare = consumers::build_go();
+    check_consumer_with_postgres(
+        CONSUMER_GO.one(),
+        "main.go",
+        &prepare,
+        "./billing".to_owned(),
+    );
+}
+
+fn check_consumer_with_postgres(text: String, file: &'static str, prepare: &str, command: String) {
+    let place = Place::new("");
+    consumers::create_database(&place, &CONSUMER_TABLES.one());
+    let billing = place.server.session("billing");
+    let sql = |statement: &str| match statement.starts_with("SELECT") {
+        true => billing.value(statement).unwrap_or_default(),
+        false => {
+            billing.run(statement);
+            String::new()
+        }
+    };
+    let consumer = Consumer {
+        place: &place,
+        text,
+        file,
+        prepare: prepare.to_owned(),
+        command,
+        sql: &sql,
+    };
+    check_consumer(&place, &consumer);
+}
+
+#[test]
+fn consumer_in_python_skips_duplicates() {
+    let place = Place::new("");
+    let database = place.etc("billing.db");
+    let sql = |statement: &str| {
+        // Until the consumer has created it, there is nothing.
+        place.sh(&format!(
+            "python3 -B -c 'import sqlite3, sys
+with sqlite3.connect(sys.argv[1], timeout=30) as db:
+    try:
+        print(*(row[0] for row in db.execute(sys.argv[2])))
+    except sqlite3.OperationalError:
+        pass' '{}' '{statement}'",
+            database.display()
+        ))
+    };
+    let consumer = Consumer {
+        place: &place,
+        text: CONSUMER_PYTHON.one(),
+        file: "billing.py",
+        prepare: "true".to_owned(),
+        command: consumers::python(),
+        sql: &sql,
+    };
+    check_consumer(&place, &consumer);
 }
 
 #[test]

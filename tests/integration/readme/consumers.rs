@@ -1,0 +1,110 @@
+//! Runs the consumers of docs/consumers.md.
+
+use std::fs;
+
+use super::markdown::in_repository;
+use super::place::{Place, Service};
+use crate::support::names::unique_name;
+use crate::support::postgres::dependencies;
+use crate::support::secrets::SECRET;
+use crate::support::wait::wait_until;
+
+/// A consumer that issues invoices.
+pub(super) struct Consumer<'p> {
+    pub(super) place: &'p Place,
+    /// The text of the page.
+    pub(super) text: String,
+    pub(super) file: &'static str,
+    /// Lines for the shell before the command, in the folder of the file.
+    pub(super) prepare: String,
+    pub(super) command: String,
+    /// Runs a statement in the consumer's database, and returns what it prints.
+    pub(super) sql: &'p dyn Fn(&str) -> String,
+}
+
+impl Consumer<'_> {
+    /// Starts it in a consumer group of its own, so that it reads the topic from the beginning.
+    fn start(&self) -> Service {
+        let place = self.place;
+        let port = place.server.port;
+        let text = place
+            .fill_in(&self.text)
+            .replace("\"billing\"", &format!("\"{}\"", unique_name()))
+            .replace(
+                "//billing@localhost/",
+                &format!("//billing:{SECRET}@localhost:{port}/"),
+            )
+            .replace(
+                "//localhost/billing?user=billing",
+                &format!("//localhost:{port}/billing?user=billing&password={SECRET}"),
+            );
+        fs::write(place.etc(self.file), text).unwrap();
+        let folder = place.etc("");
+        let lines = format!("cd '{}'\n{}", folder.display(), self.prepare);
+        place.start_after(&lines, &self.command)
+    }
+
+    fn count(&self) -> usize {
+        let count = (self.sql)("SELECT count(*) FROM invoices");
+        count.trim().parse().unwrap_or_default()
+    }
+
+    fn wait_for_invoices(&self, count: usize) {
+        wait_until("the invoices", || self.count() == count);
+    }
+
+    /// Has it read two events, and then all of them once more with a third one, and `replay` them. Invoices that are deleted in the
+    /// meantime show whether an event that comes again is skipped by its position.
+    pub(super) fn skips_duplicates(&self, insert: &dyn Fn(), replay: &dyn Fn()) {
+        insert();
+        insert();
+        let consumer = self.start();
+        self.wait_for_invoices(2);
+        drop(consumer);
+        (self.sql)("DELETE FROM invoices");
+        insert();
+        let _consumer = self.start();
+        // The third event follows the others in the only partition.
+        wait_until("an invoice", || self.count() > 0);
+        assert_eq!(self.count(), 1);
+        replay();
+        self.wait_for_invoices(3);
+    }
+}
+
+/// Creates the consumer's database in PostgreSQL.
+pub(super) fn create_database(place: &Place, tables: &str) {
+    let postgres = place.server.session("postgres");
+    postgres.run(&format!("CREATE ROLE billing LOGIN PASSWORD '{SECRET}'"));
+    postgres.run("CREATE DATABASE billing OWNER billing");
+    let billing = place.server.session_as("billing", "billing");
+    billing.run(tables);
+}
+
+pub(super) fn java() -> String {
+    let library = dependencies().join("kafka/lib");
+    format!(
+        "java -XX:TieredStopAtLevel=1 -cp '{}/*' Billing.java",
+        library.display()
+    )
+}
+
+/// Compiles the program from sources that `./dev setup` has fetched.
+pub(super) fn build_go() -> String {
+    let (deps, repository) = (dependencies(), in_repository("tests/support/consumers"));
+    let (deps, repository) = (deps.display(), repository.display());
+    format!(
+        "cp '{repository}/go.mod' '{repository}/go.sum' .
+         export GOROOT='{deps}/go/go' GOCACHE='{deps}/go-cache' GOMODCACHE='{deps}/go-modules' GOPROXY=off GOTOOLCHAIN=local
+         export GOFLAGS='-mod=readonly -modcacherw'
+         '{deps}/go/go/bin/go' build -o billing ."
+    )
+}
+
+pub(super) fn python() -> String {
+    let library = dependencies().join("confluent-kafka");
+    format!(
+        "env PYTHONPATH='{}' python3 -B billing.py",
+        library.display()
+    )
+}
