@@ -391,7 +391,7 @@ fn each_alert_has_a_test_and_an_entry_in_the_runbook() {
         }
     }
 
-    let named: BTreeSet<_> = values(&rules, "runbook: docs/operations.md#")
+    let named: BTreeSet<_> = values(&rules, "runbook_url: docs/operations.md#")
         .into_iter()
         .collect();
     let anchors: BTreeSet<_> = alerts.iter().map(|alert| alert.to_lowercase()).collect();

@@ -151,6 +151,10 @@ def check_options(helm):
     alerts = yaml.safe_load(Path("deploy/prometheus/alerts.yml").read_text())
     rule = rendered["PrometheusRule", "walpost"]
     compare(alerts, rule["spec"], "the PrometheusRule and deploy/prometheus/alerts.yml")
+    linked = helm.render("alerts.enabled=true", "alerts.documentation=https://wiki.example.com/walpost/")
+    rules = linked["PrometheusRule", "walpost"]["spec"]["groups"][0]["rules"]
+    start = "https://wiki.example.com/walpost/docs/operations.md#"
+    compare([], [rule for rule in rules if not rule["annotations"]["runbook_url"].startswith(start)], "the links to the runbook")
     dashboard = json.loads(Path("deploy/grafana/dashboard.json").read_text())
     config = rendered["ConfigMap", "walpost-dashboard"]
     compare(dashboard, json.loads(config["data"]["walpost.json"]), "the dashboard")
