@@ -214,6 +214,24 @@ pub(crate) fn check_private_folder(path: &Path) -> Result<(), PathError> {
     }
 }
 
+/// Returns the user to whom the folder of a server's socket was given, its owner: only root, this user and that owner can change
+/// where the path leads. Others may be able to create files in the folder itself, such as the members of its group, so the caller
+/// compares the owner with the user of the process that answers.
+///
+/// # Errors
+/// [`PathError`].
+pub(crate) fn socket_folder_owner(path: &Path) -> Result<u32, PathError> {
+    let owner = path.metadata()?.uid();
+    let Walked::Found(resolved) = walk_for(path, Some(owner))? else {
+        return Err(Errno::NOENT.into());
+    };
+    resolved.expect_folder()?;
+    match resolved.stat.st_uid == owner {
+        true => Ok(owner),
+        false => Err(io::Error::other("it was replaced while it was being examined").into()),
+    }
+}
+
 /// Checks a program that is about to be executed, with the interpreter that it names if it is a script. Programs that the
 /// interpreter looks up in PATH, and arguments, are not checked.
 ///
@@ -398,6 +416,11 @@ fn resolve(path: &Path) -> Result<Resolved, PathError> {
 }
 
 fn walk(path: &Path) -> Result<Walked, PathError> {
+    walk_for(path, None)
+}
+
+/// As [`walk`], for a path to a folder that may have been given to the user `server`.
+fn walk_for(path: &Path, server: Option<u32>) -> Result<Walked, PathError> {
     let absolute = std::path::absolute(path)?;
     let mut pending = Vec::new();
     push_components(&mut pending, &absolute);
@@ -434,7 +457,13 @@ fn walk(path: &Path) -> Result<Walked, PathError> {
                 push_components(&mut pending, &target);
             }
             FileType::Directory => {
-                examine(&at, &entry, &found)?;
+                match server {
+                    None => examine(&at, &entry, &found)?,
+                    Some(server) => {
+                        let fault = server_fault(&found, &stat, server, pending.is_empty());
+                        distrust(&at, &entry, fault)?;
+                    }
+                }
                 (folder, stat, place) = (entry, found, at);
             }
             _ if !pending.is_empty() => return Err(Errno::NOTDIR.into()),
@@ -558,10 +587,25 @@ enum Fault {
 }
 
 fn fault(stat: &Stat, own: u32) -> Option<Fault> {
+    owner_fault(stat, own).or_else(|| mode_fault(stat))
+}
+
+/// As [`fault`], for a folder on the way to the socket of `server`. That user can own it if whoever can write the parent folder
+/// gave it to that user: in a sticky folder, anyone can create a folder of the expected name. The last folder can have any mode.
+fn server_fault(stat: &Stat, parent: &Stat, server: u32, is_last: bool) -> Option<Fault> {
+    let is_given = stat.st_uid == server && parent.st_mode & WRITABLE_BY_OTHERS == 0;
+    let owner = match is_given {
+        true => None,
+        false => owner_fault(stat, own()),
+    };
+    owner.or_else(|| mode_fault(stat).filter(|_| !is_last))
+}
+
+fn mode_fault(stat: &Stat) -> Option<Fault> {
     let mode = stat.st_mode & 0o7777;
     let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
     let is_safe = mode & WRITABLE_BY_OTHERS == 0 || (is_folder && mode & STICKY != 0);
-    owner_fault(stat, own).or_else(|| (!is_safe).then_some(Fault::Mode(mode)))
+    (!is_safe).then_some(Fault::Mode(mode))
 }
 
 fn owner_fault(stat: &Stat, own: u32) -> Option<Fault> {

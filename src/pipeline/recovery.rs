@@ -217,6 +217,8 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::UntrustedFile { .. }
         | DialError::NotReadWrite { .. } => Remedy::Reconnect,
         // protocol_violation, before the session is there: it is no PostgreSQL of ours, but a pooler.
+        // Another user can have the socket's name while PostgreSQL is down.
+        | DialError::OtherPeer { .. }
         DialError::Server { error, .. } if error.code == "08P01" => Remedy::Halt,
         DialError::Server { error, .. } if error.pooler().is_some() => Remedy::Halt,
         DialError::Server { error, .. } => of_server(error),
@@ -229,6 +231,7 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::Exposed { .. }
         | DialError::Scram { .. }
         | DialError::ChannelBinding { .. }
+        | DialError::UnknownPeer { .. }
         | DialError::Protocol { .. }
         | DialError::AllHosts { .. } => Remedy::Halt,
     }

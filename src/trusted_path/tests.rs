@@ -325,6 +325,44 @@ fn requires_a_folder_of_this_user_for_new_files() {
 }
 
 #[test]
+fn names_the_owner_of_a_socket_s_folder_if_nobody_else_could_have_put_it_there() {
+    let fixture = Fixture::new();
+    let own = own();
+    let folder = fixture.folder("run/postgresql");
+    let link = fixture.link("run/postgresql", "link");
+    // Others may create sockets in it: whether the owner listens there is another question.
+    for mode in [0o700, 0o2775, 0o1777, 0o777] {
+        set_mode(&folder, mode);
+        assert_eq!(socket_folder_owner(&folder), Ok(own), "{mode:o}");
+        assert_eq!(socket_folder_owner(&link), Ok(own), "{mode:o}");
+    }
+    set_mode(&fixture.path("run"), 0o777);
+    socket_folder_owner(&folder).expect_err("others can replace it");
+    set_mode(&fixture.path("run"), 0o755);
+    let missing = socket_folder_owner(&fixture.path("missing")).expect_err("there is none");
+    assert!(missing.is_not_found(), "{missing}");
+    socket_folder_owner(&fixture.file("file", "")).expect_err("a file");
+
+    // Only root can give a folder away.
+    let other = own + 7;
+    if lchown(&folder, Some(other), None).is_err() {
+        return;
+    }
+    assert_eq!(socket_folder_owner(&folder), Ok(other));
+    assert_eq!(socket_folder_owner(&link), Ok(other));
+    lchown(fixture.path("run"), Some(other), None).expect("root");
+    assert_eq!(socket_folder_owner(&folder), Ok(other));
+    lchown(fixture.path("run"), Some(other + 1), None).expect("root");
+    socket_folder_owner(&folder).expect_err("a third user can replace it");
+    lchown(fixture.path("run"), Some(own), None).expect("root");
+    // As /tmp: anyone can create a folder of that name.
+    set_mode(&fixture.path("run"), 0o1777);
+    socket_folder_owner(&folder).expect_err("its owner may have put it there");
+    lchown(&folder, Some(own), None).expect("root");
+    assert_eq!(socket_folder_owner(&folder), Ok(own));
+}
+
+#[test]
 fn checks_the_interpreter_of_a_script() {
     let fixture = Fixture::new();
     let interpreter = fixture.file("interpreter", "#! /bin/sh -e\n");

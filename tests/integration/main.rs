@@ -142,6 +142,7 @@ mod slot_state;
 mod snapshot;
 mod soak;
 mod standby;
+mod socket_owner;
 mod status;
 mod stdout;
 mod supervisor;

@@ -61,6 +61,8 @@ pub struct Conninfo {
     pub(in crate::postgres) require_auth: RequireAuth,
     pub(crate) tls: Tls,
     /// Clones share it: each kind is told once.
+    /// The user, by name or ID, whose process has to listen at a Unix-domain socket.
+    pub(crate) require_peer: Option<String>,
     pub(crate) exposures: Arc<Exposures>,
     password: Option<Secret>,
     /// The environment variable that has given the password, if one has.
@@ -377,6 +379,7 @@ impl Conninfo {
             exposures: Arc::default(),
             password: settings
                 .text("password")
+            require_peer: settings.text("requirepeer").map(str::to_owned),
                 .map(|text| Secret(text.as_bytes().to_vec())),
             password_variable: settings.variable("password"),
             passfile: settings

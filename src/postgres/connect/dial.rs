@@ -4,7 +4,8 @@
 //! Differences from libpq: a host that refuses us does not end the search among the others; in
 //! `sslmode=prefer` a certificate is never checked, and only a failed handshake or a refusal by
 //! `pg_hba.conf` leads to a try without TLS; a password in clear text or hashed with MD5 goes over a
-//! network only to a server that has proven itself, unless `require_auth` names the method.
+//! network only to a server that has proven itself, and over a Unix-domain socket only if no other user could have created that,
+//! unless `require_auth` names the method; `requirepeer` also takes the ID of a user.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,6 +22,7 @@ pub(crate) use bound::SqlLimits;
 pub(crate) use error::{DialError, ServerError};
 pub(crate) use socket::Socket;
 
+use super::conninfo::exposure::Exposure;
 use super::conninfo::{Conninfo, Host, Place, SslMode, Target, Tls};
 use socket::Address;
 use startup::Wire;
@@ -30,6 +32,7 @@ mod error;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod handover;
+mod peer;
 mod scram;
 mod socket;
 mod startup;
@@ -289,8 +292,8 @@ impl Attempt<'_> {
     }
 
     async fn open(&self, tls: &Tls) -> Result<Session, DialError> {
-        let socket = self.connect(tls).await?;
-        let wire = Wire::new(socket, self.label);
+        let (socket, exposure) = self.connect(tls).await?;
+        let wire = Wire::new(socket, exposure, self.label);
         let (mut wire, started) = wire
             .start(self.conninfo, self.host, self.parameters)
             .await?;
@@ -316,21 +319,25 @@ impl Attempt<'_> {
         })
     }
 
-    async fn connect(&self, tls: &Tls) -> Result<Socket, DialError> {
+    async fn connect(&self, tls: &Tls) -> Result<(Socket, Exposure), DialError> {
         let failed = |source| DialError::Connect {
             host: self.label.to_owned(),
             source,
         };
         match (self.address, &self.host.place) {
-            (Address::Unix(path), _) => UnixStream::connect(path)
-                .await
-                .map(Socket::Unix)
-                .map_err(failed),
+            (Address::Unix(path), Place::Socket(name) | Place::Tcp { name, .. }) => {
+                let stream = UnixStream::connect(path).await.map_err(failed)?;
+                let required = self.conninfo.require_peer.as_deref();
+                let exposure = peer::examine(&stream, name, required, self.label)?;
+                Ok((Socket::Unix(stream), exposure))
+            }
             (Address::Tcp(address), Place::Tcp { name, .. } | Place::Socket(name)) => {
                 let stream = socket::connect_tcp(*address, self.conninfo)
                     .await
                     .map_err(failed)?;
-                tls::negotiate(stream, tls, name, self.label).await
+                let socket = tls::negotiate(stream, tls, name, self.label).await?;
+                let exposure = socket.network_exposure().unwrap_or(Exposure::Clear);
+                Ok((socket, exposure))
             }
         }
     }

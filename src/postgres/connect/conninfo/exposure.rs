@@ -1,15 +1,21 @@
-//! What those who share the network with a connection can do to it, and who is told of that.
+//! What those who share the network or the machine with a connection can do to it, and which warnings are logged about that.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
 use super::SslMode;
 
-/// What keeps a connection from those who share the network with it.
+/// What keeps a connection from those who share the network or the machine with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exposure {
-    /// There is no network: a unix-domain socket or the loopback interface.
+pub enum Exposure {
+    /// There is no network: the loopback interface, or a Unix-domain socket that no other user could have created.
     Local,
+    /// A Unix-domain socket that another user of this machine could have created.
+    OtherUser {
+        /// The user who listens there; None if the kernel does not say.
+        uid: Option<u32>,
+    },
     /// TLS, and the server has shown a certificate of a trusted authority, or that it knows the
     /// password.
     Proven,
@@ -33,17 +39,50 @@ impl Exposure {
         }
     }
 
-    /// Someone on the network may be the one who answers.
+    /// Someone else than PostgreSQL may be the one who answers.
     pub(crate) fn is_open(self) -> bool {
-        matches!(self, Exposure::Unproven | Exposure::Clear)
+        match self {
+            Exposure::Local | Exposure::Proven => false,
+            Exposure::OtherUser { .. } | Exposure::Unproven | Exposure::Clear => true,
+        }
     }
 
     /// What is wrong with the connection, to go behind "the connection"; empty where nothing is.
-    pub(crate) fn fault(self) -> &'static str {
+    pub(crate) fn fault(self) -> Cow<'static, str> {
         match self {
-            Exposure::Local | Exposure::Proven => "",
-            Exposure::Unproven => "has TLS that checks no certificate",
-            Exposure::Clear => "has no TLS",
+            Exposure::Local | Exposure::Proven => "".into(),
+            Exposure::OtherUser { uid: Some(uid) } => format!(
+                "uses a Unix-domain socket that any user of this machine could have created, and uid {uid} listens there"
+            )
+            .into(),
+            Exposure::OtherUser { uid: None } => {
+                "uses a Unix-domain socket that any user of this machine could have created".into()
+            }
+            Exposure::Unproven => "has TLS that checks no certificate".into(),
+            Exposure::Clear => "has no TLS".into(),
+        }
+    }
+
+    /// Who could answer in the server's place.
+    pub(crate) fn attacker(self) -> &'static str {
+        match self {
+            Exposure::OtherUser { .. } => "whoever listens there while PostgreSQL is down",
+            Exposure::Local | Exposure::Proven | Exposure::Unproven | Exposure::Clear => {
+                "whoever is on the network between"
+            }
+        }
+    }
+
+    /// What keeps them from it.
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Exposure::OtherUser { .. } => {
+                "Set requirepeer to the user that PostgreSQL runs as (requirepeer=postgres), or unix_socket_directories to a folder in \
+                 which only that user can create files"
+            }
+            Exposure::Local | Exposure::Proven | Exposure::Unproven | Exposure::Clear => {
+                "Set sslmode=verify-full with sslrootcert"
+            }
         }
     }
 }
@@ -58,6 +97,7 @@ impl Exposures {
     pub(crate) fn note(&self, exposure: Exposure, host: &str, mode: SslMode) {
         let consequence = match exposure {
             Exposure::Local | Exposure::Proven => return,
+            Exposure::OtherUser { .. } => return self.note_socket(exposure, host),
             Exposure::Unproven => {
                 "whoever is between can pass for the server, and read and change what it sends"
             }
@@ -70,6 +110,16 @@ impl Exposures {
         let text = format!(
             "the connection to PostgreSQL at {host} {fault} (sslmode={mode}): {consequence}. Set \
              sslmode=verify-full with sslrootcert=FILE or sslrootcert=system, or channel_binding=require"
+        );
+        self.warn_once(exposure, text);
+    }
+
+    fn note_socket(&self, exposure: Exposure, host: &str) {
+        let text = format!(
+            "the connection to PostgreSQL at {host} {}: whoever listens there while PostgreSQL is down can pass for the server, and \
+             change what it sends. {}",
+            exposure.fault(),
+            exposure.remedy()
         );
         self.warn_once(exposure, text);
     }

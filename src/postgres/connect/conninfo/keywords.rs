@@ -62,6 +62,7 @@ pub(crate) const KEYWORDS: &[Keyword] = &[
     string_only("tcp_user_timeout", Used),
     keyword("channel_binding", "PGCHANNELBINDING", Used),
     keyword("require_auth", "PGREQUIREAUTH", Used),
+    keyword("requirepeer", "PGREQUIREPEER", Used),
     keyword("sslmode", "PGSSLMODE", Used),
     keyword("sslrootcert", "PGSSLROOTCERT", Used),
     keyword("sslcrl", "PGSSLCRL", Used),
@@ -98,11 +99,6 @@ pub(crate) const KEYWORDS: &[Keyword] = &[
         Refused("write what the service file holds in its place"),
     ),
     string_only("replication", Refused("walpost sets it by itself")),
-    keyword(
-        "requirepeer",
-        "PGREQUIREPEER",
-        Refused("the server's process owner can't be checked"),
-    ),
     keyword(
         "requiressl",
         "PGREQUIRESSL",

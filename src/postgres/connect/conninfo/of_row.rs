@@ -121,10 +121,11 @@ mod tests {
     use super::*;
 
     /// Parameters that have an effect and that no row may set.
-    const OPERATORS_ONLY: [&str; 9] = [
+    const OPERATORS_ONLY: [&str; 10] = [
         "options",
         "passfile",
         "require_auth",
+        "requirepeer",
         "sslcert",
         "sslcertmode",
         "sslcrl",

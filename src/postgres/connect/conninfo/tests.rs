@@ -281,7 +281,6 @@ fn what_can_not_be_used_is_named_with_what_was_found_and_expected() {
         ("require_auth=!md5,password", "or before none of them"),
         ("require_auth=md5,none,md5", "expected each method once"),
         ("require_auth=!none,!none", "expected each method once"),
-        ("requirepeer=postgres", "requirepeer is not supported"),
         ("sslcrldir=/x", "sslcrldir is not supported"),
         (
             "replication=database",

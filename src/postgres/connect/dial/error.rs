@@ -10,6 +10,7 @@ use postgres_protocol::message::backend::ErrorFields;
 use tokio_postgres::error::DbError;
 use tokio_postgres::fallible_iterator::FallibleIterator;
 
+use crate::postgres::connect::conninfo::exposure::Exposure;
 use crate::postgres::connect::conninfo::{Conninfo, PasswordError, SslMode};
 use crate::postgres::table::identifier;
 use crate::trusted_path::PathError;
@@ -263,17 +264,17 @@ pub enum DialError {
     /// The server asks for a password on a connection that others can read, or can be the ones who
     /// ask. Nothing was sent.
     #[error(
-        "{host}: the server asks for {what}, and the connection {fault}: whoever is on the network between could \
-         have it, so it was not sent. Set sslmode=verify-full with sslrootcert, or have the server ask for \
-         scram-sha-256 (pg_hba.conf); to send it all the same: require_auth={method}"
+        "{host}: the server asks for {what}, and the connection {}: {} could have it, so it was not sent. {}, or have the server ask \
+         for scram-sha-256 (pg_hba.conf); to send it all the same: require_auth={method}",
+        exposure.fault(), exposure.attacker(), exposure.remedy()
     )]
     Exposed {
         /// The host tried.
         host: String,
         /// What it asks for.
         what: &'static str,
-        /// Why it is exposed.
-        fault: &'static str,
+        /// How it is exposed.
+        exposure: Exposure,
         /// The method's name for `require_auth`.
         method: String,
     },
@@ -282,6 +283,30 @@ pub enum DialError {
     #[error("{host}: SCRAM authentication failed: {reason}")]
     Scram {
         /// The host tried.
+    /// The process that listens at the Unix-domain socket is another user's. Nothing was sent.
+    #[error(
+        "{host}: the process that listens at the socket belongs to uid {found}, and requirepeer={required} allows no other user: \
+         nothing was sent to it. Look which process that is (ss -xlp); if it is PostgreSQL, correct requirepeer"
+    )]
+    OtherPeer {
+        /// The host tried.
+        host: String,
+        /// Who should listen.
+        required: String,
+        /// The ID of the user who does.
+        found: String,
+    },
+    /// The user that `requirepeer` names is not known.
+    #[error(
+        "{host}: requirepeer={required} names no user in /etc/passwd: correct it, or use the numeric ID of the user that PostgreSQL \
+         runs as"
+    )]
+    UnknownPeer {
+        /// The host tried.
+        host: String,
+        /// The name.
+        required: String,
+    },
         host: String,
         /// What was wrong.
         reason: String,
@@ -467,6 +492,7 @@ impl DialError {
             DialError::Server { .. } => 1,
             DialError::TlsFile { .. }
             | DialError::Tls { .. }
+            | DialError::OtherPeer { .. }
             | DialError::TlsRefused { .. }
             | DialError::NoPassword { .. }
             | DialError::AuthMethod { .. }
@@ -477,6 +503,7 @@ impl DialError {
             | DialError::Protocol { .. }
             | DialError::AllHosts { .. } => 0,
         }
+            | DialError::UnknownPeer { .. }
     }
 }
 

@@ -82,7 +82,7 @@ impl Talk {
 async fn client(stream: DuplexStream) -> Vec<String> {
     let text = format!("user=walpost dbname=shop host=here password={PASSWORD}");
     let conninfo = Conninfo::parse(&text, &|_| None).expect("a connection string");
-    let wire = Wire::new(Socket::Memory(stream), "here");
+    let wire = Wire::new(Socket::Memory(stream), Exposure::Local, "here");
     let started = wire.start(&conninfo, &conninfo.hosts[0], &[]).await;
     let session = match started {
         Ok((wire, started)) => wire.into_session(started),

@@ -38,8 +38,9 @@ pub(crate) fn trouble(initial: &[u8], answer: &[u8], exposure: Exposure) -> Opti
     if iterations < u64::from(ITERATIONS_MIN) && exposure.is_open() {
         return Some(format!(
             "the server asks for {iterations} iterations, expected at least {ITERATIONS_MIN}, for the connection \
-             {}. Raise scram_iterations there and set the password again, or set sslmode=verify-full",
-            exposure.fault()
+             {}. Raise scram_iterations there and set the password again. Or: {}",
+            exposure.fault(),
+            exposure.remedy()
         ));
     }
     None

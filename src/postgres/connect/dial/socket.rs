@@ -30,11 +30,12 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// What keeps it from those who share the network with it.
-    pub(super) fn exposure(&self) -> Exposure {
+    /// What keeps it from those who share the network with it; None for a Unix-domain socket, whose peer is examined when it is
+    /// connected.
+    pub(super) fn network_exposure(&self) -> Option<Exposure> {
         let address = |stream: &TcpStream| stream.peer_addr().ok().map(|a| a.ip());
-        match self {
-            Socket::Unix(_) => Exposure::Local,
+        Some(match self {
+            Socket::Unix(_) => return None,
             Socket::Tcp(stream) => Exposure::over_tcp(address(stream), None),
             Socket::Tls(stream) => {
                 let verifies = stream.ssl().verify_mode() != SslVerifyMode::NONE;
@@ -42,7 +43,7 @@ impl Socket {
             }
             #[cfg(any(test, fuzzing))]
             Socket::Memory(_) => Exposure::Local,
-        }
+        })
     }
 
     /// With TLS or without.

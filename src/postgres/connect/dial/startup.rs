@@ -43,10 +43,10 @@ pub(crate) struct Wire<'a> {
 
 impl<'a> Wire<'a> {
     /// `host` is what errors call the server.
-    pub(crate) fn new(socket: Socket, host: &'a str) -> Wire<'a> {
+    pub(crate) fn new(socket: Socket, exposure: Exposure, host: &'a str) -> Wire<'a> {
         Wire {
-            exposure: socket.exposure(),
             socket,
+            exposure,
             buffer: BytesMut::with_capacity(8 * 1024),
             received_bytes: 0,
             host,
@@ -192,7 +192,8 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Refuses to show a password, or a hash that is as good as one, to whoever answers on a network.
+    /// Refuses to show a password, or a hash that is as good as one, to whoever answers on a network or at a socket that other
+    /// users could have created.
     /// `require_auth` with the method's name is the word of a person that it is wanted.
     fn may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
         if !self.exposure.is_open() || conninfo.require_auth.names(method) {
@@ -204,7 +205,7 @@ impl<'a> Wire<'a> {
                 AuthMethod::Password => "the password in clear text",
                 _ => "an MD5 hash of the password",
             },
-            fault: self.exposure.fault(),
+            exposure: self.exposure,
             method: method.to_string(),
         })
     }

@@ -1,0 +1,128 @@
+//! Who listens at a Unix-domain socket: PostgreSQL, or another user of this machine.
+//!
+//! Whoever may create files in the socket's folder can bind the socket while PostgreSQL is down, and is asked for nothing. The
+//! kernel knows which user listens. Without `requirepeer`, that user is trusted if it is root, Walpost's own, or the owner of the
+//! folder where nobody else could have put that folder; so is any user in a folder in which only root and Walpost's own user can
+//! create files.
+//!
+//! Spec: PostgreSQL 18, 32.1.2 `requirepeer`; unix(7), SO_PEERCRED.
+
+use std::path::Path;
+
+use rustix::process::geteuid;
+use tokio::net::UnixStream;
+
+use super::error::DialError;
+use crate::postgres::connect::conninfo::exposure::Exposure;
+use crate::trusted_path;
+
+/// The kernel reports this user for all that have no user ID in this user namespace, as in a rootless container.
+const OVERFLOW_UID: u32 = 65534;
+
+/// Where the names of users are looked up.
+const USERS: &str = "/etc/passwd";
+
+/// Examines the peer of a connected socket in `folder`, or of an abstract one if that begins with `@`.
+///
+/// # Errors
+/// `required`, the value of `requirepeer`, names another user, or no user.
+pub(super) fn examine(
+    stream: &UnixStream,
+    folder: &str,
+    required: Option<&str>,
+    host: &str,
+) -> Result<Exposure, DialError> {
+    let uid = stream.peer_cred().ok().map(|peer| peer.uid());
+    let Some(required) = required else {
+        return Ok(match is_trusted(uid, folder) {
+            true => Exposure::Local,
+            false => Exposure::OtherUser { uid },
+        });
+    };
+    let expected = user_id(required).ok_or_else(|| DialError::UnknownPeer {
+        host: host.to_owned(),
+        required: required.to_owned(),
+    })?;
+    match uid == Some(expected) {
+        true => Ok(Exposure::Local),
+        false => Err(DialError::OtherPeer {
+            host: host.to_owned(),
+            required: required.to_owned(),
+            found: uid.map_or_else(|| "unknown".to_owned(), |uid| uid.to_string()),
+        }),
+    }
+}
+
+fn is_trusted(uid: Option<u32>, folder: &str) -> bool {
+    let named = uid.filter(|uid| *uid != OVERFLOW_UID);
+    if named.is_some_and(|uid| uid == 0 || uid == geteuid().as_raw()) {
+        return true;
+    }
+    if folder.starts_with('@') {
+        return false;
+    }
+    let folder = Path::new(folder);
+    let is_owner = || trusted_path::socket_folder_owner(folder).is_ok_and(|of| named == Some(of));
+    is_owner() || trusted_path::check_private_folder(folder).is_ok()
+}
+
+/// The ID of a user of this machine. The name may be an ID, because the users of other containers have no names in this one.
+fn user_id(name: &str) -> Option<u32> {
+    let users = trusted_path::read(Path::new(USERS)).unwrap_or_default();
+    find_user(&String::from_utf8_lossy(&users), name).or_else(|| name.parse().ok())
+}
+
+/// Spec: passwd(5).
+fn find_user(users: &str, name: &str) -> Option<u32> {
+    users.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then(|| fields.nth(1)?.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_users_by_name_or_id() {
+        let users =
+            "root:x:0:0:root:/root:/bin/sh\npostgres:x:103:109::/var/lib/postgresql:\nbroken:x\n";
+        assert_eq!(find_user(users, "postgres"), Some(103));
+        for name in ["postgre", "x", "103", "broken", ""] {
+            assert_eq!(find_user(users, name), None, "{name}");
+        }
+        assert_eq!(user_id("root"), Some(0));
+        assert_eq!(user_id("4294967294"), Some(4_294_967_294));
+        assert_eq!(user_id("no user of this machine"), None);
+    }
+
+    #[test]
+    fn trusts_the_users_who_could_have_been_given_the_socket_only() {
+        let own = geteuid().as_raw();
+        let shared = tempfile::tempdir().expect("a folder");
+        std::fs::set_permissions(
+            shared.path(),
+            std::os::unix::fs::PermissionsExt::from_mode(0o1777),
+        )
+        .expect("a mode");
+        let private = tempfile::tempdir().expect("a folder");
+        let [shared, private] =
+            [&shared, &private].map(|folder| folder.path().to_str().expect("UTF-8"));
+        let other = own + 7;
+        for (uid, folder, expected) in [
+            (Some(0), shared, true),
+            (Some(own), shared, true),
+            (Some(other), shared, false),
+            (None, shared, false),
+            (Some(OVERFLOW_UID), shared, false),
+            (Some(0), "@walpost", true),
+            (Some(own), "@walpost", true),
+            (Some(other), "@walpost", false),
+            (Some(other), private, true),
+            (Some(other), "/no folder", false),
+        ] {
+            assert_eq!(is_trusted(uid, folder), expected, "{uid:?} in {folder}");
+        }
+    }
+}

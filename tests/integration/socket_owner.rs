@@ -1,0 +1,153 @@
+//! Another user of the machine listens where PostgreSQL's Unix-domain socket would be. Here that user is the one that the test
+//! servers run as, and Walpost runs as root.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server, Stop};
+use crate::support::process::effective_user;
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::secrets::SECRET;
+use crate::support::walpost::Invocation;
+
+const ACCESS: &str = "
+local all plain_user password
+local all,replication md5_user md5
+local all,replication scram_user scram-sha-256
+local all,replication all trust
+host  all all 127.0.0.1/32 trust
+";
+
+/// A server with three sockets: in a folder of its own, in one where anybody can create files, and an abstract one.
+struct Sockets {
+    server: Server,
+    shared: PathBuf,
+}
+
+impl Sockets {
+    fn new() -> Self {
+        let server = Server::private(MAJOR, "");
+        let shared = reaper::folder("shared");
+        fs::set_permissions(&shared, Permissions::from_mode(0o1777)).unwrap();
+        let access = server.socket.join("hba");
+        fs::write(&access, ACCESS).unwrap();
+        let session = server.session("postgres");
+        for role in ["plain_user", "md5_user", "scram_user"] {
+            let method = role.replace("_user", "").replace("plain", "md5");
+            let method = method.replace("scram", "scram-sha-256");
+            session.run(&format!(
+                "SET password_encryption = '{method}'; CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{SECRET}'"
+            ));
+        }
+        let folders = format!(
+            "'{}', '{}', '@walpost-{}'",
+            server.socket.display(),
+            shared.display(),
+            server.port
+        );
+        session.run(&format!(
+            "ALTER SYSTEM SET unix_socket_directories = {folders}"
+        ));
+        session.run(&format!(
+            "ALTER SYSTEM SET hba_file = '{}'",
+            access.display()
+        ));
+        server.stop(Stop::Fast);
+        server.start();
+        Self { server, shared }
+    }
+
+    fn conninfo(&self, folder: &Path, role: &str, parameters: &str) -> String {
+        format!(
+            "host={} port={} user={role} dbname=postgres password={SECRET} {parameters}",
+            folder.display(),
+            self.server.port
+        )
+    }
+
+    /// What `check` finds with that connection.
+    fn check(&self, folder: &Path, role: &str, parameters: &str) -> String {
+        let conninfo = self.conninfo(folder, role, parameters);
+        let words = ["check", "--postgres", &conninfo, "--kafka", "127.0.0.1:9"];
+        Invocation::new(words).finish().stdout
+    }
+}
+
+const ACCEPTED: &str = "accepts SQL";
+const WARNING: &str = "uses a Unix-domain socket that any user of this machine could have created";
+
+/// Passwords that a server can read go to no user who may have taken PostgreSQL's place.
+#[test]
+fn password_is_not_sent_to_another_user_who_listens_at_the_socket() {
+    if effective_user() != 0 {
+        return;
+    }
+    let sockets = Sockets::new();
+    let abstract_name = PathBuf::from(format!("@walpost-{}", sockets.server.port));
+    for (role, method) in [("plain_user", "password"), ("md5_user", "md5")] {
+        for folder in [&sockets.shared, &abstract_name] {
+            let found = sockets.check(folder, role, "");
+            for text in [
+                WARNING,
+                "was not sent",
+                "Set requirepeer",
+                "scram-sha-256",
+                &format!("require_auth={method}"),
+            ] {
+                assert!(found.contains(text), "{text}: {found}");
+            }
+            assert!(!found.contains(ACCEPTED), "{found}");
+
+            for (parameters, is_warned) in [
+                ("requirepeer=postgres", false),
+                (&*format!("require_auth={method}"), true),
+            ] {
+                let found = sockets.check(folder, role, parameters);
+                assert!(found.contains(ACCEPTED), "{parameters}: {found}");
+                assert_eq!(found.contains(WARNING), is_warned, "{parameters}: {found}");
+            }
+        }
+        // Only the server's user can create this folder.
+        let found = sockets.check(&sockets.server.socket, role, "");
+        assert!(
+            found.contains(ACCEPTED) && !found.contains(WARNING),
+            "{found}"
+        );
+    }
+    let found = sockets.check(&sockets.shared, "scram_user", "");
+    assert!(
+        found.contains(ACCEPTED) && found.contains(WARNING),
+        "{found}"
+    );
+}
+
+#[test]
+fn requirepeer_sends_nothing_to_another_user_and_waits_for_the_server() {
+    if effective_user() != 0 {
+        return;
+    }
+    let sockets = Sockets::new();
+    for (required, text) in [
+        ("nobody", "requirepeer=nobody allows no other user"),
+        ("4000000000", "requirepeer=4000000000 allows no other user"),
+        (
+            "no-such-user",
+            "requirepeer=no-such-user names no user in /etc/passwd",
+        ),
+    ] {
+        for folder in [&sockets.shared, &sockets.server.socket] {
+            let found = sockets.check(folder, "postgres", &format!("requirepeer={required}"));
+            assert!(found.contains(text) && !found.contains(ACCEPTED), "{found}");
+        }
+    }
+
+    let broker = Broker::shared();
+    let scene = Scene::on(&sockets.server, broker);
+    let conninfo = format!("{} requirepeer=nobody", scene.conninfo());
+    let mut walpost = scene.at(&conninfo).run().start();
+    walpost.wait_for_logs("requirepeer=nobody allows no other user", 1);
+    walpost.terminate().expect_code(0);
+}
