@@ -10,9 +10,10 @@ use self::copied_rows::SnapshotRows;
 use self::dead_letters::DeadLetters;
 use self::delivery::Delivery;
 use self::error::CoreError;
+use self::other_tables::OtherTables;
 use self::source::{Meaning, Source};
 use self::table_names::TableNames;
-use self::table_source::TableSource;
+use self::table_source::{TABLES_MAX, TableSource};
 use super::exactly_once::duplicate_filter::DuplicateFilter;
 use super::settings::DeadLetterSettings;
 use crate::delivery::checkpoint::{Delivered, Last};
@@ -44,6 +45,7 @@ pub(crate) mod error;
 pub(crate) mod hand_over;
 pub(crate) mod message_source;
 mod older_rows;
+mod other_tables;
 pub(crate) mod preview;
 mod set_aside;
 mod source;
@@ -54,9 +56,7 @@ pub(crate) mod table_source;
 /// Decodes, maps, routes and hands over, one frame at a time.
 pub struct Core {
     source: Source,
-    /// Names of relations that are not the outbox, by their OID: its partitions are described too,
-    /// although their rows come under the root's OID.
-    others: HashMap<u32, String>,
+    others: OtherTables,
     /// Where the next row message is; `None` outside a transaction.
     position: Option<Position>,
     warned_of_update: bool,
@@ -108,7 +108,7 @@ impl Core {
     ) -> Result<Self, MappingError> {
         Ok(Self {
             source: Source::new(outbox, settings)?,
-            others: HashMap::new(),
+            others: OtherTables::default(),
             position: None,
             warned_of_update: false,
             snapshot: None,
@@ -524,6 +524,12 @@ impl Core {
         let place = self.place();
         let is_outbox = match &mut self.source {
             Source::Table(source) => {
+                if !source.has_room_for(relation.oid) {
+                    return Err(CoreError::TooManyTables {
+                        at: place,
+                        max: TABLES_MAX,
+                    });
+                }
                 if source.lacks_facts(relation) {
                     return Ok(Step::NewTable(relation.oid));
                 }
@@ -628,14 +634,14 @@ impl Core {
         };
         if is_update && !std::mem::replace(&mut self.warned_of_update, true) {
             let table = source.name(relation).map(TableName::to_string);
-            let table = table.or_else(|| self.others.get(&relation).cloned());
+            let table = table.or_else(|| self.others.name(relation).cloned());
             warn!(table, %at, "skipped an UPDATE of an outbox row: it is not an event");
         }
         self.counted(Step::Done)
     }
 
     fn beside_messages(&self, at: Position, relation: u32) -> CoreError {
-        match self.others.get(&relation) {
+        match self.others.name(relation) {
             Some(name) => CoreError::RowBesideMessages {
                 at,
                 found: name.clone(),

@@ -236,6 +236,7 @@ fn of_core(error: &CoreError) -> Cause<'_> {
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. }
         | CoreError::BadLine { .. }
+        | CoreError::TooManyTables { .. }
         | CoreError::Route { .. } => Cause::Other,
     }
 }

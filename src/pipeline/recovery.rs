@@ -127,6 +127,8 @@ fn core(error: &CoreError) -> Both {
         | CoreError::Order(_)
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. } => (ErrorKind::Protocol, Remedy::Halt),
+        // A new connection begins with none. What was confirmed is not sent again, so it gets further.
+        CoreError::TooManyTables { .. } => (ErrorKind::Protocol, Remedy::Reconnect),
         CoreError::Mapping { .. } => (ErrorKind::Setup, Remedy::Halt),
         CoreError::History(_) => (ErrorKind::History, Remedy::Halt),
         CoreError::ForeignTable { .. }
@@ -215,10 +217,10 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::PasswordCommand { .. }
         // Whoever changes a mode while it runs should not be able to halt it.
         | DialError::UntrustedFile { .. }
-        | DialError::NotReadWrite { .. } => Remedy::Reconnect,
-        // protocol_violation, before the session is there: it is no PostgreSQL of ours, but a pooler.
         // Another user can have the socket's name while PostgreSQL is down.
         | DialError::OtherPeer { .. }
+        | DialError::NotReadWrite { .. } => Remedy::Reconnect,
+        // protocol_violation, before the session is there: it is no PostgreSQL of ours, but a pooler.
         DialError::Server { error, .. } if error.code == "08P01" => Remedy::Halt,
         DialError::Server { error, .. } if error.pooler().is_some() => Remedy::Halt,
         DialError::Server { error, .. } => of_server(error),
@@ -229,9 +231,9 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::AuthMethod { .. }
         | DialError::RequireAuth { .. }
         | DialError::Exposed { .. }
+        | DialError::UnknownPeer { .. }
         | DialError::Scram { .. }
         | DialError::ChannelBinding { .. }
-        | DialError::UnknownPeer { .. }
         | DialError::Protocol { .. }
         | DialError::AllHosts { .. } => Remedy::Halt,
     }

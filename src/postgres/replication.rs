@@ -3,6 +3,7 @@
 //! PostgreSQL 18, "54.4. Streaming Replication Protocol". tokio-postgres from the registry has no
 //! `CopyBoth`, so this part is ours; it stands on postgres-protocol's codecs.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::BytesMut;
@@ -14,6 +15,7 @@ use tokio_postgres::fallible_iterator::FallibleIterator;
 use tracing::{debug, info, warn};
 
 use super::connect::conninfo::Conninfo;
+use super::connect::conninfo::notices::NoticeLimit;
 use super::connect::dial;
 use super::connect::dial::{DialError, ServerError};
 use super::wire::frame::{BEGINNING_BYTES, Frame, FrameError, status_update};
@@ -35,6 +37,8 @@ pub(crate) const BUFFER_WANTED: usize = 4 << 20;
 const RECEIVE_BUFFER: usize = 96 << 10;
 /// Answers to commands are short; a server that sends more is none.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// So much of a notice is logged.
+const NOTICE_CHARS_MAX: usize = 1000;
 /// How long a server may take to close `CopyBoth`: it can be in the middle of a large transaction.
 const CLOSE: Duration = Duration::from_secs(2);
 /// SQLSTATE of PostgreSQL 18's warning `skipped loading publication`.
@@ -136,6 +140,7 @@ pub struct Connection {
     row_bytes_max: usize,
     /// The server converts texts to UTF-8.
     converts: bool,
+    notices: Arc<NoticeLimit>,
     /// The host that answered, as logs call it.
     pub host: String,
 }
@@ -198,6 +203,7 @@ impl Connection {
             .get("server_encoding")
             .is_some_and(|encoding| encoding == "SQL_ASCII");
         let mut connection = Self::over(session, row_bytes_max);
+        connection.notices = Arc::clone(&conninfo.notices);
         if is_unchecked {
             connection.disable_conversion().await?;
         }
@@ -236,6 +242,7 @@ impl Connection {
             received: 0,
             row_bytes_max,
             converts: true,
+            notices: Arc::default(),
             host: session.host,
         }
     }
@@ -352,7 +359,7 @@ impl Connection {
             }
             match self.parse_message()? {
                 Message::ErrorResponse(body) => return Err(server_error(body.fields())),
-                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::NoticeResponse(body) => self.notice(body.fields())?,
                 Message::ParameterStatus(_) => {}
                 _ => return Err(unexpected("START_REPLICATION")),
             }
@@ -378,7 +385,7 @@ impl Connection {
             match self.parse_message()? {
                 Message::CopyOutResponse(_) => return Ok(()),
                 Message::ErrorResponse(body) => return Err(server_error(body.fields())),
-                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::NoticeResponse(body) => self.notice(body.fields())?,
                 Message::ParameterStatus(_) => {}
                 _ => return Err(unexpected("COPY")),
             }
@@ -405,7 +412,7 @@ impl Connection {
                     return Ok(Some(CopyOut::End));
                 }
                 Message::CopyDone | Message::CommandComplete(_) | Message::ParameterStatus(_) => {}
-                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::NoticeResponse(body) => self.notice(body.fields())?,
                 Message::ErrorResponse(body) => return Err(server_error(body.fields())),
                 _ => return Err(unexpected("COPY")),
             }
@@ -431,7 +438,7 @@ impl Connection {
                 return Ok(Some(Frame::decode(&self.buffer.unread()[5..len])?));
             }
             match self.parse_message()? {
-                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::NoticeResponse(body) => self.notice(body.fields())?,
                 Message::ParameterStatus(_) => {}
                 Message::ErrorResponse(body) => return Err(server_error(body.fields())),
                 // A server that shuts down ends the stream with the command's completion.
@@ -675,7 +682,7 @@ impl Connection {
                         .collect()?;
                 }
                 Message::ErrorResponse(body) => failure = Some(server_error(body.fields())),
-                Message::NoticeResponse(body) => notice(body.fields())?,
+                Message::NoticeResponse(body) => self.notice(body.fields())?,
                 Message::ReadyForQuery(_) => return failure.map_or(Ok(row), Err),
                 Message::DataRow(_)
                 | Message::RowDescription(_)
@@ -741,6 +748,33 @@ impl Connection {
         Ok(Some(len))
     }
 
+    /// Logs what the server has to say, unless that is too much.
+    ///
+    /// # Errors
+    /// The server says that it leaves rows out.
+    fn notice(&self, fields: Fields<'_>) -> Result<(), ConnectionError> {
+        let notice = ServerError::parse(fields)?;
+        let is_warning = notice.severity == "WARNING";
+        if is_warning && notice.code == PUBLICATION_SKIPPED {
+            return Err(ConnectionError::PublicationSkipped(Box::new(notice)));
+        }
+        let Some(left_out) = self.notices.admit(Instant::now().into_std()) else {
+            return Ok(());
+        };
+        if left_out > 0 {
+            warn!(
+                left_out,
+                "PostgreSQL sends so many notices that some were not logged"
+            );
+        }
+        let text: String = notice.to_string().chars().take(NOTICE_CHARS_MAX).collect();
+        match is_warning {
+            true => warn!(notice = %text, "warning from PostgreSQL"),
+            false => info!(notice = %text, "notice from PostgreSQL"),
+        }
+        Ok(())
+    }
+
     /// Takes the next message, which is complete, out of the buffer. `wanted` is its length.
     fn parse_message(&mut self) -> Result<Message, ConnectionError> {
         let len = std::mem::take(&mut self.wanted);
@@ -762,19 +796,6 @@ fn server_error(fields: Fields<'_>) -> ConnectionError {
         Ok(error) => ConnectionError::Server(Box::new(error)),
         Err(error) => ConnectionError::Protocol(error.to_string()),
     }
-}
-
-/// Logs what the server has to say, except where it says that rows are left out.
-fn notice(fields: Fields<'_>) -> Result<(), ConnectionError> {
-    let notice = ServerError::parse(fields)?;
-    match notice.severity.as_str() {
-        "WARNING" if notice.code == PUBLICATION_SKIPPED => {
-            return Err(ConnectionError::PublicationSkipped(Box::new(notice)));
-        }
-        "WARNING" => warn!(notice = %notice, "warning from PostgreSQL"),
-        _ => info!(notice = %notice, "notice from PostgreSQL"),
-    }
-    Ok(())
 }
 
 /// Microseconds since 2000-01-01 00:00 UTC, PostgreSQL's epoch.

@@ -112,6 +112,17 @@ pub enum CoreError {
         /// OID of its table.
         oid: u32,
     },
+    /// More tables than are kept for one connection.
+    #[error(
+        "the server has described {max} tables of the outbox since Walpost connected, and describes another one at {at}: this needs a \
+         new connection"
+    )]
+    TooManyTables {
+        /// Position of the first row of the table.
+        at: String,
+        /// As many are kept.
+        max: usize,
+    },
     /// A row that the protocol doesn't allow.
     #[error("{table}: the stream has {found} at {at}")]
     BadTuple {
@@ -191,6 +202,7 @@ impl CoreError {
             | Self::Order(_)
             | Self::History(_)
             | Self::UnknownRelation { .. }
+            | Self::TooManyTables { .. }
             | Self::BadTuple { .. }
             | Self::BadLine { .. } => None,
         }
@@ -277,6 +289,7 @@ mod tests {
             | CoreError::RowTooLarge { .. }
             | CoreError::Unconvertible { .. }
             | CoreError::UnknownRelation { .. }
+            | CoreError::TooManyTables { .. }
             | CoreError::BadTuple { .. }
             | CoreError::BadLine { .. }
             | CoreError::Route { .. }
@@ -320,6 +333,10 @@ mod tests {
                 error: String::new(),
             },
             CoreError::UnknownRelation { at, oid: 1 },
+            CoreError::TooManyTables {
+                at: place(),
+                max: 1,
+            },
             CoreError::BadTuple {
                 at,
                 table: TableName::of("public", "t"),

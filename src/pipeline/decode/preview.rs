@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use super::message_source::MessageSource;
+use super::other_tables::OtherTables;
 use super::source::{Meaning, Source};
 use crate::delivery::checkpoint::Delivered;
 use crate::model::lsn::{Lsn, Position};
@@ -36,7 +37,7 @@ pub(crate) enum Until {
 /// Takes the messages in their order, and counts.
 pub(crate) struct Preview {
     source: Source,
-    others: HashMap<u32, String>,
+    others: OtherTables,
     /// Why the table's rows mean nothing.
     unmapped: Option<String>,
     router: Router,
@@ -117,7 +118,7 @@ impl Preview {
     ) -> Result<Self, MappingError> {
         Ok(Self {
             source: Source::new(outbox, settings)?,
-            others: HashMap::new(),
+            others: OtherTables::default(),
             unmapped: None,
             router: Router::default(),
             position: None,
@@ -223,6 +224,10 @@ impl Preview {
     fn relation(&mut self, relation: &Relation<'_>) {
         let place = self.position.unwrap_or_default().to_string();
         let is_outbox = match &mut self.source {
+            Source::Table(source) if !source.has_room_for(relation.oid) => {
+                source.reconnected();
+                source.relation(relation, &place)
+            }
             Source::Table(source) => source.relation(relation, &place),
             Source::Messages(_) => Ok(false),
         };

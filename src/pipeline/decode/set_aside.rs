@@ -72,6 +72,11 @@ impl SetAsideTables {
         self.known_from = known_from;
     }
 
+    /// How many relations of the stream are known here.
+    pub(super) fn relations(&self) -> usize {
+        self.relations.len() + self.unmapped.len()
+    }
+
     /// The stream has described a relation. True if there are entries about it.
     pub(super) fn relate(&mut self, relation: u32, table: &TableName) -> bool {
         self.unmapped.remove(&relation);

@@ -116,7 +116,7 @@ impl Core {
             let name = source.name(relation);
             let name = name.or_else(|| source.set_aside.unmapped_name(relation));
             let name = name.map(TableName::to_string);
-            let name = name.or_else(|| self.others.get(&relation).cloned());
+            let name = name.or_else(|| self.others.name(relation).cloned());
             Some((relation, name?))
         };
         match *frame {
@@ -165,6 +165,7 @@ fn concerns_one_table(error: &CoreError) -> bool {
         | CoreError::RowBesideMessages { .. }
         | CoreError::Envelope { .. }
         | CoreError::UnknownRelation { .. }
+        | CoreError::TooManyTables { .. }
         | CoreError::BadLine { .. } => false,
     }
 }

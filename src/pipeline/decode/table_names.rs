@@ -12,7 +12,9 @@ use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Outbox;
 
 /// Tables that are gone are forgotten when more names than this are known.
-const NAMES_MAX: usize = 100_000;
+const NAMES_MAX: usize = 20_000;
+/// How many names a table can have had in WAL from before it was first seen.
+const EARLIER_MAX: usize = 100;
 
 /// The names of tables, by their OIDs, since the pipeline started.
 #[derive(Default)]
@@ -82,7 +84,9 @@ impl TableNames {
         });
         if known.name == *name {
             known.is_reached = true;
-        } else if known.is_reached && !known.earlier.contains(name) {
+        } else if (known.is_reached || known.earlier.len() >= EARLIER_MAX)
+            && !known.earlier.contains(name)
+        {
             return Err(MappingError::Renamed {
                 before: known.name.to_string(),
                 found: name.to_string(),

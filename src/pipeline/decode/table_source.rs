@@ -11,11 +11,17 @@ use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
 use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::decode::older_rows::{OlderRow, RowTable};
+use crate::pipeline::decode::other_tables::OtherTables;
 use crate::pipeline::decode::set_aside::SetAsideTables;
 use crate::pipeline::decode::table_names::TableNames;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
+
+/// A connection is replaced when the stream has described more outbox tables than this: the server can describe any number of them.
+/// What counts are tables with rows that were inserted since it was opened, and every definition that one of them had if it was dropped
+/// and created again.
+pub(crate) const TABLES_MAX: usize = 10_000;
 
 /// The outbox tables, as the stream has described them.
 pub(crate) struct TableSource {
@@ -230,6 +236,12 @@ impl TableSource {
         self.table(oid).map(|table| &table.name)
     }
 
+    /// Whether the stream may describe this relation: it is known, or few are.
+    pub(crate) fn has_room_for(&self, oid: u32) -> bool {
+        let described = self.oids.len() + self.set_aside.relations();
+        described < TABLES_MAX || self.oids.binary_search(&oid).is_ok()
+    }
+
     /// Takes the shape of the outbox, which rows from position `at` on have; says whether the relation is that.
     pub(crate) fn relation(
         &mut self,
@@ -246,6 +258,9 @@ impl TableSource {
         if !self.outbox.has(relation.namespace, relation.name) {
             // It may have been one before it was renamed.
             self.forget(place);
+            if self.outbox.is_several() {
+                self.facts.remove(&relation.oid);
+            }
             return Ok(false);
         }
         let columns: Vec<_> = relation
@@ -352,7 +367,7 @@ impl TableSource {
         at: Position,
         relation: u32,
         tuple: &Tuple<'a>,
-        others: &HashMap<u32, String>,
+        others: &OtherTables,
         row: &mut Row<'a>,
     ) -> Result<Option<&Table>, CoreError> {
         let Some(table) = self.table(relation) else {
@@ -374,16 +389,11 @@ impl TableSource {
 
     /// The error that a row of a relation without a mapping is.
     #[cold]
-    fn without_mapping(
-        &self,
-        at: Position,
-        relation: u32,
-        others: &HashMap<u32, String>,
-    ) -> CoreError {
+    fn without_mapping(&self, at: Position, relation: u32, others: &OtherTables) -> CoreError {
         if let Some(error) = self.set_aside.mapping_error(relation) {
             return CoreError::mapping(at)(error.clone());
         }
-        match others.get(&relation) {
+        match others.name(relation) {
             Some(name) => CoreError::ForeignTable {
                 at,
                 found: name.clone(),

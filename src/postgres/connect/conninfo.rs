@@ -22,6 +22,7 @@ pub(crate) use of_row::{is_host, is_port};
 pub(in crate::postgres) use require_auth::{AuthMethod, RequireAuth};
 
 use exposure::Exposures;
+use notices::NoticeLimit;
 use settings::Settings;
 
 use crate::program::{self, Program, ProgramError};
@@ -31,6 +32,7 @@ pub(in crate::postgres) mod exposure;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod keywords;
+pub(in crate::postgres) mod notices;
 mod of_row;
 mod passfile;
 mod require_auth;
@@ -59,11 +61,13 @@ pub struct Conninfo {
     pub(crate) tcp_user_timeout: Option<Duration>,
     pub(crate) channel_binding: ChannelBinding,
     pub(in crate::postgres) require_auth: RequireAuth,
-    pub(crate) tls: Tls,
-    /// Clones share it: each kind is told once.
     /// The user, by name or ID, whose process has to listen at a Unix-domain socket.
     pub(crate) require_peer: Option<String>,
+    pub(crate) tls: Tls,
+    /// Clones share it: each kind is told once.
     pub(crate) exposures: Arc<Exposures>,
+    /// Clones share it.
+    pub(crate) notices: Arc<NoticeLimit>,
     password: Option<Secret>,
     /// The environment variable that has given the password, if one has.
     password_variable: Option<&'static str>,
@@ -375,11 +379,12 @@ impl Conninfo {
                     .map_err(|expected| settings.value_error("require_auth", &expected))?,
                 None => RequireAuth::default(),
             },
+            require_peer: settings.text("requirepeer").map(str::to_owned),
             tls: tls(&settings, &in_home)?,
             exposures: Arc::default(),
+            notices: Arc::default(),
             password: settings
                 .text("password")
-            require_peer: settings.text("requirepeer").map(str::to_owned),
                 .map(|text| Secret(text.as_bytes().to_vec())),
             password_variable: settings.variable("password"),
             passfile: settings

@@ -5,6 +5,11 @@
 
 use crate::model::lsn::Lsn;
 
+/// More than any server's NAMEDATALEN, which is 64 unless PostgreSQL is compiled with another one.
+const NAME_BYTES_MAX: usize = 1024;
+/// `MaxTupleAttributeNumber` of PostgreSQL.
+const COLUMNS_MAX: usize = 1664;
+
 /// One message of the output plugin.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Message<'a> {
@@ -276,6 +281,9 @@ pub enum DecodeError {
     /// The field is not UTF-8.
     #[error("pgoutput {0}: not UTF-8")]
     NotUtf8(&'static str),
+    /// A name is longer, or a table has more columns, than PostgreSQL allows.
+    #[error("pgoutput {0}: {1}, expected at most {2}")]
+    TooMany(&'static str, usize, usize),
     /// The message goes on after its last field.
     #[error("pgoutput {0}: {1} bytes left over")]
     Leftover(&'static str, usize),
@@ -394,6 +402,15 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(text).map_err(|_| DecodeError::NotUtf8(field))
     }
 
+    /// A name in the catalog. It is kept for as long as the connection lasts, so it may not have any length.
+    fn name(&mut self, field: &'static str) -> Result<&'a str, DecodeError> {
+        let name = self.string(field)?;
+        match name.len() <= NAME_BYTES_MAX {
+            true => Ok(name),
+            false => Err(DecodeError::TooMany(field, name.len(), NAME_BYTES_MAX)),
+        }
+    }
+
     /// The prefix of a message. Any role can write one, also one that is not UTF-8 if the database has the encoding SQL_ASCII. It
     /// is no prefix of an outbox then, and must not stop the stream.
     fn prefix(&mut self) -> Result<&'a str, DecodeError> {
@@ -438,15 +455,18 @@ impl<'a> Reader<'a> {
 
     fn relation(&mut self) -> Result<Relation<'a>, DecodeError> {
         let oid = self.u32("relation.oid")?;
-        let namespace = self.string("relation.namespace")?;
-        let name = self.string("relation.name")?;
+        let namespace = self.name("relation.namespace")?;
+        let name = self.name("relation.name")?;
         let replica_identity = self.u8("relation.replica_identity")?;
-        let count = self.u16("relation.columns")?;
+        let count = usize::from(self.u16("relation.columns")?);
+        if count > COLUMNS_MAX {
+            return Err(DecodeError::TooMany("relation.columns", count, COLUMNS_MAX));
+        }
         let mut columns = Vec::new();
         for _ in 0..count {
             columns.push(Column {
                 key: self.u8("relation.column.flags")? & 1 == 1,
-                name: self.string("relation.column.name")?,
+                name: self.name("relation.column.name")?,
                 type_oid: self.u32("relation.column.type")?,
                 type_modifier: self.i32("relation.column.type_modifier")?,
             });

@@ -15,6 +15,9 @@ use crate::postgres::connect::conninfo::{Conninfo, PasswordError, SslMode};
 use crate::postgres::table::identifier;
 use crate::trusted_path::PathError;
 
+/// So much of a field is kept: a server that sends more fills logs.
+const FIELD_BYTES_MAX: usize = 8192;
+
 /// An ErrorResponse or NoticeResponse of the server.
 ///
 /// Spec: PostgreSQL 18, 54.8 "Error and Notice Message Fields".
@@ -43,7 +46,9 @@ impl ServerError {
         let mut error = ServerError::default();
         let mut localized_severity = String::new();
         while let Some(field) = fields.next()? {
-            let value = String::from_utf8_lossy(field.value_bytes()).into_owned();
+            let value = field.value_bytes();
+            let value = value.get(..FIELD_BYTES_MAX).unwrap_or(value);
+            let value = String::from_utf8_lossy(value).into_owned();
             match field.type_() {
                 b'V' => error.severity = value,
                 b'S' => localized_severity = value,
@@ -278,11 +283,6 @@ pub enum DialError {
         /// The method's name for `require_auth`.
         method: String,
     },
-    /// The SCRAM exchange failed on the server's side of the proof: it may not be the server it
-    /// says it is.
-    #[error("{host}: SCRAM authentication failed: {reason}")]
-    Scram {
-        /// The host tried.
     /// The process that listens at the Unix-domain socket is another user's. Nothing was sent.
     #[error(
         "{host}: the process that listens at the socket belongs to uid {found}, and requirepeer={required} allows no other user: \
@@ -307,6 +307,11 @@ pub enum DialError {
         /// The name.
         required: String,
     },
+    /// The SCRAM exchange failed on the server's side of the proof: it may not be the server it
+    /// says it is.
+    #[error("{host}: SCRAM authentication failed: {reason}")]
+    Scram {
+        /// The host tried.
         host: String,
         /// What was wrong.
         reason: String,
@@ -487,23 +492,23 @@ impl DialError {
             | DialError::Resolve { .. }
             | DialError::PasswordCommand { .. }
             | DialError::UntrustedFile { .. }
+            | DialError::OtherPeer { .. }
             | DialError::NotReadWrite { .. } => 2,
             DialError::Server { error, .. } if error.passes() => 2,
             DialError::Server { .. } => 1,
             DialError::TlsFile { .. }
             | DialError::Tls { .. }
-            | DialError::OtherPeer { .. }
             | DialError::TlsRefused { .. }
             | DialError::NoPassword { .. }
             | DialError::AuthMethod { .. }
             | DialError::RequireAuth { .. }
             | DialError::Exposed { .. }
+            | DialError::UnknownPeer { .. }
             | DialError::Scram { .. }
             | DialError::ChannelBinding { .. }
             | DialError::Protocol { .. }
             | DialError::AllHosts { .. } => 0,
         }
-            | DialError::UnknownPeer { .. }
     }
 }
 

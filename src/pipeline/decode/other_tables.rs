@@ -1,0 +1,45 @@
+//! Names of relations that are not the outbox. Messages need them, and nothing else.
+
+use std::collections::HashMap;
+
+/// When more names than this are known, all are forgotten: a server can describe any number of tables.
+const NAMES_MAX: usize = 10_000;
+
+/// The names, by OID. The partitions of the outbox are among them: they are described too, although their rows come under the root's
+/// OID.
+#[derive(Default)]
+pub(super) struct OtherTables(HashMap<u32, String>);
+
+impl OtherTables {
+    pub(super) fn insert(&mut self, oid: u32, name: String) {
+        if self.0.len() >= NAMES_MAX && !self.0.contains_key(&oid) {
+            self.0.clear();
+        }
+        self.0.insert(oid, name);
+    }
+
+    pub(super) fn name(&self, oid: u32) -> Option<&String> {
+        self.0.get(&oid)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_number_of_tables_takes_bounded_memory_and_the_last_one_is_kept() {
+        let mut others = OtherTables::default();
+        for oid in 0..100_000 {
+            others.insert(oid, oid.to_string());
+            assert!(others.0.len() <= NAMES_MAX);
+            assert_eq!(others.name(oid), Some(&oid.to_string()));
+        }
+        others.insert(99_999, "renamed".to_owned());
+        assert_eq!(others.name(99_999), Some(&"renamed".to_owned()));
+    }
+}
