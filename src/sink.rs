@@ -117,6 +117,18 @@ pub enum Produced {
     NewTopic,
 }
 
+/// What to do about a topic that the brokers refuse to create.
+fn creation_remedy(reason: &str) -> &'static str {
+    // Kafka 4.0, `Topic.hasCollision`.
+    match reason.contains("collides with existing topic") {
+        true => {
+            "Kafka lets only one topic exist of those whose names differ in . and _ alone: delete the other one if nobody needs it, or \
+             name another topic"
+        }
+        false => "Create it by hand, or correct create_topics",
+    }
+}
+
 /// A sink that can't go on.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SinkError {
@@ -134,7 +146,8 @@ pub enum SinkError {
     },
     /// The topic could not be created as the configuration asks.
     #[error(
-        "topic {topic:?} could not be created at {brokers}: {reason}. Create it by hand, or correct create_topics"
+        "topic {topic:?} could not be created at {brokers}: {reason}. {}",
+        creation_remedy(reason)
     )]
     TopicNotCreated {
         topic: String,

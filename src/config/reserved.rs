@@ -7,13 +7,13 @@ use super::Definition;
 use super::error::ConfigError;
 use super::file::{FilePipeline, Origin};
 use super::reader::Reader;
-use crate::outbox::reserved_topics::{ReservedTopics, TopicUse};
+use crate::outbox::reserved_topics::{ReservedTopics, TopicUse, collision_key};
 use crate::outbox::settings::OutboxSettings;
 use crate::outbox::template::Template;
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor::definitions::Defined;
 
-/// Topics that pipelines keep for themselves, and the fixed topics of their events.
+/// Topics that pipelines keep for themselves, and the fixed topics of their events, by their [`collision_key`].
 #[derive(Default)]
 pub(super) struct NamedTopics {
     own: BTreeMap<String, TopicUse>,
@@ -39,24 +39,28 @@ impl NamedTopics {
         let checkpoints = checkpoints.map(|topic| (topic, TopicUse::Checkpoints));
         let dead_letters = pipeline.dead_letter_topic.clone();
         let dead_letters = dead_letters.map(|topic| (topic, TopicUse::DeadLetters));
-        self.own.extend(checkpoints.into_iter().chain(dead_letters));
+        let own = checkpoints.into_iter().chain(dead_letters);
+        self.own
+            .extend(own.map(|(topic, usage)| (collision_key(&topic), usage)));
         let template = pipeline.topic.as_deref().map(str::parse::<Template>);
         let fixed = template.and_then(Result::ok);
         let fixed = fixed.as_ref().and_then(Template::constant);
-        self.fixed.extend(fixed.map(str::to_owned));
+        self.fixed.extend(fixed.map(collision_key));
         self
     }
 
     /// Why a pipeline that a row defines can't be one beside those of the files.
     pub(super) fn conflict(&self, of_row: &PipelineSettings) -> Option<String> {
         let mut own = of_row.own_topics();
-        if let Some((topic, usage)) = own.find(|(topic, _)| self.fixed.contains(*topic)) {
+        if let Some((topic, usage)) =
+            own.find(|(topic, _)| self.fixed.contains(&collision_key(topic)))
+        {
             return Some(format!(
                 "topic {topic:?}, which is for {usage}, is the topic of another pipeline's events; name another"
             ));
         }
         let fixed = of_row.outbox.topic.constant()?;
-        let usage = self.own.get(fixed)?;
+        let usage = self.own.get(&collision_key(fixed))?;
         Some(reserved(fixed, *usage))
     }
 }

@@ -164,7 +164,9 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
 /// Whether the topic is one of those that are always reserved.
 fn is_reserved(topic: &[u8]) -> bool {
     let own = [b"walpost-checkpoints".as_slice(), b"walpost-dead-letters"];
-    topic.starts_with(b"__") || own.contains(&topic)
+    // Names that differ in . and _ alone are one to Kafka.
+    let begins = topic.iter().take(2).map(|byte| matches!(byte, b'.' | b'_'));
+    begins.eq([true, true]) || own.contains(&topic)
 }
 
 /// A column's value, by its name; an error for what is no bytea.

@@ -2,6 +2,9 @@
 //!
 //! Whoever may insert into an outbox can choose the topic if the settings derive it from a column. Without this check
 //! such a row could forge a checkpoint of another pipeline or a dead letter.
+//!
+//! Kafka creates no topic whose name differs from that of an existing one in `.` and `_` alone. So names are compared without that
+//! difference: a row whose topic is created first would keep a reserved topic from ever being created.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,10 +36,25 @@ impl fmt::Display for TopicUse {
     }
 }
 
+/// Returns what two names of topics have in common if Kafka lets only one of them exist.
+///
+/// Spec: Apache Kafka 4, `Topic.hasCollision`.
+pub(crate) fn collision_key(topic: &str) -> String {
+    topic.replace('.', "_")
+}
+
+/// The bytes of [`collision_key`], without allocating.
+fn collision_bytes(topic: &str) -> impl Iterator<Item = u8> {
+    topic
+        .bytes()
+        .map(|byte| if byte == b'.' { b'_' } else { byte })
+}
+
 /// The names that are reserved, by what they are for. Names that begin with `__` are always reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservedTopics {
-    names: Arc<BTreeMap<String, TopicUse>>,
+    /// By their [`collision_key`], in order.
+    names: Arc<[(String, TopicUse)]>,
     internal: bool,
 }
 
@@ -55,8 +73,10 @@ impl ReservedTopics {
             (DEFAULT_DEAD_LETTER_TOPIC, TopicUse::DeadLetters),
         ];
         let defaults = defaults.map(|(name, of)| (name.to_owned(), of));
+        let names = names.into_iter().chain(defaults);
+        let names: BTreeMap<_, _> = names.map(|(name, of)| (collision_key(&name), of)).collect();
         Self {
-            names: Arc::new(names.into_iter().chain(defaults).collect()),
+            names: names.into_iter().collect(),
             internal: true,
         }
     }
@@ -65,17 +85,17 @@ impl ReservedTopics {
     #[inline]
     #[must_use]
     pub(crate) fn find(&self, topic: &str) -> Option<TopicUse> {
-        if self.internal && topic.starts_with(INTERNAL_PREFIX) {
+        let prefix = collision_bytes(topic).take(INTERNAL_PREFIX.len());
+        if self.internal && prefix.eq(INTERNAL_PREFIX.bytes()) {
             return Some(TopicUse::KafkaInternal);
         }
-        if self.names.is_empty() {
-            return None;
-        }
-        self.names.get(topic).copied()
+        let compare = |(name, _): &(String, TopicUse)| name.bytes().cmp(collision_bytes(topic));
+        let found = self.names.binary_search_by(compare).ok()?;
+        self.names.get(found).map(|(_, of)| *of)
     }
 
     /// Those of the names that `can_be` accepts, and names that begin with `__` if one can begin with that prefix, as
-    /// `can_begin_with` says.
+    /// `can_begin_with` says. Both are given a [`collision_key`].
     #[must_use]
     pub(super) fn filter(
         &self,
@@ -84,7 +104,7 @@ impl ReservedTopics {
     ) -> Self {
         let names = self.names.iter().filter(|(name, _)| can_be(name));
         Self {
-            names: Arc::new(names.map(|(name, of)| (name.clone(), *of)).collect()),
+            names: names.cloned().collect(),
             internal: self.internal && can_begin_with(INTERNAL_PREFIX),
         }
     }
@@ -102,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_reserved_exactly_and_internal_topics_by_prefix() {
+    fn names_are_reserved_with_all_that_collide_and_internal_topics_by_prefix() {
         let reserved = all();
         let check = |topic: &str, expected| assert_eq!(reserved.find(topic), expected, "{topic}");
         check("walpost-checkpoints", Some(TopicUse::Checkpoints));
@@ -111,11 +131,21 @@ mod tests {
         check("b.dead", Some(TopicUse::DeadLetters));
         check("__consumer_offsets", Some(TopicUse::KafkaInternal));
         check("__", Some(TopicUse::KafkaInternal));
+        check("b_dead", Some(TopicUse::DeadLetters));
+        check("b_checkpoints", Some(TopicUse::Checkpoints));
+        for internal in ["_.consumer.offsets", "._consumer_offsets", "..x"] {
+            check(internal, Some(TopicUse::KafkaInternal));
+        }
         // Names of topics are case-sensitive.
         for free in [
             "Walpost-checkpoints",
             "walpost-checkpoints-2",
+            "walpost_checkpoints",
             "_schemas",
+            ".schemas",
+            "b-dead",
+            "b.deadly",
+            "b.dea",
             "b",
             "",
         ] {

@@ -19,8 +19,9 @@ pub enum RouteError {
     TopicInvalid(String),
     /// The topic is Walpost's own, or Kafka's.
     #[error(
-        "topic {topic:?} is reserved for {usage}: events must not be written to it. It results from {setting}. Correct what \
-         writes the column, or begin the name with a text of its own, as topic = \"outbox.event.{{aggregatetype}}\" does"
+        "topic {topic:?} is reserved for {usage}: events must not be written to it. Names that differ in . and _ alone count as one, \
+         as Kafka creates only one of them. It results from {setting}. Correct what writes the column, or begin the name with a text of \
+         its own, as topic = \"outbox.event.{{aggregatetype}}\" does"
     )]
     TopicReserved {
         topic: String,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use regex::Regex;
 
-use super::reserved_topics::ReservedTopics;
+use super::reserved_topics::{ReservedTopics, collision_key};
 use super::template::{Part, Template, TemplateError};
 
 /// How records are made of rows. The defaults take a Debezium outbox table as it is.
@@ -74,24 +74,24 @@ impl Topic {
         )
     }
 
-    /// Whether some row could have the topic `name`, as far as the text at both ends tells.
+    /// Whether some row could have a topic with this [`collision_key`], as far as the text at both ends tells.
     #[must_use]
     fn can_be(&self, name: &str) -> bool {
         let Self::Template(template) = self else {
             return true;
         };
         let begins = match template.parts().first() {
-            Some(Part::Literal(text)) => name.starts_with(text.as_str()),
+            Some(Part::Literal(text)) => name.starts_with(&collision_key(text)),
             _ => true,
         };
         let ends = match template.parts().last() {
-            Some(Part::Literal(text)) => name.ends_with(text.as_str()),
+            Some(Part::Literal(text)) => name.ends_with(&collision_key(text)),
             _ => true,
         };
         begins && ends
     }
 
-    /// Whether some row could have a topic that begins with `prefix`.
+    /// Whether some row could have a topic whose [`collision_key`] begins with `prefix`.
     #[must_use]
     fn can_begin_with(&self, prefix: &str) -> bool {
         let Self::Template(template) = self else {
@@ -99,7 +99,8 @@ impl Topic {
         };
         match template.parts().first() {
             Some(Part::Literal(text)) => {
-                text.starts_with(prefix) || prefix.starts_with(text.as_str())
+                let text = collision_key(text);
+                text.starts_with(prefix) || prefix.starts_with(&text)
             }
             _ => true,
         }
@@ -499,10 +500,13 @@ mod tests {
         check(template("{a}points"), "walpost-checkpoints", checkpoints);
         check(template("b.{a}"), "b.checkpoints", checkpoints);
         check(template("{table.name}"), "walpost-checkpoints", checkpoints);
+        check(template("b_{a}"), "b_checkpoints", checkpoints);
+        check(template("b.{a}"), "b_checkpoints", checkpoints);
+        check(template("{a}_checkpoints"), "b_checkpoints", checkpoints);
         check(template("b.{a}"), "walpost-checkpoints", None);
         check(template("{a}.v1"), "walpost-checkpoints", None);
         let internal = Some(TopicUse::KafkaInternal);
-        for open in ["{a}", "_{a}", "__{a}", "__x{a}"] {
+        for open in ["{a}", "_{a}", "__{a}", "__x{a}", ".{a}", "_.x{a}"] {
             check(template(open), "__x", internal);
         }
         check(template("outbox.event.{a}"), "__x", None);

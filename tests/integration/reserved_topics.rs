@@ -117,7 +117,15 @@ fn row_that_names_a_reserved_topic_becomes_a_dead_letter(outbox: Outbox) {
         .start_streaming();
     let others = format!("{good}.other");
     let reserved = RESERVED.map(|(topic, _)| topic);
-    let reserved = [&reserved[..], &[&letters, &checkpoints, &others]].concat();
+    // Kafka would create none of those whose names differ from these in . and _ alone.
+    let colliding = [&letters, &checkpoints, &others].map(|topic| topic.replace('.', "_"));
+    let [first, second, third] = &colliding;
+    let reserved = [
+        &reserved[..],
+        &[&letters, &checkpoints, &others, first, second, third],
+        &["_.consumer_offsets"],
+    ]
+    .concat();
     scene.insert(&good, "first");
     for topic in &reserved {
         scene.insert(topic, topic);
@@ -228,4 +236,24 @@ fn fixed_topic_that_is_reserved_is_refused() {
         let refused = scene.replay(&["--all", "--yes", "--topic", topic]).finish();
         refused.expect_code(2).expect_says(&[topic, why]);
     }
+}
+
+/// Kafka creates no topic whose name differs from that of an existing one in `.` and `_` alone.
+#[test]
+fn row_creates_no_topic_that_keeps_a_reserved_one_from_being_created() {
+    let mut scene = Scene::new();
+    let letters = format!("{}.dead", scene.name);
+    scene.use_settings(&format!(
+        "topic = \"{{aggregatetype}}\"\non_unroutable = \"dead-letter\"\ndead_letter_topic = \"{letters}\"\n\
+         create_topics = {{ partitions = 1, replication = 1 }}\n"
+    ));
+    scene.expect_topic(&letters);
+    let walpost = scene.start();
+    let colliding = letters.replace('.', "_");
+    scene.insert(&colliding, "collides");
+    scene.insert("__x", "another");
+    let records = scene.wait_for_records(2);
+    let found: Vec<_> = records.iter().map(|letter| letter.key()).collect();
+    assert_eq!(found, ["collides", "another"]);
+    walpost.terminate().expect_code(0);
 }
