@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::Reporter;
 use crate::kafka::reader::{ReadError, ReadRecord, TopicReader};
 use crate::outbox::dead_letter::{EVENT_ID, PIPELINE};
+use crate::outbox::headers::{POSITION_HEADER, REPLAY_HEADER};
 use crate::pipeline::settings::PipelineSettings;
 
 /// Ids of events that became dead letters.
@@ -78,10 +79,7 @@ impl DeadLetters {
         if !is_ours {
             return;
         }
-        let ids = message
-            .headers()
-            .filter(|(name, _)| *name == id || *name == EVENT_ID);
-        for id in ids.filter_map(|(_, value)| value) {
+        for id in ids_of(message.headers(), id).into_iter().flatten() {
             if self.ids.insert(id.into()) {
                 self.bytes += id.len() + 64;
             }
@@ -90,5 +88,55 @@ impl DeadLetters {
 
     pub(super) fn contains(&self, id: &[u8]) -> bool {
         self.ids.contains(id)
+    }
+}
+
+/// The ids of the event in a dead letter: the header `id` that the settings made of it, and the column `id`. Members of the headers
+/// column, which whoever wrote the row chose, follow the header with the event's position and cannot have the name `EVENT_ID`.
+fn ids_of<'h>(
+    headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
+    id: &str,
+) -> [Option<&'h [u8]>; 2] {
+    let (mut by_settings, mut by_column, mut is_of_row) = (None, None, false);
+    for (name, value) in headers {
+        match name {
+            POSITION_HEADER | REPLAY_HEADER => is_of_row = true,
+            EVENT_ID => by_column = value,
+            name if name == id && !is_of_row => {
+                by_settings.get_or_insert(value);
+            }
+            _ => {}
+        }
+    }
+    [by_settings.flatten(), by_column]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_that_a_row_chose_name_no_event() {
+        let check = |headers: &[(&str, Option<&str>)], expected: [Option<&str>; 2]| {
+            let headers = headers
+                .iter()
+                .map(|(name, value)| (*name, value.map(str::as_bytes)));
+            let found = ids_of(headers, "id");
+            assert_eq!(found, expected.map(|id| id.map(str::as_bytes)));
+        };
+        let (mark, again) = ((POSITION_HEADER, Some("0/1:0")), (REPLAY_HEADER, Some("r")));
+        let (own, row, column) = (
+            ("id", Some("a")),
+            ("id", Some("victim")),
+            (EVENT_ID, Some("a")),
+        );
+        check(&[own, mark, row, column], [Some("a"), Some("a")]);
+        check(&[own, mark, row], [Some("a"), None]);
+        check(&[own, own, again, row], [Some("a"), None]);
+        // The configured header is null, or could not be made.
+        check(&[("id", None), row, mark, row], [None, None]);
+        check(&[mark, row, column], [None, Some("a")]);
+        check(&[again, row], [None, None]);
+        check(&[], [None, None]);
     }
 }

@@ -214,9 +214,11 @@ impl Taker<'_> {
         reporter.counts.records += 1;
         let (mut id, mut position, mut is_replay) = (None, None, false);
         for (name, value) in message.headers() {
-            // Members of the headers column come last, and may have any name.
+            // Members of the headers column come last, and may have any name: also if the configured header has no value.
             match name {
-                name if name == self.id => id = id.or(value),
+                name if name == self.id => {
+                    id.get_or_insert(value);
+                }
                 POSITION_HEADER => {
                     let text = value.and_then(|value| str::from_utf8(value).ok());
                     position = position.or(text.and_then(|text| text.parse().ok()));
@@ -233,7 +235,7 @@ impl Taker<'_> {
             is_replay,
             number,
         };
-        let Some(id) = id else {
+        let Some(id) = id.flatten() else {
             reporter.counts.unexpected += 1;
             reporter.unexpected(|| Finding::Unexpected {
                 id: None,
