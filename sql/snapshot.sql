@@ -34,7 +34,7 @@
 BEGIN;
 PREPARE walpost_journal AS INSERT INTO walpost.journal (pipeline) VALUES (NULL);
 DEALLOCATE walpost_journal;
-\set examine 'journal present read'
+\set examine 'journal slot_state present read'
 \ir examine.sql
 
 SET walpost.pipeline = :'pipeline';
@@ -51,6 +51,7 @@ DECLARE
     confirmed pg_lsn;
     why text;
     has_rows boolean;
+    was_read boolean;
 BEGIN
     -- An outbox of messages has no rows.
     IF outbox_name = '' OR EXISTS (SELECT FROM walpost.journal
@@ -58,7 +59,14 @@ BEGIN
         RETURN;
     END IF;
     SELECT confirmed_flush_lsn INTO STRICT confirmed FROM pg_replication_slots WHERE slot_name = its_slot;
-    IF EXISTS (SELECT FROM pg_stat_replication_slots WHERE slot_name = its_slot AND total_txns > 0) THEN
+    was_read := EXISTS (SELECT FROM pg_stat_replication_slots WHERE slot_name = its_slot AND total_txns > 0);
+    -- A start that failed before it confirmed anything has left the slot as walpost init created it.
+    IF was_read AND has_table_privilege('walpost.slot_state', 'SELECT') THEN
+        was_read := NOT EXISTS (SELECT FROM walpost.slot_state s WHERE s.slot = its_slot AND NOT s.begun AND s.created_lsn = confirmed
+            AND s.system_id = (SELECT system_identifier::text FROM pg_control_system())
+            AND s.database_oid = (SELECT oid FROM pg_database WHERE datname = current_database()));
+    END IF;
+    IF was_read THEN
         why := 'streamed before';
     ELSE
         SELECT coalesce(sum(pg_relation_size(relid)), 0) > 0 INTO has_rows FROM (

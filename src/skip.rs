@@ -425,6 +425,7 @@ async fn checkpoint(
         pipeline: settings.name.clone(),
         topic: place.topic.clone(),
         slot: slot.clone(),
+        moved: String::new(),
     })?;
     let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
     let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;

@@ -15,7 +15,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::PipelineSettings;
 use crate::pipeline::snapshot;
-use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::catalog::slot_state::{SlotOf, describe_move};
 use crate::postgres::catalog::{Catalog, CatalogError, Problem, SlotInUse};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::sink::{Sink, SinkError};
@@ -264,6 +264,10 @@ async fn say_gaps(
     confirmed: Lsn,
 ) -> Result<(), Failure> {
     let name = &settings.name;
+    if let Some(moved) = catalog.moved(of, confirmed).await? {
+        let moved = describe_move(&settings.target, moved.confirmed, moved.found);
+        say!("{name}: {moved}");
+    }
     let gap = catalog.gap_of_other_history(of, confirmed, settings.first_start());
     if let Some(gap) = gap.await? {
         let resend = match settings.target.outbox.is_messages() {

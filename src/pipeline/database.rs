@@ -11,7 +11,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotOf};
-use crate::postgres::catalog::table_state::Refresh;
+use crate::postgres::catalog::table_state::{Refresh, UncopiedTable};
 use crate::postgres::catalog::{
     Catalog, CatalogError, CreatedAt, HiddenRows, LockedTable, Observed, ObservedTable,
     OrderColumn, RowOrder, SnapshotHistory, SnapshotRecord, Statement, TableSnapshot, TableVersion,
@@ -121,6 +121,13 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<TableSnapshot>, CatalogError>> + Send;
+
+    /// The tables whose older rows no start has copied, and which are no longer the outbox.
+    fn uncopied_tables(
+        &self,
+        target: &Target,
+        snapshots: &[TableSnapshot],
+    ) -> impl Future<Output = Result<Vec<UncopiedTable>, CatalogError>> + Send;
 
     /// The columns by which a table's rows are put in order.
     fn order_columns(
@@ -292,6 +299,14 @@ impl CatalogQueries for Catalog {
 
     async fn table_snapshots(&self, target: &Target) -> Result<Vec<TableSnapshot>, CatalogError> {
         Catalog::table_snapshots(self, target).await
+    }
+
+    async fn uncopied_tables(
+        &self,
+        target: &Target,
+        snapshots: &[TableSnapshot],
+    ) -> Result<Vec<UncopiedTable>, CatalogError> {
+        Catalog::uncopied_tables(self, target, snapshots).await
     }
 
     async fn order_columns(&self, table: &TableName) -> Result<Vec<OrderColumn>, CatalogError> {

@@ -50,7 +50,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::journal::Entry;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotOf, SlotState};
-use crate::postgres::catalog::table_state::Refresh;
+use crate::postgres::catalog::table_state::{Refresh, UncopiedTable};
 use crate::postgres::catalog::{
     CatalogError, HiddenRows, Observed, ObservedPublication, ObservedSlot, ObservedTable,
     OrderColumn, RowOrder, ServerStarts, SnapshotHistory, SnapshotRecord, TableSnapshot,
@@ -302,6 +302,14 @@ impl CatalogQueries for SimDatabase {
                 vec![TableSnapshot { table, record }]
             }
         })
+    }
+
+    async fn uncopied_tables(
+        &self,
+        _: &Target,
+        _: &[TableSnapshot],
+    ) -> Result<Vec<UncopiedTable>, CatalogError> {
+        Ok(Vec::new())
     }
 
     async fn order_columns(&self, _: &TableName) -> Result<Vec<OrderColumn>, CatalogError> {

@@ -136,7 +136,7 @@ pub(super) async fn plan(
     let slot = observed.slot.as_ref();
     let found = slot.map_or(Lsn::ZERO, |slot| slot.confirmed);
     let confirmed = confirmed_by_us(found, recorded);
-    let unfinished = Unfinished::find(&snapshots, &target.outbox, confirmed);
+    let unfinished = Unfinished::search(target, catalog, &snapshots, confirmed).await?;
     // A checkpoint with events of the stream and none of a copy says that every copy is in Kafka.
     let is_passed = delivered.is_some_and(|known| known.has_delivered && known.copied.is_none());
     let unfinished = unfinished.filter(|_| !is_passed);
@@ -240,8 +240,8 @@ fn confirmed_by_us(found: Lsn, recorded: Option<Lsn>) -> Lsn {
     recorded.map_or(found, |recorded| found.min(recorded))
 }
 
-/// A copy that an earlier start has begun, perhaps under another definition of the pipeline. Whether rows are left to deliver
-/// depends on it, and not on what the outbox is now.
+/// A copy that an earlier start has begun, perhaps under another definition of the pipeline, or that no start has begun yet for a table
+/// that the slot was created for. Whether rows are left to deliver depends on it, and not on what the outbox is now.
 struct Unfinished {
     table: Option<String>,
     snapshot_lsn: Lsn,
@@ -249,6 +249,27 @@ struct Unfinished {
 
 impl Unfinished {
     /// Of several, one that is not of the outbox's table.
+    async fn search(
+        target: &Target,
+        catalog: &impl CatalogQueries,
+        snapshots: &[TableSnapshot],
+        confirmed: Lsn,
+    ) -> Result<Option<Self>, CatalogError> {
+        let begun = Self::find(snapshots, &target.outbox, confirmed);
+        if begun
+            .as_ref()
+            .is_some_and(|found| !found.is_of(target.outbox.table()))
+        {
+            return Ok(begun);
+        }
+        let uncopied = catalog.uncopied_tables(target, snapshots).await?;
+        let uncopied = uncopied.into_iter().next().map(|found| Self {
+            table: Some(found.table.to_string()),
+            snapshot_lsn: found.created,
+        });
+        Ok(uncopied.or(begun))
+    }
+
     fn find(snapshots: &[TableSnapshot], outbox: &Outbox, confirmed: Lsn) -> Option<Self> {
         let open = snapshots.iter().filter_map(|found| match found.record {
             SnapshotRecord::Begun(snapshot_lsn) if found.record.is_open(confirmed) => Some(Self {
@@ -347,9 +368,10 @@ pub(super) async fn has_nothing_to_copy(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     observed: &Observed,
+    recorded: Option<Lsn>,
 ) -> bool {
-    // Where that can't be said, the start that goes on says what is wrong. A slot that was moved is compared with the checkpoint.
-    let decided = decided(settings, catalog, observed, None).await;
+    // If that can't be decided, the rest of the start reports why.
+    let decided = decided(settings, catalog, observed, recorded).await;
     decided.is_ok_and(|decided| !matches!(decided, Some((Decision::Copy, _))))
 }
 
@@ -368,7 +390,7 @@ async fn decided(
     let table = target.outbox.table();
     let snapshots = table_snapshots(target, catalog).await?;
     let confirmed = confirmed_by_us(slot.confirmed, recorded);
-    let unfinished = Unfinished::find(&snapshots, &target.outbox, confirmed);
+    let unfinished = Unfinished::search(target, catalog, &snapshots, confirmed).await?;
     if let Some(unfinished) = unfinished.filter(|found| !found.is_of(table)) {
         return Err(unfinished.error(settings));
     }

@@ -8,7 +8,7 @@ pub(crate) enum ExactlyOnceError {
     /// Nobody knows what is in Kafka.
     #[error(
         "pipeline {pipeline:?} has no checkpoint in topic {topic:?}, so what of slot {slot:?} is in Kafka is not known. If \
-         nothing is (a first start), or if it may be delivered again: {adopt}"
+         nothing is (a first start), or if it may be delivered again: {adopt}{moved}"
     )]
     NoCheckpoint {
         /// The command that accepts the slot as it is.
@@ -17,6 +17,8 @@ pub(crate) enum ExactlyOnceError {
         /// The topic of checkpoints.
         topic: String,
         slot: String,
+        /// A sentence about the events that may be missing because something else has moved the slot, or nothing.
+        moved: String,
     },
     #[error(transparent)]
     History(#[from] HistoryConflict),

@@ -88,6 +88,17 @@ pub(crate) struct Moved {
     pub begun: bool,
 }
 
+/// Which events may be missing because something else has moved a slot or re-created it.
+#[must_use]
+pub(crate) fn describe_move(target: &Target, confirmed: Lsn, found: Lsn) -> String {
+    format!(
+        "slot {:?} is at {found}, but was confirmed up to {confirmed} only: something else has moved or re-created it. Events \
+         committed between {confirmed} and {found} may be missing in Kafka. {}",
+        target.slot,
+        target.resend()
+    )
+}
+
 /// The table, as this role finds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FoundState {
@@ -284,10 +295,7 @@ impl Catalog {
                 gap => gap,
             };
             if let Some(mut gap) = gap {
-                if gap.from.is_some() && self.has_open_copy(target, Some(created)).await? {
-                    // Rows that the former slot did not send, because they were to be copied, may be missing too.
-                    gap.from = Some(Lsn::ZERO);
-                }
+                gap.uncopied = self.tables_with_open_copy(target, Some(created)).await?;
                 self.write_gap(&of, &gap, created).await?;
             }
         }
@@ -374,6 +382,7 @@ impl Catalog {
             reason: FORMER_SLOT,
             former: Some(former),
             copied: None,
+            uncopied: Vec::new(),
         };
         if let Outbox::Table(table) = &of.target.outbox
             && first_start == FirstStart::CopiesTable
@@ -423,6 +432,7 @@ impl Catalog {
             from: None,
             former: None,
             copied: None,
+            uncopied: Vec::new(),
             reason: "tables added before the slot was complete",
         }))
     }
@@ -458,6 +468,7 @@ impl Catalog {
                 from: None,
                 former: Some(former),
                 copied: None,
+                uncopied: Vec::new(),
                 reason: match is_same_cluster && !is_same_database {
                     true => "slot created in another database",
                     false => "slot created on another cluster",
@@ -472,6 +483,7 @@ impl Catalog {
             from: Some(before),
             former: Some(former),
             copied: None,
+            uncopied: Vec::new(),
             reason: match is_same_timeline {
                 true => "slot re-created",
                 false => "slot created on another timeline",
@@ -486,9 +498,9 @@ impl Catalog {
         let mut tables = self.gap_tables(of, gap).await?;
         self.remember_left_tables(of, gap, &tables, found).await?;
         for open in self.dropped_slots(pipeline, target).await? {
-            if !open.left_publication && (open.from, open.to) == (gap.from, Some(found)) {
+            if !open.left_publication && open.to == Some(found) {
                 let key = |table: &GapTable| table.name.clone().filter(|_| table.is_named);
-                tables.retain(|table| key(table) != open.table);
+                tables.retain(|table| key(table) != open.table || table.from(gap) != open.from);
             }
         }
         let entries: Vec<_> = tables
@@ -497,7 +509,7 @@ impl Catalog {
                 pipeline,
                 target,
                 action: Action::DropSlot,
-                from: gap.from,
+                from: table.from(gap),
                 to: Some(found),
                 detail: json!({
                     "reason": gap.reason,
@@ -515,7 +527,7 @@ impl Catalog {
                 slot = target.slot,
                 journal = id,
                 "{}. {remedy}",
-                gap.describe(found)
+                gap.describe_after(table.from(gap), found)
             );
         }
         Ok(())
@@ -704,6 +716,8 @@ pub(crate) struct Gap {
     former: Option<FormerSlot>,
     /// What the first start with the slot delivers of a single table, if it copies the table.
     copied: Option<Copied>,
+    /// Tables of which the former slot did not send all rows, because they were still to be copied.
+    uncopied: Vec<String>,
 }
 
 /// Rows that are not part of a gap because they are copied.
@@ -734,6 +748,18 @@ struct GapTable {
 }
 
 impl GapTable {
+    /// The position after which its events may be missing: all of them are in doubt if its copy was not complete.
+    fn from(&self, gap: &Gap) -> Option<Lsn> {
+        let is_uncopied = self
+            .name
+            .as_ref()
+            .is_some_and(|name| gap.uncopied.contains(name));
+        gap.from.map(|from| match is_uncopied {
+            true => Lsn::ZERO,
+            false => from,
+        })
+    }
+
     /// What an operator does about the events.
     fn remedy(&self, target: &Target, gap: &Gap) -> String {
         let Some(table) = &self.name else {
@@ -787,7 +813,11 @@ impl Gap {
     /// Why and which events may be missing if the slot is at `found`.
     #[must_use]
     pub(crate) fn describe(&self, found: Lsn) -> String {
-        let after = match self.from {
+        self.describe_after(self.from, found)
+    }
+
+    fn describe_after(&self, from: Option<Lsn>, found: Lsn) -> String {
+        let after = match from {
             Some(from) if from > Lsn::ZERO => format!("after {from} and "),
             _ => String::new(),
         };

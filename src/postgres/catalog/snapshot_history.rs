@@ -188,16 +188,15 @@ impl Catalog {
             )
             .await?;
         let has_sent: Option<bool> = sent.map(|row| row.try_get(0)).transpose()?.flatten();
-        if has_sent == Some(true) {
-            return Ok(true);
-        }
-        // A standby that was promoted has read what its primary had.
+        // A standby that was promoted has read what its primary had. A start that failed before it confirmed anything has left the slot
+        // as `walpost init` created it, though the server has sent something.
         let select = format!(
-            "SELECT begun FROM walpost.slot_state WHERE slot = {} AND version = {} \
+            "SELECT begun, created_lsn = (SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = {slot}) \
+             AS is_untouched FROM walpost.slot_state WHERE slot = {slot} AND version = {} \
              AND system_id = (SELECT system_identifier::text FROM pg_control_system()) \
              AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
-            escape_literal(&target.slot),
             slot_state::VERSION,
+            slot = escape_literal(&target.slot),
         );
         let found = self.run_on_own_table(OwnTable::SlotState, target, "", &select);
         let rows = match found.await.map_err(CatalogError::from) {
@@ -209,9 +208,8 @@ impl Catalog {
             }
             rows => rows?,
         };
-        Ok(rows
-            .first()
-            .is_some_and(|row| row.get("begun") == Some("t")))
+        let is = |column| rows.first().and_then(|row| row.get(column)) == Some("t");
+        Ok(is("begun") || has_sent == Some(true) && !is("is_untouched"))
     }
 }
 

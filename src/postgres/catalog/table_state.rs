@@ -8,6 +8,7 @@
 //! A row also has the slot's `catalog_xmin` at that time: what is older was delivered (see [`super::drop_slot`]).
 
 mod replaced;
+mod uncopied;
 
 use std::collections::BTreeSet;
 use std::fmt::{Display, Write as _};
@@ -17,6 +18,7 @@ use serde_json::json;
 use tokio_postgres::SimpleQueryRow;
 use tracing::warn;
 
+pub(crate) use self::uncopied::UncopiedTable;
 use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError};
@@ -397,11 +399,13 @@ impl Catalog {
                     self.write_tables(target, &sql).await?;
                 }
                 (Finding::Gap(gap), Some(stored)) => {
+                    let gap = self.widened(target, look, gap).await?;
                     let set = look.assignments(target);
                     self.write_table_gap(pipeline, target, look, stored, (&gap, &set))
                         .await?;
                 }
                 (Finding::Left(gap), Some(stored)) => {
+                    let gap = self.widened(target, look, gap).await?;
                     // If it is back, what was committed until now has its entry.
                     let set = format!(
                         "{}, memberships = '', seen_lsn = {}, seen_xid = {}",

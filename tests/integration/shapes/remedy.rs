@@ -77,13 +77,15 @@ impl Walk<'_> {
             let to = word_behind(line, "--to ")
                 .trim_end_matches(['.', ';', ','])
                 .to_owned();
-            self.replay_named(line);
+            // An operator whose replay fails does not go on.
+            if !self.replay_named(line) {
+                return false;
+            }
             self.has_given_up = true;
             return self.command(&["skip"], &["--to", &to, "--yes"]).code == Some(0);
         }
         if line.contains("walpost checkpoint adopt") {
-            self.replay_named(line);
-            return self.adopt();
+            return self.replay_named(line) && self.adopt();
         }
         if line.contains("walpost init") {
             return self.init(&[]);
@@ -103,12 +105,13 @@ impl Walk<'_> {
         self.command(&["replay"], &arguments).code == Some(0)
     }
 
-    /// Sends the rows again that a line says may be missing, by the times at which they were written.
-    fn replay_named(&mut self, line: &str) {
+    /// Sends the rows again that a line says may be missing, by the times at which they were written. False if that fails.
+    fn replay_named(&mut self, line: &str) -> bool {
         self.collect_background();
         let Some(evidence) = Evidence::parse(line, self.era, self.end_of_wal()) else {
-            return;
+            return true;
         };
+        let mut has_succeeded = true;
         for table in TABLES {
             let named = |event: &Written| event.table == table && evidence.names(event);
             let ids = self.written.iter().filter(|(_, event)| named(event));
@@ -119,9 +122,10 @@ impl Walk<'_> {
             ));
             let times = times.ok().and_then(|rows| rows.into_iter().next());
             if let Some([Some(first), Some(last)]) = times.as_deref() {
-                self.replay_between(table, first, Some(last));
+                has_succeeded &= self.replay_between(table, first, Some(last));
             }
         }
+        has_succeeded
     }
 
     /// Sends every row of the table again that the walk has written.
@@ -130,18 +134,20 @@ impl Walk<'_> {
         self.replay_between(table, &began, None);
     }
 
-    fn replay_between(&mut self, table: &str, first: &str, last: Option<&str>) {
+    /// Returns false if rows of a table that the definition covers could not be sent.
+    fn replay_between(&mut self, table: &str, first: &str, last: Option<&str>) -> bool {
         let [first, last] = [Some(first), last].map(|time| time.map(|time| time.replace(' ', "T")));
         let mut arguments = vec!["--yes"];
         for (flag, value) in [("--from", first.as_deref()), ("--to", last.as_deref())] {
             arguments.extend(value.map(|value| [flag, value]).into_iter().flatten());
         }
         match self.is_single() {
-            true if table != TABLES[0] => return,
+            true if table != TABLES[0] => return true,
             true => {}
             false => arguments.extend(["--table", table]),
         }
-        self.command(&["replay"], &arguments);
+        let replay = self.command(&["replay"], &arguments);
+        matches!(replay.code, Some(0 | 2))
     }
 
     fn is_single(&self) -> bool {

@@ -3,8 +3,9 @@
 use super::definition::TOPIC;
 use super::walk::Walk;
 
-/// Smaller than any batch.
-const TOO_SMALL: &str = "10";
+/// Smaller than any batch of Walpost, and larger than the 78 bytes of the marker that ends a transaction: Kafka 4.3 does not retry a
+/// marker that exceeds the limit, so the transaction would stay open for good.
+const TOO_SMALL: &str = "100";
 
 impl Walk<'_> {
     pub(super) fn change_topic(&mut self) {

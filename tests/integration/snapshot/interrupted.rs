@@ -329,3 +329,63 @@ fn copy_begins_again_after_the_slot_was_moved_beyond_its_consistent_point() {
         .filter(|event| !delivered.contains(event.id.as_str()));
     assert_eq!(missing.count(), 0);
 }
+
+/// Found by a walk of `./dev soak --shapes` with seed 237496483707855. A checkpoint that was adopted knows nothing of the copy.
+#[test]
+fn copy_begins_again_after_the_checkpoint_was_adopted_beyond_its_consistent_point() {
+    let (scene, aggregate) = filled(TABLE, 20_000, true);
+    let walpost = start_and_copy_some(&scene);
+    let death = scene.kill(walpost);
+    let ends: i64 = death.ends.values().sum();
+    assert!(ends < 20_000, "the test has to kill it amid the copy");
+    fill(&scene, &aggregate, 10);
+    let slot = scene.slot();
+    scene.db.run(&format!(
+        "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+    ));
+    scene.run().finish().expect_code(3);
+    let adopted = scene.checkpoint("adopt").arg("--yes").finish();
+    adopted.expect_says(&["first delivers the rows that are older"]);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("copying");
+    walpost.wait_for_log("streaming");
+    settle(&scene, walpost);
+    let records = scene.records();
+    let delivered: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
+    let history = scene.history();
+    let missing = history
+        .iter()
+        .filter(|event| !delivered.contains(event.id.as_str()));
+    assert_eq!(missing.count(), 0);
+}
+
+/// Found by a walk of `./dev soak --shapes` with seed 143468592285765. The server has sent something of the new slot before the
+/// checkpoint is compared.
+#[test]
+fn start_that_halts_for_the_checkpoint_of_another_slot_does_not_count_as_the_first() {
+    let (mut scene, aggregate) = filled(TABLE, 20, true);
+    settle(&scene, scene.start());
+    fill(&scene, &aggregate, 10);
+    let other = format!("slot = '{}_other'\n", scene.slot());
+    scene.use_settings(&other);
+    scene.init().finish().expect_code(0);
+    fill(&scene, &aggregate, 5);
+    scene
+        .run()
+        .finish()
+        .expect_code(3)
+        .expect_says(&["the checkpoint is of slot"]);
+    scene.init().finish().expect_code(0);
+    let adopted = scene
+        .checkpoint("adopt")
+        .arg("--yes")
+        .finish()
+        .expect_code(0);
+    adopted.expect_says(&["first delivers the rows that are older"]);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("snapshot delivered");
+    walpost.terminate().expect_code(0);
+    let records = scene.records();
+    let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
+    assert_eq!(ids.len(), 35);
+}

@@ -11,12 +11,12 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
-use crate::pipeline::session::link::hold;
+use crate::pipeline::session::link::{Link, hold};
 use crate::pipeline::session::monitor::monitor_until_lost;
 use crate::pipeline::settings::Delivery;
 use crate::pipeline::snapshot;
 use crate::pipeline::wal_budget::slot_monitor;
-use crate::postgres::catalog::slot_state::SlotOf;
+use crate::postgres::catalog::slot_state::{SlotOf, describe_move};
 use crate::postgres::catalog::{
     CatalogError, Observed, ObservedTable, SlotInUse, unpublished_warning,
 };
@@ -142,12 +142,8 @@ impl<C: CatalogQueries> Checked<C> {
             Delivery::AtLeastOnce => None,
             Delivery::ExactlyOnce(checkpoint) => {
                 // What the slot has sent says later that nothing is to be copied.
-                if !start.session_state.copies
-                    && snapshot::has_nothing_to_copy(settings, &self.catalog, &self.observed).await
-                {
-                    let mut link = start.link(&self.catalog).await?;
-                    start.take_slot(&mut link, &self.catalog, Lsn::ZERO).await?;
-                    taken = Some(link);
+                if !start.session_state.copies {
+                    taken = self.take_slot_if_nothing_is_copied(start).await?;
                 }
                 // Whoever had the slot before can't produce from here on; only then is it known what it has
                 // produced.
@@ -163,6 +159,7 @@ impl<C: CatalogQueries> Checked<C> {
                     pipeline: settings.name.clone(),
                     topic: checkpoint.topic.clone(),
                     slot: settings.target.slot.clone(),
+                    moved: String::new(),
                 }))
             }
         };
@@ -173,9 +170,16 @@ impl<C: CatalogQueries> Checked<C> {
         link.connection.pause();
         let of = start.session_state.note_server(settings, &link.identity);
         let checkpoint = match found {
-            Some(Err(missing)) => {
-                let first = self.first_checkpoint(start, &of, &link.identity).await?;
-                Some(first.ok_or(missing)?)
+            Some(Err(mut missing)) => {
+                match self.first_checkpoint(start, &of, &link.identity).await? {
+                    Some(first) => Some(first),
+                    None => {
+                        if let ExactlyOnceError::NoCheckpoint { moved, .. } = &mut missing {
+                            *moved = self.describe_move(start, &of).await?;
+                        }
+                        return Err(missing.into());
+                    }
+                }
             }
             found => found.transpose()?,
         };
@@ -186,6 +190,43 @@ impl<C: CatalogQueries> Checked<C> {
             of,
             checkpoint,
         })
+    }
+
+    /// Takes the slot if the catalog alone says that no older rows are left to copy: their copy would have to begin elsewhere.
+    async fn take_slot_if_nothing_is_copied<D: Database<Catalog = C>>(
+        &self,
+        start: &mut Startup<'_, '_, D>,
+    ) -> Result<Option<Link>, PipelineError> {
+        let settings = start.settings;
+        let mut link = start.link(&self.catalog).await?;
+        let of = start.session_state.note_server(settings, &link.identity);
+        let recorded = start.slot_state(&self.catalog, &of).await?.flatten();
+        let recorded = recorded.map(|state| state.confirmed);
+        if !snapshot::has_nothing_to_copy(settings, &self.catalog, &self.observed, recorded).await {
+            return Ok(None);
+        }
+        start.take_slot(&mut link, &self.catalog, Lsn::ZERO).await?;
+        Ok(Some(link))
+    }
+
+    /// A sentence about the events that no checkpoint covers because something else has moved the slot; empty if nothing has.
+    async fn describe_move<D: Database<Catalog = C>>(
+        &self,
+        start: &mut Startup<'_, '_, D>,
+        of: &SlotOf,
+    ) -> Result<String, CatalogError> {
+        let state = start.slot_state(&self.catalog, of).await?.flatten();
+        let (Some(slot), Some(state)) = (&self.observed.slot, state) else {
+            return Ok(String::new());
+        };
+        let (confirmed, found) = (state.confirmed, slot.confirmed);
+        if confirmed >= found || self.catalog.is_accounted_for(of, confirmed, found).await? {
+            return Ok(String::new());
+        }
+        Ok(format!(
+            ". But {}",
+            describe_move(&of.target, confirmed, found)
+        ))
     }
 
     /// The checkpoint of a first start, where it is certain that this is one: `walpost init` has made the

@@ -43,10 +43,7 @@ impl<C: CatalogQueries> Connected<C> {
         let planned = match is_snapshot_done(start.session_state.snapshot_done, known) {
             true => snapshot::Planned::Nothing,
             false => {
-                let recorded = match known {
-                    Some(_) => None,
-                    None => start.slot_state(&self.catalog, &self.of).await?.flatten(),
-                };
+                let recorded = start.slot_state(&self.catalog, &self.of).await?.flatten();
                 let recorded = recorded.map(|state| state.confirmed);
                 snapshot::plan(settings, &self.catalog, &self.observed, known, recorded).await?
             }

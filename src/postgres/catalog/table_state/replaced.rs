@@ -158,7 +158,11 @@ impl Catalog {
     ) -> Result<Vec<(&'l TableLook, ReplacedTable)>, CatalogError> {
         let mut found = Vec::new();
         for look in looks.iter().filter(|look| look.is_replaced()) {
-            let is_copied = !self.has_open_copy(target, look.slot.confirmed).await?;
+            let present = look.stored.as_ref().and_then(|stored| stored.name.as_ref());
+            let names = (&look.table, present);
+            let is_copied = !self
+                .has_open_copy(target, names, look.slot.confirmed)
+                .await?;
             let replaced = ReplacedTable::find(look, target, is_copied);
             found.extend(replaced.map(|replaced| (look, replaced)));
         }
@@ -199,25 +203,52 @@ impl Catalog {
         Ok(())
     }
 
-    /// Rows that are older than the slot, which is at `found`, are still to be copied, as far as the database knows. If something
-    /// else has moved the slot, where it is says nothing about the copy.
-    pub(in crate::postgres::catalog) async fn has_open_copy(
+    /// Rows of the table that are older than the slot, which is at `found`, are still to be copied, as far as the database knows. The
+    /// journal has the table as `recorded`. If something else has moved the slot, where it is says nothing about the copy.
+    async fn has_open_copy(
+        &self,
+        target: &Target,
+        (recorded, present): (&TableName, Option<&TableName>),
+        found: Option<Lsn>,
+    ) -> Result<bool, CatalogError> {
+        let open = self.tables_with_open_copy(target, found).await?;
+        let mut names = [Some(recorded), present].into_iter().flatten();
+        Ok(names.any(|name| open.contains(&name.to_string())))
+    }
+
+    /// The tables of which older rows are still to be copied, under the names that the journal has, or their present ones.
+    pub(in crate::postgres::catalog) async fn tables_with_open_copy(
         &self,
         target: &Target,
         found: Option<Lsn>,
-    ) -> Result<bool, CatalogError> {
-        let Outbox::Table(_) = &target.outbox else {
-            return Ok(false);
+    ) -> Result<Vec<String>, CatalogError> {
+        if target.outbox.is_messages() {
+            return Ok(Vec::new());
+        }
+        let snapshots = match self.table_snapshots(target).await {
+            Err(CatalogError::NoJournal) => return Ok(Vec::new()),
+            snapshots => snapshots?,
         };
-        match self.snapshot_record(target).await? {
-            SnapshotRecord::Done | SnapshotRecord::NoJournal => Ok(false),
-            SnapshotRecord::Nothing => Ok(!self.has_streamed(target).await?),
-            begun @ SnapshotRecord::Begun(_) => {
-                let recorded = self.recorded_position(target).await?;
-                let confirmed = recorded.into_iter().chain(found).min();
-                Ok(confirmed.is_none_or(|confirmed| begun.is_open(confirmed)))
+        let recorded = self.recorded_position(target).await?;
+        let confirmed = recorded.into_iter().chain(found).min();
+        let own = target.outbox.table();
+        let mut open = Vec::new();
+        for found in &snapshots {
+            let is_begun = matches!(found.record, SnapshotRecord::Begun(_));
+            if is_begun && confirmed.is_none_or(|confirmed| found.record.is_open(confirmed)) {
+                let table = found.table.clone();
+                open.extend(table.or_else(|| own.map(TableName::to_string)));
             }
         }
+        if let Some(own) = own
+            && SnapshotRecord::of_table(&snapshots, Some(own)) == SnapshotRecord::Nothing
+            && !self.has_streamed(target).await?
+        {
+            open.push(own.to_string());
+        }
+        let uncopied = self.uncopied_tables(target, &snapshots).await?;
+        open.extend(uncopied.iter().map(|found| found.table.to_string()));
+        Ok(open)
     }
 
     /// The last position that Walpost may have confirmed of the slot, on any timeline of this database.
