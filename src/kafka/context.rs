@@ -159,7 +159,9 @@ impl Context {
         self.abandoned.store(true, Ordering::SeqCst);
     }
 
-    /// Returns whether [`Context::abandon`] was called.
+    /// Marks the producer as no longer needed: calls in progress on other threads fail instead of
+    /// being retried, so that the producer can be dropped. Its delivery reports are no longer
+    /// needed either.
     #[must_use]
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::SeqCst)

@@ -1,4 +1,4 @@
-//! A look at the brokers, without producing anything.
+//! Checks of the connection to the brokers, without producing anything.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,45 +27,45 @@ use crate::model::window::Window;
 use crate::sink::SinkError;
 
 const METADATA: Duration = Duration::from_secs(5);
-/// How long brokers may take to assign a producer ID.
+/// Time limit for the brokers to assign a producer ID.
 const IDENTITY: Duration = Duration::from_secs(5);
-/// How long a refusal may take.
+/// Time limit for finding out whether authentication fails.
 const REFUSAL: Duration = Duration::from_secs(3);
-/// So long another broker, or another address of a name, may take to answer when one has not.
+/// How long to wait for another broker, or another address of the same host, after one has failed.
 const OTHERS: Duration = Duration::from_millis(1500);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What a look at the brokers gave.
+/// The result of checking the brokers.
 #[derive(Debug)]
 pub(crate) enum BrokerFinding {
-    /// No broker answers; the message says what fixes it.
+    /// No broker responds; the message includes the remedy.
     Unreachable(String),
-    /// They answer, and don't accept who we are, or we not who they are.
+    /// Authentication failed on either side, or librdkafka does not accept the properties.
     Refused(SinkError),
-    /// They answer, and no topic was asked for.
+    /// The brokers respond, and no topic was requested.
     Reachable {
-        /// How many there are.
+        /// Number of brokers.
         brokers: usize,
     },
-    /// The topic is there.
+    /// The topic exists.
     Topic {
-        /// Its name.
         topic: String,
-        /// How many partitions it has.
+        /// Number of partitions.
         partitions: usize,
-        /// How large what is sent to it may be.
+        /// Size limits of the topic and the producer.
         limits: Limits,
     },
     /// The topic does not exist, or may not be used.
     NoTopic {
         error: SinkError,
-        /// How many brokers there are.
+        /// Number of brokers.
         brokers: usize,
     },
 }
 
 impl BrokerFinding {
-    /// The number of brokers, if it matters: an existing topic is not created.
+    /// Returns the number of brokers, or `None` if it does not matter: replicas are only chosen for
+    /// a topic that is still to be created.
     pub(crate) fn brokers(&self) -> Option<usize> {
         match self {
             Self::Reachable { brokers } | Self::NoTopic { brokers, .. } => Some(*brokers),
@@ -74,7 +74,7 @@ impl BrokerFinding {
     }
 }
 
-/// Asks for the brokers and, if there is one, for `topic`. Creates nothing.
+/// Queries the brokers and, if given, `topic`. Creates nothing.
 pub(crate) async fn look(
     properties: &Properties,
     credentials: &Credentials,
@@ -82,7 +82,7 @@ pub(crate) async fn look(
 ) -> BrokerFinding {
     let producer = client_config(properties, "walpost-check");
     let mut config = leave_producers(producer.clone());
-    // A consumer's question does not create the topic.
+    // With this setting, a consumer's metadata request does not create the topic.
     config.set("allow.auto.create.topics", "false");
     let brokers = Topics::new(config.clone(), None).brokers();
     let grants = Grants::of(&config);
@@ -129,7 +129,7 @@ pub(crate) async fn look(
         biased;
         answer = asked => match answer {
             Ok(Ok(finding)) => finding,
-            // No broker was asked.
+            // The client could not be created, so no broker was contacted.
             Ok(Err(KafkaError::ClientCreation(reason))) => BrokerFinding::Refused(SinkError::Configuration(reason)),
             Ok(Err(error)) => unreachable(describe(&error)),
             Err(error) => BrokerFinding::Unreachable(error.to_string()),
@@ -141,18 +141,19 @@ pub(crate) async fn look(
     }
 }
 
-/// Whether the brokers, which answer, take the idempotent producer that Walpost is. Messages say what fixes it.
+/// Whether reachable brokers accept an idempotent producer. Messages include the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ProducerFinding {
-    /// They do, or what keeps them from it was said of them before.
+    /// The brokers accept the producer, or the check of the brokers already reported why it can't
+    /// connect.
     Taken,
-    /// They don't.
+    /// The brokers reject the producer.
     Refused(String),
-    /// They have not said so in time.
+    /// The brokers did not respond in time.
     Unanswered(String),
 }
 
-/// Asks the brokers for a producer ID. Writes nothing.
+/// Requests a producer ID from the brokers. Writes nothing.
 pub(crate) async fn producer(
     properties: &Properties,
     credentials: &Credentials,
@@ -163,7 +164,7 @@ pub(crate) async fn producer(
     asked.await.unwrap_or(ProducerFinding::Taken)
 }
 
-/// Has a producer ask for its identity, for so long at most.
+/// Creates a producer and waits until it gets a producer ID, for at most `within`.
 fn identity(
     mut config: ClientConfig,
     credentials: &Credentials,
@@ -172,7 +173,7 @@ fn identity(
     config.set("statistics.interval.ms", "50");
     let grants = Grants::of(&config);
     let made: Result<BaseProducer<Identity>, _> = create_with_context(&config, Identity::default());
-    // What is wrong with the properties or the token was said of the brokers.
+    // Problems with the properties or the token were already reported by the check of the brokers.
     let Ok(producer) = made else {
         return ProducerFinding::Taken;
     };
@@ -206,7 +207,7 @@ fn identity(
     ))
 }
 
-/// Hears that the producer has its identity.
+/// Records that the producer has a producer ID.
 #[derive(Default)]
 struct Identity(AtomicBool);
 
@@ -217,7 +218,7 @@ impl ClientContext for Identity {
         }
     }
 
-    // What it would say of the brokers was said of them.
+    // Ignored, because the check of the brokers reports the same errors.
     fn log(&self, _level: RDKafkaLogLevel, _facility: &str, _message: &str) {}
 
     fn error(&self, _error: KafkaError, _reason: &str) {}
@@ -229,16 +230,15 @@ impl ProducerContext for Identity {
     fn delivery(&self, _result: &DeliveryResult<'_>, _opaque: ()) {}
 }
 
-/// What keeps brokers from answering.
+/// Why brokers don't respond.
 enum Trouble {
-    /// They don't accept who we are, or we not who they are.
+    /// Authentication failed, on either side.
     Refused(String),
-    /// No connection comes about, for the reason that a broker's connection failed last.
+    /// No connection can be established; contains the last error of a broker connection.
     Down(Option<String>),
 }
 
-/// Why the brokers don't accept who we are, or we not who they are, if that is why they don't
-/// answer.
+/// Returns why authentication failed, on either side, if that is why the brokers don't respond.
 pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> Option<String> {
     match timeout(REFUSAL, trouble(config, credentials, REFUSAL)).await {
         Ok(Trouble::Refused(reason)) => Some(reason),
@@ -246,8 +246,9 @@ pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> 
     }
 }
 
-/// Resolves with what keeps brokers from answering, if that is told within `limit`. Only a producer's
-/// events tell it.
+/// Waits until it is known why brokers don't respond, for at most `limit`. Never resolves if they
+/// respond or the reason is not found. Uses a producer, because only a producer's events contain
+/// the reason.
 async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duration) -> Trouble {
     let nothing = Window {
         records: 1,
@@ -294,7 +295,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of brokers that were prepared so.
+    /// Returns the finding for a mock cluster prepared with `prepare`.
     fn said(
         prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>),
     ) -> ProducerFinding {
@@ -335,11 +336,12 @@ mod tests {
         for text in ["Idempotent producer not supported", "from 0.11 on"] {
             assert!(old.contains(text), "{text} in {old}");
         }
-        // What passes is no refusal.
+        // A temporary error is not a rejection.
         assert_eq!(said(|_| {}), ProducerFinding::Taken);
         let busy = |times| said(|cluster| cluster.request_errors(question, &vec![BUSY; times]));
         assert_eq!(busy(1), ProducerFinding::Taken);
-        // Nor is what does not pass, but it is no consent either.
+        // A lasting error that is retriable is not a rejection either, but the producer has not
+        // been accepted.
         match busy(1_000) {
             ProducerFinding::Unanswered(reason) => assert!(reason.contains("2s"), "{reason}"),
             other => panic!("{other:?}"),

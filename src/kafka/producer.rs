@@ -40,48 +40,48 @@ use crate::sink::{
 
 /// Kafka as a [`Sink`].
 ///
-/// librdkafka copies key, value and headers when it takes a record, batches them on threads of its
-/// own and calls [`Context`] for each delivery.
+/// librdkafka copies key, value and headers when it accepts a record, batches records on its own
+/// threads, and reports each delivery to [`Context`].
 pub struct KafkaSink {
-    /// Hears of deliveries, until the sink is dropped.
+    /// Processes delivery reports until the sink is dropped.
     _poller: Poller,
-    /// None where the user says how long a batch may wait.
+    /// `None` if the user has configured how long a batch may linger.
     flusher: Option<Flusher>,
-    /// Something was taken since the last flush.
+    /// Whether a record has been queued since the last flush.
     unflushed: bool,
     producer: Arc<BaseProducer<Context>>,
-    /// What a batch of the producer has at most, in bytes.
+    /// Maximum size of the producer's batches, in bytes.
     batch_bytes: u32,
     limit: BatchLimit,
-    /// The topic that all events have is asked for its limit.
+    /// The query for the limit of the topic that all events use, if it is in progress.
     asking: Option<JoinHandle<()>>,
     topics: Topics,
-    /// Those that exist, by name.
+    /// Topics that exist, by name.
     known: HashMap<Box<str>, Known>,
-    /// Exactly-once.
+    /// State for exactly-once delivery; `None` for at-least-once.
     transactions: Option<Transactions>,
     asked_at: Instant,
     brokers: Arc<Brokers>,
-    /// How often [`Sink::read_more`] was called.
+    /// How often [`Sink::read_more`] has been called.
     reads: u64,
-    /// Records that must not be produced: the brokers do not take them.
+    /// Records that must not be produced, because the brokers reject them.
     refused: Vec<RefusedRecord>,
-    /// None if an event whose topic cannot be used is an error.
+    /// `None` if an event whose topic can't be used is an error.
     unusable: Option<Arc<UnusableTopics>>,
     comparison: Comparison,
 }
 
-/// Compares the topics that are produced to with those that were seen before.
+/// Compares the topics that records are produced to with the topics that were seen before.
 struct Comparison {
     seen: SeenTopics,
     /// The comparison that was started last.
     task: Option<JoinHandle<()>>,
-    /// When all topics were compared last.
+    /// When all topics were last compared.
     compared: Instant,
-    /// A record was produced since then.
+    /// Whether a record has been produced since then.
     is_due: bool,
     new: NewTopics,
-    /// When new topics were looked up last.
+    /// When new topics were last looked up.
     looked_up: Instant,
 }
 
@@ -120,59 +120,63 @@ impl Comparison {
     }
 }
 
-/// What exactly-once needs beside a producer.
+/// Additional state for exactly-once delivery.
 struct Transactions {
     checkpoints: Checkpoints,
-    /// The topic for checkpoints, once it has been opened.
+    /// The checkpoint topic, once it has been opened.
     topic: Option<Topic>,
-    /// Partitions of topics that no checkpoint has been told of yet.
+    /// Partition counts of topics that have not been added to a checkpoint yet.
     partitions: BTreeMap<String, usize>,
-    /// The producer has taken over; it can do so only once.
+    /// Whether the producer has taken over, which is possible only once.
     taken_over: bool,
 }
 
 /// A topic that exists.
 struct Known {
     topic: Topic,
-    /// A partition that librdkafka does not know, and the brokers are asked for; and [`KafkaSink::reads`] when they
-    /// were asked.
+    /// A partition that librdkafka does not know and that is being looked up, and the value of
+    /// [`KafkaSink::reads`] when the lookup was requested.
     doubted: Option<(i32, u64)>,
     absent: Option<Absent>,
 }
 
-/// The brokers were asked for a partition, and what they have answered.
+/// The result of looking up a partition.
 struct Absent {
-    /// The first partition that the topic did not have.
+    /// The first partition that the topic did not have, which is its number of partitions.
     first: usize,
     answered: Instant,
-    /// [`KafkaSink::reads`] when they were asked: rows that were read later may name what was added later.
+    /// The value of [`KafkaSink::reads`] when the lookup was requested: rows read later may name
+    /// partitions that were added later.
     reads: u64,
-    /// The row for whose sake they were asked is still to be judged.
+    /// Whether the row for which the lookup was requested is still to be checked against the
+    /// result.
     is_awaited: bool,
 }
 
-/// How long such an answer holds at most.
+/// How long the result of a lookup is valid.
 const ABSENT: Duration = Duration::from_secs(1);
-/// A broker may take so long to hear of partitions that were added to a topic: the first answer that there is no such
-/// partition is not taken at its word. So that many rows that name none don't hold up all others, it is
-/// where there was an answer so short a time before.
+/// How long a broker may take to learn of partitions that were added to a topic. Until then, a
+/// response that a partition does not exist is not trusted. However, it is trusted immediately if
+/// there was a response within `NEWS_PAUSE`, so that many rows that name missing partitions don't
+/// delay all other rows.
 const NEWS: Duration = Duration::from_millis(250);
 const NEWS_PAUSE: Duration = Duration::from_secs(10);
-/// How often the brokers are asked during an outage whether it has ended.
+/// How often the brokers are queried during an outage to find out whether it has ended.
 const ASK: Duration = Duration::from_secs(2);
-/// How long a flush may take before it is looked whether anybody still waits for it.
+/// How often a flush in progress checks whether the sink has been dropped.
 const FLUSH: Duration = Duration::from_millis(250);
-/// librdkafka's property for the records of a batch.
+/// librdkafka's property for the maximum number of records in a batch.
 const BATCH_RECORDS: &str = "batch.num.messages";
 const ANSWER: Duration = Duration::from_secs(5);
-/// Batches of fewer bytes give a warning: those for all topics of the producer are as small.
+/// A topic limit below this causes a warning, because it also applies to batches for the producer's
+/// other topics.
 const NARROW_BYTES: u32 = 64 << 10;
 
 impl KafkaSink {
-    /// One that takes over from every other of the pipeline and writes its checkpoint, and nothing else.
+    /// Creates a sink that only fences other producers of the pipeline and writes its checkpoint.
     ///
     /// # Errors
-    /// The producer can't be made from the properties.
+    /// The producer can't be created from the properties.
     pub fn for_checkpoint(settings: &ProducerSettings) -> Result<Self, SinkError> {
         let window = Window {
             records: 1,
@@ -192,8 +196,8 @@ impl KafkaSink {
         )
     }
 
-    /// A producer for the pipeline with this name, which reports to `deliveries`. With
-    /// `checkpoints`, one that delivers exactly once. Connects in the background.
+    /// Creates a producer for the given pipeline, which reports to `deliveries`. With
+    /// `checkpoints`, it delivers exactly once. Connects in the background.
     ///
     /// # Errors
     /// librdkafka does not accept the properties.
@@ -228,11 +232,11 @@ impl KafkaSink {
         Ok(sink)
     }
 
-    /// One for the pipeline, with batches of that kind, which stay within `limit`. Topics are compared with those that were
-    /// `seen` by earlier ones.
+    /// Creates a sink for a pipeline with the given batching, whose batches are within `limit`. Its
+    /// topics are compared with those that earlier sinks have recorded in `seen`.
     ///
     /// # Errors
-    /// As [`KafkaSink::new`].
+    /// See [`KafkaSink::new`].
     pub fn for_pipeline(
         settings: &ProducerSettings,
         batching: &Batching,
@@ -260,14 +264,14 @@ impl KafkaSink {
         sink.comparison = Comparison::new(seen.clone());
         sink.limit = limit.clone();
         sink.limit.warn_of_compaction(settings.warns_of_compaction);
-        // A producer that has taken over can't be replaced: by then the limit should be known. Others ask when
-        // a topic is looked up.
+        // A producer that has taken over can't be replaced, so its limit must be known by then.
+        // Other producers query the limit when they look up a topic.
         if sink.transactions.is_some()
             && let Some(topic) = settings.constant_topic
         {
             let (producer, limit) = (Arc::clone(&sink.producer), limit.clone());
             sink.asking = Some(spawn_blocking(move || {
-                // What is not known now is asked for again before the first record.
+                // If this fails, the limit is queried again before the first record.
                 let _ = limit.learn(&producer, &topic);
             }));
         }
@@ -276,7 +280,8 @@ impl KafkaSink {
 
     fn with_config(topics: Topics, flush: bool, context: Context) -> Result<Self, SinkError> {
         check_files(topics.config()).map_err(|error| match error.is_distrust() {
-            // It is tried again: changing a mode while it runs should not halt a pipeline.
+            // This is retried, so that changing a file's mode while the pipeline runs does not halt
+            // it.
             true => SinkError::Broken(error.to_string()),
             false => SinkError::Configuration(error.to_string()),
         })?;
@@ -311,11 +316,11 @@ impl KafkaSink {
         })
     }
 
-    /// Where a topic takes only smaller batches than the producer makes, another one takes its place: says whether one
-    /// does. It knows no topic yet.
+    /// Replaces the producer if a topic only accepts batches smaller than the producer's, and
+    /// returns whether it did. The new producer has no open topics.
     ///
     /// # Errors
-    /// The producer has something that would be lost with it.
+    /// The producer has records or a transaction that would be lost.
     fn fit(&mut self) -> Result<bool, SinkError> {
         let Some(Smallest { topic, bytes }) = self.limit.below(self.batch_bytes) else {
             return Ok(false);
@@ -402,7 +407,8 @@ impl Sink for KafkaSink {
                 if known.is_absent(partition, self.reads) {
                     return Err(SinkError::NoPartition { topic, partition });
                 }
-                // librdkafka asks every five minutes: it may have been added since.
+                // librdkafka refreshes metadata every five minutes, so the partition may have been
+                // added since.
                 known.doubted = Some((partition, self.reads));
                 Ok(Produced::NewTopic)
             }
@@ -497,7 +503,7 @@ impl Sink for KafkaSink {
     fn take_over(&mut self) -> TakeOver<'_> {
         Box::pin(async move {
             if let Some(asking) = &mut self.asking {
-                // Without an answer it is as if nothing had been asked.
+                // If the query failed, the limit is queried again later.
                 let _ = asking.await;
                 self.asking = None;
                 self.fit()?;
@@ -544,7 +550,8 @@ impl Sink for KafkaSink {
         })
     }
 
-    /// Without records nobody would notice that an outage has ended.
+    /// Checks during an outage whether it has ended, which would otherwise go unnoticed without
+    /// records.
     fn tend(&mut self) {
         if !self.producer.context().is_down() {
             self.comparison.tend(&self.producer, &self.known);
@@ -562,7 +569,7 @@ impl Sink for KafkaSink {
         spawn_blocking(move || ask(&producer, topic.as_deref()));
     }
 
-    /// An outage is something that is known: who waits for its end has it from here.
+    /// Returns false during an outage, because the sink is what detects the end of the outage.
     fn is_at_rest(&self) -> bool {
         self.producer.in_flight_count() == 0
             && self.transactions.is_none()
@@ -570,16 +577,17 @@ impl Sink for KafkaSink {
     }
 }
 
-/// Resolves when nothing is in flight; nothing is produced meanwhile.
+/// Waits until nothing is in flight. Nothing is produced meanwhile.
 async fn drained(producer: Arc<BaseProducer<Context>>) {
     let drained = spawn_blocking(move || {
         while !native::flush(&producer, FLUSH) && !producer.context().is_abandoned() {}
     });
-    // What is in flight all the same is found by whoever has waited.
+    // An error is ignored: the caller checks whether anything is still in flight.
     let _ = drained.await;
 }
 
-/// Asks the brokers for something, and says whether one has answered.
+/// Requests metadata from the brokers, records the result in the context, and returns whether a
+/// broker responded.
 fn ask(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
     let client = producer.client();
     match client.fetch_metadata(topic, ANSWER) {
@@ -590,7 +598,8 @@ fn ask(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
 }
 
 impl Known {
-    /// The brokers have said that the topic has no such partition, and the row was there when they were asked.
+    /// Returns whether the brokers have reported that the topic lacks this partition, if that
+    /// applies to the current row.
     fn is_absent(&mut self, partition: i32, reads: u64) -> bool {
         self.absent.as_mut().is_some_and(|absent| {
             let is_awaited = std::mem::take(&mut absent.is_awaited);
@@ -600,7 +609,7 @@ impl Known {
         })
     }
 
-    /// The partition to ask for.
+    /// Returns the partition to look up, if any.
     fn wanted(&self) -> Option<Wanted> {
         let absent = self.absent.as_ref();
         let was_asked = absent.is_some_and(|absent| absent.answered.elapsed() < NEWS_PAUSE);
@@ -612,7 +621,7 @@ impl Known {
 }
 
 impl Transactions {
-    /// Puts the checkpoint at the end of the open transaction.
+    /// Adds the checkpoint to the end of the open transaction.
     fn produce(
         &mut self,
         producer: &Arc<BaseProducer<Context>>,
@@ -669,8 +678,8 @@ mod tests {
 
     type Cluster = MockCluster<'static, rdkafka::producer::DefaultProducerContext>;
 
-    /// A sink to a broker with one partition, in the middle of a transaction. What `configure` sets
-    /// is set at last.
+    /// Creates a sink to a broker with one partition, inside a transaction if transactional.
+    /// `configure` overrides all other settings.
     fn sink(configure: impl FnOnce(&mut ClientConfig)) -> (Cluster, KafkaSink, Watermark) {
         let cluster = MockCluster::new(1).expect("mock cluster");
         cluster.create_topic(TOPIC, 1, 1).expect("topic");
@@ -697,7 +706,7 @@ mod tests {
         (cluster, sink, watermark)
     }
 
-    /// Has the sink take one record.
+    /// Produces one record.
     fn take(sink: &mut KafkaSink, watermark: &mut Watermark, payload: &[u8]) {
         let tag = watermark.reserve(1).expect("open").expect("room");
         let record = Record {
@@ -710,13 +719,13 @@ mod tests {
         };
         let before = Instant::now();
         while sink.produce(&record, tag) != Ok(Produced::Taken) {
-            // The broker is asked for the topic's partitions in the background.
+            // The topic's partitions are looked up in the background.
             assert!(before.elapsed() < PATIENCE, "not taken");
             std::thread::yield_now();
         }
     }
 
-    /// A sink whose batches wait for ever, with one record taken.
+    /// Creates a sink whose batches linger indefinitely, with one queued record.
     fn taken() -> (Cluster, KafkaSink, Watermark) {
         let (cluster, mut sink, mut watermark) = sink(|config| {
             config.set("linger.ms", NEVER_BY_ITSELF);
@@ -725,8 +734,8 @@ mod tests {
         (cluster, sink, watermark)
     }
 
-    /// A record is refused for now while the second is on its way. The broker accepts that one, as a
-    /// real one does that does not know the producer yet.
+    /// Produces a record that is rejected temporarily while a second one is in flight. The mock
+    /// broker accepts the second record, as a real broker does if it doesn't know the producer yet.
     async fn first_is_refused(
         configure: impl FnOnce(&mut ClientConfig),
     ) -> (Cluster, KafkaSink, Watermark) {
@@ -745,7 +754,7 @@ mod tests {
             config.set("retry.backoff.ms", "1000");
             configure(config);
         });
-        // With this one librdkafka has all that it needs to send at once.
+        // After this record is delivered, librdkafka can send the following ones immediately.
         take(&mut sink, &mut watermark, b"before");
         watermark.empty().await;
         cluster.request_errors(RDKafkaApiKey::Produce, &[code]);
@@ -762,7 +771,7 @@ mod tests {
         (cluster, sink, watermark)
     }
 
-    /// What the topic has, in its order.
+    /// Returns the payloads in the topic, in order.
     fn payloads(cluster: &Cluster) -> Vec<Vec<u8>> {
         use rdkafka::consumer::{BaseConsumer, Consumer};
         use rdkafka::{Message, TopicPartitionList};
@@ -794,7 +803,8 @@ mod tests {
         assert!(failure.reason.contains("and not that row's"), "{failure:?}");
     }
 
-    /// librdkafka would commit, and the checkpoint would say that Kafka has the record.
+    /// Without the check, librdkafka would commit the transaction, and the checkpoint would claim
+    /// that Kafka has the record.
     #[tokio::test]
     async fn a_transaction_with_a_record_that_no_broker_has_acknowledged_is_not_committed() {
         let mut settings = ProducerSettings {
@@ -842,9 +852,10 @@ mod tests {
         );
     }
 
-    /// Those behind it would come before it when it is sent again. The one that librdkafka has made a
-    /// request of by then is sent all the same: a broker refuses that for the gap in its numbers, if
-    /// it knows the producer, and this one never does.
+    /// If later records were delivered, they would precede the rejected record when it is sent
+    /// again. A record that librdkafka has already put into a request is sent anyway. A broker that
+    /// knows the producer rejects it because of the gap in the sequence numbers; the mock broker
+    /// does not know the producer.
     #[tokio::test]
     async fn records_behind_one_that_is_refused_for_good_are_not_sent() {
         let code = RDKafkaRespErr::RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE;
@@ -853,7 +864,7 @@ mod tests {
             config.set("batch.num.messages", "1");
         })
         .await;
-        // Those behind it may be reported before it.
+        // Later records may be reported before the one that was rejected.
         let cause = async {
             while !watermark
                 .deliveries()
@@ -912,7 +923,7 @@ mod tests {
         let before = Instant::now();
         while watermark.in_flight().records > 0 {
             assert!(before.elapsed() < PATIENCE, "not sent");
-            // Until the broker is connected to, a flush finds nobody to send to.
+            // A flush has no effect until the broker connection is established.
             sink.unflushed = true;
             sink.flush(false).expect("flush");
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,6 +1,6 @@
-//! librdkafka's properties: what the user says, what Walpost insists on, what it refuses.
+//! librdkafka properties: those the user sets, those Walpost requires and those it rejects.
 //!
-//! librdkafka 2.12, `CONFIGURATION.md`.
+//! See librdkafka 2.12, `CONFIGURATION.md`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,43 +12,41 @@ use rdkafka::error::{KafkaError, KafkaResult};
 
 use crate::trusted_path::{self, PathError};
 
-/// The property for the size of batches; [`client_config`] always has it.
+/// The property for the maximum batch size in bytes; [`client_config`] always sets it.
 pub(super) const BATCH_BYTES: &str = "batch.size";
 const IN_FLIGHT: &str = "max.in.flight.requests.per.connection";
 
 /// Properties by name, as the user wrote them.
 pub type Properties = BTreeMap<String, String>;
 
-/// A property that can't be had.
+/// A property that can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PropertyError {
-    /// It would break order, durability or the count of deliveries.
+    /// The property would break ordering, durability or delivery reports.
     #[error("Kafka property {name} = {value:?} is refused: {reason}. Remove it")]
     Refused {
-        /// The property.
         name: String,
         value: String,
-        /// Why.
+        /// Why the property is rejected.
         reason: &'static str,
     },
-    /// It has librdkafka load a library or run a command.
+    /// The property makes librdkafka load a library or run a command.
     #[error(
         "Kafka property {name} is refused: librdkafka would {deed}, with all rights of walpost. Remove it, or \
          allow it with --allow-code-in-kafka-properties"
     )]
     Code {
-        /// The property.
         name: String,
         /// What librdkafka would do.
         deed: &'static str,
     },
-    /// librdkafka does not accept it.
+    /// librdkafka does not accept the property.
     #[error("Kafka properties: {0}")]
     Invalid(String),
-    /// It names a file that must not be used.
+    /// The property names a file that must not be used.
     #[error("Kafka property {0}")]
     File(FileError),
-    /// No broker is named.
+    /// No broker is configured.
     #[error(
         "no Kafka broker is named: expected --kafka HOST:PORT, WALPOST_KAFKA=HOST:PORT, or \
          \"bootstrap.servers\" in [kafka]"
@@ -56,11 +54,12 @@ pub enum PropertyError {
     NoBrokers,
 }
 
-/// Holds `properties` against what Walpost promises. None of them is given to librdkafka before all
-/// are: it loads libraries while it reads their names.
+/// Checks that `properties` don't conflict with Walpost's guarantees. All properties are checked
+/// before any is passed to librdkafka, which loads libraries as soon as it reads the property that
+/// names them.
 ///
 /// # Errors
-/// A property would break a promise, or run code.
+/// A property would break a guarantee, or run code.
 pub fn check(properties: &Properties) -> Result<(), PropertyError> {
     for name in properties.keys() {
         if let Some(deed) = code(name) {
@@ -71,10 +70,11 @@ pub fn check(properties: &Properties) -> Result<(), PropertyError> {
     check_with_code(properties)
 }
 
-/// As [`check`], where a person has said that properties may run code.
+/// Same as [`check`], but allows properties that run code, for users who have allowed this
+/// explicitly.
 ///
 /// # Errors
-/// A property would break a promise.
+/// A property would break a guarantee.
 pub(crate) fn check_with_code(properties: &Properties) -> Result<(), PropertyError> {
     for (name, value) in properties {
         if let Some(reason) = refusal(name, value) {
@@ -86,7 +86,8 @@ pub(crate) fn check_with_code(properties: &Properties) -> Result<(), PropertyErr
             });
         }
     }
-    // That a name is unknown, as a misspelled one, is said before that one is missing.
+    // Check for unknown property names before checking that brokers are set, so that a misspelled
+    // `bootstrap.servers` is reported as such.
     client_config(properties, "walpost")
         .create_native_config()
         .map_err(|error| PropertyError::Invalid(describe(&error)))?;
@@ -99,13 +100,12 @@ pub(crate) fn check_with_code(properties: &Properties) -> Result<(), PropertyErr
     }
 }
 
-/// The name without the prefix that librdkafka leaves out where it knows the rest: `topic.acks` is
-/// `acks`.
+/// Removes the prefix that librdkafka treats as optional: `topic.acks` is equivalent to `acks`.
 fn bare(name: &str) -> &str {
     name.strip_prefix("topic.").unwrap_or(name)
 }
 
-/// What librdkafka would do for the property, if that runs code of others.
+/// Returns what librdkafka would do with the property, if that would run external code.
 fn code(name: &str) -> Option<&'static str> {
     match bare(name) {
         "plugin.library.paths" | "interceptors" => Some("load a library"),
@@ -113,7 +113,7 @@ fn code(name: &str) -> Option<&'static str> {
             Some("load an engine of OpenSSL")
         }
         "ssl.providers" => Some("load providers of OpenSSL"),
-        // The command's text has the other ones in it, and a shell reads it.
+        // A shell runs the kinit command, into which the other Kerberos properties are substituted.
         name if name.starts_with("sasl.kerberos.") => Some("run a command in a shell"),
         _ => None,
     }
@@ -152,69 +152,73 @@ fn refusal(name: &str, value: &str) -> Option<&'static str> {
     }
 }
 
-/// The properties for a producer, or another client of the same cluster: the user's over Walpost's
-/// defaults, and what Walpost insists on over both.
+/// Returns the configuration of a producer, or of another client of the same cluster. The user's
+/// properties override Walpost's defaults, and the properties that Walpost requires override both.
 #[must_use]
 pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     let mut config = ClientConfig::new();
-    // The Java client's partitioner, so that a key stays in its partition when Walpost takes over
-    // from Debezium.
+    // The Java client's default partitioner, so that keys stay in their partitions when Walpost
+    // replaces Debezium.
     config.set("partitioner", "murmur2_random");
     if !properties.contains_key("compression.codec") {
-        // A third of the bytes for next to no time, and every client can read it.
+        // This reduces batches to about a third at little cost, and all Kafka clients can
+        // decompress it.
         config.set("compression.type", "lz4");
     }
     if leaves_linger(properties) {
-        // For busy times; in quiet ones Walpost flushes.
+        // This value is for high traffic; when traffic is low, Walpost flushes.
         config.set("linger.ms", "10");
     }
-    // librdkafka keeps a batch beside its compressed copy until it is acknowledged, five of them for
-    // a broker. With its own default of a megabyte that is half as much as the window again.
+    // librdkafka keeps a batch and its compressed copy until the batch is acknowledged, with up to
+    // five batches per broker when transactions are used. With librdkafka's default batch size of 1
+    // MB, that is about as much again as the default window.
     config.set(BATCH_BYTES, "262144");
     config.set("client.id", client_id);
     config.set("reconnect.backoff.max.ms", "2000");
     config.set("socket.keepalive.enable", "true");
     config.set("log.connection.close", "false");
-    // For monitoring; as often as PostgreSQL is asked.
+    // For monitoring; the same interval as for querying PostgreSQL.
     config.set("statistics.interval.ms", "5000");
     for (name, value) in properties {
         config.set(name, value);
     }
     config.set("enable.idempotence", "true");
     config.set("acks", "all");
-    // Otherwise, after a record that the broker refuses for good, those behind it are delivered, and
-    // it comes after them when it is sent again.
+    // Otherwise, records after one that the broker rejects permanently would be delivered, and the
+    // rejected record would follow them when it is sent again.
     config.set("enable.gapless.guarantee", "true");
-    // A broker that does not know the producer yet accepts a batch without the one before it, which it
-    // has refused for a moment, and librdkafka takes that one for accepted too (librdkafka #4134).
+    // A broker that doesn't know the producer yet accepts a batch even if it temporarily rejected
+    // the preceding one, and librdkafka then treats the rejected batch as accepted too (librdkafka
+    // #4134).
     config.remove("max.in.flight");
     config.set(IN_FLIGHT, "1");
-    // An expired record would be skipped, and later ones sent: a gap.
+    // An expired record would be skipped, and later ones sent, leaving a gap.
     config.set("message.timeout.ms", "0");
-    // The window bounds both; a bound here would refuse a row larger than it for ever.
+    // The window limits both. A limit here would block a row larger than the limit indefinitely.
     config.set("queue.buffering.max.messages", "0");
     config.set("queue.buffering.max.kbytes", "2147483647");
     config
 }
 
-/// The configuration of a transactional producer, made of [`client_config`]'s.
+/// Returns the configuration of a transactional producer, based on one from [`client_config`].
 #[must_use]
 pub(crate) fn transactional(mut config: ClientConfig, transactional_id: &str) -> ClientConfig {
     config.set("transactional.id", transactional_id);
-    // What overtakes another is never committed: see `Context::assumed`.
+    // Several requests may be in flight, because a transaction in which a record overtook another
+    // is not committed: see `Context::assumed`.
     config.set(IN_FLIGHT, "5");
-    // A record that expires or is refused takes its whole transaction with it.
+    // If a record expires or is rejected, its whole transaction is aborted.
     config.remove("message.timeout.ms");
     config.remove("delivery.timeout.ms");
     config.remove("enable.gapless.guarantee");
     if config.get("transaction.timeout.ms").is_none() {
-        // So long a crash holds up readers of committed records.
+        // After a crash, consumers of committed records wait for at most this long.
         config.set("transaction.timeout.ms", "30000");
     }
     config
 }
 
-/// The configuration of a client that is no producer, made of a producer's.
+/// Returns the configuration of a client that is not a producer, based on a producer's.
 #[must_use]
 pub(crate) fn leave_producers(mut config: ClientConfig) -> ClientConfig {
     for name in [
@@ -239,7 +243,7 @@ pub(crate) fn leave_producers(mut config: ClientConfig) -> ClientConfig {
     config
 }
 
-/// Whether the user leaves it to Walpost how long a batch waits for company.
+/// Returns whether the user has left the linger time to Walpost.
 #[must_use]
 pub(crate) fn leaves_linger(properties: &Properties) -> bool {
     ["linger.ms", "queue.buffering.max.ms"]
@@ -247,7 +251,7 @@ pub(crate) fn leaves_linger(properties: &Properties) -> bool {
         .all(|name| !properties.contains_key(*name))
 }
 
-/// Properties that name files which librdkafka opens by itself.
+/// Properties that name files that librdkafka opens itself.
 const FILES: [&str; 6] = [
     "https.ca.location",
     "ssl.ca.location",
@@ -258,14 +262,14 @@ const FILES: [&str; 6] = [
 ];
 const PRIVATE_KEY: &str = "ssl.key.location";
 const KEY_STORE: &str = "ssl.keystore.location";
-/// Has librdkafka look for the system's certificate authorities.
+/// Value that makes librdkafka search for the system's certificate authorities.
 const PROBE: &str = "probe";
 
-/// Checks the files that the configuration names: whoever can write one of them decides which brokers are trusted, and a FIFO
-/// would block librdkafka.
+/// Checks the files that the configuration names. A user who can write to one of them controls
+/// which brokers are trusted, and a FIFO would block librdkafka.
 ///
 /// # Errors
-/// Other users can write a file, or it is missing or not a regular one.
+/// A file is writable by other users, is missing, or is not a regular file.
 pub(crate) fn check_files(config: &ClientConfig) -> Result<(), FileError> {
     for property in FILES {
         let named = config
@@ -292,13 +296,14 @@ pub struct FileError {
 }
 
 impl FileError {
-    /// Other users could have written the file; otherwise it is missing or unsuitable.
+    /// Returns whether the file is writable by other users. Otherwise, it is missing or unsuitable.
     pub(crate) fn is_distrust(&self) -> bool {
         self.error.is_distrust()
     }
 }
 
-/// What librdkafka would not say, or would say without the name of a file or a variable.
+/// Performs checks that librdkafka does not make, or for which its errors do not name the file or
+/// the variable.
 fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
     check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
     match missing_password(|name| config.get(name)) {
@@ -307,7 +312,8 @@ fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
     }
 }
 
-/// Returns which login property the SASL mechanism requires and the configuration lacks, with the variable that sets it.
+/// Returns an error message for a login property that the SASL mechanism requires and the
+/// configuration lacks, with the environment variable that sets it.
 pub(crate) fn missing_password<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Option<String> {
     let protocol = get("security.protocol")?.trim().to_lowercase();
     let mechanism = get("sasl.mechanisms").or_else(|| get("sasl.mechanism"))?;
@@ -326,7 +332,7 @@ pub(crate) fn missing_password<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Opt
     ))
 }
 
-/// Creates a client. The files that its configuration names are checked immediately before librdkafka opens them.
+/// Creates a client, after checking the files that its configuration names.
 ///
 /// # Errors
 /// A file must not be used, or librdkafka does not accept the configuration.
@@ -349,7 +355,7 @@ pub(super) fn create_with_context<C: ClientContext, T: FromClientConfigAndContex
     config.create_with_context(context)
 }
 
-/// A warning for each private key that other users can read.
+/// Returns a warning for each private key that other users can read.
 fn exposed_keys(properties: &Properties) -> Vec<String> {
     let exposed = |name: &&str| {
         let path = Path::new(properties.get(*name)?);
@@ -365,7 +371,7 @@ fn exposed_keys(properties: &Properties) -> Vec<String> {
         .collect()
 }
 
-/// The brokers' addresses, under whichever of its names they were given.
+/// Returns the bootstrap servers, from either of the property's names.
 #[must_use]
 pub(crate) fn brokers(config: &ClientConfig) -> String {
     let named = config.get("bootstrap.servers");
@@ -375,7 +381,8 @@ pub(crate) fn brokers(config: &ClientConfig) -> String {
         .to_owned()
 }
 
-/// What `properties` leave open to others on the network or on this machine, each with its remedy.
+/// Returns warnings about what `properties` expose to the network or to other users of this
+/// machine, each with its remedy.
 #[must_use]
 pub(crate) fn warnings(properties: &Properties) -> Vec<String> {
     let mut warnings = network_warnings(properties);
@@ -384,14 +391,14 @@ pub(crate) fn warnings(properties: &Properties) -> Vec<String> {
 }
 
 fn network_warnings(properties: &Properties) -> Vec<String> {
-    // What can't be read is an error of its own.
+    // Invalid properties are reported elsewhere.
     let Ok(native) = client_config(properties, "walpost").create_native_config() else {
         return Vec::new();
     };
-    // As librdkafka reads it: any spelling of false is "false".
+    // librdkafka normalizes the value: any spelling of false becomes "false".
     let effective = |name| native.get(name).unwrap_or_default();
     let protocol = effective("security.protocol");
-    // What these send proves who one is to whoever has it.
+    // With these mechanisms, anyone who can read the traffic gets the credentials.
     let mechanism = effective("sasl.mechanisms");
     let shows_password = protocol.starts_with("sasl")
         && ["PLAIN", "OAUTHBEARER"].contains(&mechanism.to_ascii_uppercase().as_str());
@@ -414,7 +421,7 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
         }
         return Vec::new();
     }
-    // Where both names are given, either list may be the one that counts.
+    // If both names are set, either list may be the one that librdkafka uses.
     let lists = ["bootstrap.servers", "metadata.broker.list"].map(|name| properties.get(name));
     let brokers = lists.into_iter().flatten().flat_map(|list| list.split(','));
     let mut brokers = brokers.map(str::trim);
@@ -431,7 +438,7 @@ fn network_warnings(properties: &Properties) -> Vec<String> {
     )]
 }
 
-/// What the brokers are known not to take of the properties, with its remedy.
+/// Returns what these brokers are known not to support in the properties, with its remedy.
 #[must_use]
 pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
     const EVENT_HUBS: [&str; 4] = [
@@ -452,7 +459,7 @@ pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
         return None;
     }
     let native = config.create_native_config().ok()?;
-    // As librdkafka reads it, under whichever of its names it was given.
+    // The value as librdkafka normalizes it, from either of the property's names.
     let compression = native.get("compression.codec").ok()?;
     (!["gzip", "none"].contains(&compression.as_str())).then(|| {
         format!(
@@ -462,8 +469,8 @@ pub(crate) fn unsuitable(properties: &Properties) -> Option<String> {
     })
 }
 
-/// Whether a broker, as `bootstrap.servers` has it, is on this machine. A name that would have to be
-/// looked up is not.
+/// Returns whether a broker in `bootstrap.servers` is on this machine. A host name that would need
+/// to be resolved counts as remote.
 pub(super) fn is_loopback(broker: &str) -> bool {
     let address = broker.split_once("://").map_or(broker, |(_, rest)| rest);
     let host = match address.strip_prefix('[') {
@@ -476,7 +483,8 @@ pub(super) fn is_loopback(broker: &str) -> bool {
             .is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// The property's value is a secret, or would be if its name were spelt rightly.
+/// Returns whether the property's value is a secret, or would be if its name were spelled
+/// correctly.
 #[must_use]
 pub(crate) fn is_secret(name: &str) -> bool {
     [
@@ -491,12 +499,12 @@ pub(crate) fn is_secret(name: &str) -> bool {
     .any(|part| name.contains(part))
 }
 
-/// An error of librdkafka without Rust's names for it.
+/// Returns the text of a librdkafka error without rdkafka's Rust type names.
 #[must_use]
 pub(crate) fn describe(error: &rdkafka::error::KafkaError) -> String {
     match error {
         rdkafka::error::KafkaError::ClientConfig(_, description, name, _) => {
-            // librdkafka's descriptions quote values of names it knows.
+            // librdkafka's description may quote the value.
             match is_secret(name) {
                 true => format!("{name} is not accepted"),
                 false => format!("{name}: {description}"),
@@ -537,7 +545,7 @@ mod tests {
             ("max.in.flight.requests.per.connection", "5"),
             ("transactional.id", "x"),
             ("test.mock.num.brokers", "3"),
-            // librdkafka leaves the prefix out.
+            // librdkafka treats the prefix as optional.
             ("topic.acks", "1"),
             ("topic.message.timeout.ms", "30000"),
             ("topic.queuing.strategy", "lifo"),
@@ -549,7 +557,7 @@ mod tests {
         }
     }
 
-    /// librdkafka has two names for it, and takes the value that it is given last.
+    /// librdkafka has two names for this property, and uses the value that is set last.
     #[test]
     fn one_request_is_in_flight_whichever_name_the_user_has_for_it() {
         let at_work = |config: &ClientConfig, name: &str| {
@@ -560,7 +568,7 @@ mod tests {
             for value in ["1", "5"] {
                 let config = client_config(&properties(&[(name, value)]), "x");
                 assert_eq!(at_work(&config, IN_FLIGHT), "1", "{name} = {value}");
-                // What overtakes another is not committed there.
+                // With transactions, a record that overtakes another is not committed.
                 let config = transactional(config, "x");
                 assert_eq!(at_work(&config, IN_FLIGHT), "5", "{name} = {value}");
             }
