@@ -1,5 +1,5 @@
-//! Topics as a consumer of committed records sees them, from one offset to another. No group is
-//! joined, and nothing is committed.
+//! Reading of topics between given offsets, as a consumer of committed records. The reader does not
+//! join a consumer group and commits no offsets.
 
 use std::collections::HashMap;
 use std::io;
@@ -25,60 +25,60 @@ use super::properties::{
 use super::topics::{Lookup, judge};
 use crate::sink::SinkError;
 
-/// How long one question may take.
+/// Timeout for a single request.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long no record may come, though there are some.
+/// How long reading may continue without receiving a record when more are expected.
 const SILENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(100);
-/// How often they are looked at for a token: the same one until its time is nearly over.
+/// How often the consumers' token is checked. It is only renewed when it is about to expire.
 const TOKEN: Duration = Duration::from_secs(1);
 
-/// Reads topics.
+/// Reads ranges of topics.
 pub(crate) struct TopicReader {
     config: ClientConfig,
     consumer: BaseConsumer<Quiet>,
-    /// Sees what is behind open transactions too.
+    /// Also sees records after the start of an open transaction.
     uncommitted: BaseConsumer<Quiet>,
     credentials: Credentials,
     equipped: Mutex<Equipped>,
 }
 
-/// The consumers' tokens.
+/// State of the consumers' tokens.
 #[derive(Default)]
 struct Equipped {
-    /// When both consumers were given one last.
+    /// When a token was last set for both consumers.
     at: Option<Instant>,
-    /// There was none then, which is said once.
+    /// Whether that failed. The failure is logged only once.
     has_failed: bool,
 }
 
-/// What of a partition there is to read.
+/// The part of a partition to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub partition: i32,
     /// The first offset.
     pub start: i64,
-    /// The offset behind the last one.
+    /// The offset after the last one.
     pub end: i64,
-    /// What was before the first one has been removed.
+    /// Whether records before the first offset have been removed.
     pub is_cut: bool,
-    /// An open transaction hides what is behind the last one.
+    /// Whether an open transaction hides records after the last offset.
     pub is_hidden: bool,
 }
 
-/// Topics that can't be read.
+/// Why topics can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The brokers don't let us.
+    /// No broker responds, or the principal may not read the topic.
     #[error(transparent)]
     Sink(#[from] SinkError),
-    /// Records went away while they were read.
+    /// Records were removed while the topic was read.
     #[error(
         "topic {topic:?}: records were removed while it was read, for their age or by hand. Do it again, or over a \
          later range of time"
     )]
     Removed { topic: String },
-    /// What was read can't be kept.
+    /// The records can't be stored in temporary files.
     #[error("temporary files can't be used: {0}. They are where TMPDIR says")]
     Io(#[from] io::Error),
 }
@@ -107,20 +107,21 @@ impl<'r> ReadRecord<'r> {
         self.0.key()
     }
 
-    /// By the topic's clock, in milliseconds since 1970.
+    /// Returns the record's timestamp in milliseconds since 1970, of the topic's timestamp type.
     #[must_use]
     pub(crate) fn timestamp_millis(&self) -> Option<i64> {
         self.0.timestamp().to_millis()
     }
 
-    /// Names and values of the headers, in their order.
+    /// Returns names and values of the headers, in order.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (&'r str, Option<&'r [u8]>)> {
         let headers = self.0.headers().into_iter().flat_map(Headers::iter);
         headers.map(|header| (header.key, header.value))
     }
 }
 
-/// A consumer whose errors are told with what it was asked.
+/// A context that does not log errors as warnings, because they are returned by the calls that
+/// fail.
 struct Quiet;
 
 impl ClientContext for Quiet {
@@ -132,7 +133,8 @@ impl ClientContext for Quiet {
 impl ConsumerContext for Quiet {}
 
 impl TopicReader {
-    /// For the cluster of `properties`; `name` tells the brokers who asks.
+    /// Creates a reader for the cluster of `properties`. `name` identifies the client to the
+    /// brokers.
     ///
     /// # Errors
     /// librdkafka does not accept the properties.
@@ -151,10 +153,11 @@ impl TopicReader {
                 .set("enable.partition.eof", "true")
                 .set("fetch.wait.max.ms", "10")
                 .set("auto.offset.reset", "error")
-                // What is read ahead. A small record takes several times its bytes.
+                // Limits for prefetching. A small record takes several times its size in memory.
                 .set("queued.min.messages", "10000")
                 .set("queued.max.messages.kbytes", "8192")
-                // Where that is reached: until the next look. The default is a second, in which nothing is read.
+                // Delay before prefetching resumes after a limit was reached. With the default of
+                // one second, nothing would be fetched during that second.
                 .set("fetch.queue.backoff.ms", "5")
                 .set("isolation.level", isolation);
             create_with_context(&config, Quiet)
@@ -169,7 +172,8 @@ impl TopicReader {
         })
     }
 
-    /// Gives the consumers another token now and then: their queues tell nobody that they need one.
+    /// Renews the consumers' tokens if necessary. This must be polled, because nothing processes
+    /// the consumers' refresh events.
     fn equip(&self) {
         if self.credentials.tokens().is_none() {
             return;
@@ -189,10 +193,10 @@ impl TopicReader {
         equipped.has_failed = given.is_err();
     }
 
-    /// The topic's partitions; nothing where there is no such topic.
+    /// Returns the topic's partitions, or `None` if the topic does not exist.
     ///
     /// # Errors
-    /// No broker answers, or we may not know.
+    /// No broker responds, or the principal may not describe the topic.
     pub(crate) fn partitions(&self, topic: &str) -> Result<Option<Vec<i32>>, SinkError> {
         self.equip();
         let metadata = self
@@ -210,11 +214,11 @@ impl TopicReader {
         }
     }
 
-    /// What of the topic there is to read now, or was produced at `since` or later, in milliseconds
-    /// since 1970. Waits for transactions that are open in it, until `deadline`.
+    /// Returns the part of each partition that can be read now, or that was produced at `since` or
+    /// later, in milliseconds since 1970. Waits until `deadline` for open transactions to end.
     ///
     /// # Errors
-    /// No broker answers, or we may not know.
+    /// No broker responds, or the principal may not read the topic.
     pub(crate) fn spans(
         &self,
         topic: &str,
@@ -270,7 +274,7 @@ impl TopicReader {
             let found = found.find_partition(topic, span.partition);
             let start = match found.map(|found| found.offset()) {
                 Some(Offset::Offset(start)) => start,
-                // Nothing is as young as that.
+                // No record is that recent.
                 _ => span.end,
             };
             span.is_cut &= start <= span.start;
@@ -279,11 +283,10 @@ impl TopicReader {
         Ok(spans)
     }
 
-    /// Reads the spans, of all partitions at once: each in the order of its offsets, until `look` has
-    /// seen enough.
+    /// Reads the spans of all partitions concurrently, each in offset order, until `look` breaks.
     ///
     /// # Errors
-    /// The topic can't be read to the spans' ends, or `look` fails.
+    /// The topic can't be read to the end of all spans, or `look` fails.
     pub(crate) fn read(
         &self,
         topic: &str,
@@ -311,7 +314,7 @@ impl TopicReader {
             match self.consumer.poll(PAUSE) {
                 Some(Ok(record)) => {
                     heard = Instant::now();
-                    // Nothing of the topic before this one.
+                    // Skip records of a topic that was read earlier.
                     let end = open
                         .get(&record.partition())
                         .filter(|_| record.topic() == topic);
@@ -324,7 +327,8 @@ impl TopicReader {
                         open.remove(&record.partition());
                     }
                 }
-                // The last offsets can be the end of a transaction, which is no record.
+                // The last offset may belong to a transaction marker, which is not returned as a
+                // record.
                 Some(Err(KafkaError::PartitionEOF(partition))) => {
                     let Some(&(start, end)) = open.get(&partition) else {
                         continue;
@@ -347,7 +351,7 @@ impl TopicReader {
                         let topic = topic.to_owned();
                         return Err(ReadError::Removed { topic });
                     }
-                    // librdkafka looks for the group's coordinator, which nobody asks anything.
+                    // librdkafka looks up the group's coordinator, although the group is not used.
                     Some(Code::GroupAuthorizationFailed) => {}
                     _ => last = error,
                 },
@@ -363,7 +367,7 @@ impl TopicReader {
             .map_err(|error| self.broken(topic, &error).into())
     }
 
-    /// A better reason where the brokers don't accept who we are, or we not who they are.
+    /// Returns a more specific error if authentication failed, on either side.
     pub(crate) async fn explain(&self, error: ReadError) -> ReadError {
         let ReadError::Sink(SinkError::Broken(_)) = &error else {
             return error;

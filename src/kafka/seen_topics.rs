@@ -1,7 +1,9 @@
-//! Whether topics, and the cluster that has them, are still those that a pipeline has delivered to.
+//! Detects when topics, or the cluster that contains them, are no longer the ones that a pipeline
+//! has delivered to.
 //!
-//! A topic that is deleted and created again has the name of before and another id. Records are delivered to it as if
-//! nothing had happened, so that the loss of its earlier records is noticed only if somebody compares the ids.
+//! A topic that is deleted and re-created keeps its name but gets a new ID. Records are then
+//! delivered to it as before, so the loss of its earlier records is only noticed by comparing the
+//! IDs.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,17 +19,18 @@ use super::native::{self, Description, TopicId};
 
 /// How often the topics that records were produced to are compared.
 pub(super) const COMPARE_INTERVAL: Duration = Duration::from_secs(10);
-/// How often the ids of new topics are looked up until they are known.
+/// How often the IDs of new topics are looked up until they are known.
 pub(super) const LOOKUP_INTERVAL: Duration = Duration::from_secs(1);
-/// How often the id of one topic is looked up. Brokers before Kafka 2.8 have no ids.
+/// Maximum number of lookups for the ID of one topic. Brokers before Kafka 2.8 have no topic IDs.
 const MAX_LOOKUPS: u32 = 10;
-/// How many ids are kept. Names are chosen by rows, but only of topics that exist.
+/// Maximum number of IDs stored. Rows determine the names, but only topics that exist are stored.
 const TOPICS_MAX: usize = 10_000;
-/// How many topics are looked up with one request.
+/// Maximum number of topics looked up with one request.
 const NAMES_MAX: usize = 1000;
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// The ids of topics and of the cluster. Clones share them, so that they outlive a producer.
+/// The IDs of topics and of the cluster. Clones share their state, so it outlives individual
+/// producers.
 #[derive(Clone, Default)]
 pub struct SeenTopics(Arc<Mutex<Seen>>);
 
@@ -42,7 +45,7 @@ struct SeenTopic {
     is_missing: bool,
 }
 
-/// A difference to what was seen before.
+/// A difference from what was seen before.
 #[derive(Debug, PartialEq, Eq)]
 enum Change {
     OtherCluster { before: String, now: String },
@@ -71,12 +74,12 @@ impl fmt::Display for Change {
 }
 
 impl SeenTopics {
-    /// Whether the topic was seen.
+    /// Returns whether the topic has been seen.
     pub(super) fn has(&self, topic: &str) -> bool {
         self.lock().topics.contains_key(topic)
     }
 
-    /// Looks up these topics, and logs what has changed since they were seen before. Blocks.
+    /// Looks up these topics, and logs what has changed since they were last seen. Blocks.
     pub(super) fn compare(&self, producer: &BaseProducer<Context>, topics: &[String]) {
         let pipeline = producer.context().pipeline();
         let mut changes = Vec::new();
@@ -89,7 +92,7 @@ impl SeenTopics {
                     let found = found.into_iter();
                     changes.extend(found.filter_map(|(topic, about)| self.note(topic, &about)));
                 }
-                // Records go on meanwhile, and the next comparison finds the same.
+                // Delivery continues meanwhile, and the next comparison detects the same changes.
                 Err(code) => debug!(pipeline, reason = %code, "failed to look up topics"),
             }
         }
@@ -107,19 +110,19 @@ impl SeenTopics {
         );
     }
 
-    /// Notes the cluster's id.
+    /// Records the cluster ID.
     fn note_cluster(&self, now: String) -> Option<Change> {
         let mut seen = self.lock();
         let before = seen.cluster.replace(now.clone())?;
         if before == now {
             return None;
         }
-        // Its topics are others, and saying so for each would add nothing.
+        // All topics of another cluster are different; reporting each of them would add nothing.
         seen.topics.clear();
         Some(Change::OtherCluster { before, now })
     }
 
-    /// Notes the answer about a topic.
+    /// Records the response for a topic.
     fn note(&self, topic: String, about: &Description) -> Option<Change> {
         let mut seen = self.lock();
         let before = seen.topics.get_mut(topic.as_str());
@@ -151,11 +154,11 @@ impl SeenTopics {
     }
 }
 
-/// Topics whose ids are not known yet. The broker that answers a lookup can be the last one to learn of a topic that was just
-/// created.
+/// Topics whose IDs are not known yet. The broker that responds to a lookup may be the last one to
+/// learn of a topic that was just created.
 #[derive(Default)]
 pub(super) struct NewTopics {
-    /// Each with how often it was looked up.
+    /// Topic names, with the number of lookups so far.
     topics: Vec<(String, u32)>,
 }
 
@@ -168,7 +171,8 @@ impl NewTopics {
         self.topics.is_empty()
     }
 
-    /// Returns the topics that are to be looked up now, and forgets those that were seen or looked up [`MAX_LOOKUPS`] times.
+    /// Returns the topics to look up now, and removes those that have been seen or looked up
+    /// [`MAX_LOOKUPS`] times.
     pub(super) fn next_lookups(&mut self, seen: &SeenTopics) -> Vec<String> {
         self.topics
             .retain(|(topic, lookups)| *lookups < MAX_LOOKUPS && !seen.has(topic));
@@ -204,7 +208,7 @@ mod tests {
         let again = Some(Change::CreatedAgain { topic: topic() });
         assert_eq!(note(&with_id(2)), again);
         assert_eq!(note(&with_id(2)), None);
-        // Brokers that were just started can know less than they will.
+        // Brokers that have just started may not know all topics yet.
         assert_eq!(note(&Err(Code::LeaderNotAvailable)), None);
         assert_eq!(note(&with_id(2)), None);
     }
@@ -234,7 +238,7 @@ mod tests {
         assert_eq!(new.next_lookups(&seen), ["found", "without an id"]);
         assert_eq!(seen.note("found".to_owned(), &with_id(1)), None);
         for _ in 2..MAX_LOOKUPS {
-            // Another topic does not extend the lookups of this one.
+            // Adding another topic does not extend the lookups of this one.
             new.add("found");
             assert_eq!(new.next_lookups(&seen), ["without an id"]);
         }

@@ -1,37 +1,38 @@
-//! What a producer of one pipeline is made from.
+//! Settings for creating the producer of one pipeline.
 
 use super::credentials::Credentials;
 use super::properties::Properties;
 use super::topics::CreateTopics;
 
-/// What a pipeline's producer is made from.
+/// Settings for creating a pipeline's producer.
 #[derive(Clone)]
 pub struct ProducerSettings {
-    /// The pipeline's name.
+    /// Name of the pipeline.
     pub pipeline: String,
-    /// Its slot, which transactions are named after.
+    /// The pipeline's slot, which is part of the transactional ID.
     pub slot: String,
-    /// librdkafka's properties.
+    /// librdkafka properties.
     pub properties: Properties,
-    /// How topics that don't exist are made, if they are.
+    /// How missing topics are created; `None` if they are not.
     pub create_topics: Option<CreateTopics>,
-    /// Those of the properties that prove who we are.
+    /// Source of the properties that authenticate the producer.
     pub credentials: Credentials,
-    /// Where exactly-once keeps its place; none for at-least-once.
+    /// Where exactly-once delivery stores checkpoints; `None` for at-least-once.
     pub checkpoints: Option<CheckpointSettings>,
-    /// Tombstones that nobody has asked for are warned of where a topic is compacted.
+    /// Whether to log a warning about tombstones that the user has not configured, if a topic is
+    /// compacted.
     pub warns_of_compaction: bool,
-    /// The topic of all records, where it is always the same.
+    /// The topic of all records, if it is constant.
     pub constant_topic: Option<String>,
-    /// The topic for dead letters, if an event whose topic cannot be used becomes a dead letter; otherwise such an event
-    /// is an error. The topic for dead letters itself must be usable.
+    /// The dead letter topic, if an event whose topic can't be used becomes a dead letter. If
+    /// `None`, such an event is an error. The dead letter topic itself must be usable.
     pub dead_letter_topic: Option<String>,
 }
 
-/// Where exactly-once keeps its place.
+/// Where exactly-once delivery stores checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointSettings {
     pub topic: String,
-    /// Its number of replicas, if it has to be made; -1 is the broker's default.
+    /// Replication factor used to create the topic; -1 selects the broker's default.
     pub replication: i32,
 }

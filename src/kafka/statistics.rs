@@ -1,5 +1,5 @@
-//! What librdkafka says of itself now and then: `statistics.interval.ms`, librdkafka's
-//! STATISTICS.md.
+//! librdkafka's statistics, which it emits every `statistics.interval.ms`. The format is described
+//! in librdkafka's STATISTICS.md.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ struct Rtt {
     cnt: i64,
 }
 
-/// Of librdkafka's JSON document; nothing where it is none.
+/// Parses librdkafka's JSON document; returns `None` if it is not valid.
 pub(super) fn read(document: &[u8]) -> Option<Statistics> {
     let document: Document = serde_json::from_slice(document).ok()?;
     let brokers = document.brokers.values();
@@ -58,7 +58,7 @@ pub(super) fn read(document: &[u8]) -> Option<Statistics> {
     })
 }
 
-/// Whether a broker has given the producer the identity that makes it idempotent.
+/// Returns whether a broker has assigned the producer ID that idempotence requires.
 pub(super) fn is_identified(document: &[u8]) -> bool {
     let document: Option<OfProducer> = serde_json::from_slice(document).ok();
     let state = document.and_then(|document| document.eos);

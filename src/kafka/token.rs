@@ -1,7 +1,7 @@
-//! Tokens for SASL/OAUTHBEARER, from a program or a token endpoint that the configuration names.
+//! Tokens for SASL/OAUTHBEARER, from a program or a token endpoint that is configured.
 //!
-//! librdkafka asks for another one on the queue of the client that needs it. A client whose queue nobody reads is given one
-//! when it is made.
+//! librdkafka requests a new token with an event on the queue of the client that needs it. A client
+//! whose queue is not processed gets a token when it is created.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,29 +15,29 @@ use super::token_endpoint::{Endpoint, EndpointError};
 use crate::model::time::unix_micros;
 use crate::program::{LIMIT, Program, ProgramError};
 
-/// So much of a token's time has to be left for it to be given to another client.
+/// Fraction of a token's lifetime that must remain for the token to be passed to another client.
 const LEFT_MIN: f64 = 0.5;
-/// How long no other token is asked for after there was none, or one that brokers refuse.
+/// How long no new token is requested after a failure, or after a token that brokers reject.
 const PAUSE: Duration = Duration::from_secs(5);
-/// A number above it is of milliseconds: as seconds it would be a time in the year 5138.
+/// Larger numbers are in milliseconds: in seconds, this would be in the year 5138.
 const SECONDS_MAX: f64 = 1e11;
-/// A token is renewed as if it expired after this time at the latest, whatever its issuer says: librdkafka rejects times that are
-/// too far in the future.
+/// Longer lifetimes are reduced to this one, because librdkafka rejects times that are too far in
+/// the future.
 const LIFETIME_MAX_MILLIS: i64 = 365 * 24 * 60 * 60 * 1000;
 
-/// A token that brokers take for who we are.
+/// A token with which a client authenticates.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) value: String,
-    /// When it expires, in milliseconds since 1970.
+    /// Expiry time, in milliseconds since 1970.
     pub(super) expires_millis: i64,
-    /// Whose it is. Brokers read it in the token; librdkafka wants to be told.
+    /// Name of the principal. Brokers read it from the token, but librdkafka requires it.
     pub(super) principal: String,
-    /// What is sent with it, by name.
+    /// SASL extensions sent with the token, by name.
     pub(super) extensions: Vec<(String, String)>,
 }
 
-/// There is no token. No variant has a part of what was printed.
+/// Why no token could be obtained. No variant contains any part of the output.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TokenError {
     #[error("kafka_token_command: {program} {error}")]
@@ -53,7 +53,7 @@ pub(super) enum TokenError {
     Answer { url: String, found: OutputError },
 }
 
-/// What was printed is no token.
+/// Why the output does not contain a valid token.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum OutputError {
     #[error("bytes that are not UTF-8, expected a token")]
@@ -85,18 +85,20 @@ pub(super) enum OutputError {
     Expired(i64),
     #[error("a token with other characters than visible ones of ASCII")]
     Characters,
-    /// librdkafka's own words repeat the token.
+    /// librdkafka's own message is not used because it repeats the token.
     #[error("a token that librdkafka does not take: it has expired meanwhile")]
     Unusable,
 }
 
-/// The names that a member of the JSON goes by: ours, that of OAuth 2.0 (RFC 6749, 5.1), and that of Azure's program.
+/// Accepted names of the JSON member: Walpost's own, the one of OAuth 2.0 (RFC 6749, section 5.1),
+/// and that of the Azure CLI.
 const TOKEN: [&str; 3] = ["token", "access_token", "accessToken"];
 const EXPIRES_AT: [&str; 2] = ["expires_at", "expires_on"];
 const LIFETIME: [&str; 2] = ["lifetime", "expires_in"];
 
 impl Token {
-    /// Reads what was printed or answered: a JWT, or JSON with a token in it. It gets `extensions` besides its own.
+    /// Parses the output of the program or the response of the endpoint: a JWT, or JSON that
+    /// contains a token. `extensions` are added to those in the JSON.
     pub(super) fn parse(
         output: &[u8],
         extensions: &[(String, String)],
@@ -109,7 +111,7 @@ impl Token {
             false => Self::of_word(text)?,
         };
         token.extensions.extend_from_slice(extensions);
-        // librdkafka looks at it too, and repeats what it refuses.
+        // librdkafka checks this too, but its error message repeats the token.
         let is_visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
         if !is_visible(&token.value) || token.principal.contains('\0') {
             return Err(OutputError::Characters);
@@ -135,9 +137,12 @@ impl Token {
         Ok(token)
     }
 
-    /// What librdkafka is told of when it expires. It asks for another one when four fifths of that time are over, once a
-    /// second looks whether they are, and the program takes its time. The broker wants another one when nine tenths of the real
-    /// time are over.
+    /// Returns the expiry time to pass to librdkafka, which is earlier than the real one.
+    ///
+    /// librdkafka requests a new token after four fifths of the lifetime that it is given. It
+    /// checks once a second whether that time has come, and the program takes some time as well. On
+    /// the other hand, librdkafka reauthenticates after nine tenths of the session lifetime that
+    /// the broker returns, which depends on the real expiry time.
     pub(super) fn told_expiry_millis(&self, now_millis: i64) -> i64 {
         let left = self.expires_millis.saturating_sub(now_millis);
         now_millis.saturating_add(left - left / 4)
@@ -201,14 +206,15 @@ impl Token {
     }
 }
 
-/// A number, also as a text.
+/// Parses a number, which may also be a string.
 fn number(value: &Value) -> Option<f64> {
     value
         .as_f64()
         .or_else(|| value.as_str()?.trim().parse().ok())
 }
 
-/// A moment in milliseconds since 1970: seconds or milliseconds since then, or a time with its offset.
+/// Parses a time and returns it in milliseconds since 1970. The value is a number of seconds or
+/// milliseconds since 1970, or a time with its UTC offset.
 fn moment(value: &Value) -> Option<i64> {
     if let Some(number) = number(value).filter(|number| number.is_finite()) {
         return Some(match number > SECONDS_MAX {
@@ -228,7 +234,7 @@ fn millis(number: f64) -> i64 {
     number as i64
 }
 
-/// What a JWT says of itself (RFC 7519, 4.1); nothing where it is none.
+/// Claims of a JWT (RFC 7519, section 4.1); empty if the token is not a JWT.
 #[derive(Default, Deserialize)]
 struct Claims {
     exp: Option<f64>,
@@ -257,7 +263,7 @@ impl Claims {
     }
 }
 
-/// Where tokens come from. Clones have them in common.
+/// A source of tokens. Clones share the current token.
 #[derive(Clone)]
 pub(super) struct Tokens(Arc<Shared>);
 
@@ -266,7 +272,7 @@ struct Shared {
     state: Mutex<State>,
 }
 
-/// Who gives them.
+/// What issues the tokens.
 enum Issuer {
     Program(Program),
     Endpoint(Endpoint),
@@ -278,7 +284,7 @@ struct State {
     failed: Option<(Instant, TokenError)>,
 }
 
-/// A token, and when it was given.
+/// A token, and when it was issued.
 struct Issued {
     token: Arc<Token>,
     at: Instant,
@@ -286,7 +292,7 @@ struct Issued {
 }
 
 impl Issued {
-    /// Enough of its time is left.
+    /// Returns whether enough of the lifetime remains.
     fn is_fresh(&self, now_millis: i64) -> bool {
         let lifetime = self.token.expires_millis.saturating_sub(self.at_millis);
         let left = self.token.expires_millis.saturating_sub(now_millis);
@@ -315,7 +321,7 @@ impl Tokens {
         }))
     }
 
-    /// Where they are fetched from, if they are.
+    /// Returns the token endpoint, if tokens are requested from one.
     pub(super) fn endpoint(&self) -> Option<&Endpoint> {
         match &self.0.issuer {
             Issuer::Program(_) => None,
@@ -323,11 +329,11 @@ impl Tokens {
         }
     }
 
-    /// A token that will do for a while. Blocks while the program runs, or the endpoint is asked: whoever else asks meanwhile
-    /// has the same one.
+    /// Returns a token that remains valid for a while. Blocks while the program runs or the
+    /// endpoint is queried; concurrent callers get the same token.
     ///
     /// # Errors
-    /// There is none.
+    /// No token could be obtained.
     pub(super) fn get(&self) -> Result<Arc<Token>, TokenError> {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = state
@@ -386,10 +392,10 @@ impl Tokens {
         }
     }
 
-    /// Brokers refuse the last token: it is given to nobody any more, unless it is so new that another one would be
-    /// the same. Says whether that is so.
+    /// Discards the last token because brokers reject it, and returns whether it did. A token that
+    /// is so new that another one would be the same is kept.
     pub(super) fn refused(&self) -> bool {
-        // While one is asked for, another one comes anyhow.
+        // The lock is held while a token is requested, so a new one will be available anyway.
         let Ok(mut state) = self.0.state.try_lock() else {
             return false;
         };
@@ -400,7 +406,7 @@ impl Tokens {
         }
     }
 
-    /// The last token is still good for those who have it.
+    /// Returns whether the last token is still valid for clients that have it.
     pub(super) fn are_valid(&self) -> bool {
         let Ok(state) = self.0.state.try_lock() else {
             return true;
@@ -570,13 +576,14 @@ mod tests {
         };
         assert!(issued.is_fresh(NOW + 49_000));
         assert!(!issued.is_fresh(NOW + 51_000));
-        // So what librdkafka asks for at four fifths of that is another one.
+        // librdkafka requests another token after four fifths of this time, when the first one is
+        // no longer fresh.
         assert_eq!(issued.token.told_expiry_millis(NOW), NOW + 75_000);
 
         let lasting = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
         let first = lasting.get().expect("a token").value.clone();
         assert_eq!(lasting.get().expect("a token").value, first);
-        // Another one would hardly be accepted either.
+        // The token is so new that brokers would not accept another one either.
         assert!(!lasting.refused());
         assert!(lasting.are_valid());
     }
@@ -605,7 +612,7 @@ mod tests {
         tokens.0.state.lock().expect("nobody has panicked").failed = None;
         let second = tokens.get().expect("a token");
         assert_ne!(second.value, first.value);
-        // A client that is late does not take the token of the others away.
+        // A client that reports an old token late does not discard the current one.
         tokens.discard_unusable(&first);
         assert_eq!(tokens.get().expect("a token").value, second.value);
     }

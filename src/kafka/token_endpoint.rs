@@ -1,7 +1,8 @@
-//! A token endpoint of OAuth 2.0, asked with the client's own credentials (RFC 6749, 4.4).
+//! An OAuth 2.0 token endpoint, queried with the client credentials grant (RFC 6749, section 4.4).
 //!
-//! The properties are those that librdkafka 2.12 has for it (`sasl.oauthbearer.method = oidc`), and are kept from it: it would
-//! need libcurl, asks again with the secret that a client was made with for ever, and takes no token that is not a JWT.
+//! The properties are those of librdkafka 2.12 (`sasl.oauthbearer.method = oidc`), but they are not
+//! passed to librdkafka: its implementation requires libcurl, always uses the secret with which the
+//! client was created, and only accepts tokens that are JWTs.
 
 use std::fmt;
 use std::io;
@@ -29,31 +30,31 @@ use super::properties::{Properties, is_loopback};
 use crate::authorities;
 use crate::trusted_path;
 
-/// The property that says that tokens come from an endpoint.
+/// The property that selects a token endpoint.
 pub(crate) const METHOD: &str = "sasl.oauthbearer.method";
 const URL: &str = "sasl.oauthbearer.token.endpoint.url";
 const CLIENT_IDS: [&str; 2] = [
     "sasl.oauthbearer.client.id",
     "sasl.oauthbearer.client.credentials.client.id",
 ];
-/// The names of the client's secret.
+/// The two names of the property for the client secret.
 pub(crate) const SECRETS: [&str; 2] = [
     "sasl.oauthbearer.client.secret",
     "sasl.oauthbearer.client.credentials.client.secret",
 ];
 const SCOPE: &str = "sasl.oauthbearer.scope";
 const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
-/// Kafka's Java clients have it too.
+/// Kafka's Java clients have this property too.
 const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
 const GRANT: &str = "sasl.oauthbearer.grant.type";
 const AUTHORITIES_FILE: &str = "https.ca.location";
 const AUTHORITIES_PEM: &str = "https.ca.pem";
 
-/// How long it may take.
+/// Timeout for a request.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The longest answer that is read, in bytes.
+/// Maximum size of a response, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 10;
-/// The error codes of a token endpoint: RFC 6749, 5.2 and 4.1.2.1, and RFC 8707, 2.
+/// Error codes of token endpoints: RFC 6749, sections 5.2 and 4.1.2.1, and RFC 8707, section 2.
 const ERROR_CODES: [&str; 10] = [
     "access_denied",
     "invalid_client",
@@ -66,7 +67,7 @@ const ERROR_CODES: [&str; 10] = [
     "unauthorized_client",
     "unsupported_grant_type",
 ];
-/// What `application/x-www-form-urlencoded` leaves as it is.
+/// Characters that `application/x-www-form-urlencoded` does not escape.
 const FORM: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'*')
     .remove(b'-')
@@ -75,7 +76,7 @@ const FORM: &AsciiSet = &NON_ALPHANUMERIC
 
 type ReadSecret = dyn Fn() -> Result<Option<String>, String> + Send + Sync;
 
-/// Where it is, and as whom it is asked.
+/// A token endpoint, with the credentials for it.
 pub(crate) struct Endpoint {
     url: String,
     uri: Uri,
@@ -84,12 +85,12 @@ pub(crate) struct Endpoint {
     read_secret: Box<ReadSecret>,
     is_urlencoded: bool,
     scope: Option<String>,
-    /// What is sent to brokers with each token, by name.
+    /// SASL extensions sent to brokers with each token, by name.
     extensions: Vec<(String, String)>,
     authorities: Authorities,
 }
 
-/// Whom to trust.
+/// The certificate authorities to trust.
 #[derive(Debug, PartialEq, Eq)]
 enum Authorities {
     System,
@@ -97,7 +98,7 @@ enum Authorities {
     Pem(String),
 }
 
-/// It gave no token. No variant has the secret in it.
+/// Why the endpoint returned no token. No variant contains the secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum EndpointError {
     #[error(
@@ -133,7 +134,7 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// Whether tokens come from an endpoint.
+/// Returns whether tokens come from an endpoint.
 #[must_use]
 pub(crate) fn is_named(properties: &Properties) -> bool {
     let method = properties.get(METHOD);
@@ -141,11 +142,12 @@ pub(crate) fn is_named(properties: &Properties) -> bool {
 }
 
 impl Endpoint {
-    /// The endpoint that `properties` name, which loses what is about it. `read_secret` gives the secret of the client as it is by
-    /// then.
+    /// Creates the endpoint that `properties` configure, and removes the related properties.
+    /// `read_secret` returns the client's current secret.
     ///
     /// # Errors
-    /// It can't be asked so; the message names the property and what was expected.
+    /// The properties do not describe a supported endpoint. The message names the property and what
+    /// was expected.
     pub(crate) fn take(
         properties: &mut Properties,
         read_secret: impl Fn() -> Result<Option<String>, String> + Send + Sync + 'static,
@@ -223,7 +225,7 @@ impl Endpoint {
         &self.extensions
     }
 
-    /// What is left open to those who share the network with it, with its remedy.
+    /// Returns a warning if the connection to the endpoint can be intercepted, with its remedy.
     #[must_use]
     pub(crate) fn warning(&self) -> Option<String> {
         let host = self.uri.authority()?.as_str();
@@ -236,10 +238,11 @@ impl Endpoint {
         })
     }
 
-    /// Asks for a token, and gives what was answered. Blocks for ten seconds at most; not to be called where futures run.
+    /// Requests a token and returns the response body. Blocks for at most ten seconds; must not be
+    /// called from async code.
     ///
     /// # Errors
-    /// It can't be asked, or has another answer than 200.
+    /// The request fails, or the status of the response is not 200.
     pub(super) fn ask(&self) -> Result<Bytes, EndpointError> {
         let io = |error: io::Error| EndpointError::Io(error.to_string());
         let runtime = runtime::Builder::new_current_thread()
@@ -251,7 +254,7 @@ impl Endpoint {
                 .await
                 .map_err(|_| EndpointError::Slow)?
         });
-        // A name that is still looked up ends by itself.
+        // Don't wait for a host name that is still being resolved.
         runtime.shutdown_background();
         answer
     }
@@ -262,7 +265,7 @@ impl Endpoint {
             .filter(|secret| !secret.is_empty())
             .ok_or(EndpointError::NoSecret)?;
         let host = self.uri.host().unwrap_or_default();
-        // An IPv6 address has brackets in a URI, and nowhere else.
+        // An IPv6 address is written in brackets only in a URI.
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let port = self.uri.port_u16();
         let port = port.unwrap_or(if self.is_tls { 443 } else { 80 });
@@ -285,12 +288,12 @@ impl Endpoint {
         host: &str,
     ) -> Result<SslStream<TcpStream>, EndpointError> {
         let unusable = |error: &dyn fmt::Display| EndpointError::Authorities(error.to_string());
-        // Verifies the certificate, and that it is for that host.
+        // The connector verifies the certificate and its host name.
         let mut builder =
             SslConnector::builder(SslMethod::tls_client()).map_err(|error| unusable(&error))?;
         match &self.authorities {
             Authorities::System => {
-                // Without it the builder has OpenSSL's own.
+                // Otherwise, the builder uses OpenSSL's default locations.
                 if let Some(path) = authorities::of_the_system() {
                     trusted_path::check(path).map_err(|error| unusable(&error))?;
                     builder
@@ -353,7 +356,7 @@ impl Endpoint {
             Ok::<_, hyper::Error>((status, body.collect().await))
         };
         tokio::pin!(connection, answer);
-        // The connection may stay open when all of the answer is there.
+        // The connection may stay open after the response is complete.
         let (status, body) = tokio::select! {
             answer = &mut answer => answer.map_err(http)?,
             ended = &mut connection => {
@@ -379,7 +382,8 @@ impl Endpoint {
             body.push_str("&scope=");
             body.push_str(&form(scope));
         }
-        // RFC 6749, 2.3.1 has both in the form's encoding; Kafka's clients leave them as they are unless told otherwise.
+        // RFC 6749, section 2.3.1 requires both to be form-encoded, but Kafka's clients encode them
+        // only if configured to.
         let login = match self.is_urlencoded {
             true => format!("{}:{}", form(&self.client_id), form(secret)),
             false => format!("{}:{secret}", self.client_id),
@@ -408,7 +412,7 @@ impl Endpoint {
     }
 }
 
-/// The parts of an endpoint's address, and whether it is by TLS.
+/// Parses the endpoint's URL, and returns whether it uses TLS.
 fn target(url: &str) -> Result<(Uri, bool), String> {
     let error = |found: &str| format!("{URL} {found}; expected https://HOST[:PORT]/PATH");
     let uri: Uri = url.parse().map_err(|_| error("is no URL"))?;
@@ -426,7 +430,7 @@ fn target(url: &str) -> Result<(Uri, bool), String> {
     }
 }
 
-/// `NAME=VALUE,...`.
+/// Parses `NAME=VALUE,...`.
 fn extensions(list: &str) -> Result<Vec<(String, String)>, String> {
     let parts = list.split(',').map(str::trim);
     let read = parts.filter(|part| !part.is_empty()).map(|part| {
@@ -437,8 +441,8 @@ fn extensions(list: &str) -> Result<Vec<(String, String)>, String> {
     read.ok_or_else(|| format!("{EXTENSIONS} is {list:?}; expected NAME=VALUE,..."))
 }
 
-/// The error code of an answer. Nothing else of an answer is shown: a description can repeat the request, with the client's
-/// secret in any encoding.
+/// Returns the error code of a response. Nothing else of the response is shown, because a
+/// description may repeat the request, and with it the client secret in any encoding.
 fn error_code(body: &[u8]) -> Option<&'static str> {
     #[derive(Deserialize)]
     struct Answer {

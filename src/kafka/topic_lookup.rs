@@ -1,4 +1,5 @@
-//! Whether a topic that a row names can be used, for pipelines in which its event otherwise becomes a dead letter.
+//! Lookup of topics for pipelines in which an event whose topic can't be used becomes a dead
+//! letter.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,20 +16,21 @@ use super::topics::{Creation, METADATA, PAUSE, PAUSE_MAX, Refusals, Topics};
 use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason, UnusableTopics};
 use crate::sink::{Prepared, SinkError};
 
-/// At most so many topics are looked up with one request.
+/// Maximum number of topics looked up with one request.
 const NAMES_MAX: usize = 1000;
 
-/// A lookup that ends with [`Prepared::Unusable`] where [`Topics::prepare`] ends with an error about the topic.
+/// A lookup that returns [`Prepared::Unusable`] where [`Topics::prepare`] returns an error about
+/// the topic.
 pub(super) struct TopicLookup {
     topics: Topics,
     producer: Arc<BaseProducer<Context>>,
     unusable: Arc<UnusableTopics>,
 }
 
-/// What the brokers say about a topic.
+/// What the brokers return about a topic.
 enum Found {
     Usable,
-    /// It exists, and cannot be used yet.
+    /// The topic exists, but can't be used yet.
     NotReady,
     Unusable(Reason),
 }
@@ -36,7 +38,8 @@ enum Found {
 /// A topic that is not usable so far.
 struct Pending {
     topic: String,
-    /// How long the brokers have to say so before it is certain.
+    /// How long the brokers must consistently report that the topic is unusable before it counts as
+    /// unusable.
     certain_after: Duration,
     since: Option<Instant>,
     creation: Creation,
@@ -56,12 +59,12 @@ impl TopicLookup {
         }
     }
 
-    /// Resolves when it is certain whether `topic` can be used. A topic is unusable if the brokers have said so in all of
-    /// their answers for long enough; an answer that does not arrive is not one of these. `others` are looked up
-    /// with the same requests, so that rows with a new topic each don't have to wait for each of them.
+    /// Waits until it is certain whether `topic` can be used. A topic is unusable if every response
+    /// over a long enough time says so; a missing response doesn't count. `others` are looked up
+    /// with the same requests, so that rows that each name a new topic don't each have to wait.
     ///
     /// # Errors
-    /// Those that are not about this topic.
+    /// An error that is not about this topic.
     pub(super) async fn prepare(
         self,
         topic: String,
@@ -111,7 +114,7 @@ impl TopicLookup {
         described.await.unwrap_or(Err(Code::OperationTimedOut))
     }
 
-    /// What follows from one answer; nothing if the brokers have to be asked again.
+    /// Returns what follows from one response, or `None` if the brokers must be queried again.
     async fn judge(
         &self,
         pending: &mut Pending,
@@ -155,7 +158,7 @@ impl TopicLookup {
         Ok(Some(Prepared::Unusable))
     }
 
-    /// Keeps an answer that is certain.
+    /// Stores a response that is certain.
     fn note(&self, pending: &Pending, found: Vec<(String, Description)>) {
         let now = Instant::now().into_std();
         if pending.has_tried_auto_creation {
@@ -165,7 +168,7 @@ impl TopicLookup {
         for (name, description) in found {
             match read(&description) {
                 Found::Unusable(reason) if name == pending.topic => of_topic = Some(reason),
-                // Those are created when it is their turn.
+                // Other missing topics are created when their first record is sent.
                 Found::Unusable(Reason::Missing) if self.topics.creates() => {}
                 Found::Unusable(reason) => of_others.push((name, reason)),
                 Found::Usable | Found::NotReady => {}
@@ -174,14 +177,15 @@ impl TopicLookup {
         for (name, reason) in of_others {
             self.unusable.insert(&name, reason, now);
         }
-        // Last, so that none of the others can take its place.
+        // This topic is inserted last, so that none of the others can evict it.
         if let Some(reason) = of_topic {
             self.unusable.insert(&pending.topic, reason, now);
         }
     }
 
-    /// Requests the topic's metadata as a producer does, for brokers that create topics by themselves. With a client of
-    /// its own: one keeps each name that it has asked for.
+    /// Requests the topic's metadata like a producer does, which makes brokers with automatic topic
+    /// creation create it. Uses a separate client, because a client remembers each name that it has
+    /// requested.
     async fn try_auto_creation(&self, pending: &mut Pending) {
         let now = Instant::now().into_std();
         if pending.has_tried_auto_creation || !self.unusable.tries_auto_creation(now) {
@@ -205,7 +209,8 @@ impl TopicLookup {
         let prepared = topics
             .prepare(producer, topic.clone(), None, Vec::new())
             .await;
-        // It was deleted since, or hidden.
+        // These errors mean that the topic was deleted since the lookup, or is no longer
+        // accessible.
         let reason = match prepared {
             Err(SinkError::TopicMissing { .. }) => Reason::Missing,
             Err(SinkError::TopicDenied { reason, .. }) => Reason::Denied(reason),
@@ -230,7 +235,7 @@ fn read(description: &Description) -> Found {
     }
 }
 
-/// No broker has answered, or not in time.
+/// Returns whether the code means that no broker has responded, or not in time.
 fn is_without_answer(code: Code) -> bool {
     matches!(
         code,
