@@ -1,4 +1,5 @@
-//! A topic is there before its first record, or its absence is an error that says how to make it.
+//! Ensures that a topic exists before its first record, or returns an error that shows how to
+//! create it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,29 +23,31 @@ use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason};
 use crate::model::time::REFUSAL_PATIENCE;
 use crate::sink::{Prepared, SinkError};
 
-/// How long brokers may take to create a topic, by themselves or when they are asked to.
+/// How long a topic may take to appear after brokers were asked to create it, or when they create
+/// topics automatically.
 const CREATION: Duration = Duration::from_secs(5);
-/// How often it is told that a topic is waited for.
+/// How often it is logged that a topic is still missing.
 const TELL: Duration = Duration::from_secs(60);
-/// The controller makes a record of each topic and of each partition, and takes 10,000 of a request at
-/// most (`MAX_RECORDS_PER_USER_OP`).
+/// Limits the number of topics in one request. The controller writes a metadata record for each
+/// topic and each partition, and accepts at most 10,000 per request (`MAX_RECORDS_PER_USER_OP`).
 const RECORDS_AT_ONCE: usize = 2000;
-/// How long a broker may refuse us before it is taken at its word.
+/// How long authentication may fail before the failure counts as permanent.
 const REFUSAL: Duration = Duration::from_secs(10);
 pub(super) const METADATA: Duration = Duration::from_secs(5);
-/// How long brokers may take to answer a request to create topics.
+/// Timeout for a request to create topics.
 const CREATION_REQUEST: Duration = Duration::from_secs(60);
-/// Between two questions, the first time and later: a topic that was just created is mostly there at once.
+/// Minimum and maximum delay between lookups. A topic that was just created usually appears at
+/// once.
 pub(super) const PAUSE: Duration = Duration::from_millis(20);
 pub(super) const PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// How topics that don't exist are made.
+/// How missing topics are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateTopics {
     /// Number of partitions.
     pub partitions: i32,
-    /// Number of replicas; without it, the broker's default.
+    /// Replication factor; if absent, the broker's default.
     #[serde(default = "broker_default")]
     pub replication: i32,
 }
@@ -63,7 +66,7 @@ impl CreateTopics {
         }
     }
 
-    /// How many topics are made with one request beside the first.
+    /// Returns how many other topics may be created with the same request.
     fn at_once(&self) -> usize {
         usize::try_from(self.partitions).map_or(0, |partitions| RECORDS_AT_ONCE / (partitions + 1))
     }
@@ -72,7 +75,7 @@ impl CreateTopics {
 impl std::str::FromStr for CreateTopics {
     type Err = String;
 
-    /// Reads `PARTITIONS` or `PARTITIONS:REPLICATION`.
+    /// Parses `PARTITIONS` or `PARTITIONS:REPLICATION`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (partitions, replication) = text.split_once(':').unwrap_or((text, "-1"));
         let number = |text: &str| text.parse::<i32>().ok();
@@ -88,7 +91,7 @@ impl std::str::FromStr for CreateTopics {
     }
 }
 
-/// Looks topics up, and makes them where the configuration says so.
+/// Looks topics up, and creates them if configured to.
 #[derive(Clone)]
 pub(crate) struct Topics {
     config: ClientConfig,
@@ -96,28 +99,28 @@ pub(crate) struct Topics {
     credentials: Credentials,
 }
 
-/// A partition that a topic has to have.
+/// A partition that the topic is expected to have.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
-    /// Its number.
+    /// Index of the partition.
     pub(super) partition: usize,
-    /// How long the brokers may say that it is not there until they are believed.
+    /// How long the brokers must report that the partition does not exist before this is trusted.
     pub(super) within: Duration,
 }
 
-/// What the cluster says of a topic.
+/// What the cluster returns about a topic.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Lookup {
-    /// It has so many partitions.
+    /// The topic exists and has this many partitions.
     Present(usize),
-    /// It isn't there, or not yet.
+    /// The topic does not exist, or not yet.
     Missing,
-    /// We may not know.
+    /// Access is denied, for this reason.
     Denied(String),
 }
 
 impl Topics {
-    /// For the cluster that `config` names.
+    /// Creates lookups in the cluster that `config` names.
     #[must_use]
     pub(crate) fn new(config: ClientConfig, create: Option<CreateTopics>) -> Self {
         Self {
@@ -127,17 +130,18 @@ impl Topics {
         }
     }
 
-    /// Has its clients prove who we are with `credentials` as they are by then.
+    /// Sets the credentials for the clients, which are read again whenever a client is created.
     pub(super) fn prove(&mut self, credentials: Credentials) {
         self.credentials = credentials;
     }
 
-    /// Resolves when `topic` is there, with its number of partitions, which the brokers are asked for now; or
-    /// when one that is `wanted` stays away. Waits for as long as no broker can be reached, and for a topic that is to
-    /// be created. With it `others` are, as far as they are missing.
+    /// Waits until `topic` exists, and returns its current number of partitions. If a partition is
+    /// `wanted`, waits for that partition too, but returns once it is certain that it does not
+    /// exist. Continues to wait while no broker is reachable, and while a topic is being created.
+    /// Missing topics among `others` are created along with it.
     ///
     /// # Errors
-    /// The topic is missing and stays so, or the brokers refuse us.
+    /// The topic is missing and is not created, or the brokers deny access.
     pub(crate) async fn prepare(
         self,
         producer: Arc<BaseProducer<Context>>,
@@ -187,7 +191,7 @@ impl Topics {
         }
     }
 
-    /// The error for a topic that cannot be used.
+    /// Returns the error for a topic that can't be used.
     pub(super) fn unusable_error(&self, topic: &str, reason: Reason) -> SinkError {
         let topic = topic.to_owned();
         match reason {
@@ -213,12 +217,12 @@ impl Topics {
         }
     }
 
-    /// How missing topics are created, if they are.
+    /// Returns how missing topics are created, if they are.
     pub(super) fn create(&self) -> Option<CreateTopics> {
         self.create
     }
 
-    /// The same for a producer in the place of theirs, with another property.
+    /// Returns a copy for a replacement producer that differs in one property.
     pub(super) fn with(&self, name: &str, value: u32) -> Self {
         let mut topics = self.clone();
         topics.credentials.renew(&mut topics.config);
@@ -226,23 +230,23 @@ impl Topics {
         topics
     }
 
-    /// The configuration of the producer.
+    /// Returns the configuration of the producer.
     pub(super) fn config(&self) -> &ClientConfig {
         &self.config
     }
 
-    /// Topics that are missing are created.
+    /// Returns whether missing topics are created.
     pub(super) fn creates(&self) -> bool {
         self.create.is_some()
     }
 
-    /// The brokers' addresses, for messages.
+    /// Returns the bootstrap servers, for messages.
     #[must_use]
     pub(crate) fn brokers(&self) -> String {
         brokers(&self.config)
     }
 
-    /// A client for what is no record.
+    /// Creates a client for administrative requests.
     pub(super) async fn admin(&self) -> KafkaResult<Aside<AdminClient<DefaultClientContext>>> {
         let config = leave_producers(self.config.clone());
         let credentials = self.credentials.clone();
@@ -255,7 +259,7 @@ impl Topics {
         };
         match self.credentials.tokens() {
             None => make(),
-            // The program that prints one takes its time.
+            // The program that prints the token may take a while.
             Some(_) => match tokio::task::spawn_blocking(make).await {
                 Ok(made) => made,
                 Err(error) => Err(KafkaError::ClientCreation(error.to_string())),
@@ -263,21 +267,21 @@ impl Topics {
         }
     }
 
-    /// Makes a topic. That another instance was faster is no failure.
+    /// Creates a topic. It is not an error if another instance has created it first.
     ///
     /// # Errors
-    /// The brokers do not make it, and would not later.
+    /// The brokers reject the request, and would reject it again.
     pub(super) async fn make(&self, new: NewTopic) -> Result<Made, SinkError> {
         let topic = new.name.clone();
         let (made, _) = self.make_several(vec![new]).await?;
         made.map_err(|reason| self.unusable_error(&topic, reason))
     }
 
-    /// Creates topics with one request: returns the result for the first, and those of the others that the brokers refuse
-    /// to create.
+    /// Creates topics with one request. Returns the result for the first, and those of the others
+    /// that the brokers refuse to create.
     ///
     /// # Errors
-    /// The request failed as a whole, and would fail later.
+    /// The request failed as a whole, and would fail again.
     async fn make_several(
         &self,
         topics: Vec<NewTopic>,
@@ -302,7 +306,7 @@ impl Topics {
             Ok(answers) => answers,
             Err(code) => return failed(Some(code), code.to_string()),
         };
-        // Where the answer has no result for it, another lookup shows what has become of the topic.
+        // If the response lacks this topic, the next lookup shows its state.
         let mut of_topic = Ok(Made::Exists);
         let mut refused = Vec::new();
         for (name, answer) in answers {
@@ -326,10 +330,10 @@ impl Topics {
     }
 }
 
-/// What it means that the brokers answer a request to create a topic with this refusal.
+/// Returns what it means that the brokers reject the creation of a topic with this error.
 fn made_despite(refusal: &Refusal) -> Result<Made, Reason> {
     match refusal.code {
-        // Another instance was faster.
+        // Another instance created the topic first.
         Code::TopicAlreadyExists => Ok(Made::Exists),
         Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => Err(
             Reason::CreationDenied(format!("it could not be created: {refusal}")),
@@ -339,16 +343,16 @@ fn made_despite(refusal: &Refusal) -> Result<Made, Reason> {
     }
 }
 
-/// What came of asking the brokers for a topic.
+/// The result of a request to create a topic.
 pub(super) enum Made {
     Created,
-    /// The brokers say that it is there already.
+    /// The brokers report that the topic already exists.
     Exists,
-    /// They can't make it at the moment, and why.
+    /// The brokers can't create the topic at the moment, for this reason.
     NotNow(String),
 }
 
-/// A broker that answers so may make the topic later.
+/// Returns whether a broker that returns this code may create the topic later.
 fn is_of_the_moment(code: Code) -> bool {
     matches!(
         code,
@@ -362,11 +366,11 @@ fn is_of_the_moment(code: Code) -> bool {
     )
 }
 
-/// A topic that is made and not there yet.
+/// A topic that is being created.
 pub(super) struct Creation {
-    /// Those that are made with it, at the first attempt.
+    /// Other topics to create with the first request.
     others: Vec<String>,
-    /// Those of the others that the brokers refuse to make.
+    /// Those of the other topics that the brokers refuse to create.
     pub(super) refused: Vec<(String, Reason)>,
     asked: Option<(Instant, Made)>,
     told: Option<Instant>,
@@ -382,11 +386,12 @@ impl Creation {
         }
     }
 
-    /// The topic is missing for so long: has it made, now and then, for one that was there may have been
-    /// deleted. The inner result is the brokers' refusal to make this topic.
+    /// Requests the creation of the topic if a request is due. `missing` is how long the topic has
+    /// been missing. The request is repeated from time to time, because a topic that existed may
+    /// have been deleted since. The inner result is the brokers' refusal to create this topic.
     ///
     /// # Errors
-    /// The request to make it fails.
+    /// The request fails as a whole, and would fail again.
     pub(super) async fn tend(
         &mut self,
         topics: &Topics,
@@ -405,7 +410,7 @@ impl Creation {
             all.extend(others.map(|name| create.new_topic(name)));
             let is_alone = all.len() == 1;
             let made = match topics.make_several(all).await {
-                // It may be for the others' sake.
+                // The request may have failed because of the other topics.
                 Err(error) if !is_alone => Made::NotNow(error.to_string()),
                 made => {
                     let (made, refused) = made?;
@@ -435,17 +440,17 @@ impl Creation {
     }
 }
 
-/// Since when the brokers don't accept who we are, or we not who they are.
+/// Tracks how long authentication has been failing, on either side.
 #[derive(Default)]
 pub(super) struct Refusals {
     since: Option<Instant>,
 }
 
 impl Refusals {
-    /// No broker has answered `producer`.
+    /// Records that no broker has responded to `producer`.
     ///
     /// # Errors
-    /// It has been refused for too long to be an accident.
+    /// Authentication has been failing for too long to be temporary.
     pub(super) fn note(
         &mut self,
         producer: &BaseProducer<Context>,
@@ -476,7 +481,7 @@ impl Refusals {
     }
 }
 
-/// Asks the cluster for `topic`; `Err` where no broker answers.
+/// Looks up `topic` in the cluster; `Err` if no broker responds.
 async fn lookup(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Lookup, ()> {
     let (producer, topic) = (producer.clone(), topic.to_owned());
     let metadata = tokio::task::spawn_blocking(move || {
@@ -489,7 +494,7 @@ async fn lookup(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Lo
     }
 }
 
-/// Reads the answer for the one topic that was asked for.
+/// Interprets the response to a metadata request for a single topic.
 #[must_use]
 pub(crate) fn judge(metadata: &rdkafka::metadata::Metadata) -> Lookup {
     let Some(topic) = metadata.topics().first() else {

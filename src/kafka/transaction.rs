@@ -1,7 +1,7 @@
-//! Exactly-once: records and checkpoint in one Kafka transaction.
+//! Exactly-once delivery: records and a checkpoint in one Kafka transaction.
 //!
-//! The calls block, so each runs on a thread of the runtime's own for such. Kafka's design of
-//! transactions: KIP-98; how fencing works: KIP-360 and KIP-447.
+//! The calls block, so they run on Tokio's threads for blocking tasks. Transactions are specified
+//! in KIP-98, and fencing in KIP-360 and KIP-447.
 
 use std::ffi::CStr;
 use std::pin::pin;
@@ -37,43 +37,45 @@ use crate::outbox::Record;
 use crate::outbox::headers::Headers;
 use crate::sink::SinkError;
 
-/// How long one call may take before it is made again.
+/// Timeout of a single call, after which it is retried.
 const CALL: Duration = Duration::from_secs(10);
-/// How long others that use the same topic may have a transaction open in it.
+/// How long other users of the topic may have a transaction open in it.
 const OTHERS: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long a flush may take before it is looked whether anybody still waits for it.
+/// How often a flush in progress checks whether the sink has been dropped.
 const FLUSH: Duration = Duration::from_millis(250);
-/// So long a broker may take to hear of a topic that another one has made, or to answer again.
+/// How long a broker may take to learn of a topic that another broker has created, or to recover.
 const NEWS: Duration = Duration::from_secs(10);
-/// After the answer to a commit the brokers still write its markers. A transaction that begins
-/// meanwhile is put off by librdkafka for 20 ms.
+/// Delay after a commit, during which the brokers write its markers. If a transaction starts
+/// earlier, librdkafka delays it by 20 ms.
 const MARKERS: Duration = Duration::from_millis(2);
-/// So many records before the end of the topic are looked through first for a checkpoint.
+/// Number of offsets at the end of the topic that are searched first for a checkpoint.
 const TAIL: i64 = 256;
-/// What the topics that a checkpoint knows may take of it, and which part of the largest record at most.
+/// Maximum size of the topic names in a checkpoint, in bytes, and their maximum share of the
+/// largest record.
 const PARTITIONS_BYTES_MAX: usize = 64 << 10;
 const PARTITIONS_PART: usize = 2;
-/// Checkpoints are small and many, and only the last of each pipeline is wanted: the topic's log is
-/// compacted in pieces of this size, in bytes.
+/// Segment size of the checkpoint topic, in bytes. It is small because compaction works on whole
+/// segments, and only the last of each pipeline's many small checkpoints is needed.
 const SEGMENT_BYTES: &CStr = c"16777216";
 
-/// Where a pipeline's checkpoints are.
+/// Access to a pipeline's checkpoints.
 #[derive(Clone)]
 pub struct Checkpoints {
-    /// The record's key, and what messages call the pipeline.
+    /// Name of the pipeline, which is also the key of its records.
     pub(super) pipeline: String,
     settings: CheckpointSettings,
-    /// The producer's configuration.
+    /// Configuration of the producer.
     pub(super) config: ClientConfig,
     pub(super) credentials: Credentials,
 }
 
-/// A reader of checkpoints: what it asks for has answers of its own, so errors are told there.
+/// The context of a consumer that reads checkpoints. It does not log errors as warnings, because
+/// they are returned by the calls that fail.
 pub(super) struct Reader;
 
 impl ClientContext for Reader {
-    /// Else the end of a partition, which is awaited, would be logged as an error.
+    /// Otherwise, rdkafka would log the expected end of a partition as an error.
     fn error(&self, error: KafkaError, reason: &str) {
         debug!(%error, reason, "while checkpoints are read");
     }
@@ -83,15 +85,15 @@ impl ConsumerContext for Reader {}
 
 type Client = Aside<BaseConsumer<Reader>>;
 
-/// What the topic is read with.
+/// The consumers that read the checkpoint topic.
 struct Readers {
-    /// Knows the topic's end behind open transactions too.
+    /// Also sees the end of the topic after the start of an open transaction.
     any: Client,
     committed: Client,
 }
 
 impl Checkpoints {
-    /// Those of the pipeline; none where it has none.
+    /// Creates access to the checkpoints of a pipeline; `None` if it does not use checkpoints.
     pub fn of(producer: &ProducerSettings) -> Option<Self> {
         let settings = producer.checkpoints.clone()?;
         let name = &producer.pipeline;
@@ -106,7 +108,7 @@ impl Checkpoints {
         })
     }
 
-    /// See [`Checkpoint::note_partitions`].
+    /// Returns the limit for [`Checkpoint::note_partitions`].
     pub(super) fn partitions_bytes_max(&self) -> usize {
         let largest = self.config.get("message.max.bytes");
         let largest = largest.and_then(|bytes| bytes.trim().parse::<usize>().ok());
@@ -118,10 +120,10 @@ impl Checkpoints {
         &self.settings.topic
     }
 
-    /// The last checkpoint, without taking over.
+    /// Returns the last checkpoint, without taking over.
     ///
     /// # Errors
-    /// The topic can't be read, or what is there is none.
+    /// The topic can't be read, or the record is not a valid checkpoint.
     pub async fn look(self) -> Result<Option<Checkpoint>, SinkError> {
         let config = leave_producers(self.config.clone());
         let (brokers, credentials) = (self.topics().brokers(), self.credentials.clone());
@@ -143,16 +145,17 @@ impl Checkpoints {
         }
     }
 
-    /// Fences every earlier producer of the pipeline, begins a transaction, and gives the last
-    /// checkpoint that was committed.
+    /// Fences every earlier producer of the pipeline, begins a transaction, and returns the last
+    /// committed checkpoint.
     pub(super) async fn take_over(
         self,
         producer: Arc<BaseProducer<Context>>,
     ) -> Result<Option<Checkpoint>, SinkError> {
-        // All of this is round trips to the brokers, by clients that have yet to connect.
+        // All these steps wait for brokers, with clients that must connect first, so they run
+        // concurrently.
         let fencing = Arc::clone(&producer);
         let mut fenced = pin!(blocking(move || {
-            // Without a connection librdkafka looks for one again half a second later.
+            // Without a connection, librdkafka retries only after half a second.
             native::meet(&fencing, CALL);
             init(&fencing)?;
             begin(&fencing)
@@ -165,16 +168,18 @@ impl Checkpoints {
         match timeout(CALL, &mut fenced).await {
             Ok(fenced) => fenced?,
             Err(_) => {
-                // Nobody hears what they have to tell of an outage, and passwords change.
+                // The readers' events are not processed, so they would miss an outage or a changed
+                // password. Create new ones afterwards.
                 readers = None;
                 fenced.await?;
             }
         }
-        // Before, an earlier producer could still have committed another checkpoint.
+        // Only read after fencing: until then, an earlier producer could still commit another
+        // checkpoint.
         blocking(move || self.read(readers, &|| producer.context().is_abandoned())).await
     }
 
-    /// Produces the checkpoint into the open transaction.
+    /// Adds the checkpoint to the open transaction.
     pub(super) fn produce(&self, to: &Topic, checkpoint: &Checkpoint) -> Result<(), SinkError> {
         let text = checkpoint.encode();
         let record = Record {
@@ -189,7 +194,8 @@ impl Checkpoints {
             .map_err(|code| SinkError::Broken(format!("the checkpoint was not taken: {code}")))
     }
 
-    /// The topic is there, as the client was told that comes back.
+    /// Waits until the topic exists, creating it if necessary, and returns the client that found
+    /// it.
     async fn find_topic(&self, producer: &Arc<BaseProducer<Context>>) -> Result<Client, SinkError> {
         let topics = self.topics();
         let mut made = false;
@@ -209,7 +215,7 @@ impl Checkpoints {
                 }
                 Some((Lookup::Missing, _)) => tokio::time::sleep(PAUSE).await,
                 None => {
-                    // It is the producer that hears why.
+                    // Only the producer's events contain the reason.
                     let asking = Arc::clone(producer);
                     blocking(move || {
                         let _ = asking.client().fetch_metadata(None, CALL);
@@ -230,7 +236,8 @@ impl Checkpoints {
         Ok(client)
     }
 
-    /// The topic keeps the last checkpoint for ever, says one broker or another.
+    /// Checks that the topic is compacted. Retried for a while, in case a broker does not know the
+    /// topic yet.
     async fn check_policy_in_time(&self) -> Result<(), SinkError> {
         let topics = self.topics();
         let began = Instant::now();
@@ -244,8 +251,8 @@ impl Checkpoints {
         }
     }
 
-    /// Asks the cluster for the topic, and gives the client that was answered; nothing where no broker
-    /// answers.
+    /// Looks up the topic, and returns the client that was used along with the result; `None` if no
+    /// broker responds.
     fn lookup(&self) -> Result<Option<(Lookup, Client)>, SinkError> {
         let client = self.asking().map_err(not_made)?;
         let metadata = client.fetch_metadata(Some(self.topic()), CALL);
@@ -253,7 +260,7 @@ impl Checkpoints {
         Ok(found.map(|found| (found, client)))
     }
 
-    /// We may not use the topic as checkpoints need it.
+    /// Returns the error for missing permissions on the topic.
     fn denied(&self, reason: String) -> SinkError {
         SinkError::TopicDenied {
             topic: self.topic().to_owned(),
@@ -262,21 +269,21 @@ impl Checkpoints {
         }
     }
 
-    /// A client for questions; unlike a producer's, they do not create a topic.
+    /// Creates a client for queries. Unlike a producer's, they do not create a topic.
     pub(super) fn asking(&self) -> KafkaResult<Client> {
         self.client("read_uncommitted", |_| {})
     }
 
-    /// With `any`, whose questions were answered.
+    /// Creates the consumers. `any` is a client that is already connected.
     fn readers(&self, any: Client) -> Result<Readers, SinkError> {
         let committed = self.client("read_committed", |config| {
-            // librdkafka assigns partitions to none without it. One that only asks has none: it would look for
-            // the group's coordinator.
+            // librdkafka only assigns partitions to a consumer that has a group. The client for
+            // queries has none, to avoid looking up the group's coordinator.
             config.set("group.id", format!("walpost-{}", self.pipeline));
         });
         let committed = committed.map_err(not_made)?;
-        // It connects, and knows the leader when that is asked. Who asks without knowing it, before there is
-        // a connection, is answered half a second later.
+        // This connects the client and finds the partition's leader. A later query that has to find
+        // both would take half a second longer.
         let _ = committed.fetch_metadata(Some(self.topic()), CALL);
         Ok(Readers { any, committed })
     }
@@ -293,7 +300,8 @@ impl Checkpoints {
             .set("allow.auto.create.topics", "false")
             .set("enable.auto.commit", "false")
             .set("enable.partition.eof", "true")
-            // The end of the topic is told with an empty answer.
+            // The broker reports the end of the topic with an empty response, which this timeout
+            // delays.
             .set("fetch.wait.max.ms", "10")
             .set("auto.offset.reset", "error")
             .set("isolation.level", isolation);
@@ -303,7 +311,7 @@ impl Checkpoints {
         Ok(Aside::new(client))
     }
 
-    /// The cluster's topics.
+    /// Returns the access to the cluster's topics.
     pub(super) fn topics(&self) -> Topics {
         let mut topics = Topics::new(self.config.clone(), None);
         topics.prove(self.credentials.clone());
@@ -348,8 +356,8 @@ impl Checkpoints {
             let policy = found.get(POLICY).and_then(|entry| entry.value.clone());
             match policy {
                 Some(policy) => break policy,
-                // Of a topic whose settings we may not see there are none. Nor are there where the broker
-                // that was asked has not heard of a new topic yet.
+                // A topic whose settings are hidden from the principal has no entries. The same
+                // happens if the queried broker does not know a new topic yet.
                 None if began.elapsed() < NEWS => tokio::time::sleep(PAUSE).await,
                 None => return Err(self.denied(format!("its {POLICY} can't be looked up"))),
             }
@@ -369,8 +377,8 @@ impl Checkpoints {
         })
     }
 
-    /// The last checkpoint of the pipeline that was committed. Readers that fail, or that there are not yet,
-    /// are re-created, until `is_abandoned` says that nobody waits for the answer.
+    /// Returns the last committed checkpoint of the pipeline. Readers that fail or don't exist yet
+    /// are re-created, until `is_abandoned` returns true.
     fn read(
         &self,
         mut readers: Option<Readers>,
@@ -407,8 +415,8 @@ impl Checkpoints {
         let (low, end) = any
             .fetch_watermarks(self.topic(), 0, CALL)
             .map_err(broken)?;
-        // What is behind a transaction that is open is not shown, and it could be our last
-        // checkpoint behind another pipeline's.
+        // Records after the start of an open transaction are hidden. They may include this
+        // pipeline's last checkpoint, after the open transaction of another pipeline.
         let began = Instant::now();
         let mut told = false;
         while committed
@@ -458,7 +466,8 @@ impl Checkpoints {
         }
     }
 
-    /// The last record with our key from `from` to before `end`, and its offset.
+    /// Returns the last record with the pipeline's key from `from` up to `end` (exclusive), and its
+    /// offset.
     fn last_since(
         &self,
         consumer: &BaseConsumer<Reader>,
@@ -476,7 +485,7 @@ impl Checkpoints {
         let mut last = Instant::now();
         loop {
             match consumer.poll(CALL) {
-                // librdkafka looks for the group's coordinator, which nobody asks anything.
+                // librdkafka looks up the group's coordinator, although the group is not used.
                 Some(Err(KafkaError::MessageConsumption(Code::GroupAuthorizationFailed)))
                     if last.elapsed() < CALL =>
                 {
@@ -492,7 +501,8 @@ impl Checkpoints {
                     if ends.told(partition, from, end)? {
                         break;
                     }
-                    // A broker that lacks what others have catches up soon, or is another one soon.
+                    // A broker that lacks records either catches up soon, or is soon replaced by
+                    // another leader.
                     if last.elapsed() > CALL {
                         return Err(KafkaError::MessageConsumption(Code::OperationTimedOut));
                     }
@@ -511,20 +521,21 @@ impl Checkpoints {
     }
 }
 
-/// Commits the open transaction, with everything that was produced, and begins the next.
+/// Commits the open transaction with everything produced so far, and begins the next one.
 pub(super) async fn commit(
     checkpoints: Checkpoints,
     producer: Arc<BaseProducer<Context>>,
 ) -> Result<(), SinkError> {
     let committed = blocking(move || {
-        // rdkafka's commit throws deliveries away where some are still to come.
+        // Flush first, because rdkafka's commit discards delivery reports that are still to come.
         while !native::flush(&producer, FLUSH) {
-            // Without the thread that hears of deliveries it would never end.
+            // Without the poller thread, which processes delivery reports, the flush would never
+            // finish.
             if producer.context().is_abandoned() {
                 return Err(abandoned());
             }
         }
-        // librdkafka would commit without it.
+        // librdkafka would commit the transaction without that record.
         if producer.context().has_assumed() {
             let reason = "no broker has acknowledged a record of the transaction".to_owned();
             return Err(SinkError::Broken(reason));
@@ -546,7 +557,7 @@ pub(super) async fn commit(
     }
 }
 
-/// librdkafka does not make a client of the properties.
+/// Converts the error if librdkafka can't create a client from the properties.
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn not_made(error: KafkaError) -> SinkError {
     SinkError::Configuration(describe(&error))
@@ -568,13 +579,13 @@ fn begin(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
     )
 }
 
-/// The session that wanted it has ended, and with it the sink: its open transaction is ended by the next
-/// one that takes over.
+/// Returns the error for a session that ended while a call was in progress. The next producer that
+/// takes over aborts the open transaction.
 fn abandoned() -> SinkError {
     SinkError::Broken("the session has ended, and with it the Kafka transaction".to_owned())
 }
 
-/// Calls until the answer is final, or nobody waits for it any more.
+/// Retries the call until its result is final or the producer is abandoned.
 fn again(
     producer: &BaseProducer<Context>,
     call: impl Fn() -> Result<(), KafkaError>,
@@ -622,7 +633,7 @@ fn again(
     }
 }
 
-/// Begins the call at once, on a thread for such.
+/// Starts the call immediately, on a thread for blocking tasks.
 fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, SinkError> + Send + 'static,
 ) -> impl Future<Output = Result<T, SinkError>> {

@@ -1,8 +1,9 @@
 //! Error codes of brokers that librdkafka's enumeration lacks.
 //!
-//! rdkafka reads librdkafka's codes as a Rust enum, for which any other number is undefined behaviour. Brokers return what they
-//! like: newer ones have codes that librdkafka does not list, and a hostile one can return any of 16 bits. So the binary has
-//! every code pass through [`replace_unknown`] before anything in Rust reads it: see `error_codes` in src/main.rs.
+//! rdkafka reads librdkafka's codes as a Rust enum, for which any other number is undefined
+//! behavior. Brokers may return any 16-bit number: newer brokers have codes that librdkafka does
+//! not list, and a malicious one can return anything. Therefore, the binary passes every code
+//! through [`replace_unknown`] before Rust code reads it: see `error_codes` in src/main.rs.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -12,9 +13,9 @@ use std::sync::{Mutex, PoisonError};
 use rdkafka::types::RDKafkaRespErr;
 use tracing::warn;
 
-/// `UNKNOWN_SERVER_ERROR` of Apache Kafka, which stands in for the others.
+/// Apache Kafka's `UNKNOWN_SERVER_ERROR`, which replaces unknown codes.
 const UNKNOWN: c_int = RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNKNOWN as c_int;
-/// The number of codes that are logged, each once.
+/// Maximum number of distinct codes that are logged, once each.
 const LOGGED_CODES_MAX: usize = 100;
 
 static LOGGED_CODES: Mutex<BTreeSet<c_int>> = Mutex::new(BTreeSet::new());
@@ -23,13 +24,14 @@ thread_local! {
     static LAST: Cell<Option<c_int>> = const { Cell::new(None) };
 }
 
-/// Returns `code` if librdkafka's enumeration has it, and otherwise the code of an unknown error.
+/// Returns `code` if librdkafka's enumeration contains it, and otherwise the code of an unknown
+/// error.
 #[must_use]
 pub fn replace_unknown(code: c_int) -> c_int {
     if code == 0 || RDKafkaRespErr::try_from(code).is_ok() {
         return code;
     }
-    // It fails only while the thread ends.
+    // This fails only while the thread exits.
     let _ = LAST.try_with(|last| last.set(Some(code)));
     let mut logged = LOGGED_CODES.lock().unwrap_or_else(PoisonError::into_inner);
     let is_new = logged.len() < LOGGED_CODES_MAX && logged.insert(code);
@@ -43,7 +45,7 @@ pub fn replace_unknown(code: c_int) -> c_int {
     UNKNOWN
 }
 
-/// Returns the last code that was replaced on this thread, once.
+/// Returns the last code that was replaced on this thread, and clears it.
 pub(super) fn take_last() -> Option<c_int> {
     LAST.take()
 }

@@ -1,48 +1,50 @@
-//! Topics that rows name and that cannot be used, so that their events become dead letters.
+//! Topics that rows name but that can't be used, so that their events become dead letters.
 //!
-//! Whoever can insert a row chooses its topic, so names are unbounded in number and each can be new. What is kept here
-//! is therefore bounded in memory and in time, and so is the time that the pipeline spends on waiting for such topics.
-//! Pure: the time is passed in.
+//! Anyone who can insert a row chooses its topic, so the number of names is unbounded, and each
+//! name may be new. Therefore, the stored state is bounded in size and lifetime, and so is the time
+//! that the pipeline spends on waiting for such topics. This module does no I/O, and the current
+//! time is passed as an argument.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A broker's answer is used for at least this long, and for at most twice as long.
+/// A response is used for at least this long, and for at most twice as long.
 const ANSWER_LIFETIME: Duration = Duration::from_secs(5);
-/// At most twice as many answers are kept.
+/// At most twice as many responses are stored.
 const ANSWERS_MAX: usize = 5000;
-/// A topic that was just created can be unknown to some brokers for a moment. A topic is taken for missing when the
-/// brokers have said so for this long.
+/// How long brokers must report that a topic is missing before it counts as missing. A topic that
+/// was just created may be unknown to some brokers for a moment.
 const CERTAIN_AFTER: Duration = Duration::from_secs(2);
-/// The same if the wait budget is used up. Long enough for a second answer.
+/// The same, if the wait budget is used up. Long enough for a second response.
 const CERTAIN_AFTER_MIN: Duration = Duration::from_millis(20);
-/// At most a tenth of the time is spent on waiting for topics that turn out to be missing, after this much.
+/// Waiting for topics that turn out to be missing may take this long at first, and a tenth of the
+/// time after that.
 const WAIT_BUDGET_MAX: Duration = Duration::from_secs(10);
 const WAIT_BUDGET_PART: u32 = 10;
-/// Brokers that did not create a missing topic when asked for it are given another chance after this long.
+/// How long to wait before trying again, if brokers did not create a missing topic on request.
 const AUTO_CREATION_RETRY: Duration = Duration::from_secs(60);
 
-/// Why a topic cannot be used.
+/// Why a topic can't be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
     Missing,
-    /// The brokers refuse access to it, or its name.
+    /// The brokers deny access to the topic, or reject its name.
     Denied(String),
-    /// The brokers refuse to create it.
+    /// The brokers refuse to create the topic.
     NotCreated(String),
-    /// The principal may not create it.
+    /// The principal may not create the topic.
     CreationDenied(String),
 }
 
-/// Brokers answer so, too, for a topic that does not exist, where the principal may not know that.
+/// Brokers also return this error for a missing topic if the principal may not describe it.
 pub(super) const NOT_AUTHORIZED: &str = "the principal is not authorized to use it";
 pub(super) const NAME_NOT_ACCEPTED: &str = "the broker does not accept the name";
 
-/// What the brokers said about topics that cannot be used.
+/// The brokers' responses about topics that can't be used.
 #[derive(Debug)]
 pub(super) struct UnusableTopics {
-    /// The exception: without this topic nothing can be delivered.
+    /// Never counts as unusable: without this topic, nothing can be delivered.
     dead_letter_topic: String,
     state: Mutex<State>,
 }
@@ -51,7 +53,7 @@ pub(super) struct UnusableTopics {
 struct State {
     recent: HashMap<Box<str>, Reason>,
     earlier: HashMap<Box<str>, Reason>,
-    /// When `recent` was empty.
+    /// When `recent` was last empty.
     recent_since: Instant,
     budget: WaitBudget,
     auto_creation: AutoCreation,
@@ -66,7 +68,7 @@ enum AutoCreation {
 }
 
 impl UnusableTopics {
-    /// None are known. `dead_letter_topic` is never one of them.
+    /// Creates an empty set. `dead_letter_topic` is never added to it.
     pub(super) fn new(dead_letter_topic: &str) -> Self {
         let now = Instant::now();
         Self {
@@ -84,12 +86,12 @@ impl UnusableTopics {
         }
     }
 
-    /// Whether an event for this topic can become a dead letter because of the topic.
+    /// Returns whether events for this topic may become dead letters because of the topic.
     pub(super) fn applies_to(&self, topic: &str) -> bool {
         topic != self.dead_letter_topic
     }
 
-    /// Why the topic cannot be used, if that was found out recently.
+    /// Returns why the topic can't be used, if this was found out recently.
     pub(super) fn reason(&self, topic: &str, now: Instant) -> Option<Reason> {
         let mut state = self.state();
         state.expire(now);
@@ -110,17 +112,18 @@ impl UnusableTopics {
         state.recent.insert(topic.into(), reason);
     }
 
-    /// How long the brokers have to say that a topic is missing before it is taken for missing.
+    /// Returns how long the brokers must report that a topic is missing before it counts as
+    /// missing.
     pub(super) fn certain_after(&self, now: Instant) -> Duration {
         self.state().budget.grant(now)
     }
 
-    /// So much time was spent on waiting for a topic that cannot be used.
+    /// Records the time spent on waiting for a topic that can't be used.
     pub(super) fn waited(&self, time: Duration) {
         self.state().budget.spend(time);
     }
 
-    /// Whether it is worth asking the brokers for a missing topic in a way that makes them create it.
+    /// Returns whether to send the brokers a request that makes them create a missing topic.
     pub(super) fn tries_auto_creation(&self, now: Instant) -> bool {
         match self.state().auto_creation {
             AutoCreation::Unknown | AutoCreation::Works => true,
@@ -128,12 +131,12 @@ impl UnusableTopics {
         }
     }
 
-    /// The result of such an attempt.
+    /// Records whether such a request has created the topic.
     pub(super) fn tried_auto_creation(&self, is_created: bool, now: Instant) {
         let state = &mut self.state().auto_creation;
         match (is_created, &state) {
             (true, _) => *state = AutoCreation::Works,
-            // It is for this name that they did not.
+            // Automatic creation works in general, so the topic's name must be the reason.
             (false, AutoCreation::Works) => {}
             (false, _) => *state = AutoCreation::FailedAt(now),
         }
@@ -158,7 +161,7 @@ impl State {
     }
 }
 
-/// The time that may be spent on waiting for topics that turn out to be missing.
+/// The time available for waiting for topics that turn out to be missing.
 #[derive(Debug)]
 struct WaitBudget {
     available: Duration,
@@ -233,7 +236,7 @@ mod tests {
             let wait = topics.certain_after(now);
             topics.waited(wait);
             waited += wait;
-            // As soon as one is certain, the next row names another topic.
+            // After each wait, the next row names another topic.
             now += wait + Duration::from_millis(300);
         }
         assert!(waited < Duration::from_secs(1000 / 10 + 80), "{waited:?}");
