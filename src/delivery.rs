@@ -1,10 +1,10 @@
-//! What was read, how far it is durable, and what may be confirmed of it.
+//! Tracking of deliveries: what has been read, what is durable, and what may be confirmed.
 //!
-//! [`watermark`] turns deliveries into confirmed LSNs. For exactly-once, [`checkpoint`] says how far the
-//! records in Kafka reach and whether a server's WAL continues it, and [`chunks`] how far the copy of a
-//! table does. [`failure`] says why a record is not durable, and [`isolation`] finds the one row for whose sake a
-//! batch was refused. [`stats`] counts all that, without a
-//! word per row; others read it.
+//! [`watermark`] turns deliveries into confirmed LSNs. For exactly-once delivery, [`checkpoint`]
+//! records which events are in Kafka and determines whether a server's WAL continues from there,
+//! and [`chunks`] does the same for copied rows. [`failure`] describes why a record is not durable,
+//! and [`isolation`] finds the one row because of which a batch was rejected. [`stats`] counts all
+//! this for monitoring, without any work per row.
 
 pub(crate) mod checkpoint;
 pub(crate) mod chunks;

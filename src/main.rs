@@ -2,7 +2,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "symbols that jemalloc reads and librdkafka calls have to have their names"
+    reason = "exports symbols that jemalloc reads and librdkafka calls"
 )]
 
 use std::process::ExitCode;

@@ -1,8 +1,9 @@
-//! How far the records in Kafka reach, and whether the WAL that is there now continues it.
+//! Which events are in Kafka, and whether the available WAL continues from there.
 //!
-//! In exactly-once mode a checkpoint is written in the same Kafka transaction as the records it
-//! tells of, so that one can't be there without the other. It is what a start goes on from: the
-//! records in Kafka are exactly those of the row messages that it calls [`Delivered`]. Pure.
+//! In exactly-once mode, a checkpoint is written in the same Kafka transaction as the records it
+//! describes, so neither can exist without the other. A pipeline starts from the last checkpoint:
+//! the records in Kafka are exactly those of the row messages described by [`Delivered`]. This
+//! module does no I/O.
 
 use std::collections::BTreeMap;
 
@@ -11,63 +12,66 @@ use serde::{Deserialize, Serialize};
 use super::chunks::CopyProgress;
 use crate::model::lsn::{Lsn, Position};
 
-/// The version of the text form.
+/// Version of the text format.
 const VERSION: u32 = 1;
 
-/// What a topic takes of the room in [`Checkpoint::partitions`] beside its name: quotes, colon, number, comma.
+/// Size of an entry of [`Checkpoint::partitions`] besides the topic's name: quotes, colon, number,
+/// comma.
 const TOPIC_BYTES: usize = 16;
 
-/// One checkpoint.
+/// The state of a pipeline at one point in its stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
     version: u32,
-    /// Rises with every history that was adopted in another's place.
+    /// Incremented each time another history is adopted.
     pub epoch: u32,
     /// The cluster's system identifier.
     pub system_id: String,
     pub timeline: u32,
     pub slot: String,
-    /// Everything that ends at or before this is in Kafka: what may be confirmed to PostgreSQL.
+    /// Everything that ends at or before this LSN is in Kafka, so it may be confirmed to
+    /// PostgreSQL.
     pub safe_lsn: Lsn,
-    /// The row messages that were dealt with; none before the first.
+    /// The row messages that have been processed; `None` before the first.
     pub delivered: Option<Delivered>,
-    /// Partitions of each topic, as they were when its first record was sent. Not of every topic where
-    /// there are very many: see [`Checkpoint::note_partitions`].
+    /// Number of partitions of each topic, when its first record was sent. Incomplete if there are
+    /// very many topics: see [`Checkpoint::note_partitions`].
     pub partitions: BTreeMap<String, usize>,
-    /// The rows older than the stream that were copied, until the stream is past them.
+    /// The rows older than the stream that have been copied; `None` once the stream has passed
+    /// their snapshots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<CopyProgress>,
 }
 
-/// The row messages that Kafka has, as far as the log can still send them.
+/// The row messages in Kafka, among those that the WAL may send again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Delivered {
-    /// Those up to one that is known.
+    /// Row messages up to and including a known one.
     UpTo(Last),
-    /// Those of transactions whose commit record is before an LSN.
+    /// Row messages of transactions whose commit record is before this LSN.
     Before(Lsn),
 }
 
-/// The last row message that was dealt with, and what it is recognised by when it comes again.
+/// The last row message that was processed, with the data that identifies it when it is sent again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Last {
     /// LSN of its transaction's commit record.
     pub commit_lsn: Lsn,
-    /// Its index among the row messages of the transaction, whatever became of them.
+    /// Its index among all row messages of the transaction, including those that became no record.
     pub index: u64,
-    /// Its transaction's number.
+    /// Its transaction ID.
     pub xid: u32,
-    /// When that was committed, in microseconds since 2000-01-01 UTC.
+    /// Commit time of the transaction, in microseconds since 2000-01-01 UTC.
     pub commit_time: i64,
-    /// The event's id, where it has one.
+    /// ID of the event, if it has one.
     pub event_id: Option<String>,
 }
 
 impl Last {
-    /// Where it is in WAL.
+    /// Returns the position in the WAL.
     #[must_use]
     pub fn position(&self) -> Position {
         Position {
@@ -77,51 +81,52 @@ impl Last {
     }
 }
 
-/// The state of a server: what a checkpoint is compared with.
+/// The state of a server, with which a checkpoint is compared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerState {
     /// The cluster's system identifier.
     pub system_id: String,
     pub timeline: u32,
-    /// The timelines before it, and where each was left.
+    /// The earlier timelines, and where each ended.
     pub history: Vec<Switch>,
     pub slot: String,
-    /// What was confirmed to it.
+    /// The slot's confirmed LSN.
     pub confirmed: Lsn,
-    /// The end of the WAL that is on disk, queried after the checkpoint was read. A walsender sends
-    /// nothing beyond it.
+    /// The end of the WAL on disk, queried after the checkpoint was read. A walsender sends nothing
+    /// after it.
     pub flushed: Lsn,
 }
 
-/// A timeline that was left for another one.
+/// The switch from a timeline to a later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Switch {
     pub timeline: u32,
-    /// Where it was left: the log of the timelines after it has nothing of it from here on.
+    /// Where the timeline ended: later timelines share none of its WAL from here on.
     pub at: Lsn,
 }
 
-/// How to go on from a checkpoint.
+/// How to continue from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resume {
     /// The epoch from now on.
     pub epoch: u32,
-    /// What may be confirmed already.
+    /// The LSN that may be confirmed already.
     pub safe_lsn: Lsn,
-    /// What Kafka has.
+    /// The row messages that are in Kafka.
     pub delivered: Option<Delivered>,
-    /// What it has of older rows.
+    /// The copied rows that are in Kafka.
     pub snapshot: Option<CopyProgress>,
-    /// Records in Kafka whose transactions the log does not have any more.
+    /// Records in Kafka whose transactions are no longer in the WAL.
     pub phantom: Option<Phantom>,
 }
 
 impl Resume {
-    /// The WAL that this resumes from ends there or later: it was read so far.
+    /// Returns how far the WAL was read before: the WAL to resume from must extend at least to this
+    /// LSN.
     #[must_use]
     pub fn reach(&self) -> Lsn {
         let delivered = match &self.delivered {
-            // The commit record was read to its end.
+            // The commit record was read completely.
             Some(Delivered::UpTo(last)) => Lsn(last.commit_lsn.0.saturating_add(1)),
             Some(Delivered::Before(lsn)) => *lsn,
             None => Lsn::ZERO,
@@ -132,49 +137,50 @@ impl Resume {
     }
 }
 
-/// Transactions that were published and then lost by a failover.
+/// Transactions that were published and then lost in a failover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phantom {
-    /// Where the log was left.
+    /// Where the timeline ended.
     pub from: Lsn,
     /// The last position that was published.
     pub to: Position,
 }
 
-/// Two servers with one pipeline overtake each other's checkpoints, which looks like a change of history.
+/// Hint for errors that also occur if two servers run the same pipeline: each overwrites the
+/// other's checkpoint, which looks like a change of history.
 const SECOND_SERVER: &str = "If a second server delivers to the same brokers for this pipeline, such as a clone of the disk, stop one of them";
 
-/// A checkpoint that can't be gone on from.
+/// Why a pipeline can't resume from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
-    /// Another cluster.
+    /// The checkpoint belongs to another cluster.
     #[error(
         "the checkpoint is of the PostgreSQL cluster with system identifier {expected}, and this one is {found}: what of \
          its events is in Kafka is not known"
     )]
     OtherCluster {
-        /// Here.
+        /// System identifier of this cluster.
         found: String,
-        /// In the checkpoint.
+        /// System identifier in the checkpoint.
         expected: String,
     },
-    /// Another slot.
+    /// The checkpoint belongs to another slot.
     #[error("the checkpoint is of slot {expected:?}, and the configuration says {found:?}")]
     OtherSlot {
-        /// Here.
+        /// The configured slot.
         found: String,
-        /// In the checkpoint.
+        /// The slot in the checkpoint.
         expected: String,
     },
-    /// The cluster's history has not the checkpoint's timeline.
+    /// The checkpoint's timeline is not in the cluster's history.
     #[error(
         "the checkpoint was made on timeline {expected}, and the cluster is on timeline {found}, which does not come \
          from it: it was restored, or a standby that was left behind was promoted"
     )]
     OtherTimeline {
-        /// Here.
+        /// Current timeline of the cluster.
         found: u32,
-        /// In the checkpoint.
+        /// The timeline in the checkpoint.
         expected: u32,
     },
     /// The slot is ahead of the checkpoint.
@@ -185,12 +191,12 @@ pub enum HistoryError {
     )]
     SlotAhead {
         slot: String,
-        /// Where it stands.
+        /// Confirmed LSN of the slot.
         confirmed: Lsn,
-        /// How far the checkpoint goes.
+        /// Safe LSN of the checkpoint.
         safe: Lsn,
     },
-    /// WAL ends before what was published of it.
+    /// The WAL ends before a position that was already published.
     #[error(
         "WAL of the server ends at {flushed}, and what is in Kafka was read from it up to {reach}, on the same timeline: \
          the database was put back to an earlier state (a snapshot of its disk or machine, a base backup that was started \
@@ -198,69 +204,70 @@ pub enum HistoryError {
          {confirmed}. {SECOND_SERVER}"
     )]
     LogEndsBefore {
-        /// Where it ends.
+        /// End of the WAL.
         flushed: Lsn,
-        /// Where it ended at least.
+        /// How far the WAL must extend.
         reach: Lsn,
         slot: String,
-        /// Where it stands.
+        /// Confirmed LSN of the slot.
         confirmed: Lsn,
     },
-    /// The transaction at the checkpoint's place is another one.
+    /// The transaction at the checkpoint's position is a different one.
     #[error(
         "the transaction with commit LSN {commit} has {what} {found}, and had {expected} when it was published: this is \
          another history of the cluster. {SECOND_SERVER}"
     )]
     OtherTransaction {
-        /// Its commit record.
+        /// LSN of the commit record.
         commit: Lsn,
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
-        /// In the log.
+        /// Its value in the WAL.
         found: String,
-        /// In the checkpoint.
+        /// Its value in the checkpoint.
         expected: String,
     },
-    /// The checkpoint's transaction should have come again and did not.
+    /// The checkpoint's last transaction should have been sent again, but was not.
     #[error(
         "the transaction with commit LSN {commit}, the last that was published, is not in WAL any more, which \
          continues at {next} without it. This is another history of the cluster. {SECOND_SERVER}"
     )]
     TransactionMissing {
-        /// Its commit record.
+        /// LSN of its commit record.
         commit: Lsn,
-        /// What comes instead.
+        /// Commit LSN of the transaction that was sent instead.
         next: Lsn,
     },
-    /// An event is where nothing was that was not published.
+    /// The WAL contains an event that was not published, although everything up to that position
+    /// was.
     #[error(
         "the transaction with commit LSN {commit} has an event that is not in Kafka, and WAL was delivered up to {safe}: \
          this is another history of the cluster. {SECOND_SERVER}"
     )]
     NotPublished {
-        /// Its commit record.
+        /// LSN of the commit record.
         commit: Lsn,
-        /// How far the checkpoint goes.
+        /// Safe LSN of the checkpoint.
         safe: Lsn,
     },
 }
 
-/// A text that is no checkpoint.
+/// Why a text is not a valid checkpoint.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckpointError {
-    /// Written by another version of Walpost.
+    /// The checkpoint was written by another version of Walpost.
     #[error(
         "it has version {0}, and version {VERSION} was expected; run the Walpost that wrote it"
     )]
     Version(u64),
-    /// Something else.
+    /// The text is malformed.
     #[error("it can't be read: {0}")]
     Unreadable(String),
 }
 
 impl Checkpoint {
-    /// The first of a history: nothing was published of it, and everything that ends at or before
-    /// the slot's place counts as dealt with.
+    /// Creates the first checkpoint of a history: nothing has been published, and everything that
+    /// ends at or before the slot's confirmed LSN counts as processed.
     #[must_use]
     pub fn first(epoch: u32, server: &ServerState) -> Self {
         Self {
@@ -276,10 +283,10 @@ impl Checkpoint {
         }
     }
 
-    /// Reads the text form: a JSON object.
+    /// Parses the text format, which is a JSON object.
     ///
     /// # Errors
-    /// Any other text, and that of another version.
+    /// The text is malformed, or has another version.
     pub fn decode(text: &[u8]) -> Result<Self, CheckpointError> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -293,16 +300,18 @@ impl Checkpoint {
         serde_json::from_slice(text).map_err(unreadable)
     }
 
-    /// The text form.
+    /// Returns the text format.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("texts and numbers are JSON")
     }
 
-    /// Notes how many partitions a topic has, and gives the number that was noted before. Names take at
-    /// most `bytes_max`, for a checkpoint is one record, written with every commit: where that is not
-    /// enough, topics are forgotten that are not `in_use`, and if all are, this one is. That partitions were
-    /// added to one that is forgotten goes unnoticed; nothing else is lost.
+    /// Records a topic's number of partitions, and returns the number recorded before.
+    ///
+    /// The topics may take at most `bytes_max`, because a checkpoint is a single record that is
+    /// written with every commit. If this is exceeded, topics that are not `in_use` are removed; if
+    /// all are in use, the new topic is not recorded. The only consequence is that a change in the
+    /// number of partitions of such a topic goes unnoticed.
     pub fn note_partitions(
         &mut self,
         topic: &str,
@@ -323,7 +332,7 @@ impl Checkpoint {
         if bytes > bytes_max && self.partitions.remove(topic).is_some() {
             bytes -= size(topic);
         }
-        // Noted when there was more room.
+        // The topics were recorded with a higher limit.
         while bytes > bytes_max
             && let Some((known, _)) = self.partitions.pop_last()
         {
@@ -332,14 +341,13 @@ impl Checkpoint {
         before
     }
 
-    /// The epoch of a history that is adopted in this one's place.
+    /// Returns the epoch of a history that replaces this one.
     #[must_use]
     pub fn next_epoch(&self) -> u32 {
         self.epoch.saturating_add(1)
     }
 
-    /// The checkpoint that says the same on a server that stands so, and is gone on from as `resume`
-    /// says.
+    /// Returns the equivalent checkpoint for `server`, resumed as described by `resume`.
     #[must_use]
     pub fn resumed(&self, server: &ServerState, resume: &Resume) -> Self {
         Self {
@@ -352,12 +360,12 @@ impl Checkpoint {
         }
     }
 
-    /// The same, after a person has decided that transactions whose commit record is before `to` are
-    /// not to be delivered.
+    /// Returns this checkpoint after an operator has decided not to deliver transactions whose
+    /// commit record is before `to`.
     #[must_use]
     pub fn skipped(&self, to: Lsn) -> Self {
         let delivered = match &self.delivered {
-            // It knows more.
+            // The existing value is more precise.
             Some(Delivered::UpTo(last)) if last.commit_lsn >= to => self.delivered.clone(),
             Some(Delivered::Before(lsn)) if *lsn >= to => self.delivered.clone(),
             _ => Some(Delivered::Before(to)),
@@ -369,10 +377,10 @@ impl Checkpoint {
         }
     }
 
-    /// How to go on from here on a server that stands so.
+    /// Returns how to continue from this checkpoint on `server`.
     ///
     /// # Errors
-    /// What Kafka has can't be told apart from what it lacks.
+    /// It is impossible to determine which events are already in Kafka.
     pub fn resume(&self, server: &ServerState) -> Result<Resume, HistoryError> {
         if self.system_id != server.system_id {
             return Err(HistoryError::OtherCluster {
@@ -438,10 +446,10 @@ impl Checkpoint {
         Ok(resume)
     }
 
-    /// What Kafka has of older rows, on a server that stands so.
+    /// Returns which copied rows are in Kafka, adjusted for the history of `server`.
     ///
     /// # Errors
-    /// Its history is another one.
+    /// The server has a different history.
     pub fn copied_on(&self, server: &ServerState) -> Result<Option<CopyProgress>, HistoryError> {
         match self.snapshot {
             Some(_) => Ok(self.copied(self.left_at(server)?)),
@@ -457,7 +465,7 @@ impl Checkpoint {
         })
     }
 
-    /// Where the checkpoint's timeline was left, if it was.
+    /// Returns where the checkpoint's timeline ended; `None` if it is the current one.
     fn left_at(&self, server: &ServerState) -> Result<Option<Lsn>, HistoryError> {
         if self.timeline == server.timeline {
             return Ok(None);

@@ -1,8 +1,9 @@
-//! Exactly-once: which events the copy of older rows has delivered.
+//! Which events the copy of existing rows has delivered, for exactly-once delivery.
 //!
-//! A copy that is interrupted is resumed behind the last key, from a newer snapshot. That has
-//! rows that the one before had not: those that were committed in between. So a row of the stream
-//! is in Kafka if its key belongs to a chunk whose snapshot already had its transaction. Pure.
+//! An interrupted copy resumes after the last key, with a newer snapshot. This snapshot contains
+//! rows that the previous one did not: those committed in between. Therefore, a row of the stream
+//! is already in Kafka if its key belongs to a chunk whose snapshot includes the row's transaction.
+//! This module does no I/O.
 
 use std::cmp::Ordering;
 
@@ -10,48 +11,49 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::lsn::Lsn;
 
-/// What of older rows is in Kafka.
+/// The copied rows that are in Kafka.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CopyProgress {
-    /// The columns that the rows are in order of; none where that order can't be told here.
+    /// The columns by which the rows are ordered; empty if Walpost can't compare their values.
     pub key: Vec<String>,
-    /// How many rows.
+    /// Number of rows.
     pub rows: u64,
-    /// The chunks, in the order of their keys; never none.
+    /// The chunks in key order; never empty.
     pub chunks: Vec<Chunk>,
 }
 
-/// Rows that were copied from one snapshot: those behind the chunk before it.
+/// Rows copied from one snapshot, after the preceding chunk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chunk {
-    /// The snapshot has the transactions whose commit record is before this.
+    /// The snapshot includes the transactions whose commit record is before this LSN.
     pub snapshot_lsn: Lsn,
-    /// The key of the last row; none where it was the table's last.
+    /// Key of the last row; `None` if it was the last row of the table.
     pub upto: Option<Vec<String>>,
 }
 
-/// How the texts of a key's column are compared, so that it comes out as on the server.
+/// How the text values of a key column are compared, to match the server's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyType {
-    /// By their numbers.
+    /// Numerically.
     Integer,
-    /// By their bytes.
+    /// Bytewise.
     Bytes,
-    /// By their bytes, where the server orders them by something else unless it is told so.
+    /// Bytewise. The server uses another order unless the query specifies the collation.
     Text,
-    /// By their bytes, in years of four digits.
+    /// Bytewise, for four-digit years.
     Time,
 }
 
-/// A key that can't be compared.
+/// The key can't be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its key is none that can be compared")]
 pub struct KeyError;
 
 impl KeyType {
-    /// Of a column's type; PostgreSQL 18, `src/include/catalog/pg_type.dat`.
+    /// Returns how to compare columns of this type, from PostgreSQL 18,
+    /// `src/include/catalog/pg_type.dat`.
     #[must_use]
     pub fn of(type_oid: u32) -> Option<Self> {
         match type_oid {
@@ -63,16 +65,16 @@ impl KeyType {
         }
     }
 
-    /// It can be compared.
+    /// Checks that the value can be compared.
     ///
     /// # Errors
-    /// It can't.
+    /// The value can't be compared.
     pub fn check(self, text: &[u8]) -> Result<(), KeyError> {
         let fits = match self {
             Self::Integer => integer(text).is_some(),
             Self::Bytes | Self::Text => true,
-            // Of two such texts one with a fraction comes after one without: `.` is above `+`, and
-            // anything above nothing.
+            // Bytewise order also holds for fractional seconds: `.` sorts after `+`, and a longer
+            // string after its prefix.
             Self::Time => {
                 text.get(4) == Some(&b'-')
                     && text[..4].iter().all(u8::is_ascii_digit)
@@ -97,13 +99,13 @@ fn integer(text: &[u8]) -> Option<i64> {
 }
 
 impl CopyProgress {
-    /// All rows were copied.
+    /// Returns whether all rows have been copied.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.chunks.last().is_some_and(|chunk| chunk.upto.is_none())
     }
 
-    /// Where the stream begins.
+    /// Returns the LSN at which the stream starts.
     #[must_use]
     pub fn first_snapshot_lsn(&self) -> Lsn {
         self.chunks
@@ -111,14 +113,15 @@ impl CopyProgress {
             .map_or(Lsn::ZERO, |chunk| chunk.snapshot_lsn)
     }
 
-    /// From here on the stream has nothing of it.
+    /// Returns the LSN from which on the stream contains no copied rows.
     #[must_use]
     pub fn last_snapshot_lsn(&self) -> Lsn {
         let snapshot_lsns = self.chunks.iter().map(|chunk| chunk.snapshot_lsn);
         snapshot_lsns.max().unwrap_or(Lsn::ZERO)
     }
 
-    /// Of a history that was left at `at`: its later transactions are others now.
+    /// Adjusts the snapshots to a timeline that ended at `at`, after which the WAL contains other
+    /// transactions.
     #[must_use]
     pub fn left_at(mut self, at: Lsn) -> Self {
         for chunk in &mut self.chunks {
@@ -127,11 +130,11 @@ impl CopyProgress {
         self
     }
 
-    /// Whether the row with this key, of a transaction with that commit record, was copied. `key`
-    /// has a value and its type for each column.
+    /// Returns whether the row with this key was copied, if its transaction's commit record is at
+    /// `commit`. `key` contains the value and type of each column.
     ///
     /// # Errors
-    /// It can't be compared.
+    /// The key can't be compared.
     pub fn has(&self, commit: Lsn, key: &[(&[u8], KeyType)]) -> Result<bool, KeyError> {
         for chunk in &self.chunks {
             let Some(upto) = &chunk.upto else {

@@ -1,4 +1,4 @@
-//! Why a record is not durable, and which record a broker has refused.
+//! Why a record is not durable, and which record a broker has rejected.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -6,45 +6,46 @@ use crate::model::lsn::Position;
 use crate::outbox::Record;
 use crate::outbox::headers::POSITION_HEADER;
 
-/// A record that the sink could not make durable. The watermark stands still from here on.
+/// A record that the sink could not make durable. The watermark does not advance past it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryFailure {
-    /// What the sink says, with the topic.
+    /// The sink's description of the failure, including the topic.
     pub reason: String,
-    /// The same record would fail again.
+    /// Whether the same record would fail again.
     pub permanent: bool,
-    /// The record, or the first of its batch, where a broker has refused it for what it is.
+    /// The record, or the first one of its batch, if a broker has rejected it because of its
+    /// content.
     pub refused: Option<Box<RefusedRecord>>,
     /// The last row of that batch.
     pub refused_until: Option<Position>,
 }
 
-/// What about a record a broker refuses.
+/// The property because of which a broker rejects a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalCause {
-    /// It, or its batch, was too large.
+    /// The size of the record or its batch.
     Size,
-    /// Its timestamp.
+    /// The timestamp.
     Timestamp,
     Other,
 }
 
-/// A record that a broker has refused for what it is.
+/// A record that a broker has rejected because of its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedRecord {
-    /// Where its row is.
+    /// Position of its row.
     pub at: Position,
     pub topic: String,
-    /// Bytes of its key and its value.
+    /// Size of the key and the value, in bytes.
     pub bytes: usize,
-    /// See [`content`]. On another timeline, another record can be in the same place.
+    /// See [`content`]. On another timeline, a different record may have the same position.
     pub content: u64,
     pub cause: RefusalCause,
-    /// What the broker says, and what a person can do about it.
+    /// The broker's message, and how to fix the problem.
     pub reason: String,
 }
 
-/// What tells a record from another one in its place.
+/// Returns a hash that distinguishes a record from another one at the same position.
 #[must_use]
 pub(crate) fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -52,7 +53,7 @@ pub(crate) fn content(key: Option<&[u8]>, payload: Option<&[u8]>) -> u64 {
     hasher.finish()
 }
 
-/// Where a record's row is.
+/// Returns the position of a record's row.
 fn position(record: &Record<'_>) -> Option<Position> {
     let mut headers = record.headers.iter();
     let (_, value) = headers.find(|(name, _)| *name == POSITION_HEADER)?;
@@ -60,7 +61,7 @@ fn position(record: &Record<'_>) -> Option<Position> {
 }
 
 impl RefusedRecord {
-    /// `record` is the one that was refused.
+    /// Returns whether `record` is the rejected record.
     #[must_use]
     pub fn is(&self, record: &Record<'_>) -> bool {
         self.topic == record.topic
@@ -68,7 +69,8 @@ impl RefusedRecord {
             && self.content == content(record.key, record.payload)
     }
 
-    /// A record of the same topic is in its place, or was copied as it was.
+    /// Returns whether a record of the same topic at `at` may be this one: its position is the
+    /// same, or both were copied.
     pub(super) fn is_at(&self, at: Position) -> bool {
         self.at == at || self.at.is_copied() && at.is_copied()
     }

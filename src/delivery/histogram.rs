@@ -1,8 +1,8 @@
-//! Durations, counted by size: written by the pipeline's threads, read by monitoring.
+//! Histogram of durations, written by the pipeline's threads and read by monitoring.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Upper bounds of the buckets in microseconds; above the last there is one more.
+/// Upper bounds of the buckets, in microseconds. One more bucket counts longer durations.
 pub(crate) const BOUNDS_MICROS: [u64; 17] = [
     500,
     1_000,
@@ -25,14 +25,14 @@ pub(crate) const BOUNDS_MICROS: [u64; 17] = [
 
 const BUCKETS: usize = BOUNDS_MICROS.len() + 1;
 
-/// How many durations of which size there were.
+/// Counts of durations by bucket.
 #[derive(Debug, Default)]
 pub struct Histogram {
     counts: [AtomicU64; BUCKETS],
     sum_micros: AtomicU64,
 }
 
-/// A [`Histogram`] as it was at one moment.
+/// The values of a [`Histogram`] at one point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     counts: [u64; BUCKETS],
@@ -41,12 +41,12 @@ pub struct Counts {
 }
 
 impl Histogram {
-    /// Counts one.
+    /// Records one duration.
     pub fn record(&self, micros: u64) {
         self.record_alike(micros, 1);
     }
 
-    /// Counts so many of the same length.
+    /// Records the same duration `count` times.
     pub fn record_alike(&self, micros: u64, count: u64) {
         let bucket = BOUNDS_MICROS.partition_point(|bound| *bound < micros);
         self.counts[bucket].fetch_add(count, Ordering::Relaxed);
@@ -54,7 +54,7 @@ impl Histogram {
         self.sum_micros.fetch_add(sum, Ordering::Relaxed);
     }
 
-    /// As it is now.
+    /// Returns the current values.
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts {
@@ -65,13 +65,13 @@ impl Histogram {
 }
 
 impl Counts {
-    /// How many there were.
+    /// Returns the number of durations.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// For each bound, in microseconds, how many were not above it.
+    /// Returns each bound, in microseconds, with the number of durations that do not exceed it.
     pub fn cumulative(&self) -> impl Iterator<Item = (u64, u64)> {
         let mut sum = 0;
         BOUNDS_MICROS
@@ -83,7 +83,7 @@ impl Counts {
             })
     }
 
-    /// Those that came since `earlier`.
+    /// Returns the durations recorded since `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut since = *self;
@@ -94,8 +94,9 @@ impl Counts {
         since
     }
 
-    /// The duration, in microseconds, that this share of all was not above; nothing where there
-    /// were none. Within a bucket it is taken to be even, as Prometheus' `histogram_quantile` does.
+    /// Returns the quantile for `share`, in microseconds, or `None` if there are no durations.
+    /// Durations are assumed to be evenly distributed within a bucket, as in Prometheus'
+    /// `histogram_quantile`.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,

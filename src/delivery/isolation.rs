@@ -1,14 +1,15 @@
-//! Which record it is for that the brokers refuse a batch.
+//! Finds the record because of which brokers reject a batch.
 //!
-//! A broker refuses a batch as a whole, for one record in it or for the size of all, and librdkafka
-//! gives up the producer with everything that it has. So the records are produced again by a new
-//! producer: in batches of one record, and from the first one that was refused on each only when
-//! the one before it is durable. A record that is refused alone is the culprit. The next pass halts
-//! right before it, or delivers a dead letter in its place, with everything before it durable. Where
-//! none is refused alone, the batch was too large, and batches are smaller from then on.
+//! A broker rejects a batch as a whole, because of one record or because of its total size, and
+//! librdkafka then fails the producer with everything that it has queued. Therefore, a new producer
+//! produces the records again in batches of one record. From the first rejected record on, each is
+//! produced only when the preceding one is durable. A record that is rejected alone is the cause.
+//! The next attempt halts right before it, or delivers a dead letter instead, with everything
+//! before it durable. If no record is rejected alone, the batch was too large, and later batches
+//! are smaller.
 //!
-//! Where rows are copied, each pass is another copy with a consistent point of its own: what is known of a row is
-//! known by its number and content.
+//! When rows are copied, each attempt is another copy with its own consistent point, so a row is
+//! identified by its number and content.
 
 use std::ops::RangeInclusive;
 
@@ -16,56 +17,58 @@ use super::failure::{DeliveryFailure, RefusedRecord};
 use crate::model::lsn::{Lsn, Position};
 use crate::model::window::Window;
 
-/// Batches are that much smaller after one that was too large only as a whole.
+/// Factor by which batches are reduced after one was too large only as a whole.
 const SMALLER: u32 = 4;
-/// No smaller than that, in bytes.
+/// Minimum batch size, in bytes.
 const BATCH_BYTES_MIN: u32 = 1000;
 
-/// How a sink is to produce.
+/// How a sink batches records.
 #[derive(Clone, Debug, Default)]
 pub struct Batching {
-    /// Each record in a batch of its own.
+    /// Whether each record is sent in its own batch.
     pub single: bool,
-    /// Batches are smaller by this factor than the configuration says; zero is one.
+    /// Divisor for the configured batch size; zero is treated as one.
     pub divisor: u32,
-    /// Records that the brokers do not take. They must not be produced.
+    /// Records that the brokers reject. They must not be produced.
     pub refused: Vec<RefusedRecord>,
 }
 
 impl Batching {
-    /// `configured` is the size of batches in bytes that the configuration asks for.
+    /// Returns the batch size, in bytes, for a configured size.
     #[must_use]
     pub fn batch_bytes(&self, configured: u32) -> u32 {
         (configured / self.divisor.max(1)).max(BATCH_BYTES_MIN.min(configured))
     }
 }
 
-/// What is known of refused batches, across producers.
+/// What is known about rejected batches. This state outlives individual producers.
 #[derive(Debug, Default)]
 pub(crate) struct Isolation {
     batching: Batching,
-    /// The rows of the refused batch.
+    /// The rows of the rejected batch.
     suspects: Option<RangeInclusive<Position>>,
 }
 
 impl Isolation {
-    /// How the next sink is to produce.
+    /// Returns how the next sink must batch records.
     pub(crate) fn batching(&self) -> &Batching {
         &self.batching
     }
 
-    /// Rows of which each is to be produced only when the one before it is durable.
+    /// Returns the rows that must be produced one at a time, each only when the preceding one is
+    /// durable.
     pub(crate) fn suspects(&self) -> Option<RangeInclusive<Position>> {
         self.suspects.clone()
     }
 
-    /// A delivery has failed with that much in flight. Says whether a new sink, made by
-    /// [`Isolation::batching`], gets further: else a person has to be called.
+    /// Records a failed delivery, and the records and bytes that were in flight. Returns whether a
+    /// new sink, created with [`Isolation::batching`], can make progress; otherwise, an operator is
+    /// needed.
     pub(crate) fn failed(&mut self, failure: &DeliveryFailure, in_flight: Window) -> bool {
         let Some(record) = &failure.refused else {
             return false;
         };
-        // A smaller dead letter in the place of one that was refused is another record.
+        // A smaller dead letter that replaces a rejected record is a different record.
         let known = |known: &RefusedRecord| {
             let is_same = known.content == record.content && known.topic == record.topic;
             is_same && known.is_at(record.at)
@@ -75,7 +78,7 @@ impl Isolation {
         }
         let until = failure.refused_until.unwrap_or(record.at).max(record.at);
         match &self.suspects {
-            // It was alone: nothing but the record can be the reason.
+            // The record was produced alone, so it must be the cause.
             Some(suspects) if suspects.start().in_copy_of(record.at) <= record.at => {
                 if in_flight.records != 1 {
                     return false;
@@ -84,7 +87,7 @@ impl Isolation {
                 self.batching.single = false;
                 self.suspects = None;
             }
-            // Another one before those.
+            // A record before the suspects was rejected.
             _ => {
                 self.batching.single = true;
                 self.suspects = Some(record.at..=until);
@@ -93,15 +96,16 @@ impl Isolation {
         true
     }
 
-    /// Every suspect was accepted alone.
+    /// Records that every suspect was accepted alone.
     pub(crate) fn passed(&mut self) {
         self.batching.single = false;
         self.batching.divisor = self.batching.divisor.max(1).saturating_mul(SMALLER);
         self.suspects = None;
     }
 
-    /// PostgreSQL does not send again what ends before `confirmed`. A copy ends at its consistent point, and the slot may
-    /// stand there from the beginning.
+    /// Removes records that PostgreSQL will not send again, because they end before `confirmed`. A
+    /// copied record is kept if its copy ends exactly at `confirmed`, because the slot may be there
+    /// from the start.
     pub(crate) fn forget(&mut self, confirmed: Lsn) {
         self.batching.refused.retain(|record| {
             let Position { commit, .. } = record.at;
@@ -151,7 +155,8 @@ mod tests {
         assert!(isolation.failed(&failure(5), in_flight(40)));
         assert!(isolation.batching().single);
         assert_eq!(isolation.suspects(), Some(at(5)..=at(15)));
-        // One before them, amid others: it is looked for among those.
+        // A record before the suspects is rejected along with others, so it becomes the first
+        // suspect.
         assert!(isolation.failed(&failure(2), in_flight(40)));
         assert_eq!(isolation.suspects(), Some(at(2)..=at(12)));
         assert!(isolation.failed(&failure(7), in_flight(1)));
@@ -164,7 +169,8 @@ mod tests {
         assert!(isolation.batching().refused.is_empty());
     }
 
-    /// Amid others a batch can be what was refused, and the record would be left out for nothing.
+    /// With others in flight, the cause may be the batch; the record would be left out for no
+    /// reason.
     #[test]
     fn suspect_that_is_refused_amid_others_is_not_the_culprit() {
         for in_flight in [in_flight(0), in_flight(2)] {
@@ -222,7 +228,7 @@ mod tests {
         assert!(isolation.batching().refused.is_empty());
     }
 
-    /// Each pass copies the rows again, and so at other positions.
+    /// Each attempt copies the rows again, so they have other positions.
     #[test]
     fn copied_record_is_known_again_in_the_next_copy() {
         let refused = |snapshot_lsn: u64, index| {
@@ -238,7 +244,7 @@ mod tests {
         };
         let mut isolation = Isolation::default();
         assert!(isolation.failed(&refused(0x200, 5), in_flight(40)));
-        // Before the suspects by its number, whatever the consistent point.
+        // By its number, this record is before the suspects, regardless of the consistent point.
         assert!(isolation.failed(&refused(0x300, 2), in_flight(40)));
         assert!(isolation.failed(&refused(0x400, 7), in_flight(1)));
         assert_eq!(isolation.suspects(), None);
@@ -258,9 +264,9 @@ mod tests {
         };
         assert!(is(0x4ff, b"payload"));
         assert!(!is(0x4ff, b"another"));
-        // From the stream.
+        // This record is from the stream.
         assert!(!is(0x500, b"payload"));
-        // A second time calls a person.
+        // A second rejection requires an operator.
         assert!(!isolation.failed(&refused(0x500, 8), in_flight(1)));
     }
 

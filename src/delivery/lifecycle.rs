@@ -1,5 +1,4 @@
-//! What becomes of a pipeline: its state, its last error, its outages. It changes seldom, so it
-//! stands behind a lock.
+//! A pipeline's state, last error and outages. They change rarely, so they are protected by a lock.
 
 use std::collections::VecDeque;
 
@@ -8,10 +7,10 @@ use crate::model::statistics::Statistics;
 use crate::model::time::unix_micros;
 use crate::model::vitals::Vitals;
 
-/// So many outages are remembered.
+/// Maximum number of outages stored.
 const OUTAGES: usize = 20;
 
-/// What happens seldom.
+/// Lifecycle state, which changes rarely.
 #[derive(Debug, Default)]
 pub(crate) struct Lifecycle {
     pub(crate) state: State,
@@ -25,31 +24,31 @@ pub(crate) struct Lifecycle {
     pub(crate) snapshot: Option<SnapshotStage>,
 }
 
-/// What happens seldom, as it was at one moment.
+/// A copy of the lifecycle state at one point in time.
 #[derive(Clone, Debug, Default)]
 pub struct LifecycleSnapshot {
-    /// What the pipeline is at.
+    /// Current state of the pipeline.
     pub state: State,
-    /// Since when, in microseconds since 1970.
+    /// When this state was entered, in microseconds since 1970.
     pub since_micros: u64,
     pub last_error: Option<Failure>,
-    /// The last outages, the latest first.
+    /// The most recent outages, latest first.
     pub outages: Vec<Outage>,
-    /// What the database said last, and when.
+    /// The last values queried from the database, and when they were queried.
     pub database: Option<(Vitals, u64)>,
-    /// What librdkafka said last.
+    /// The last statistics from librdkafka.
     pub statistics: Option<Statistics>,
-    /// Why no broker can be reached.
+    /// Why no broker can be reached; `None` if one can.
     pub kafka_down: Option<String>,
     /// What the publication leaves out.
     pub left_out: Option<LeftOut>,
-    /// The snapshot, where one was made in this process's life.
+    /// The snapshot, if one was made since this process started.
     pub snapshot: Option<SnapshotStage>,
 }
 
 impl Lifecycle {
-    /// Something is away, or still is: for PostgreSQL and the producer one at a time, for the brokers
-    /// another.
+    /// Records the start of an outage, or another failed attempt during one. There is at most one
+    /// open outage of the brokers, and one of all other kinds.
     pub(crate) fn note_outage(&mut self, kind: ErrorKind, reason: &str) {
         let open = |outage: &&mut Outage| {
             outage.ended_micros.is_none()
@@ -73,7 +72,7 @@ impl Lifecycle {
         });
     }
 
-    /// It is back.
+    /// Ends the open outages that `which` selects.
     pub(crate) fn end_outages(&mut self, now: u64, which: impl Fn(&&mut Outage) -> bool) {
         for outage in self.outages.iter_mut().filter(which) {
             outage.ended_micros.get_or_insert(now);

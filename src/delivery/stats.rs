@@ -1,7 +1,8 @@
-//! What one pipeline does, in numbers: written by its threads as it goes, read by monitoring.
+//! Statistics of one pipeline, written by its threads and read by monitoring.
 //!
-//! Nothing is written for each row. The session writes totals after each read and at its timer, the
-//! sink's threads after each batch of deliveries, and what happens seldom stands behind a lock.
+//! Nothing is written for each row. The session writes totals after each read and at regular
+//! intervals, and the sink's threads after each batch of delivery reports. State that changes
+//! rarely is protected by a lock.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -26,25 +27,25 @@ use crate::model::lifecycle::{
 };
 use crate::model::time::unix_micros;
 
-/// What a pipeline is about: names that don't change while it runs.
+/// Description of a pipeline that doesn't change while it runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// The pipeline.
+    /// Name of the pipeline.
     pub name: String,
     /// The database, without its password.
     pub database: String,
-    /// The table, or the prefix in WAL.
+    /// The outbox table, or the prefix of logical decoding messages.
     pub outbox: String,
     pub slot: String,
-    /// Where records go.
+    /// Where records are sent.
     pub sink: String,
-    /// How often each arrives.
+    /// Delivery guarantee.
     pub delivery: String,
     /// `wal_budget.warn`, if it is set.
     pub wal_budget_warn_bytes: Option<u64>,
     /// `wal_budget.max`, if it is set.
     pub wal_budget_max_bytes: Option<u64>,
-    /// Commands that are about the pipeline.
+    /// Commands that apply to this pipeline.
     #[serde(skip)]
     pub(crate) commands: Commands,
 }
@@ -52,38 +53,38 @@ pub struct About {
 /// Totals of one session and its watermark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// What the sink has taken since it was made.
+    /// Records and bytes that the sink has accepted since it was created.
     pub taken: Window,
-    /// Transactions that had some and are complete.
+    /// Number of complete transactions with records.
     pub transactions: u64,
-    /// The highest LSN that was received.
+    /// The highest LSN received.
     pub received: Lsn,
-    /// What may be told to PostgreSQL.
+    /// The LSN that may be confirmed to PostgreSQL.
     pub confirmed: Lsn,
-    /// When the oldest transaction was committed that is not durable, in microseconds since 1970;
-    /// zero where there is none.
+    /// Commit time of the oldest transaction that is not durable, in microseconds since 1970; zero
+    /// if there is none.
     pub oldest_micros: u64,
-    /// When the last transaction with events was committed.
+    /// Commit time of the last transaction with events, in microseconds since 1970.
     pub last_micros: u64,
-    /// Something waits for the sink.
+    /// Whether the session is waiting for the sink.
     pub waits: bool,
 }
 
-/// What one pipeline does, in numbers.
+/// Statistics of one pipeline.
 #[derive(Debug)]
 pub struct PipelineStats {
-    /// What it is about.
+    /// Description of the pipeline.
     pub about: About,
     epoch: Instant,
-    /// When it began, in microseconds since 1970.
+    /// When the pipeline started, in microseconds since 1970.
     pub started_micros: u64,
     session: Session,
     sink: SinkSide,
-    /// From the end of a transaction's reading until it is durable.
+    /// Time from the end of reading a transaction until it is durable.
     pub delivery: Histogram,
-    /// From a transaction's commit until it is durable.
+    /// Time from the commit of a transaction until it is durable.
     pub commit_to_delivery: Histogram,
-    /// Commits of Kafka transactions.
+    /// Duration of Kafka commits.
     pub kafka_commit: Histogram,
     reconnects: AtomicU64,
     errors: [AtomicU64; ErrorKind::ALL.len()],
@@ -91,27 +92,29 @@ pub struct PipelineStats {
     unroutable_dead_letters: AtomicU64,
     malformed_dead_letters: AtomicU64,
     last_dead_letter: Mutex<Option<LastDeadLetter>>,
-    /// Rows of tables that are set aside.
+    /// Number of rows left out because their tables are set aside.
     left_out_rows: AtomicU64,
-    /// Rows of snapshots that were read.
+    /// Number of rows read by snapshots.
     snapshot_rows: AtomicU64,
     /// When the last checkpoint was committed, in microseconds since 1970.
     checkpointed_micros: AtomicU64,
     lifecycle: Mutex<Lifecycle>,
-    /// Rows that have come of each table, of an outbox of several.
+    /// Number of rows received from each table, if the outbox has several.
     tables: Mutex<BTreeMap<String, u64>>,
 }
 
-/// So many tables are counted apart: tenants come and go for as long as the process runs.
+/// Maximum number of tables counted individually. It is limited because tenants are added and
+/// removed for as long as the process runs.
 const TABLES_MAX: usize = 10_000;
-/// What those beyond it are called together. A table has a schema before its name.
+/// Name under which all other tables are counted. It can't be a table's name, which includes a
+/// schema.
 const OTHER_TABLES: &str = "others";
 
-/// Written by the session's thread alone, so apart from what other threads write.
+/// Values written only by the session's thread, on cache lines of their own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Session {
-    /// Of sinks before this one: taken and given up.
+    /// Totals of previous sinks: accepted, and lost while in flight.
     before_events: AtomicU64,
     before_bytes: AtomicU64,
     before_transactions: AtomicU64,
@@ -128,55 +131,58 @@ struct Session {
     oldest_micros: AtomicU64,
     last_micros: AtomicU64,
     waits: AtomicBool,
-    /// Microseconds since the epoch: when the session last turned, and last got on.
+    /// When the session last completed an iteration, and when it last made progress, in
+    /// microseconds since `epoch`.
     last_iteration: AtomicU64,
     last_progress: AtomicU64,
 }
 
-/// Written by the sink's threads.
+/// Values written by the sink's threads.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct SinkSide {
     events: AtomicU64,
     bytes: AtomicU64,
-    /// Microseconds since the epoch: when something last became durable.
+    /// When a record last became durable, in microseconds since `epoch`.
     last_progress: AtomicU64,
 }
 
-/// Totals, as they were at one moment.
+/// Totals at one point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Records that were handed to the sink.
+    /// Records passed to the sink.
     pub sent: u64,
     /// Records that became durable.
     pub delivered: u64,
     /// Records in flight.
     pub in_flight: u64,
-    /// Bytes in flight, as the window counts them.
+    /// Bytes in flight, as counted for the window.
     pub in_flight_bytes: u64,
-    /// What may be in flight by now.
+    /// The current limits on what may be in flight.
     pub window: Window,
-    /// Transactions that were read to their end.
+    /// Transactions that were read completely.
     pub transactions: u64,
-    /// Bytes that came from PostgreSQL.
+    /// Bytes received from PostgreSQL.
     pub received_bytes: u64,
-    /// The highest LSN that was received; zero where there was none.
+    /// The highest LSN received; zero if there is none.
     pub received: Lsn,
-    /// What may be told to PostgreSQL; zero where there is nothing.
+    /// The LSN that may be confirmed to PostgreSQL; zero if there is none.
     pub confirmed: Lsn,
-    /// When the oldest transaction was committed that is not durable; zero where there is none.
+    /// Commit time of the oldest transaction that is not durable, in microseconds since 1970; zero
+    /// if there is none.
     pub oldest_micros: u64,
-    /// When the last transaction with events was committed; zero where there was none.
+    /// Commit time of the last transaction with events, in microseconds since 1970; zero if there
+    /// is none.
     pub last_micros: u64,
-    /// Something waits for the sink.
+    /// Whether the session is waiting for the sink.
     pub waits: bool,
-    /// How long ago the session last turned.
+    /// Time since the session last completed an iteration.
     pub since_last_iteration: Duration,
-    /// How long ago something became durable, or nothing had to.
+    /// Time since something became durable, or nothing was waiting to.
     pub since_last_progress: Duration,
-    /// Attempts to begin a session again.
+    /// Number of attempts to restart a session.
     pub reconnects: u64,
-    /// When the last checkpoint was committed; zero where there was none.
+    /// When the last checkpoint was committed, in microseconds since 1970; zero if there is none.
     pub checkpointed_micros: u64,
 }
 
@@ -199,7 +205,7 @@ impl Default for PipelineStats {
 }
 
 impl PipelineStats {
-    /// Nothing has happened yet.
+    /// Creates statistics in which all counters are zero.
     #[must_use]
     pub fn new(about: About) -> Self {
         let now = unix_micros();
@@ -239,7 +245,7 @@ impl PipelineStats {
         u64::try_from(self.epoch.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
-    /// The session has turned. Called by one thread.
+    /// Records the session's progress after an iteration. Must be called from a single thread.
     pub fn progressed(&self, progress: &Progress) {
         let session = &self.session;
         let now = self.elapsed_micros();
@@ -267,25 +273,26 @@ impl PipelineStats {
         }
     }
 
-    /// That much may be in flight from now on.
+    /// Records the limits on what may be in flight.
     pub fn allowed(&self, window: Window) {
         store(&self.session.window_events, window.records);
         store(&self.session.window_bytes, window.bytes);
     }
 
-    /// Bytes came from PostgreSQL.
+    /// Records that bytes were received from PostgreSQL.
     pub fn received_bytes(&self, bytes: u64) {
         add(&self.session.received_bytes, bytes);
     }
 
-    /// Records became durable. Called with many.
+    /// Records that records became durable. Called once per batch of records.
     pub fn delivered(&self, events: u64, bytes: u64) {
         add(&self.sink.events, events);
         add(&self.sink.bytes, bytes);
         store(&self.sink.last_progress, self.elapsed_micros());
     }
 
-    /// The sink is gone, and with it what it had in flight. It had taken so much in all.
+    /// Records that the sink was dropped, and with it everything in flight. `taken` and
+    /// `transactions` are the sink's totals.
     pub fn gave_up_in_flight(&self, taken: Window, transactions: u64) {
         let session = &self.session;
         let sum = |before: &AtomicU64, all: &AtomicU64, more: u64| {
@@ -307,7 +314,7 @@ impl PipelineStats {
         store(&session.oldest_micros, 0);
     }
 
-    /// A checkpoint is durable, after a commit that took so long.
+    /// Records that a checkpoint is durable, and how long its commit took.
     pub fn checkpointed(&self, took: Duration) {
         store(&self.checkpointed_micros, unix_micros());
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
@@ -315,7 +322,7 @@ impl PipelineStats {
         store(&self.sink.last_progress, self.elapsed_micros());
     }
 
-    /// It is at something else.
+    /// Records that the pipeline has entered a state.
     pub fn entered(&self, state: State) {
         let mut lifecycle = self.lifecycle();
         let now = unix_micros();
@@ -332,7 +339,7 @@ impl PipelineStats {
         }
     }
 
-    /// Something failed; `remedy` says what comes of it.
+    /// Records an error. `remedy` describes what the pipeline does about it.
     pub fn failed(&self, kind: ErrorKind, message: String, remedy: &str) {
         self.count(kind);
         self.lifecycle().last_error = Some(Failure {
@@ -343,13 +350,13 @@ impl PipelineStats {
         });
     }
 
-    /// A session is to begin again, because of that.
+    /// Records that a session is being restarted, and why.
     pub fn reconnects(&self, kind: ErrorKind, reason: &str) {
         add(&self.reconnects, 1);
         self.lifecycle().note_outage(kind, reason);
     }
 
-    /// An error of that kind has come.
+    /// Counts an error of the given kind.
     pub fn count(&self, kind: ErrorKind) {
         let at = ErrorKind::ALL.iter().position(|known| *known == kind);
         if let Some(counter) = at.and_then(|at| self.errors.get(at)) {
@@ -357,7 +364,7 @@ impl PipelineStats {
         }
     }
 
-    /// No broker can be reached.
+    /// Records that no broker can be reached.
     pub fn kafka_is_down(&self, reason: &str) {
         {
             let mut lifecycle = self.lifecycle();
@@ -371,13 +378,13 @@ impl PipelineStats {
         );
     }
 
-    /// No broker could be reached, when last heard of.
+    /// Returns whether the brokers were unreachable according to the last report.
     #[must_use]
     pub fn kafka_was_down(&self) -> bool {
         self.lifecycle().kafka_down.is_some()
     }
 
-    /// A broker has answered.
+    /// Records that a broker has responded.
     pub fn kafka_answered(&self) {
         let mut lifecycle = self.lifecycle();
         lifecycle.kafka_down = None;
@@ -385,7 +392,8 @@ impl PipelineStats {
         lifecycle.end_outages(now, |outage| outage.kind == ErrorKind::KafkaBroker);
     }
 
-    /// Records what the publication leaves out, with the command that changes that; None if it leaves nothing out.
+    /// Records what the publication leaves out, with the command that changes that; `None` if it
+    /// leaves nothing out.
     pub fn record_left_out(&self, found: Option<(String, String)>) {
         let mut lifecycle = self.lifecycle();
         let since = lifecycle.left_out.as_ref().map(|left| left.since_micros);
@@ -396,23 +404,24 @@ impl PipelineStats {
         });
     }
 
-    /// The database was asked how it is.
+    /// Records values queried from the database.
     pub fn database_says(&self, vitals: Vitals) {
         self.lifecycle().database = Some((vitals, unix_micros()));
     }
 
-    /// librdkafka was asked how it is.
+    /// Records librdkafka's statistics.
     pub fn kafka_says(&self, statistics: Statistics) {
         self.lifecycle().statistics = Some(statistics);
     }
 
-    /// Totals as they are now.
+    /// Returns the current totals.
     #[must_use]
     pub fn totals(&self) -> Totals {
         let session = &self.session;
         let now = self.elapsed_micros();
         let ago = |at: &AtomicU64| Duration::from_micros(now.saturating_sub(load(at)));
-        // What was delivered first: it is counted last.
+        // Load the delivered counts first: a record is counted as sent before it is counted as
+        // delivered, so `in_flight` may be too high but never too low.
         let (delivered, delivered_bytes) = (load(&self.sink.events), load(&self.sink.bytes));
         let in_flight = |all: &AtomicU64, lost: &AtomicU64, delivered: u64| {
             load(all).saturating_sub(load(lost).saturating_add(delivered))
@@ -440,7 +449,7 @@ impl PipelineStats {
         }
     }
 
-    /// A snapshot is at something else; `expected` is known when its rows begin to be read.
+    /// Records the phase of a snapshot; `expected` is known when reading the rows starts.
     pub fn snapshot_entered(&self, phase: SnapshotPhase, expected: Option<u64>) {
         let mut lifecycle = self.lifecycle();
         let before = lifecycle
@@ -454,29 +463,30 @@ impl PipelineStats {
         });
     }
 
-    /// Rows of a snapshot were read. Called with many.
+    /// Records that a snapshot has read rows. Called once per batch of rows.
     pub fn copied(&self, rows: u64) {
         add(&self.snapshot_rows, rows);
     }
 
-    /// How many rows of snapshots were read.
+    /// Returns the number of rows read by snapshots.
     #[must_use]
     pub fn snapshot_rows(&self) -> u64 {
         load(&self.snapshot_rows)
     }
 
-    /// Rows of tables that are set aside were left out. Called with many.
+    /// Records that rows were left out because their tables are set aside. Called once per batch of
+    /// rows.
     pub fn left_out(&self, rows: u64) {
         add(&self.left_out_rows, rows);
     }
 
-    /// How many rows of tables that are set aside were left out.
+    /// Returns the number of rows left out because their tables are set aside.
     #[must_use]
     pub fn left_out_rows(&self) -> u64 {
         load(&self.left_out_rows)
     }
 
-    /// So many more rows have come of these tables. Called seldom, with many.
+    /// Adds to the number of rows received from these tables. Called rarely, for many rows at once.
     pub fn rows_of_tables(&self, more: impl IntoIterator<Item = (impl Display, u64)>) {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         for (table, rows) in more {
@@ -491,21 +501,22 @@ impl PipelineStats {
         }
     }
 
-    /// Rows that have come of each table, of an outbox of several; `others` are those beyond the first 10,000 tables.
+    /// Returns the number of rows received from each table, if the outbox has several. `others` is
+    /// the total of all tables after the first 10,000.
     #[must_use]
     pub fn tables(&self) -> BTreeMap<String, u64> {
         let tables = self.tables.lock();
         tables.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// There are so many dead letters by now. Called by one thread.
+    /// Records the total number of dead letters. Must be called from a single thread.
     pub fn dead_letters_are(&self, counts: DeadLetterCounts) {
         store(&self.oversize_dead_letters, counts.oversize);
         store(&self.unroutable_dead_letters, counts.unroutable);
         store(&self.malformed_dead_letters, counts.malformed);
     }
 
-    /// A dead letter was handed over.
+    /// Records that a dead letter was passed to the sink.
     pub fn record_dead_letter(&self, letter: LastDeadLetter) {
         let mut last = self
             .last_dead_letter
@@ -514,14 +525,14 @@ impl PipelineStats {
         *last = Some(letter);
     }
 
-    /// The dead letter that was handed over last.
+    /// Returns the last dead letter that was passed to the sink.
     #[must_use]
     pub fn last_dead_letter(&self) -> Option<LastDeadLetter> {
         let last = self.last_dead_letter.lock();
         last.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many dead letters there were.
+    /// Returns the number of dead letters.
     #[must_use]
     pub fn dead_letters(&self) -> DeadLetterCounts {
         DeadLetterCounts {
@@ -531,7 +542,7 @@ impl PipelineStats {
         }
     }
 
-    /// Errors of each kind.
+    /// Returns the number of errors of each kind.
     #[must_use]
     pub fn errors(&self) -> [(ErrorKind, u64); ErrorKind::ALL.len()] {
         let counts = self.errors.each_ref().map(load);
@@ -542,7 +553,7 @@ impl PipelineStats {
         errors
     }
 
-    /// What happens seldom, as it is now.
+    /// Returns a copy of the lifecycle state.
     #[must_use]
     pub fn lifecycle_snapshot(&self) -> LifecycleSnapshot {
         let lifecycle = self.lifecycle();

@@ -3,10 +3,7 @@
 //! rdkafka's `poll` allocates a list, a reference count and a result for every delivery report, and
 //! can't be interrupted. This module reads each event in place and passes all its delivery reports
 //! on at once. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
-#![expect(
-    unsafe_code,
-    reason = "librdkafka is a C library, and this is the boundary to it"
-)]
+#![expect(unsafe_code, reason = "calls librdkafka, which is a C library")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};

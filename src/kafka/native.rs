@@ -3,10 +3,7 @@
 //! rdkafka's `send` allocates the topic's name as a C string, looks the topic up by name and builds
 //! a result for every record. Here, a topic is opened once, and producing a record allocates
 //! nothing in Rust. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
-#![expect(
-    unsafe_code,
-    reason = "librdkafka is a C library, and this is the boundary to it"
-)]
+#![expect(unsafe_code, reason = "calls librdkafka, which is a C library")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{NonNull, null, null_mut};

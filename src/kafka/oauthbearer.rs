@@ -1,9 +1,6 @@
 //! Functions that set a client's SASL/OAUTHBEARER token from any thread. rdkafka sets tokens only
 //! while it polls the client itself. The functions are those of librdkafka 2.12, `src/rdkafka.h`.
-#![expect(
-    unsafe_code,
-    reason = "librdkafka is a C library, and this is the boundary to it"
-)]
+#![expect(unsafe_code, reason = "calls librdkafka, which is a C library")]
 
 use std::ffi::CString;
 

@@ -226,10 +226,7 @@ fn moment(value: &Value) -> Option<i64> {
     Some(time.as_millisecond())
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "what is out of range becomes the end of the range"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "the cast saturates")]
 fn millis(number: f64) -> i64 {
     number as i64
 }
@@ -296,10 +293,7 @@ impl Issued {
     fn is_fresh(&self, now_millis: i64) -> bool {
         let lifetime = self.token.expires_millis.saturating_sub(self.at_millis);
         let left = self.token.expires_millis.saturating_sub(now_millis);
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "a part of a lifetime need not be exact"
-        )]
+        #[expect(clippy::cast_precision_loss, reason = "the fraction need not be exact")]
         let part = left as f64 / lifetime.max(1) as f64;
         part > LEFT_MIN
     }

@@ -558,7 +558,7 @@ pub(super) async fn commit(
 }
 
 /// Converts the error if librdkafka can't create a client from the properties.
-#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+#[expect(clippy::needless_pass_by_value, reason = "passed to map_err")]
 fn not_made(error: KafkaError) -> SinkError {
     SinkError::Configuration(describe(&error))
 }

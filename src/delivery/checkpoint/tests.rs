@@ -33,7 +33,7 @@ fn checkpoint() -> Checkpoint {
     }
 }
 
-/// The server after a failover at `at`.
+/// Returns the server after a failover at `at`.
 fn promoted(at: Lsn) -> ServerState {
     ServerState {
         timeline: 2,
@@ -62,7 +62,8 @@ fn it_is_read_as_it_was_written() {
     }
 }
 
-/// The values of one kind that a version has left; `tests/integration/upgrade.rs` writes the files.
+/// Returns the checkpoints among the values that an earlier version has stored. The files are
+/// written by `tests/integration/upgrade.rs`.
 fn checkpoints_at_rest(file: &str) -> Vec<&str> {
     let checkpoint = |line| {
         #[derive(serde::Deserialize)]
@@ -168,7 +169,7 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
         );
     };
     ends_at(&checkpoint(), SAFE.0);
-    // Amid a large transaction less is safe than was read.
+    // In the middle of a large transaction, the safe LSN is lower than the position that was read.
     let midway = Checkpoint {
         safe_lsn: Lsn(0x350),
         ..checkpoint()
@@ -184,7 +185,7 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
         ..checkpoint()
     };
     ends_at(&skipped, 0x600);
-    // Of a copy that goes on, less is safe than its last snapshot had.
+    // While a copy is in progress, the safe LSN is lower than its last snapshot.
     let copied = |chunks: &[u64]| CopyProgress {
         key: vec!["id".to_owned()],
         rows: 2,
@@ -207,7 +208,7 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
         ..promoted(Lsn(0x600))
     };
     assert!(copying.resume(&copied_before).is_ok());
-    // What a failover has lost is not expected.
+    // WAL that was lost in a failover is not required.
     let after = ServerState {
         flushed: Lsn(0x380),
         ..promoted(Lsn(0x380))
@@ -240,7 +241,7 @@ fn another_cluster_or_slot_is_refused() {
 fn a_failover_that_lost_nothing_goes_on() {
     let resume = checkpoint().resume(&promoted(Lsn(0x600))).expect("goes on");
     assert_eq!(resume, checkpoint().resume(&server()).expect("goes on"));
-    // An idle move beyond the switch is nothing.
+    // Only the safe LSN was past the switch, without any events, so the epoch stays the same.
     let resume = checkpoint().resume(&promoted(Lsn(0x480))).expect("goes on");
     assert_eq!((resume.epoch, resume.safe_lsn), (4, Lsn(0x480)));
     assert_eq!(resume.delivered, Some(Delivered::UpTo(last())));
@@ -381,13 +382,13 @@ fn what_was_skipped_counts_as_dealt_with_and_nothing_else_does() {
         let found = checkpoint().skipped(Lsn(to));
         (found.safe_lsn, found.delivered)
     };
-    // Behind what is in Kafka.
+    // After everything that is in Kafka.
     assert_eq!(
         skipped(0x600),
         (Lsn(0x600), Some(Delivered::Before(Lsn(0x600))))
     );
     assert_eq!(skipped(0x401), (SAFE, Some(Delivered::Before(Lsn(0x401)))));
-    // It knows more than that it is before somewhere.
+    // The existing value is more precise.
     for to in [0x350, 0x400] {
         assert_eq!(skipped(to), (SAFE, Some(Delivered::UpTo(last()))));
     }
@@ -429,7 +430,7 @@ fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
         checkpoint.note_partitions(used, 4, BYTES, |_| true),
         Some(3)
     );
-    // All are in use.
+    // All topics are in use.
     let known = checkpoint.partitions.clone();
     for number in 0..1000 {
         checkpoint.note_partitions(&format!("late-{number}"), 1, BYTES, |_| true);
@@ -441,7 +442,7 @@ fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
             .keys()
             .all(|topic| checkpoint.partitions.contains_key(topic))
     );
-    // With less room than before.
+    // With a lower limit than before.
     checkpoint.note_partitions(used, 4, 100, |_| true);
     assert!(checkpoint.encode().len() < 600);
 }
@@ -462,7 +463,7 @@ fn topics_are_forgotten_only_as_far_as_room_is_missing() {
     assert_eq!(noted(&[], 0, false), ["aa", "bb", "cc"]);
     assert_eq!(noted(&["dd"], room(3), false), ["bb", "cc", "dd"]);
     assert_eq!(noted(&["dd"], room(3), true), ["aa", "bb", "cc"]);
-    // With less room than before.
+    // With a lower limit than before.
     assert_eq!(noted(&["cc"], room(2), false), ["bb", "cc"]);
     assert_eq!(noted(&["cc"], room(1), true), ["aa"]);
 }
