@@ -279,12 +279,12 @@ impl PipelineStats {
         store(&self.session.window_bytes, window.bytes);
     }
 
-    /// Records that bytes were received from PostgreSQL.
+    /// Counts bytes received from PostgreSQL.
     pub fn received_bytes(&self, bytes: u64) {
         add(&self.session.received_bytes, bytes);
     }
 
-    /// Records that records became durable. Called once per batch of records.
+    /// Counts records that became durable. Called once per batch of records.
     pub fn delivered(&self, events: u64, bytes: u64) {
         add(&self.sink.events, events);
         add(&self.sink.bytes, bytes);
@@ -420,8 +420,9 @@ impl PipelineStats {
         let session = &self.session;
         let now = self.elapsed_micros();
         let ago = |at: &AtomicU64| Duration::from_micros(now.saturating_sub(load(at)));
-        // Load the delivered counts first: a record is counted as sent before it is counted as
-        // delivered, so `in_flight` may be too high but never too low.
+        // Load the delivered counts before the sent counts. In the other order, records sent
+        // between the two loads would count as delivered but not as sent, so `in_flight` would be
+        // too low.
         let (delivered, delivered_bytes) = (load(&self.sink.events), load(&self.sink.bytes));
         let in_flight = |all: &AtomicU64, lost: &AtomicU64, delivered: u64| {
             load(all).saturating_sub(load(lost).saturating_add(delivered))
@@ -463,7 +464,7 @@ impl PipelineStats {
         });
     }
 
-    /// Records that a snapshot has read rows. Called once per batch of rows.
+    /// Counts rows read by a snapshot. Called once per batch of rows.
     pub fn copied(&self, rows: u64) {
         add(&self.snapshot_rows, rows);
     }
@@ -474,8 +475,7 @@ impl PipelineStats {
         load(&self.snapshot_rows)
     }
 
-    /// Records that rows were left out because their tables are set aside. Called once per batch of
-    /// rows.
+    /// Counts rows left out because their tables are set aside. Called once per batch of rows.
     pub fn left_out(&self, rows: u64) {
         add(&self.left_out_rows, rows);
     }

@@ -1,11 +1,13 @@
-//! Deliveries in any order become one contiguous confirmed LSN.
+//! Turns deliveries in any order into one confirmed LSN.
 //!
-//! Each transaction with records has a counter; a delivery takes one from it, and those that come
-//! together are taken together. The LSN to confirm is the end of the last transaction before which,
-//! and including which, every counter is at zero. Transactions without records and keepalives need
-//! no counter: they lift the end of the transaction before them.
+//! Each transaction with records has a counter of records in flight. A delivery decrements it, and
+//! deliveries of one transaction that are reported together are subtracted at once. The LSN to
+//! confirm is the end of the last transaction for which this counter, and those of all earlier
+//! transactions, are zero. Transactions without records and keepalives need no counter: they raise
+//! the end of the preceding transaction.
 //!
-//! Only this module can make a [`Confirmed`], so nothing else can decide what PostgreSQL is told.
+//! Only this module can create a [`Confirmed`], so no other module can decide what is confirmed to
+//! PostgreSQL.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,8 +21,8 @@ use crate::model::lsn::Lsn;
 use crate::model::time::unix_micros;
 use crate::model::window::Window;
 
-/// An LSN such that every record of every transaction ending at or before it is durable in the
-/// sink. Made by [`Watermark::confirmed`] alone.
+/// An LSN for which every record of every transaction ending at or before it is durable in the
+/// sink. Only created by [`Watermark::confirmed`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Confirmed(Lsn);
 
@@ -31,34 +33,34 @@ impl Confirmed {
     }
 }
 
-/// Transactions with records that may be between reading and durable.
+/// Maximum number of transactions with records that have been read but are not durable.
 const TRANSACTIONS_MAX: usize = 1 << SLOT_BITS;
 const SLOT_BITS: u32 = 16;
 const COST_MAX: u64 = (1 << (u64::BITS - SLOT_BITS)) - 1;
 
-/// While its transaction is open, a counter stands this much higher than the records in flight, so
-/// that it can't be at zero before the commit.
+/// Added to the counter of an open transaction, so that it can't reach zero before the commit.
 const OPEN: u64 = 1 << 63;
 
-/// What a record carries through the sink and back: its transaction's counter and its cost. One
-/// word, so that it fits the sink's per-record pointer, and never zero.
+/// The tag that a record carries through the sink and back. It identifies the transaction's counter
+/// and contains the record's cost. A tag is one word, so that it fits in the sink's per-record
+/// pointer, and is never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tag(u64);
 
 impl Tag {
-    /// The tag as the word it is.
+    /// Returns the tag as an integer.
     #[must_use]
     pub fn to_word(self) -> u64 {
         self.0
     }
 
-    /// The tag that [`Tag::to_word`] was taken of.
+    /// Creates the tag from the result of [`Tag::to_word`].
     #[must_use]
     pub fn from_word(word: u64) -> Self {
         Self(word)
     }
 
-    /// What the record takes of the window, in bytes.
+    /// Returns how much of the window the record uses, in bytes.
     #[must_use]
     pub fn cost(self) -> u64 {
         self.0 >> SLOT_BITS
@@ -70,37 +72,39 @@ impl Tag {
     }
 }
 
-/// The reading side: what was sent, and up to where it has become durable.
+/// The reading side: what was sent, and how far it has become durable.
 pub struct Watermark {
     deliveries: Arc<Deliveries>,
     window: Window,
     /// See [`Watermark::one_at_a_time`].
     one_at_a_time: bool,
-    /// Ends of the transactions that have a counter and are complete, oldest first.
+    /// Ends of the complete transactions that have a counter, oldest first.
     ends: VecDeque<Lsn>,
-    /// Counter of the oldest transaction.
+    /// Index of the oldest transaction's counter.
     head: usize,
     open: Option<OpenTransaction>,
     sent: Window,
-    /// What was delivered when last looked at. The sink's threads write the true totals all the
-    /// time, so a look at each record would cost a cache miss.
+    /// The delivered totals when last read. The sink's threads update the actual totals constantly,
+    /// so reading them for each record would cost a cache miss.
     delivered: Window,
     /// The highest LSN of a keepalive, an empty transaction or a commit.
     received: Lsn,
-    /// Of this connection, the end of the last transaction that had records.
+    /// End of the last transaction with records on this connection.
     carried: Lsn,
     confirmed: Confirmed,
-    /// Exactly-once: what a committed checkpoint covers. Nothing beyond it may be confirmed.
+    /// With exactly-once delivery, the LSN that the last committed checkpoint covers. No higher LSN
+    /// may be confirmed.
     checkpointed: Option<Lsn>,
-    /// Exactly-once: ends and times of transactions that no checkpoint covers yet.
+    /// With exactly-once delivery, the ends and times of transactions that no checkpoint covers
+    /// yet.
     uncovered: VecDeque<(Lsn, Times)>,
-    /// Transactions that had records.
+    /// Number of transactions with records.
     transactions: u64,
-    /// When the last of them was committed, in microseconds since 1970.
+    /// Commit time of the last of them, in microseconds since 1970.
     last_micros: u64,
-    /// When the transaction was committed that began last; zero where that is not known.
+    /// Commit time of the transaction that began last; zero if unknown.
     begun_micros: u64,
-    /// The time, as of the last look at the clock.
+    /// Current time, as of the last tick.
     now_micros: u64,
 }
 
@@ -109,7 +113,7 @@ struct OpenTransaction {
     records: u64,
 }
 
-/// Times of one transaction, in microseconds since 1970; zero where they are not known.
+/// Times of one transaction, in microseconds since 1970; zero if unknown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
     committed: u64,
@@ -122,26 +126,26 @@ pub enum OrderError {
     /// A transaction begins inside another one.
     #[error("transaction with commit LSN {0} begins inside the one with commit LSN {1}")]
     Nested(Lsn, Lsn),
-    /// A transaction ends that didn't begin, or ends before its commit record.
+    /// A commit without a matching begin, or whose end is not after its commit record.
     #[error("commit at {0} (end {1}) doesn't end the transaction that began")]
     Unmatched(Lsn, Lsn),
     /// A row outside a transaction.
     #[error("row outside a transaction")]
     Stray,
-    /// Commits must rise.
+    /// A commit LSN that is lower than the end of what was received before.
     #[error("commit LSN {0} isn't above {1}, which came before it")]
     NotRising(Lsn, Lsn),
 }
 
 impl Watermark {
-    /// Nothing sent yet, and everything up to `resume` durable: PostgreSQL's own word for it, the
-    /// slot's `confirmed_flush_lsn`.
+    /// Creates a watermark with nothing sent, and everything up to `resume` durable according to
+    /// PostgreSQL: `resume` is the slot's `confirmed_flush_lsn`.
     #[must_use]
     pub fn new(window: Window, resume: Lsn) -> Self {
         Self::observed(window, resume, Arc::default())
     }
 
-    /// As [`Watermark::new`]; what is delivered is written down in `stats`.
+    /// Same as [`Watermark::new`], but records deliveries in `stats`.
     #[must_use]
     pub fn observed(window: Window, resume: Lsn, stats: Arc<PipelineStats>) -> Self {
         stats.allowed(window);
@@ -174,17 +178,17 @@ impl Watermark {
         }
     }
 
-    /// The other side, for the sink.
+    /// Returns the other side, for the sink.
     #[must_use]
     pub fn deliveries(&self) -> Arc<Deliveries> {
         Arc::clone(&self.deliveries)
     }
 
-    /// A new connection starts at `resume`, the slot's `confirmed_flush_lsn`, and sends again what
-    /// ends after it.
+    /// Records that a new connection starts at `resume`, the slot's `confirmed_flush_lsn`, and
+    /// sends again what ends after it.
     ///
-    /// What is in flight keeps its counters, ahead of what is re-sent, but confirms nothing any
-    /// more: the server may be another one now, whose log ends before those LSNs.
+    /// Records in flight keep their counters, ahead of what is sent again, but no longer confirm
+    /// anything: the server may be a different one, whose WAL ends before those LSNs.
     pub fn reconnected(&mut self, resume: Lsn) {
         if let Some(open) = self.open.take() {
             self.seal(open.records, Lsn::ZERO, Times::default());
@@ -196,20 +200,22 @@ impl Watermark {
         self.confirmed = Confirmed(resume);
     }
 
-    /// A transaction begins whose commit record is at `commit`.
+    /// Begins a transaction whose commit record is at `commit`.
     ///
     /// # Errors
-    /// Another is open, or commits don't rise.
+    /// Another transaction is open, or `commit` is lower than what was received before.
     pub fn begin(&mut self, commit: Lsn) -> Result<(), OrderError> {
-        // Nothing was received beyond its own commit record.
+        // A transaction must begin after everything received so far, so its own commit record is
+        // the lower bound.
         self.begin_copy(commit, commit)
     }
 
-    /// A copy begins of what was committed before `snapshot_lsn`, which is where it ends. Its commit record counts as
-    /// at `commit`. The stream has not gone on yet, so the consistent point may be where that resumes.
+    /// Begins a copy of what was committed before `snapshot_lsn`, which is also its end. Its commit
+    /// record counts as being at `commit`. The stream has not started yet, so the consistent point
+    /// may be equal to the LSN at which the stream resumes.
     ///
     /// # Errors
-    /// A transaction is open, or the stream resumes beyond the consistent point.
+    /// A transaction is open, or the stream resumes after the consistent point.
     pub fn begin_copy(&mut self, commit: Lsn, snapshot_lsn: Lsn) -> Result<(), OrderError> {
         if let Some(open) = &self.open {
             return Err(OrderError::Nested(commit, open.commit));
@@ -222,44 +228,45 @@ impl Watermark {
         Ok(())
     }
 
-    /// The next row of a table begins. Rows that are read from a table stand in no log: each is durable by itself, and
-    /// its number has the place that an LSN has in a stream. A watermark is of a stream, or from zero on of such rows.
+    /// Begins the next row of a table. Rows read from a table are not in the WAL: each is durable
+    /// by itself, and its number takes the place of an LSN. A watermark is used either for a
+    /// stream, or for such rows starting at zero.
     ///
     /// # Errors
-    /// The row before it has not ended.
+    /// The preceding row has not ended.
     pub fn begin_row(&mut self) -> Result<(), OrderError> {
         self.begin(self.received)
     }
 
-    /// That row is complete: its record was taken, or a dead letter.
+    /// Ends the row: its record or a dead letter was passed to the sink.
     ///
     /// # Errors
-    /// None has begun.
+    /// No row has begun.
     pub fn end_row(&mut self) -> Result<(), OrderError> {
         self.commit(self.received, Lsn(self.received.0 + 1))
     }
 
-    /// How many rows are durable, with all before them.
+    /// Returns how many rows are durable, along with all rows before them.
     pub fn durable_rows(&mut self) -> u64 {
         self.confirmed().lsn().0
     }
 
-    /// When the transaction was committed that is open, in microseconds since 1970.
+    /// Sets the commit time of the open transaction, in microseconds since 1970.
     pub fn committed_at(&mut self, micros: u64) {
         self.begun_micros = micros;
     }
 
-    /// It is now so many microseconds since 1970. To be said before each read.
+    /// Sets the current time, in microseconds since 1970. Must be called before each read.
     pub fn tick(&mut self, now_micros: u64) {
         self.now_micros = now_micros;
     }
 
-    /// Counts one more record, which takes `cost` bytes, as in flight: its tag, or nothing while
-    /// the window is full. A record larger than the whole window passes when nothing else is in
-    /// flight.
+    /// Counts one more record, which takes `cost` bytes, as in flight. Returns its tag, or `None`
+    /// while the window is full. A record larger than the whole window is allowed when nothing else
+    /// is in flight.
     ///
-    /// It is counted before the sink has it, because the sink may deliver it at once; what the
-    /// sink then refuses goes to [`Watermark::release`].
+    /// The record is counted before it is passed to the sink, because the sink may deliver it
+    /// immediately. If the sink does not accept it, call [`Watermark::release`].
     ///
     /// # Errors
     /// No transaction is open.
@@ -283,7 +290,7 @@ impl Watermark {
         Ok(Some(tag))
     }
 
-    /// The sink has not taken the record with this tag.
+    /// Reverts [`Watermark::reserve`] for a record that the sink has not accepted.
     pub fn release(&mut self, tag: Tag) {
         if let Some(open) = &mut self.open {
             open.records -= 1;
@@ -292,10 +299,10 @@ impl Watermark {
         }
     }
 
-    /// The open transaction is complete and ends at `end`.
+    /// Ends the open transaction at `end`.
     ///
     /// # Errors
-    /// It isn't the one that began.
+    /// The transaction is not the one that began.
     pub fn commit(&mut self, commit: Lsn, end: Lsn) -> Result<(), OrderError> {
         let records = match &self.open {
             Some(open) if open.commit == commit && end > commit => open.records,
@@ -318,8 +325,8 @@ impl Watermark {
         Ok(())
     }
 
-    /// The server has nothing to send below `lsn`: a keepalive. Inside a transaction it counts only
-    /// if it is before that transaction's commit.
+    /// Records a keepalive: the server has nothing to send below `lsn`. Inside a transaction, it
+    /// counts only if it is not after the transaction's commit record.
     pub fn idle(&mut self, lsn: Lsn) {
         if lsn > self.received && self.open.as_ref().is_none_or(|open| lsn <= open.commit) {
             self.received = lsn;
@@ -327,11 +334,11 @@ impl Watermark {
         }
     }
 
-    /// What may be told to PostgreSQL now. On one connection it never goes back, and it never is
-    /// beyond what was received.
+    /// Returns the LSN that may be confirmed to PostgreSQL now. On one connection, it never
+    /// decreases, and it never exceeds what was received.
     ///
     /// # Panics
-    /// The watermark is beyond what was received: a defect that must not reach PostgreSQL.
+    /// The watermark exceeds what was received. This is a defect that must not reach PostgreSQL.
     pub fn confirmed(&mut self) -> Confirmed {
         while let Some(&end) = self.ends.front() {
             let counter = &self.deliveries.slots.at(self.head).counter;
@@ -344,7 +351,8 @@ impl Watermark {
             self.confirmed = self.confirmed.max(Confirmed(end));
         }
         if self.ends.is_empty() && self.open.is_none() {
-            // No record has a slot: who is quiet stays in the first segment.
+            // No slot is in use, so start again at the first one. This keeps a pipeline with low
+            // traffic in the first segment.
             self.head = 0;
         }
         assert!(
@@ -359,11 +367,12 @@ impl Watermark {
         }
     }
 
-    /// A checkpoint that covers everything up to `lsn` is durable. From the first call on nothing
-    /// beyond the last one is confirmed.
+    /// Records that a checkpoint covering everything up to `lsn` is durable. From the first call
+    /// on, nothing after the last checkpoint is confirmed.
     ///
     /// # Panics
-    /// It covers less than the one before it: a defect that would repeat events.
+    /// The checkpoint covers less than the preceding one. This is a defect that would repeat
+    /// events.
     pub fn checkpointed(&mut self, lsn: Lsn) {
         let before = self.checkpointed.replace(lsn);
         assert!(
@@ -379,21 +388,22 @@ impl Watermark {
         }
     }
 
-    /// As [`Watermark::checkpointed`] where that was called before, unless a later one is durable already.
+    /// Same as [`Watermark::checkpointed`], but does nothing unless that was called before with a
+    /// lower LSN.
     pub fn checkpointed_at_least(&mut self, lsn: Lsn) {
         if self.checkpointed.is_some_and(|before| before < lsn) {
             self.checkpointed(lsn);
         }
     }
 
-    /// Totals of what the sink has taken.
+    /// Returns the totals of what the sink has accepted.
     #[must_use]
     pub fn sent(&self) -> Window {
         self.sent
     }
 
-    /// How far it has got, for monitoring; `confirmed` is what [`Watermark::confirmed`] said,
-    /// and `waits` whether something waits for the sink.
+    /// Returns the current progress, for monitoring. `confirmed` is the result of
+    /// [`Watermark::confirmed`], and `waits` is whether the session is waiting for the sink.
     #[must_use]
     pub fn progress(&self, confirmed: Confirmed, waits: bool) -> Progress {
         let oldest = match (self.uncovered.front(), &self.open) {
@@ -401,7 +411,7 @@ impl Watermark {
             (None, _) if !self.ends.is_empty() => {
                 self.deliveries.slots.at(self.head).times().committed
             }
-            // A row that waits for its topic is not counted as sent yet.
+            // A row that waits for its topic has not been counted as sent yet.
             (None, Some(open)) if open.records > 0 || waits => self.begun_micros,
             (None, _) => 0,
         };
@@ -416,48 +426,50 @@ impl Watermark {
         }
     }
 
-    /// Where it is written down.
+    /// Returns the statistics in which deliveries are recorded.
     #[must_use]
     pub fn stats(&self) -> &Arc<PipelineStats> {
         &self.deliveries.stats
     }
 
-    /// Transactions that had records.
+    /// Returns the number of transactions with records.
     #[must_use]
     pub fn transactions(&self) -> u64 {
         self.transactions
     }
 
-    /// The highest LSN that was received on this connection.
+    /// Returns the highest LSN received on this connection.
     #[must_use]
     pub fn received(&self) -> Lsn {
         self.received
     }
 
-    /// The end of the last transaction that had records, of those received on this connection.
+    /// Returns the end of the last transaction with records that was received on this connection.
     #[must_use]
     pub fn carried(&self) -> Lsn {
         self.carried
     }
 
-    /// From now on that much may be in flight; what is more by then stays.
+    /// Sets the limits on what may be in flight. Records already in flight that exceed the limits
+    /// stay in flight.
     pub fn allow(&mut self, window: Window) {
         self.window = window;
         self.deliveries.stats.allowed(window);
     }
 
-    /// From now on nothing is in flight beside a record, or again what the window allows.
+    /// Sets whether only one record may be in flight at a time.
     pub fn one_at_a_time(&mut self, one: bool) {
         self.one_at_a_time = one;
     }
 
-    /// Records and bytes that the sink has and that aren't durable.
+    /// Returns the records and bytes that the sink has accepted and that aren't durable.
     #[must_use]
     pub fn in_flight(&self) -> Window {
         self.sent.minus(self.deliveries.total())
     }
 
-    /// The window has room for one more record, by the last look at what was delivered.
+    /// Returns whether the window has space for one more record, according to the delivered totals
+    /// when last read.
     fn fits(&self, cost: u64) -> bool {
         let in_flight = self.sent.minus(self.delivered);
         in_flight.records == 0
@@ -466,9 +478,9 @@ impl Watermark {
                 && in_flight.bytes.saturating_add(cost) <= self.window.bytes
     }
 
-    /// Resolves when [`Watermark::reserve`] is worth another try, or a delivery has failed. A full
-    /// window is waited for until a quarter of it is free, so that many records share the cost of
-    /// a sleep and a wake.
+    /// Waits until [`Watermark::reserve`] may succeed, or a delivery has failed. If the window is
+    /// full, waits until a quarter of it is free, so that many records share the cost of sleeping
+    /// and waking.
     pub async fn room(&self) {
         if self.one_at_a_time {
             return self.empty().await;
@@ -483,7 +495,7 @@ impl Watermark {
         .await;
     }
 
-    /// Resolves when the sink has nothing left, or a delivery has failed.
+    /// Waits until nothing is in flight, or a delivery has failed.
     pub async fn empty(&self) {
         self.wait_for(Window {
             records: 0,
@@ -493,7 +505,7 @@ impl Watermark {
     }
 
     async fn wait_for(&self, at_most: Window) {
-        // As totals delivered, which is what the other side counts.
+        // Converted to delivered totals, which is what the other side counts.
         let enough = Window {
             records: self.sent.records.saturating_sub(at_most.records),
             bytes: self.sent.bytes.saturating_sub(at_most.bytes),
@@ -507,13 +519,13 @@ impl Watermark {
         }
     }
 
-    /// Gives the counter of the transaction that was open its true value.
+    /// Sets the counter of the open transaction to its actual value.
     fn seal(&mut self, records: u64, end: Lsn, mut times: Times) {
         if records == 0 {
             return;
         }
         if self.checkpointed.is_some() {
-            // It is readable only when a checkpoint covers it.
+            // The transaction is visible to consumers only when a checkpoint covers it.
             if self.uncovered.len() < TRANSACTIONS_MAX {
                 self.uncovered.push_back((end, times));
             }
@@ -522,7 +534,8 @@ impl Watermark {
         let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
         let slot = self.deliveries.slots.at(slot);
         slot.timed(times);
-        // OPEN - delivered + records - OPEN: what is still in flight.
+        // The counter becomes OPEN - delivered + records - OPEN: the number of records still in
+        // flight.
         let sealed = OPEN - records;
         let before = slot.counter.fetch_sub(sealed, Ordering::AcqRel);
         if before == sealed {
@@ -539,7 +552,7 @@ impl Watermark {
     }
 }
 
-/// The sink's side: called from its threads.
+/// The sink's side, called from its threads.
 pub struct Deliveries {
     slots: Slots,
     stats: Arc<PipelineStats>,
@@ -550,15 +563,15 @@ pub struct Deliveries {
     failure: Mutex<Option<DeliveryFailure>>,
 }
 
-/// Records of one transaction that came in a row.
+/// Consecutive records of one transaction.
 struct Transaction {
     slot: usize,
     records: u64,
 }
 
 impl Deliveries {
-    /// The records with these tags are durable; gives how many. Best called with many: what the
-    /// reading side looks at is written once.
+    /// Counts the records with these tags as durable, and returns how many there are. Call it with
+    /// many tags at once, because the state shared with the reading side is updated once per call.
     pub fn delivered(&self, tags: impl IntoIterator<Item = Tag>) -> u64 {
         let mut delivered = Window::default();
         let mut settled = Settled::of(&self.stats);
@@ -602,15 +615,16 @@ impl Deliveries {
         }
     }
 
-    /// What is known of the pipeline, for monitoring.
+    /// Returns the pipeline's statistics, for monitoring.
     #[must_use]
     pub fn stats(&self) -> &PipelineStats {
         &self.stats
     }
 
-    /// What was delivered, ever.
+    /// Returns the totals of everything delivered so far.
     fn total(&self) -> Window {
-        // Records first: they are counted last, so the bytes are never behind them.
+        // Load the records first: they are updated last, so the bytes include at least those
+        // records.
         let records = self.records.load(Ordering::SeqCst);
         Window {
             records,
@@ -618,8 +632,8 @@ impl Deliveries {
         }
     }
 
-    /// A record is lost to this sink. Its counter never reaches zero, so nothing after it is
-    /// confirmed; the pipeline starts again from what was.
+    /// Records that this sink has lost a record. The record's counter never reaches zero, so
+    /// nothing after it is confirmed. The pipeline restarts from the confirmed LSN.
     pub fn failed_with(&self, failure: DeliveryFailure) {
         {
             let mut first = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -639,13 +653,13 @@ impl Deliveries {
         self.waiter.wake_if(|_| true);
     }
 
-    /// Some delivery has failed.
+    /// Returns whether a delivery has failed.
     #[must_use]
     pub fn failed(&self) -> bool {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// The first failure, or the first permanent one.
+    /// Returns the first permanent failure, or the first failure if none is permanent.
     #[must_use]
     pub fn failure(&self) -> Option<DeliveryFailure> {
         self.failure
@@ -655,8 +669,9 @@ impl Deliveries {
     }
 }
 
-/// Of the transactions in flight. A segment is there from the first use of one of its slots on, so that a pipeline that never has
-/// many transactions in flight does not pay for [`TRANSACTIONS_MAX`] of them.
+/// The counters of the transactions in flight. A segment is allocated when one of its slots is
+/// first used, so that a pipeline with few transactions in flight does not need memory for
+/// [`TRANSACTIONS_MAX`] of them.
 #[derive(Default)]
 struct Slots([OnceLock<Box<[Slot; SEGMENT]>>; TRANSACTIONS_MAX / SEGMENT]);
 
@@ -671,10 +686,10 @@ impl Slots {
     }
 }
 
-/// What is known of one of them.
+/// State of one transaction in flight.
 struct Slot {
     counter: AtomicU64,
-    /// [`Times`] that the reading side writes and the sink's side reads.
+    /// [`Times`], written by the reading side and read by the sink's side.
     committed: AtomicU64,
     read: AtomicU64,
 }
@@ -703,14 +718,15 @@ impl Slot {
     }
 }
 
-/// So many transactions that become durable together count as the first of them. They are neighbours
-/// in the log, and looking at each would cost as much as counting its records.
+/// Up to this many transactions that become durable together are recorded with the times of the
+/// first one. They are adjacent in the WAL, and reading the times of each would cost as much as
+/// counting its records.
 const ALIKE: u64 = 16;
 
-/// Counts how long transactions took that become durable together.
+/// Records the durations of transactions that become durable together.
 struct Settled<'s> {
     stats: &'s PipelineStats,
-    /// Of the first of them.
+    /// Times of the first transaction.
     times: Times,
     alike: u64,
 }
@@ -724,7 +740,8 @@ impl<'s> Settled<'s> {
         }
     }
 
-    /// One is durable, or, with exactly-once, readable.
+    /// Adds a transaction that has become durable or, with exactly-once delivery, visible to
+    /// consumers.
     fn add(&mut self, times: impl FnOnce() -> Times) {
         if self.alike == 0 {
             self.times = times();
@@ -758,10 +775,11 @@ impl Drop for Settled<'_> {
     }
 }
 
-/// Wakes one sleeper when its target is reached, and costs one load where nobody sleeps.
+/// Wakes one waiting task when its target is reached. Costs one load if no task is waiting.
 ///
-/// The sleeper arms and then looks at the totals; the other side adds to the totals and then looks
-/// whether it is armed. In one total order (`SeqCst`) one of the two sees the other.
+/// The task arms the waiter and then reads the totals; the other side updates the totals and then
+/// checks whether the waiter is armed. Since all these operations are in a single total order
+/// (`SeqCst`), at least one side sees the other's write.
 #[derive(Default)]
 struct Waiter {
     armed: AtomicBool,

@@ -12,7 +12,8 @@ fn watermark() -> Watermark {
     Watermark::new(WINDOW, Lsn(100))
 }
 
-/// One transaction with `records` records; its commit record is at `commit` and 10 bytes long.
+/// Sends a transaction with `records` records, whose commit record is at `commit` and 10 bytes
+/// long. Returns the tags.
 fn transaction(watermark: &mut Watermark, commit: u64, records: usize) -> Vec<Tag> {
     watermark.begin(Lsn(commit)).expect("begins");
     let tags = (0..records)
@@ -77,7 +78,7 @@ fn an_open_transaction_is_never_confirmed_however_much_of_it_is_delivered() {
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
 }
 
-/// How many transactions were timed, from commit and from read.
+/// Returns how many transactions have been timed, from their commit and from their read.
 fn timed(watermark: &Watermark) -> (u64, u64) {
     let stats = watermark.stats();
     let total = |of: &Histogram| of.counts().total();
@@ -97,7 +98,7 @@ fn a_transaction_is_timed_once_when_its_last_record_is_delivered() {
         (0, 1),
         "nobody said when it was committed"
     );
-    // Delivered before it was read to its end.
+    // The record is delivered before its transaction is read completely.
     watermark.begin(Lsn(300)).expect("begins");
     watermark.committed_at(unix_micros() - 2_000_000);
     let tag = watermark.reserve(1).expect("open").expect("room");
@@ -107,7 +108,7 @@ fn a_transaction_is_timed_once_when_its_last_record_is_delivered() {
     assert_eq!(timed(&watermark), (1, 2));
     let committed = watermark.stats().commit_to_delivery.counts();
     assert!(committed.sum_micros >= 2_000_000, "{committed:?}");
-    // Many at once.
+    // Many transactions become durable at once.
     let tags: Vec<_> = (0..50)
         .flat_map(|n| transaction(&mut watermark, 400 + n * 10, 2))
         .collect();
@@ -173,7 +174,7 @@ fn nothing_beyond_a_checkpoint_is_confirmed() {
     assert_eq!(watermark.confirmed().lsn(), Lsn(100));
     watermark.checkpointed(Lsn(210));
     assert_eq!(watermark.confirmed().lsn(), Lsn(210));
-    // A checkpoint is no delivery.
+    // A checkpoint does not make a record durable.
     transaction(&mut watermark, 400, 1);
     watermark.checkpointed(Lsn(410));
     assert_eq!(watermark.confirmed().lsn(), Lsn(310));
@@ -275,7 +276,7 @@ fn a_stream_that_contradicts_itself_is_refused() {
     watermark.begin(Lsn(210)).expect("commits may touch");
 }
 
-/// So it is after a failover to a standby that had nothing behind where its slot stands.
+/// This happens after a failover to a standby without any WAL after the slot's position.
 #[test]
 fn copy_whose_snapshot_lsn_is_where_the_stream_resumes_holds_back_what_follows() {
     let mut watermark = watermark();
@@ -333,7 +334,7 @@ fn transactions_in_flight_are_bounded() {
     assert!(watermark.reserve(1).expect("open").is_some());
 }
 
-/// Segments that were used.
+/// Returns the number of allocated segments.
 fn segments(watermark: &Watermark) -> usize {
     let segments = &watermark.deliveries.slots.0;
     segments.iter().filter(|one| one.get().is_some()).count()
@@ -350,7 +351,7 @@ fn memory_is_taken_for_the_transactions_in_flight_and_not_for_those_that_may_be(
         assert_eq!(watermark.confirmed().lsn(), Lsn(commit * 200 + 10));
     }
     assert_eq!(segments(&watermark), 1);
-    // With one in flight all the time, slots are used in turn.
+    // If one transaction is always in flight, slots are used in rotation.
     let mut before = transaction(&mut watermark, several * 200, 1);
     for commit in several + 1..2 * several {
         let tags = transaction(&mut watermark, commit * 200, 1);
@@ -464,7 +465,7 @@ fn the_first_failure_counts_unless_a_permanent_one_follows() {
     check(&[("first", true), ("second", true)], "first");
 }
 
-/// How often a task was woken.
+/// Counts how often a task was woken.
 #[derive(Default)]
 struct Wakes(AtomicU64);
 
@@ -524,7 +525,7 @@ fn a_full_window_wakes_its_waiter_once_a_quarter_is_free() {
     }
 }
 
-/// What happens to a watermark in the property test.
+/// A step of the property test.
 #[derive(Clone, Debug)]
 enum Step {
     Begin { gap: u64 },
@@ -546,8 +547,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The naive model: every event since the connection began, in order, with the LSN it confirms and
-/// the records it still waits for.
+/// A simple model: every event since the connection started, in order, with the LSN it confirms and
+/// the number of records it still waits for.
 #[derive(Default)]
 struct Model {
     queue: Vec<(u64, usize)>,
@@ -596,7 +597,8 @@ proptest! {
                     let lsn = received + ahead;
                     watermark.idle(Lsn(lsn));
                     if open.is_none_or(|commit| lsn <= commit) {
-                        // Inside a transaction it is the transactions before it that count.
+                        // Inside a transaction, the keepalive counts for the preceding
+                        // transactions.
                         let at = model.queue.len() - usize::from(open.is_some());
                         model.queue.insert(at, (lsn, 0));
                         in_flight.iter_mut().filter(|(_, of)| *of >= at).for_each(|(_, of)| *of += 1);
