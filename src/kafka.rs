@@ -2,6 +2,7 @@
 
 mod aside;
 mod brokers;
+mod certificate;
 pub(crate) mod context;
 pub(crate) mod credentials;
 mod end;

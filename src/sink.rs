@@ -205,7 +205,7 @@ pub enum SinkError {
     NoPartition { topic: String, partition: i32 },
     /// The broker does not accept who we are.
     #[error(
-        "Kafka at {brokers} refuses the connection: {reason}. Correct security.protocol, sasl.* and ssl.* in [kafka]"
+        "Kafka at {brokers} refuses the connection: {reason}. {}", refusal_remedy(.reason)
     )]
     Refused {
         /// `bootstrap.servers`.
@@ -274,6 +274,18 @@ impl SinkError {
             Self::RecordRefused { at, .. } => Some(at.to_string()),
             _ => None,
         }
+    }
+}
+
+/// What fixes a refused connection, by librdkafka's reason.
+fn refusal_remedy(reason: &str) -> &'static str {
+    match reason {
+        // The broker answers a SASL request that it did not expect.
+        _ if reason.contains("not valid in current SASL state") => {
+            "The listener at this port does not use SASL: name the port of the one that does, or set security.protocol to plaintext or ssl"
+        }
+        _ if reason.contains("the certificate of broker") => "Nothing was sent to the broker",
+        _ => "Correct security.protocol, sasl.* and ssl.* in [kafka]",
     }
 }
 

@@ -11,6 +11,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{BaseProducer, DeliveryResult, Producer, ProducerContext};
 use tokio::time::{sleep, timeout};
 
+use super::certificate;
 use super::context::{Context, NEEDS_IDEMPOTENCE};
 use super::credentials::Credentials;
 use super::grants::Grants;
@@ -281,7 +282,7 @@ async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duratio
     };
     match context.refusal() {
         _ if answers => std::future::pending().await,
-        Some(reason) => Trouble::Refused(reason),
+        Some(reason) => Trouble::Refused(certificate::explain(&config, reason).await),
         None if context.is_down() => Trouble::Down(context.cause()),
         None => std::future::pending().await,
     }

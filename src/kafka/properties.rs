@@ -46,6 +46,11 @@ pub enum PropertyError {
     /// The property names a file that must not be used.
     #[error("Kafka property {0}")]
     File(FileError),
+    /// The address of a broker begins like that of something else.
+    #[error(
+        "bootstrap.servers: {0:?} is not the address of a Kafka broker: expected HOST:PORT[,HOST:PORT...], without http://"
+    )]
+    Address(String),
     /// No broker is configured.
     #[error(
         "no Kafka broker is named: expected --kafka HOST:PORT, WALPOST_KAFKA=HOST:PORT, or \
@@ -95,8 +100,22 @@ pub(crate) fn check_with_code(properties: &Properties) -> Result<(), PropertyErr
         .get("bootstrap.servers")
         .or(properties.get("metadata.broker.list"))
     {
-        Some(brokers) if !brokers.trim().is_empty() => Ok(()),
+        Some(brokers) if !brokers.trim().is_empty() => check_brokers(brokers),
         _ => Err(PropertyError::NoBrokers),
+    }
+}
+
+/// librdkafka only logs an address with another protocol, and then has no broker.
+fn check_brokers(brokers: &str) -> Result<(), PropertyError> {
+    const PROTOCOLS: [&str; 4] = ["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"];
+    let mut addresses = brokers.split(',').map(str::trim);
+    let is_foreign = |address: &&str| {
+        let protocol = address.split_once("://").map(|(protocol, _)| protocol);
+        protocol.is_some_and(|protocol| !PROTOCOLS.contains(&&*protocol.to_ascii_lowercase()))
+    };
+    match addresses.find(is_foreign) {
+        Some(address) => Err(PropertyError::Address(address.to_owned())),
+        None => Ok(()),
     }
 }
 
@@ -264,6 +283,11 @@ const PRIVATE_KEY: &str = "ssl.key.location";
 const KEY_STORE: &str = "ssl.keystore.location";
 /// Value that makes librdkafka search for the system's certificate authorities.
 const PROBE: &str = "probe";
+
+/// Whether `ssl.ca.location` has this value and names no file.
+pub(super) fn is_probe(path: &Path) -> bool {
+    path == Path::new(PROBE)
+}
 
 /// Checks the files that the configuration names. A user who can write to one of them controls
 /// which brokers are trusted, and a FIFO would block librdkafka.
@@ -735,5 +759,13 @@ mod tests {
             "{error}"
         );
         assert_eq!(check(&Properties::new()), Err(PropertyError::NoBrokers));
+        let url = [(
+            "bootstrap.servers".to_owned(),
+            "b:9092,http://c:9092".to_owned(),
+        )];
+        assert_eq!(
+            check(&url.into()),
+            Err(PropertyError::Address("http://c:9092".to_owned()))
+        );
     }
 }

@@ -95,7 +95,7 @@ impl TopicLookup {
                     }
                 }
                 Err(code) if is_without_answer(code) => {
-                    refusals.note(&self.producer, &self.topics)?
+                    refusals.note(&self.producer, &self.topics).await?
                 }
                 Err(code) => {
                     debug!(topic = pending.topic, %code, "failed to look up several topics at once");

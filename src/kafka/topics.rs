@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::aside::Aside;
+use super::certificate;
 use super::context::Context;
 use super::credentials::Credentials;
 use super::grants::Grants;
@@ -184,7 +185,7 @@ impl Topics {
                         None => {}
                     }
                 }
-                Err(()) => refusals.note(&producer, &self)?,
+                Err(()) => refusals.note(&producer, &self).await?,
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
@@ -451,7 +452,7 @@ impl Refusals {
     ///
     /// # Errors
     /// Authentication has been failing for too long to be temporary.
-    pub(super) fn note(
+    pub(super) async fn note(
         &mut self,
         producer: &BaseProducer<Context>,
         topics: &Topics,
@@ -474,7 +475,7 @@ impl Refusals {
         if tried > patience {
             return Err(SinkError::Refused {
                 brokers: topics.brokers(),
-                reason,
+                reason: certificate::explain(&topics.config, reason).await,
             });
         }
         Ok(())

@@ -222,7 +222,7 @@ impl Checkpoints {
                         Ok(())
                     })
                     .await?;
-                    refusals.note(producer, &topics)?;
+                    refusals.note(producer, &topics).await?;
                 }
             }
         };
