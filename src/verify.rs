@@ -48,6 +48,9 @@ mod topics;
 
 /// How much a record's time may be before that of its row: the clocks of two machines.
 const SLACK: Duration = Duration::from_secs(600);
+/// A note about missing events if the settings send no dead letters.
+const UNKNOWN_DEAD_LETTERS: &str = "these settings send no dead letters. If walpost run has others (on_oversize, on_unroutable, \
+    dead_letter_topic), its dead letters can be among the missing: verify with the same settings, best from the same file";
 /// How often the slot is looked at.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -275,6 +278,9 @@ pub(crate) fn verify(
     )?;
     if reporter.counts.missing > 0 {
         reporter.notes.extend(database.journal.given_up);
+        if !settings.dead_letters.are_sent() {
+            reporter.note(UNKNOWN_DEAD_LETTERS.to_owned());
+        }
     }
     Ok(Report {
         counts: reporter.counts,

@@ -19,8 +19,9 @@ pub(super) struct DeadLetters {
 }
 
 impl DeadLetters {
-    /// Reads those of the pipeline, if its settings send any; `id` is the header that has the event's id. What cannot be read, and
-    /// what takes more than `max_bytes`, is left out with a note.
+    /// Reads those of the pipeline; `id` is the header that has the event's id. What cannot be read, and what takes more than
+    /// `max_bytes`, is left out with a note. The topic is read even if these settings send no dead letters: those of
+    /// `walpost run` may be others, and so may have been the settings of the past.
     pub(super) fn read(
         settings: &PipelineSettings,
         reader: &TopicReader,
@@ -33,9 +34,6 @@ impl DeadLetters {
             topic: settings.dead_letters.topic.clone(),
             ..Self::default()
         };
-        if !settings.dead_letters.are_sent() {
-            return letters;
-        }
         let mut is_full = false;
         let read = letters.read_topic(reader, deadline, |letters, message| {
             is_full = letters.bytes > max_bytes;
@@ -46,6 +44,8 @@ impl DeadLetters {
         let why = match read {
             Ok(()) if is_full => "there are too many for --memory".to_owned(),
             Ok(()) => return letters,
+            // Walpost was not told to use the topic, and may have no right to.
+            Err(_) if !settings.dead_letters.are_sent() => return letters,
             Err(error) => error.to_string(),
         };
         reporter.note(format!(
