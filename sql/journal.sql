@@ -35,7 +35,7 @@ BEGIN
             WHERE NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = journal AND attname = name AND NOT attisdropped);
         IF missing IS NOT NULL THEN
             RAISE EXCEPTION 'table walpost.journal exists and lacks: %', missing
-                USING HINT = 'Give it another name, and run this again.';
+                USING HINT = 'ALTER TABLE walpost.journal RENAME TO journal_old; then run this again.';
         END IF;
     ELSE
         CREATE TABLE walpost.journal (

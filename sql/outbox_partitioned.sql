@@ -83,7 +83,8 @@ DECLARE
 BEGIN
     IF 'lock_and_examine' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table % is not used without it', outbox
-            USING ERRCODE = 'undefined_function', HINT = 'Create it as a superuser: walpost init, or sql/guard.sql.';
+            USING ERRCODE = 'undefined_function',
+                HINT = format('Create it as a superuser: walpost init; or: psql -d %L -f sql/guard.sql', current_database());
     END IF;
     -- A new partition is checked against the constraints of the table, which would run the code as us. Nobody can change them
     -- from here to the end of this block.
@@ -100,7 +101,8 @@ BEGIN
         EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s DEFAULT', in_schema, stem || '_default', outbox);
     ELSIF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) <> 'p' THEN
         RAISE EXCEPTION 'table % exists and is not partitioned', outbox
-            USING HINT = 'Use another name for the partitioned table, or sql/outbox.sql to keep this one.';
+            USING HINT = 'Use another name for the partitioned table. To keep this one: walpost init without --partitioned, '
+                'or sql/outbox.sql.';
     ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
     THEN
         RAISE NOTICE 'table % was not made by Walpost: its partitions are left to whoever made it', outbox;

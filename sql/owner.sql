@@ -55,7 +55,7 @@ BEGIN
     SELECT c.* INTO found FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = in_schema AND c.relname = outbox_name;
     IF found IS NULL THEN
-        RAISE EXCEPTION 'table % does not exist', outbox USING HINT = 'Run sql/outbox.sql first.';
+        RAISE EXCEPTION 'table % does not exist', outbox USING HINT = format('Create it first: psql -d %L -f sql/outbox.sql', current_database());
     END IF;
     IF found.relowner <> wanted THEN
         IF found.relowner <> us THEN

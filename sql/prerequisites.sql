@@ -27,7 +27,7 @@ BEGIN
     IF found IS NULL THEN
         IF pg_is_in_recovery() THEN
             RAISE EXCEPTION 'this server is a standby in recovery, and slot % is made on the primary', name
-                USING HINT = 'Connect to the primary.';
+                USING HINT = 'Connect to the primary. With several hosts in the connection string: target_session_attrs=read-write';
         END IF;
         -- From PostgreSQL 19 on the first logical slot raises effective_wal_level, for which replica is enough.
         IF current_setting('wal_level') <> 'logical' AND (current_setting('wal_level') = 'minimal'
@@ -86,8 +86,8 @@ BEGIN
     END IF;
     IF found.wal_status = 'lost' THEN
         RAISE EXCEPTION 'slot % exists and has lost its place: the server removed WAL that it still needed', name
-            USING HINT = format('Nothing after %s was delivered. Drop it with sql/teardown.sql and start again; '
-                'rows written since then must be sent again.', found.confirmed_flush_lsn);
+            USING HINT = format('Nothing after %s was delivered. Drop it: SELECT pg_drop_replication_slot(%L); then run this '
+                'again, and send the rows that were written since then again (docs/replay.md)', found.confirmed_flush_lsn, name);
     END IF;
 END
 $walpost$;

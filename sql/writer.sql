@@ -47,7 +47,8 @@ BEGIN
     IF outbox_name = '' THEN
         IF 'publish' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
             RAISE EXCEPTION 'function walpost.publish does not exist' USING ERRCODE = 'undefined_function',
-                HINT = 'Create it: walpost init --outbox messages, or sql/publish.sql.';
+                HINT = pg_catalog.format('Create it: walpost init; or: psql -d %L -f sql/publish.sql',
+                    pg_catalog.current_database());
         END IF;
         EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA walpost TO %I', name);
         EXECUTE pg_catalog.format(

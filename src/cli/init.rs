@@ -163,7 +163,7 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             true => print(settings, &provision, several),
             false => apply(settings, &provision, columns).and_then(|readiness| {
                 add_tables(settings, &provision, columns)?;
-                log_next(settings);
+                log_next(settings, args);
                 readiness.exit()
             }),
         };
@@ -174,9 +174,10 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
     exit
 }
 
-/// Logs the commands that come after this one.
-fn log_next(settings: &PipelineSettings) {
-    let commands = settings.target.commands.without_administrator();
+/// Logs the commands that come after this one. Without a file they connect as the role that was created, and name brokers.
+fn log_next(settings: &PipelineSettings, args: &InitArgs) {
+    let role = (!args.no_role).then_some(&*args.role);
+    let commands = settings.target.commands.after_init(role);
     info!(
         pipeline = settings.name,
         "next: {}; and then: {}",
@@ -293,12 +294,19 @@ pub(super) fn apply(
                 .map_err(|error| error.to_string()),
             Columns::Unknown => Ok(()),
         };
+        let role = provision.role.as_deref();
+        let had_role = has_role(&catalog, role).await;
         let before = catalog.look(&provision.target).await;
         let applied = provision.apply(&catalog, fits).await;
         if applied.is_ok()
             && let (Ok(before), Ok(after)) = (before, catalog.look(&provision.target).await)
         {
-            info!(pipeline, "{}", made(&provision.target, &before, &after));
+            let role = role.zip(had_role);
+            info!(
+                pipeline,
+                "{}",
+                made(&provision.target, role, &before, &after)
+            );
             if columns == Columns::Unknown {
                 unfit = settings.check_columns(&after).err();
             }
@@ -316,6 +324,7 @@ pub(super) fn apply(
         }) = &mut applied
         {
             catalog.name_users(error).await;
+            error.complete_commands(&provision.target.commands);
         }
         applied
     });
@@ -352,14 +361,19 @@ pub(super) fn apply(
         _ => "",
     };
     let ProvisionError { reason, left, .. } = &error;
-    // A hint of the server's own is a sentence with its full stop.
+    // A hint of the server's own is a sentence with its full stop, or a statement.
     let error = error.to_string();
-    let error = error.trim_end_matches('.');
+    let error = error.trim_end_matches(['.', ';']);
     error!(pipeline, %database, "{error}{hint}. {left}");
     Err(match recovery::of_catalog(reason) {
         Remedy::Reconnect if is_lock_timeout(reason) => Exit::Halted,
         remedy => remedy.into(),
     })
+}
+
+/// Whether the role exists; none if there is no role to create, or the query fails.
+async fn has_role(catalog: &Catalog, role: Option<&str>) -> Option<bool> {
+    catalog.has_role(role?).await.ok()
 }
 
 /// Reads the largest size of an event.

@@ -99,6 +99,12 @@ pub(crate) fn run(command: &PipelineCommand) -> Exit {
 }
 
 fn unanswered(path: &Path, reason: &std::io::Error) -> String {
+    if reason.kind() == std::io::ErrorKind::PermissionDenied {
+        return format!(
+            "control socket {}: {reason}. Run the command as root, or as the user that runs walpost: sudo -u walpost ...",
+            path.display()
+        );
+    }
     format!(
         "control socket {}: {reason}. Expected the socket of a walpost that runs, as root or as its user: see \"walpost pipeline\" \
          in its log, and run it with --control PATH, or control at the top of walpost.toml",

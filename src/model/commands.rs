@@ -50,6 +50,28 @@ impl Commands {
         Self::new(options)
     }
 
+    /// Commands that come after `init`: as [`Self::without_administrator`], and without a file as this role, with a placeholder for
+    /// the brokers.
+    #[must_use]
+    pub(crate) fn after_init(&self, role: Option<&str>) -> Self {
+        let commands = self.without_administrator();
+        let mut options = Options::clone(&commands.0);
+        if options.common.iter().any(|(flag, _)| *flag == "--config") {
+            return commands;
+        }
+        for (flag, value) in &mut options.common {
+            if let ("--postgres", Some(role)) = (*flag, role) {
+                *value = with_user(value, role);
+            }
+        }
+        if !options.records.iter().any(|(flag, _)| *flag == "--kafka") {
+            options
+                .records
+                .insert(0, ("--kafka", "HOST:PORT".to_owned()));
+        }
+        Self::new(options)
+    }
+
     /// The command with these words, which begin with the subcommand, and after them the options that they do not give
     /// themselves. Each word is quoted for a shell if it needs that.
     #[must_use]
@@ -85,6 +107,23 @@ impl Commands {
     }
 }
 
+/// The connection string with another user. A parameter that is repeated has its last value.
+fn with_user(connection: &str, role: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    if role.is_empty() || !role.chars().all(is_plain) {
+        return connection.to_owned();
+    }
+    let Some((scheme, rest)) = connection.split_once("://") else {
+        return format!("{connection} user={role}");
+    };
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    let host = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
+    format!("{scheme}://{role}@{host}{path}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +147,29 @@ mod tests {
         let skip = commands().print(["skip", "--to", "0/1"]);
         assert!(skip.starts_with("walpost skip --to 0/1 --pipeline orders --config "));
         assert!(skip.ends_with(" --kafka localhost:9092"), "{skip}");
+    }
+
+    #[test]
+    fn commands_after_init_connect_as_the_role_that_it_creates() {
+        for (administrator, expected) in [
+            (
+                "postgresql://postgres@/shop?host=/run",
+                "'postgresql://w@/shop?host=/run'",
+            ),
+            ("postgresql://db:5433/shop", "postgresql://w@db:5433/shop"),
+            ("host=db user=postgres", "'host=db user=postgres user=w'"),
+        ] {
+            let init = Commands::new(Options {
+                common: vec![("--postgres", administrator.to_owned())],
+                records: Vec::new(),
+            });
+            assert_eq!(
+                init.after_init(Some("w")).print(["run"]),
+                format!("walpost run --postgres {expected} --kafka HOST:PORT")
+            );
+        }
+        let with_file = commands().after_init(Some("w")).print(["check"]);
+        assert_eq!(with_file, commands().print(["check"]));
     }
 
     #[test]

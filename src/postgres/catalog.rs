@@ -252,7 +252,14 @@ impl Catalog {
             false => "owners",
         };
         let sql = sql_file::examine(target, words);
-        Ok(self.client.batch_execute(&sql).await?)
+        let examined = self.client.batch_execute(&sql).await;
+        examined.map_err(|error| {
+            let mut error = CatalogError::from(error);
+            if let CatalogError::Server(server) = &mut error {
+                server.complete_commands(&target.commands);
+            }
+            error
+        })
     }
 
     /// Asks for everything that `target` names.
@@ -311,6 +318,19 @@ impl Catalog {
             observed.provider = self.provider().await;
         }
         Ok(observed)
+    }
+
+    /// Whether there is a role of this name.
+    ///
+    /// # Errors
+    /// The query fails.
+    pub(crate) async fn has_role(&self, name: &str) -> Result<bool, CatalogError> {
+        let question = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1::text)";
+        Ok(self
+            .client
+            .query_one(question, &[&name])
+            .await?
+            .try_get(0)?)
     }
 
     /// `server_version_num`

@@ -635,6 +635,27 @@ mod tests {
     }
 
     #[test]
+    fn hints_that_name_a_file_give_the_command_that_runs_it() {
+        for (name, text) in files() {
+            let lines = text
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("--"));
+            for hint in lines
+                .filter(|line| line.contains("reate it: ") || line.contains("reate it first: "))
+            {
+                assert!(
+                    hint.contains("psql -d %"),
+                    "{name}: {hint:?} does not give psql's arguments"
+                );
+                assert!(
+                    !hint.contains("walpost init") || hint.contains("walpost init; "),
+                    "{name}: {hint:?}: ServerError::complete_commands finds no command"
+                );
+            }
+        }
+    }
+
+    #[test]
     fn bodies_of_functions_do_not_depend_on_the_search_path_of_their_callers() {
         let mut functions = 0;
         for (name, text) in files() {

@@ -4,8 +4,13 @@ use crate::postgres::catalog::Observed;
 use crate::postgres::table::identifier;
 use crate::postgres::target::Target;
 
-/// The objects of a pipeline in one line, by what became of them.
-pub(super) fn made(target: &Target, before: &Observed, after: &Observed) -> String {
+/// The objects of a pipeline in one line, by what became of them; and the role, if there is one, with whether it existed.
+pub(super) fn made(
+    target: &Target,
+    role: Option<(&str, bool)>,
+    before: &Observed,
+    after: &Observed,
+) -> String {
     let mut groups = [
         ("created", Vec::new()),
         ("changed", Vec::new()),
@@ -57,6 +62,9 @@ pub(super) fn made(target: &Target, before: &Observed, after: &Observed) -> Stri
     ] {
         add(name.to_owned(), existed, exists, false);
     }
+    if let Some((role, existed)) = role {
+        add(format!("role {}", identifier(role)), existed, true, false);
+    }
     let publication = format!("publication {}", identifier(&target.publication));
     let (old, new) = (&before.publication, &after.publication);
     add(publication, old.is_some(), new.is_some(), old != new);
@@ -99,8 +107,8 @@ mod tests {
             ..before.clone()
         };
         assert_eq!(
-            made(&target, &before, &after),
-            "created: function walpost.publish; changed: publication \"My pub\"; existed: table walpost.journal"
+            made(&target, Some(("walpost", false)), &before, &after),
+            "created: function walpost.publish, role walpost; changed: publication \"My pub\"; existed: table walpost.journal"
         );
     }
 }

@@ -13,10 +13,13 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
 use tokio::net::UnixStream;
+use tokio_postgres::AsyncMessage;
+use tokio_postgres::error::{DbError, Severity};
+use tracing::{debug, info, warn};
 
 pub(crate) use bound::SqlLimits;
 pub(crate) use error::{DialError, ServerError};
@@ -123,7 +126,29 @@ impl Future for SqlConnection {
     type Output = Result<(), tokio_postgres::Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(cx)
+        while let Some(message) = ready!(self.0.poll_message(cx)).transpose()? {
+            if let AsyncMessage::Notice(notice) = message {
+                log_notice(&notice);
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Logs a notice with its hint, which is the command that PostgreSQL or a file in sql/ suggests.
+fn log_notice(notice: &DbError) {
+    let parts = [Some(notice.message()), notice.detail(), notice.hint()];
+    let parts = parts.into_iter().flatten();
+    let parts: Vec<_> = parts
+        .map(|part| part.trim_end_matches(['.', ';']))
+        .collect();
+    let text = parts.join(". ");
+    match notice.parsed_severity() {
+        Some(Severity::Warning) => warn!("{text}"),
+        // Of CREATE ... IF NOT EXISTS and DROP ... IF EXISTS.
+        _ if notice.message().ends_with(", skipping") => debug!("{text}"),
+        Some(Severity::Debug) => debug!("{text}"),
+        _ => info!("{text}"),
     }
 }
 

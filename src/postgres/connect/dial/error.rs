@@ -10,7 +10,10 @@ use postgres_protocol::message::backend::ErrorFields;
 use tokio_postgres::error::DbError;
 use tokio_postgres::fallible_iterator::FallibleIterator;
 
+use crate::escape::shell_word_on_one_line;
+use crate::model::commands::Commands;
 use crate::postgres::connect::conninfo::exposure::Exposure;
+use crate::postgres::connect::conninfo::syntax::quote_value;
 use crate::postgres::connect::conninfo::{Conninfo, PasswordError, SslMode};
 use crate::postgres::table::identifier;
 use crate::trusted_path::PathError;
@@ -87,6 +90,15 @@ impl ServerError {
         Some(Pooler { name, instead })
     }
 
+    /// Gives the command `walpost init` in the hint, which a file in sql/ cannot know in full, its options.
+    pub(crate) fn complete_commands(&mut self, commands: &Commands) {
+        if let Some(hint) = &mut self.hint
+            && hint.contains("walpost init;")
+        {
+            *hint = hint.replace("walpost init;", &format!("{};", commands.print(["init"])));
+        }
+    }
+
     /// Whether the same question can have another answer in a while: the server starts, stops, is
     /// full or lost a peer.
     fn passes(&self) -> bool {
@@ -150,7 +162,7 @@ pub enum DialError {
         source: io::Error,
     },
     /// Nothing accepts connections there.
-    #[error("{host}: can't connect: {source}")]
+    #[error("{host}: can't connect: {source}{}", connect_remedy(.source))]
     Connect {
         /// The host tried.
         host: String,
@@ -355,6 +367,20 @@ fn list(failures: &[DialError]) -> String {
     texts.join("; ")
 }
 
+/// What to look at if nothing accepts connections, after the operating system's answer.
+fn connect_remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => {
+            ". Start PostgreSQL there, or correct host and port; listen_addresses says where it accepts connections"
+        }
+        // Of a Unix-domain socket.
+        io::ErrorKind::NotFound => {
+            ". Start PostgreSQL, or correct host and port; unix_socket_directories says where it has its socket"
+        }
+        _ => "",
+    }
+}
+
 /// What PostgreSQL gives no hint for: the statement that lets us in. The message is in the server's
 /// language, and this knows English alone.
 fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
@@ -377,6 +403,23 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
                      SELECT pg_reload_conf()"
                 .to_owned(),
         }),
+        "28000" if says("Peer authentication failed") => Some(format!(
+            "pg_hba.conf admits role {role} by peer, as the operating system's user of that name alone: sudo -u {} walpost ...; or connect \
+             over TCP with a password (host=localhost)",
+            shell_word_on_one_line(conninfo.user())
+        )),
+        "28P01" => Some(format!(
+            "The password was in the connection string, PGPASSWORD, ~/.pgpass or password_command. To set another one, as a superuser: \
+             psql {} -c {}",
+            shell_word_on_one_line(&format!("dbname={}", quote_value(conninfo.dbname()))),
+            shell_word_on_one_line(&format!("\\password {role}"))
+        )),
+        "28000" if says("does not exist") => Some(format!(
+            "walpost init, run as a superuser, creates the role walpost. To create this one: CREATE ROLE {role} LOGIN REPLICATION"
+        )),
+        "3D000" => Some(format!(
+            "Name the database that has the outbox, or create it: CREATE DATABASE {database}"
+        )),
         "42501" if says("permission denied for database") => {
             Some(format!("GRANT CONNECT ON DATABASE {database} TO {role}"))
         }
@@ -524,6 +567,20 @@ mod tests {
         };
         let conninfo = Conninfo::parse(conninfo, &|_| None).expect("a connection string");
         remedy(&error, &conninfo).expect("a hint")
+    }
+
+    #[test]
+    fn names_what_to_do_if_a_role_or_database_is_not_admitted() {
+        let peer = hint(
+            "user=postgres dbname=shop",
+            "Peer authentication failed for user \"postgres\"",
+        );
+        assert!(peer.contains("sudo -u postgres walpost"), "{peer}");
+        let missing = hint("user=Shop", "role \"Shop\" does not exist");
+        assert!(
+            missing.contains("CREATE ROLE \"Shop\" LOGIN REPLICATION"),
+            "{missing}"
+        );
     }
 
     #[test]
