@@ -60,7 +60,7 @@ pub enum PathError {
     },
     /// This user may not read the file, or enter a folder on the way to it.
     #[error(
-        "the user with ID {user} may not {action} {place} (its owner has ID {owner}, its mode is {mode:04o}). Allow it: {remedy}"
+        "the user with ID {user} may not {action} {place} (its owner has ID {owner}, its mode is {mode:04o}). {remedy}"
     )]
     Denied {
         /// The user that Walpost runs as.
@@ -73,7 +73,7 @@ pub enum PathError {
         owner: u32,
         /// Its mode.
         mode: u32,
-        /// The command that fixes it.
+        /// What fixes it, with the command.
         remedy: String,
     },
     /// A component of the path can be written by other users.
@@ -512,8 +512,13 @@ fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
     let word = shell_word(&place);
     PathError::Denied {
         remedy: match action {
-            "read" => format!("chown {user} {word} && chmod 0600 {word}"),
-            _ => format!("chmod o+x {word}"),
+            "read" => format!("Allow it: chown {user} {word} && chmod 0600 {word}"),
+            // Such as /etc/walpost, which the packages create for the group walpost.
+            _ if stat.st_mode & 0o010 != 0 => format!(
+                "Run the command as root, or as a user of the group with ID {}; or allow every user: chmod o+x {word}",
+                stat.st_gid
+            ),
+            _ => format!("Allow it: chmod o+x {word}"),
         },
         user,
         action,

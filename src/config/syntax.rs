@@ -21,7 +21,7 @@ const WITH_DOLLAR: &str = "route";
 /// may contain a password.
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, SyntaxError> {
     let document = DeTable::parse(text)
-        .map_err(|error| (line_of(text, error.span()), error.message().to_owned()))?;
+        .map_err(|error| (line_of(text, error.span()), explain(error.message())))?;
     refuse_variables(text, document.get_ref())?;
     let document = toml::Deserializer::from(document);
     serde_path_to_error::deserialize(document).map_err(|error| {
@@ -41,6 +41,16 @@ fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
     before.matches('\n').count() + 1
 }
 
+/// Adds to an error of the TOML parser what is most often wrong there.
+fn explain(message: &str) -> String {
+    match message.starts_with("unexpected key or value")
+        || message.starts_with("string values must be quoted")
+    {
+        true => format!("{message}. A text is written in quotes: key = \"text\""),
+        false => message.to_owned(),
+    }
+}
+
 /// Describes an error of serde's at this path, such as "unknown field `a`, expected one of `b`, `c`".
 fn describe(path: &str, message: &str) -> String {
     if let Some(nearest) = nearest_known(message) {
@@ -55,7 +65,10 @@ fn describe(path: &str, message: &str) -> String {
         ("pipeline" | "fleet.source", "invalid type: map, expected a sequence") => {
             format!("there can be several of these: write [[{path}]] instead of [{path}]")
         }
-        _ => format!("{path}: {message}"),
+        _ => match message.strip_suffix(", expected a string") {
+            Some(found) => format!("{path}: {found}, expected a text in quotes"),
+            None => format!("{path}: {message}"),
+        },
     }
 }
 

@@ -64,6 +64,13 @@ const ACCEPTED_AT_ONCE: usize = 32;
 /// Until the next try, where the process has no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(100);
 
+fn port_remedy(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => ". Ports below 1024 are for root: use another port",
+        _ => "",
+    }
+}
+
 /// The address can't be listened at.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
@@ -75,7 +82,7 @@ pub(crate) enum ListenError {
     InUse(String),
     /// It is none of this machine's.
     #[error(
-        "--http {address}: {error}. Expected HOST:PORT, like 127.0.0.1:9464 or 0.0.0.0:9464, or \"off\""
+        "--http {address}: {error}. Expected HOST:PORT, like 127.0.0.1:9464 or 0.0.0.0:9464, or \"off\"{}", port_remedy(.error)
     )]
     Other {
         address: String,

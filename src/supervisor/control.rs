@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
+use crate::escape::shell_word;
 use crate::trusted_path::{self, PathError};
 
 /// What a request may have, in bytes.
@@ -72,8 +73,21 @@ pub(crate) enum ControlError {
     /// There is something else.
     #[error("control socket {}: there is a file of another kind. Name another path with --control", .0.display())]
     Occupied(PathBuf),
-    #[error("control socket {}: {error}. Its folder has to be there, and walpost has to be allowed to write there", path.display())]
+    #[error("control socket {}: {error}. Its folder has to exist, and this user has to be allowed to write there, as in one of its own: {}", path.display(), make_folder(.path))]
     Other { path: PathBuf, error: io::Error },
+}
+
+/// The command, run as root, that creates a folder for the socket. An existing one is left to its owner.
+fn make_folder(path: &Path) -> String {
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let folder = match folder.exists() {
+        true => folder.join("walpost"),
+        false => folder.to_owned(),
+    };
+    let user = rustix::process::geteuid().as_raw();
+    let word = |path: &Path| shell_word(&path.display().to_string());
+    let (folder_word, socket_word) = (word(&folder), word(&folder.join("control.sock")));
+    format!("install -d -m 0700 -o {user} {folder_word}; then --control {socket_word}")
 }
 
 /// The socket, whose file goes when this is dropped.
