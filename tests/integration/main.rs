@@ -84,6 +84,7 @@ mod event_limits;
 mod exactly_once;
 mod failover;
 mod file_limits;
+mod first_hour;
 mod former_slot;
 mod golden;
 mod halt;

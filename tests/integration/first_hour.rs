@@ -1,0 +1,171 @@
+//! Mistakes of the first hour: each message says what to do next, and the command that it gives works.
+
+use std::net::TcpListener;
+
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::reaper;
+use crate::support::scene::Scene;
+use crate::support::walpost::Invocation;
+
+const TABLE: &str =
+    "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
+
+#[test]
+fn notices_of_init_are_logged_with_the_command_that_they_suggest() {
+    let scene = Scene::bare();
+    scene.db.run(
+        "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
+    );
+    let first = scene.init().finish().expect_code(0).expect_says(&[
+        "it accepts UPDATE, which is never published. To have it refused: CREATE TRIGGER",
+    ]);
+    let second = scene.init().finish().expect_code(0);
+    for raw in ["NOTICE: ", "already exists, skipping"] {
+        assert!(!second.stderr.contains(raw), "{raw}: {}", second.stderr);
+    }
+    let suggested = "To have it refused: ";
+    let from = first.stderr.find(suggested).unwrap() + suggested.len();
+    let statement = first.stderr[from..].lines().next().unwrap();
+    scene.db.run(statement);
+    let refused = scene.db.try_run("UPDATE outbox SET type = 'x'");
+    assert!(refused.is_ok(), "the table has no row to refuse");
+    scene
+        .db
+        .run("INSERT INTO outbox VALUES (1, 'a', 'k', 't', 'p')");
+    let refused = scene.db.try_run("UPDATE outbox SET type = 'x'");
+    refused.expect_err("the trigger refuses it");
+}
+
+#[test]
+fn commands_that_init_suggests_connect_as_its_role_and_name_the_brokers() {
+    let scene = Scene::bare();
+    let role = format!("{}_role", scene.name);
+    let init = scene.invoke("init").args(["--role", &role]);
+    let said = init.finish().expect_code(0).stderr;
+    scene
+        .db
+        .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+    assert!(
+        said.contains(&format!("role {role}, publication")),
+        "{said}"
+    );
+    let next = said
+        .lines()
+        .find(|line| line.contains("next: walpost check"));
+    let next = next.expect("the next command");
+    for text in [
+        &*format!("user={role}"),
+        "--kafka HOST:PORT",
+        "walpost run ",
+    ] {
+        assert!(next.contains(text), "{text}: {next}");
+    }
+}
+
+#[test]
+fn database_that_does_not_exist_and_server_that_does_not_answer_are_named_with_what_to_do() {
+    let scene = Scene::new();
+    let elsewhere = |postgres: &str| {
+        let check = Invocation::new(["check", "--postgres", postgres]);
+        check.args(["--kafka", scene.kafka()]).finish()
+    };
+    let missing = scene.conninfo().replace(&scene.name, "not_there");
+    elsewhere(&missing).expect_code(3).expect_says(&[
+        "database \"not_there\" does not exist",
+        "CREATE DATABASE not_there",
+    ]);
+    let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = nowhere.local_addr().unwrap().port();
+    drop(nowhere);
+    elsewhere(&format!("host=127.0.0.1 port={port} user=u dbname=d"))
+        .expect_code(1)
+        .expect_says(&[
+            "can't connect",
+            "Start PostgreSQL there",
+            "listen_addresses",
+        ]);
+    let folder = reaper::folder("no_socket").display().to_string();
+    elsewhere(&format!("host={folder} user=u dbname=d"))
+        .expect_code(1)
+        .expect_says(&["can't connect", "unix_socket_directories"]);
+}
+
+#[test]
+fn verify_finds_the_dead_letters_of_a_run_that_has_other_settings() {
+    // The default topic for dead letters is one for all tests of a broker.
+    let broker = Broker::private();
+    let scene = Scene::bare_on(Server::shared(MAJOR), &broker);
+    scene.db.run(TABLE);
+    scene.init().finish().expect_code(0);
+    let aggregate = scene.aggregate(1);
+    scene.topic("walpost-dead-letters", 1, &[]);
+    let walpost = scene.start_with(&["--on-oversize", "dead-letter"]);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'small'), (2, '{aggregate}', 'k', repeat('x', 2000000))"
+    ));
+    scene.wait_until_confirmed();
+    let found = scene.verify().finish().expect_code(1);
+    assert!(!found.stdout.contains("MISSING"), "{}", found.stdout);
+    found.expect_says(&["DEAD LETTER", "walpost-dead-letters"]);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn verify_says_that_missing_events_can_be_dead_letters_of_other_settings() {
+    let scene = Scene::with_table(TABLE);
+    let aggregate = scene.aggregate(1);
+    let topic = format!("{}.dead", scene.name);
+    scene.topic(&topic, 1, &[]);
+    let flags = [
+        "--on-oversize",
+        "dead-letter",
+        "--dead-letter-topic",
+        &topic,
+    ];
+    let walpost = scene.start_with(&flags);
+    scene.db.run(&format!(
+        "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'small'), (2, '{aggregate}', 'k', repeat('x', 2000000))"
+    ));
+    scene.wait_until_confirmed();
+    let found = scene.verify().finish().expect_code(1);
+    found.expect_says(&[
+        "MISSING",
+        "dead_letter_topic",
+        "verify with the same settings",
+    ]);
+    let told = scene.verify().args(flags).finish().expect_code(1);
+    assert!(!told.stdout.contains("MISSING"), "{}", told.stdout);
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn control_socket_that_cannot_be_created_is_named_with_a_folder_for_it() {
+    let scene = Scene::new();
+    let folder = reaper::folder("control").join("none");
+    let path = folder.join("control.sock").display().to_string();
+    let run = scene.run().args(["--control", &path]).finish();
+    let command = format!(" {}; then --control {path}", folder.display());
+    run.expect_code(2)
+        .expect_says(&["install -d -m 0700 -o ", &command]);
+}
+
+#[test]
+fn mistakes_in_the_file_are_told_with_what_to_write() {
+    for (line, expected) in [
+        (
+            "postgres = postgresql://w@/shop",
+            "A text is written in quotes",
+        ),
+        ("retention = 7", "expected a text in quotes"),
+        (
+            "postgres = \"postgresql://w@/shop\"\nkafka = { \"bootstrap.servers\" = \"http://k:9092\" }",
+            "without http://",
+        ),
+    ] {
+        let file = reaper::folder("mistake").join("walpost.toml");
+        std::fs::write(&file, format!("[[pipeline]]\n{line}\n")).unwrap();
+        let check = Invocation::new(["check", "--config"]).arg(&file);
+        check.finish().expect_code(2).expect_says(&[expected]);
+    }
+}
