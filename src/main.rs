@@ -1,4 +1,4 @@
-//! The binary: parses the command line and ends with its exit code.
+//! The binary: runs the command line and returns its exit code.
 
 #![expect(
     unsafe_code,
@@ -7,27 +7,30 @@
 
 use std::process::ExitCode;
 
-/// Also for librdkafka, whose `malloc` this replaces when the binary is linked. It allocates each
-/// record on one thread and frees it on another, which the system's allocator is slow at.
+/// Also used by librdkafka, whose `malloc` is replaced at link time. librdkafka allocates each
+/// record on one thread and frees it on another, which is slow with the system's allocator.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// jemalloc's options. Memory that is free goes back to the system after 100 ms instead of 10 s: what
-/// a busy second took is not kept over a quiet hour.
+/// jemalloc options. Free memory is returned to the operating system after 100 ms instead of 10 s,
+/// so that memory used during a short peak is not kept.
 #[unsafe(export_name = "malloc_conf")]
 pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 
-/// When librdkafka's threads look at their queues again.
+/// Controls when librdkafka's threads check their queues again.
 ///
-/// A batch that is ready is sent at once, or can't be sent yet, as a request to its partition is in flight. librdkafka then polls
-/// with a timeout of 0 until the response comes, and takes a whole processor meanwhile (librdkafka 2.12,
-/// `rd_kafka_toppar_producer_serve`, for which `rktp_msgs_inflight` counts records where it means requests). The response
-/// wakes the thread anyhow, so it may sleep. Left out if `build.rs` finds another declaration in librdkafka's source.
+/// When a batch is ready, it is either sent at once or, if a request to its partition is in flight,
+/// must wait. In the latter case, librdkafka polls with a timeout of 0 until the response arrives,
+/// which uses a whole CPU core (librdkafka 2.12, `rd_kafka_toppar_producer_serve`, in which
+/// `rktp_msgs_inflight` counts records, but is compared as if it counted requests). The response
+/// wakes the thread anyway, so it may sleep. This module is left out if `build.rs` finds a
+/// different declaration in librdkafka's source.
 #[cfg(all(target_os = "linux", replaces_wakeup))]
 mod wakeup {
     use std::ffi::{c_uchar, c_void};
 
-    /// How long it sleeps at most while a batch is ready, in microseconds. librdkafka rounds it down to milliseconds.
+    /// Maximum sleep while a batch is ready, in microseconds. librdkafka rounds it down to
+    /// milliseconds.
     const SLEEP_MICROS: i64 = 5_000;
 
     unsafe extern "C" {
@@ -42,8 +45,9 @@ mod wakeup {
         ) -> c_uchar;
     }
 
-    /// Says whether a batch is ready, and brings `next` forward to when the thread has to look again. `build.rs` has the
-    /// linker put it in the place of librdkafka's function.
+    /// Returns whether a batch is ready, and sets `next` to the earlier of its value and the time
+    /// when the thread must check again. The linker replaces librdkafka's function with this one,
+    /// as configured in `build.rs`.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_msgq_allow_wakeup_at(
         queue: *mut c_void,
@@ -54,7 +58,7 @@ mod wakeup {
         batch_records: i32,
         batch_bytes: i64,
     ) -> c_uchar {
-        // SAFETY: these are librdkafka's own arguments; it gives a place for `next`, or none.
+        // SAFETY: these are the arguments that librdkafka passes; `next` is valid or null.
         unsafe {
             let before = next.as_ref().copied();
             let is_ready = __real_rd_kafka_msgq_allow_wakeup_at(
@@ -76,11 +80,12 @@ mod wakeup {
     }
 }
 
-/// Error codes, which brokers choose, as numbers that librdkafka's enumeration has.
+/// Replaces error codes returned by brokers that librdkafka's enumeration lacks.
 ///
-/// In the bindings they are a Rust enum, so that a number it lacks is undefined behaviour; it ended the process, with all its
-/// pipelines. `build.rs` has the linker put these functions in the place of librdkafka's, for rdkafka as for this crate: they
-/// are all through which a broker's code gets from librdkafka to Rust.
+/// The bindings declare the codes as a Rust enum, so any other number is undefined behavior; in
+/// practice, it crashed the process with all its pipelines. The linker replaces librdkafka's
+/// functions with these, as configured in `build.rs`, for both rdkafka and this crate. They are all
+/// the functions through which a broker's code reaches Rust.
 #[cfg(target_os = "linux")]
 mod error_codes {
     use std::ffi::{c_char, c_int, c_void};
@@ -146,12 +151,13 @@ mod error_codes {
         ) -> c_int;
     }
 
-    /// Replaces a code where it is.
+    /// Replaces a code in place.
     ///
     /// # Safety
-    /// A code is there, or the pointer is null.
+    /// The pointer is null, or points to a code.
     unsafe fn replace(code: *mut c_int) {
-        // SAFETY: as the caller says. What librdkafka has returned is in memory that it has allocated.
+        // SAFETY: guaranteed by the caller. What librdkafka returns is in memory that it has
+        // allocated, so it is writable.
         if let Some(code) = unsafe { code.as_mut() } {
             *code = replace_unknown(*code);
         }
@@ -165,7 +171,8 @@ mod error_codes {
         if list.is_null() {
             return;
         }
-        // SAFETY: as the caller says. No reference is made of what can have an unknown code in it.
+        // SAFETY: guaranteed by the caller. No reference is created to memory that may contain an
+        // unknown code.
         unsafe {
             for at in 0..usize::try_from((*list).cnt).unwrap_or(0) {
                 replace((&raw mut (*(*list).elems.add(at)).err).cast());
@@ -173,7 +180,8 @@ mod error_codes {
         }
     }
 
-    /// The source of a broker's setting, which is an enum in the bindings too; rdkafka accepts these alone.
+    /// Returns the source of a broker's setting, which is also an enum in the bindings. rdkafka
+    /// only accepts the values up to `DEFAULT`.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_ConfigEntry_source(entry: *const c_void) -> c_int {
         const UNKNOWN: c_int = 0;
@@ -185,10 +193,10 @@ mod error_codes {
         }
     }
 
-    /// The code is the first member of a message.
+    /// Returns the next message, with its code replaced. The code is the first member of a message.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_event_message_next(event: *mut c_void) -> *mut c_int {
-        // SAFETY: this is the caller's own argument; the message is the event's.
+        // SAFETY: this is the caller's own argument, and the event owns the message.
         unsafe {
             let message = __real_rd_kafka_event_message_next(event);
             replace(message);
@@ -202,7 +210,7 @@ mod error_codes {
         messages: *mut *mut c_int,
         size: usize,
     ) -> usize {
-        // SAFETY: these are the caller's own arguments; so many of `messages` are set.
+        // SAFETY: these are the caller's own arguments, and `count` elements of `messages` are set.
         unsafe {
             let count = __real_rd_kafka_event_message_array(event, messages, size);
             for at in 0..count {
@@ -220,8 +228,9 @@ mod error_codes {
         metadata: *mut *const rd_kafka_metadata,
         millis: c_int,
     ) -> c_int {
-        // SAFETY: these are the caller's own arguments; `metadata` is set where there is no error, and its arrays have the
-        // lengths that are beside them. No reference is made of what can have an unknown code in it.
+        // SAFETY: these are the caller's own arguments. `metadata` is set if there is no error, and
+        // its arrays have the lengths stored next to them. No reference is created to memory that
+        // may contain an unknown code.
         unsafe {
             let code = __real_rd_kafka_metadata(client, all_topics, topic, metadata, millis);
             let found = if code == 0 { *metadata } else { null() };

@@ -1,4 +1,4 @@
-//! Where records go: the boundary between the pipeline and Kafka.
+//! The destination of records: the boundary between the pipeline and Kafka.
 
 pub(crate) mod on_demand;
 pub(crate) mod stdout;
@@ -12,85 +12,86 @@ use crate::escape::shell_word_on_one_line;
 use crate::model::lsn::Position;
 use crate::outbox::Record;
 
-/// A place for records that reports their delivery by tag, to the
-/// [`Deliveries`](crate::delivery::watermark::Deliveries) it was made with.
+/// A destination for records, which reports their delivery by tag to the
+/// [`Deliveries`](crate::delivery::watermark::Deliveries) it was created with.
 pub trait Sink {
-    /// Hands over one record. Never blocks. A record is taken as a whole or not at all; taken
-    /// records keep their order within a partition.
+    /// Passes one record to the sink. Never blocks. A record is accepted completely or not at all,
+    /// and accepted records keep their order within a partition.
     ///
     /// # Errors
-    /// The record can't be taken, now or ever.
+    /// The sink can't accept the record, and would not accept it later.
     fn produce(&mut self, record: &Record<'_>, tag: Tag) -> Result<Produced, SinkError>;
 
-    /// Nothing more is at hand: what was taken should not wait for company, unless times are `busy`
-    /// and more is about to come.
+    /// Tells the sink that no more records are available at the moment. The sink should send what
+    /// it has without lingering, unless traffic is `busy` and more records are about to follow.
     ///
     /// # Errors
-    /// The sink can't take any more.
+    /// The sink can't accept any more records.
     fn flush(&mut self, busy: bool) -> Result<(), SinkError>;
 
-    /// Sees to it that `topic` exists, before its first record. A sink that never asks for that
-    /// with [`Produced::NewTopic`] needs none. `ahead` tells which topics records are likely to come for next, for a sink
-    /// that can prepare many at once.
+    /// Prepares `topic` before its first record. Only called if the sink returned
+    /// [`Produced::NewTopic`]. `ahead` returns the topics of records that are likely to follow, for
+    /// a sink that can prepare several at once.
     fn prepare(&mut self, _topic: &str, _ahead: impl FnOnce() -> Vec<String>) -> Preparation {
         Box::pin(std::future::ready(Ok(Prepared::Usable { partitions: 1 })))
     }
 
-    /// The preparation of `topic` has ended. For a topic that is unusable, [`Sink::produce`] returns the error from now
-    /// on, until the sink looks the topic up again.
+    /// Completes the preparation of `topic`. If the topic is unusable, [`Sink::produce`] returns
+    /// the error from now on, until the sink looks the topic up again.
     ///
     /// # Errors
-    /// The sink can't use it all the same.
+    /// The sink can't use the topic after all.
     fn prepared(&mut self, _topic: &str, _prepared: Prepared) -> Result<(), SinkError> {
         Ok(())
     }
 
-    /// More was read from the stream: what the brokers have said before of its rows' partitions says nothing of
-    /// what is written after that.
+    /// Tells the sink that more rows were read from the stream. What the brokers returned earlier
+    /// about partitions may not apply to these rows.
     fn read_more(&mut self) {}
 
-    /// For exactly-once: keeps every earlier producer of the same pipeline from producing any more,
-    /// ends what it left open, and resolves with how far the records in Kafka reach, if that is
-    /// known. From then on what is produced stays invisible until it is committed.
+    /// For exactly-once delivery: fences every earlier producer of the pipeline, aborts its open
+    /// transaction, and returns the last checkpoint, if there is one. From then on, records are
+    /// invisible to consumers until they are committed.
     fn take_over(&mut self) -> TakeOver<'_> {
         Box::pin(std::future::ready(Err(no_transactions())))
     }
 
-    /// For exactly-once: what was produced since the last commit and `checkpoint` become durable
-    /// and visible together, or not at all. Until this resolves, nothing can be produced. The sink
-    /// notes in the checkpoint what it knows of its topics.
+    /// For exactly-once delivery: makes the records produced since the last commit and `checkpoint`
+    /// durable and visible together, or not at all. Until this resolves, nothing may be produced.
+    /// The sink adds what it knows about its topics to the checkpoint.
     fn commit(&mut self, _checkpoint: &mut Checkpoint) -> Commit {
         Box::pin(std::future::ready(Err(no_transactions())))
     }
 
-    /// Resolves when somebody answers at the other end, be it with a refusal.
+    /// Waits until the destination responds, even if it rejects the connection.
     fn answers(&mut self) -> Answer {
         Box::pin(std::future::ready(()))
     }
 
-    /// Called now and then, at least every ten seconds: the place for what the sink has to do when
-    /// there are no records. Never blocks.
+    /// Performs work that the sink must do while there are no records. Called at least every ten
+    /// seconds. Never blocks.
     fn tend(&mut self) {}
 
-    /// Nothing is under way, and nothing is known that would be lost with the sink.
+    /// Returns whether nothing is in progress, and the sink has no state that would be lost with
+    /// it.
     fn is_at_rest(&self) -> bool {
         false
     }
 }
 
-/// Resolves with the checkpoint, if there is one.
+/// Resolves to the checkpoint, if there is one.
 pub(crate) type TakeOver<'s> =
     Pin<Box<dyn Future<Output = Result<Option<Checkpoint>, SinkError>> + Send + 's>>;
 
 /// Resolves when the transaction is committed.
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
 
-/// What a sink says that was made without transactions.
+/// Returns the error of a sink that was created without transactions.
 pub(crate) fn no_transactions() -> SinkError {
     SinkError::Configuration("the sink has no transactions".to_owned())
 }
 
-/// Resolves when somebody answers.
+/// Resolves when the destination responds.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Resolves when it is certain whether the topic can be used.
@@ -101,19 +102,19 @@ pub(crate) type Preparation = Pin<Box<dyn Future<Output = Result<Prepared, SinkE
 pub enum Prepared {
     /// The topic exists.
     Usable { partitions: usize },
-    /// Records cannot be sent to the topic, and the settings turn such events into dead letters. Where they do not, the
-    /// preparation ends with an error instead.
+    /// Records can't be sent to the topic, and the configuration turns such events into dead
+    /// letters. Without that configuration, the preparation returns an error instead.
     Unusable,
 }
 
-/// What came of [`Sink::produce`].
+/// The result of [`Sink::produce`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Produced {
-    /// The sink has it.
+    /// The sink has accepted the record.
     Taken,
-    /// The sink is full; the same record is to be tried again later.
+    /// The sink is full; try the same record again later.
     Full,
-    /// The topic has to be prepared first.
+    /// The topic must be prepared first.
     NewTopic,
 }
 
@@ -129,10 +130,10 @@ fn creation_remedy(reason: &str) -> &'static str {
     }
 }
 
-/// A sink that can't go on.
+/// Why a sink can't continue.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SinkError {
-    /// The topic is not there, and nobody makes it.
+    /// The topic does not exist, and is not created automatically.
     #[error(
         "topic {topic:?} does not exist at {brokers}, and was not created automatically. Create it: \
          kafka-topics.sh --bootstrap-server {servers} --create --topic {topic} --partitions 12 \
@@ -144,7 +145,7 @@ pub enum SinkError {
         /// `bootstrap.servers`.
         brokers: String,
     },
-    /// The topic could not be created as the configuration asks.
+    /// The topic could not be created as configured.
     #[error(
         "topic {topic:?} could not be created at {brokers}: {reason}. {}",
         creation_remedy(reason)
@@ -153,21 +154,21 @@ pub enum SinkError {
         topic: String,
         /// `bootstrap.servers`.
         brokers: String,
-        /// What the broker says.
+        /// The broker's message.
         reason: String,
     },
-    /// The broker lets us not use the topic.
+    /// The broker denies access to the topic.
     #[error(
         "access to topic {topic:?} is denied: {reason}. Grant the principal what it needs: {grant}"
     )]
     TopicDenied {
         topic: String,
-        /// What the broker says.
+        /// The broker's message.
         reason: String,
-        /// The command.
+        /// The command that grants access.
         grant: String,
     },
-    /// The record is larger than the producer may send.
+    /// The record is larger than the producer's limit.
     #[error(
         "the record for topic {topic:?} has {bytes} bytes, more than message.max.bytes allows, which is {limit}. Set \
          \"message.max.bytes\" = \"{needed}\" in [kafka], and have the topic accept it: kafka-configs.sh --bootstrap-server {servers} \
@@ -177,22 +178,22 @@ pub enum SinkError {
     )]
     TooLarge {
         topic: String,
-        /// Bytes of key, value and headers.
+        /// Size of key, value and headers, in bytes.
         bytes: usize,
         /// `message.max.bytes`.
         limit: u32,
         /// `bootstrap.servers`.
         brokers: String,
     },
-    /// A broker has refused the record alone.
+    /// A broker has rejected the record when it was sent alone.
     #[error(
         "Kafka did not accept it as a record for topic {topic:?}, with {bytes} bytes of key and value: {reason}"
     )]
     RecordRefused {
         topic: String,
-        /// Bytes of key and value.
+        /// Size of key and value, in bytes.
         bytes: usize,
-        /// What the broker says, and what a person can do.
+        /// The broker's message, and how to fix the problem.
         reason: String,
         /// Position of the row.
         at: Position,
@@ -203,52 +204,52 @@ pub enum SinkError {
         "topic {topic:?} has no partition {partition}, which the partition column says. Add partitions to the topic, or correct what writes the column"
     )]
     NoPartition { topic: String, partition: i32 },
-    /// The broker does not accept who we are.
+    /// Authentication failed, on either side.
     #[error(
         "Kafka at {brokers} refuses the connection: {reason}. {}", refusal_remedy(.reason)
     )]
     Refused {
         /// `bootstrap.servers`.
         brokers: String,
-        /// What librdkafka says.
+        /// librdkafka's message.
         reason: String,
     },
-    /// The producer can't be made from its properties.
+    /// The producer can't be created from its properties.
     #[error("Kafka producer: {0}. Correct [kafka] in the configuration")]
     Configuration(String),
-    /// What stands in the checkpoint's place is none.
+    /// The last record for the pipeline in the checkpoint topic is not a valid checkpoint.
     #[error("the checkpoint of pipeline {pipeline:?} at {place}: {error}")]
     Checkpoint {
         pipeline: String,
         /// Topic and offset.
         place: String,
-        /// What is wrong with it.
+        /// Why the record is not valid.
         error: CheckpointError,
     },
-    /// The topic for checkpoints could lose one.
+    /// The checkpoint topic could lose a checkpoint.
     #[error("topic {topic:?} can't hold checkpoints: {found}. Correct it: {remedy}")]
     CheckpointTopic {
         topic: String,
-        /// What is wrong with it.
+        /// The setting that is wrong.
         found: String,
-        /// The command.
+        /// The command that fixes it.
         remedy: String,
     },
-    /// Another producer of the same pipeline is at work.
+    /// Another producer of the same pipeline is running.
     #[error("another instance of this pipeline has taken over (its producer fenced ours): {0}")]
     Fenced(String),
-    /// The broker lets us not use transactions.
+    /// The broker does not allow the principal to use transactions.
     #[error("Kafka transactions: {reason}. Grant the principal what it needs: {grant}")]
     TransactionDenied {
-        /// What the broker says.
+        /// The broker's message.
         reason: String,
-        /// The command.
+        /// The command that grants access.
         grant: String,
     },
-    /// The producer can't take any more records, and has to be re-created.
+    /// The producer can't accept any more records, and must be re-created.
     #[error("Kafka producer: {0}")]
     Broken(String),
-    /// Standard output can't be written to.
+    /// Writing to standard output failed.
     #[error("standard output can't be written to: {0}")]
     Stdout(String),
     /// Standard output was closed when Walpost started.
@@ -259,7 +260,8 @@ pub enum SinkError {
     StdoutClosed,
 }
 
-/// A limit of Kafka's for records of this size, with room for what Kafka adds to a record and to its batch.
+/// Returns a Kafka size limit that accepts records of this size, with some margin for the overhead
+/// that Kafka adds to a record and its batch.
 #[must_use]
 pub(crate) fn needed_limit(bytes: usize) -> usize {
     const ADDED: usize = 10_000;
@@ -267,7 +269,8 @@ pub(crate) fn needed_limit(bytes: usize) -> usize {
 }
 
 impl SinkError {
-    /// The position that `walpost skip` is given to leave out the transaction of a record that was refused.
+    /// Returns the position to pass to `walpost skip` to leave out the transaction of a rejected
+    /// record.
     #[must_use]
     pub(crate) fn skip_to(&self) -> Option<String> {
         match self {
@@ -290,7 +293,7 @@ fn refusal_remedy(reason: &str) -> &'static str {
 }
 
 impl From<&RefusedRecord> for SinkError {
-    /// The error in the place of producing it again.
+    /// Creates the error that is returned instead of producing the record again.
     fn from(refused: &RefusedRecord) -> Self {
         Self::RecordRefused {
             topic: refused.topic.clone(),

@@ -205,8 +205,7 @@ impl Watermark {
     /// # Errors
     /// Another transaction is open, or `commit` is lower than what was received before.
     pub fn begin(&mut self, commit: Lsn) -> Result<(), OrderError> {
-        // A transaction must begin after everything received so far, so its own commit record is
-        // the lower bound.
+        // The commit record must not precede anything received so far.
         self.begin_copy(commit, commit)
     }
 

@@ -1,4 +1,5 @@
-//! A sink that is made when it is needed: of hundreds of pipelines most are idle, and a client of Kafka has several threads.
+//! A sink that is created when it is needed. If a process runs hundreds of pipelines, most are
+//! idle, and each Kafka client has several threads.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -10,29 +11,31 @@ use crate::delivery::checkpoint::Checkpoint;
 use crate::delivery::watermark::Tag;
 use crate::outbox::Record;
 
-/// How long it is kept without a record.
+/// How long an unused sink is kept.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// A sink, or how it is made.
+/// A sink, or the function that creates it.
 pub(crate) struct OnDemand<S, M> {
     sink: Option<S>,
-    /// None for one that is there from the beginning, and stays.
+    /// `None` for a sink that always exists.
     make: Option<M>,
-    /// Something was produced since [`Sink::tend`] was called.
+    /// Whether a record was produced since the last call of [`Sink::tend`].
     is_used: bool,
-    /// The preparation of a topic has the other end while somebody waits for it. It would end with the sink.
+    /// The `Arc` is held by a preparation that is in progress, which would be canceled if the sink
+    /// were dropped.
     preparing: Weak<()>,
     used_at: Instant,
     idle: Duration,
 }
 
 impl<S: Sink, M: Fn() -> Result<S, SinkError>> OnDemand<S, M> {
-    /// One that is there from the beginning.
+    /// Creates a wrapper for a sink that already exists, and is never dropped for being idle.
     pub(crate) fn at_once(sink: S) -> Self {
         Self::of(Some(sink), None)
     }
 
-    /// One that `make` makes with the first record, and again after it was idle. Without transactions: those know what was
+    /// Creates a wrapper that calls `make` for the first record, and again after the sink was
+    /// dropped for being idle. Not for sinks with transactions, because these depend on what was
     /// produced before.
     pub(crate) fn later(make: M) -> Self {
         Self::of(None, Some(make))
@@ -64,7 +67,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
         self.is_used = true;
         match &mut self.sink {
             Some(sink) => sink.produce(record, tag),
-            // It is made when the topic is asked for.
+            // The sink is created when its topic is prepared.
             None => Ok(Produced::NewTopic),
         }
     }
@@ -139,7 +142,8 @@ mod tests {
     use super::*;
     use crate::outbox::headers::Headers;
 
-    /// Takes records of topics that were prepared, and is at rest when told so.
+    /// A sink that accepts records once any topic was prepared, and is at rest when the test says
+    /// so.
     #[derive(Default)]
     struct Fake {
         is_prepared: bool,
@@ -225,7 +229,7 @@ mod tests {
                 Ok(Produced::NewTopic)
             );
             at_rest.set(true);
-            // A topic can be long in coming.
+            // Preparing a topic may take a long time.
             let preparation = sink.prepare("t", Vec::new);
             sink.tend();
             assert!(sink.sink.is_some());
@@ -238,7 +242,7 @@ mod tests {
                     sink.produce(&record(), Tag::from_word(1)),
                     Ok(Produced::Taken)
                 );
-                // What is in flight would be lost with it.
+                // The sink is kept: records in flight would be lost with it.
                 sink.tend();
             }
             assert_eq!(made.get(), lives);
@@ -306,7 +310,7 @@ mod tests {
             })
         });
         sink.idle = Duration::ZERO;
-        // As when the connection to PostgreSQL is cut meanwhile.
+        // This happens if the connection to PostgreSQL breaks meanwhile.
         drop(sink.prepare("t", Vec::new));
         sink.tend();
         assert!(sink.sink.is_none());

@@ -1,4 +1,4 @@
-//! Standard output as a sink: one JSON object a line, for trying without Kafka.
+//! Standard output as a sink, with one JSON object per line, for trying Walpost without Kafka.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -20,13 +20,14 @@ use crate::escape;
 use crate::file_error;
 use crate::outbox::Record;
 
-/// Lines are written in pieces of about this size.
+/// Lines are written in chunks of about this size.
 const PIECE_BYTES: usize = 64 << 10;
-/// How long to wait until a nonblocking standard output accepts more.
+/// How long to wait before retrying a write to a nonblocking standard output.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Gathers records as lines, and has a thread write them when nothing more is at hand: a reader that does not read blocks that
-/// thread alone. Records count as delivered once they are written. The pipeline's window bounds what waits for the thread.
+/// Collects records as lines, and passes them to a thread that writes them, so that a reader that
+/// stops reading blocks only that thread. Records count as delivered once they are written. The
+/// pipeline's window limits how much is queued for the thread.
 pub(crate) struct StdoutSink {
     lines: Batch,
     writer: Sender<Batch>,
@@ -40,17 +41,17 @@ struct Batch {
 }
 
 impl StdoutSink {
-    /// Reports to `deliveries`.
+    /// Creates a sink that reports to `deliveries`.
     ///
     /// # Errors
-    /// Standard output is closed, or the system has no thread for the sink.
+    /// Standard output is closed, or the operating system can't create a thread.
     pub(crate) fn new(deliveries: Arc<Deliveries>) -> Result<Self, SinkError> {
         if was_closed() {
             return Err(SinkError::StdoutClosed);
         }
         let (writer, batches) = channel();
         let thread = thread::Builder::new().name("stdout".to_owned());
-        // Not joined: while nobody reads, the thread ends only with the process.
+        // The thread is not joined: while a write is blocked, it only ends with the process.
         thread
             .spawn(move || write_batches(&batches, &deliveries))
             .map_err(|error| failed(&error))?;
@@ -77,7 +78,7 @@ impl Sink for StdoutSink {
         if self.lines.tags.is_empty() {
             return Ok(());
         }
-        // The thread has ended only if it has reported a failure to the deliveries.
+        // The thread only ends after it has reported a failure to the deliveries.
         let _ = self.writer.send(std::mem::take(&mut self.lines));
         Ok(())
     }
@@ -99,8 +100,9 @@ fn write_batches(batches: &Receiver<Batch>, deliveries: &Deliveries) {
     }
 }
 
-/// Writes the lines, so that they mean what they meant and a terminal obeys nothing in them. Not through the standard library's
-/// handle, which takes a descriptor that cannot be written to for one that discards.
+/// Writes the lines, with control characters escaped as in JSON, so that a terminal does not
+/// interpret them. Does not use the standard library's handle, which silently discards output if
+/// the descriptor is not writable.
 fn write(lines: &[u8]) -> io::Result<()> {
     let lines = String::from_utf8_lossy(lines);
     let lines = escape::in_json(&lines);
@@ -110,7 +112,7 @@ fn write(lines: &[u8]) -> io::Result<()> {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(written) => rest = &rest[written..],
             Err(Errno::INTR) => {}
-            // Another process that shares it may have made it nonblocking.
+            // Another process that shares this descriptor may have made it nonblocking.
             Err(Errno::AGAIN) => thread::sleep(RETRY_INTERVAL),
             Err(error) => return Err(error.into()),
         }
@@ -118,8 +120,9 @@ fn write(lines: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Standard output was closed when the process started. The standard library has then opened /dev/null for it, for reading and
-/// writing; a shell's `> /dev/null` opens it for writing only.
+/// Returns whether standard output was closed when the process started. In that case, the standard
+/// library opened /dev/null for it, for reading and writing; a shell's `> /dev/null` opens it for
+/// writing only.
 fn was_closed() -> bool {
     let is_null = fstat(stdout()).is_ok_and(|found| {
         FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice
@@ -132,7 +135,8 @@ fn failed(error: &io::Error) -> SinkError {
     SinkError::Stdout(file_error::reason(error))
 }
 
-/// The record as JSON. What is not UTF-8 stands in base64 under a name that says so.
+/// Returns the record as JSON. Values that are not UTF-8 are encoded in base64, in a member whose
+/// name ends in `_base64`.
 fn to_json(record: &Record<'_>) -> Value {
     let mut object = Map::new();
     object.insert("topic".to_owned(), json!(record.topic));
