@@ -45,9 +45,9 @@ mod wakeup {
         ) -> c_uchar;
     }
 
-    /// Returns whether a batch is ready, and sets `next` to the earlier of its value and the time
-    /// when the thread must check again. The linker replaces librdkafka's function with this one,
-    /// as configured in `build.rs`.
+    /// Returns whether a batch is ready, and lowers `next` to the time when the thread must check
+    /// its queue again. If a batch is ready, that is after [`SLEEP_MICROS`] instead of immediately.
+    /// The linker replaces librdkafka's function with this one, as configured in `build.rs`.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_msgq_allow_wakeup_at(
         queue: *mut c_void,

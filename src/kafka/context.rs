@@ -153,15 +153,13 @@ impl Context {
     }
 
     /// Marks the producer as no longer needed: calls in progress on other threads fail instead of
-    /// being retried, so that the producer can be dropped. Delivery reports from here on are
-    /// ignored.
+    /// being retried, so that the producer can be dropped. Its delivery reports are no longer
+    /// needed either.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::SeqCst);
     }
 
-    /// Marks the producer as no longer needed: calls in progress on other threads fail instead of
-    /// being retried, so that the producer can be dropped. Its delivery reports are no longer
-    /// needed either.
+    /// Returns whether [`Context::abandon`] was called.
     #[must_use]
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned.load(Ordering::SeqCst)
@@ -229,7 +227,7 @@ impl Context {
     pub(super) fn refused(&self, code: RDKafkaErrorCode, record: &Refused) {
         let topic = &record.topic;
         // If a topic was not allowed in the transaction, the rest of the transaction is purged with
-        // another error code.
+        // another error code. Report the original error instead.
         let code = match self.denied() {
             Some(denied) if denied == *topic => RDKafkaErrorCode::TopicAuthorizationFailed,
             _ => code,
@@ -308,8 +306,8 @@ impl Context {
                 Some(cause) => self.unreachable(&format!("{reason}; the last error: {cause}")),
                 None => self.unreachable(reason),
             },
-            // The failure of the token source has already been reported. This is not an
-            // authentication failure, because no broker was contacted.
+            // The failure to get a token has already been reported. This is not an authentication
+            // failure, because no broker was contacted.
             Code::Authentication if reason.contains(NO_TOKEN) => {}
             code if is_refusal(code) => {
                 *lock(&self.refusal) = Some(reason.to_owned());
@@ -347,14 +345,13 @@ impl Context {
         const WARNING: i32 = 4;
         const INFO: i32 = 6;
         let pipeline = &self.pipeline;
-        // librdkafka names the topic only in this log line: Failed to add partition "topic" [0] to
-        // transaction: Broker: Topic authorization failed
+        // librdkafka names the topic only in this log line: `Failed to add partition "topic" [0] to
+        // transaction: Broker: Topic authorization failed`.
         if facility == "ADDPARTS" && message.ends_with("authorization failed") {
             *lock(&self.denied) = message.split('"').nth(1).map(str::to_owned);
         }
         match (level, facility) {
-            // librdkafka names the topic only in this log line: `Failed to add partition "topic"
-            // [0] to transaction: Broker: Topic authorization failed`.
+            // These are also reported as errors, and counted as such.
             (_, "FAIL" | "ERROR" | "FATAL") => debug!(pipeline, facility, "librdkafka: {message}"),
             (..=ERROR, _) => error!(pipeline, facility, "librdkafka: {message}"),
             (WARNING, "CONFWARN") if message.contains("enable.gapless.guarantee") => {
