@@ -82,10 +82,10 @@ mod wakeup {
 
 /// Replaces error codes returned by brokers that librdkafka's enumeration lacks.
 ///
-/// The bindings declare the codes as a Rust enum, so any other number is undefined behavior; in
-/// practice, it crashed the process with all its pipelines. The linker replaces librdkafka's
-/// functions with these, as configured in `build.rs`, for both rdkafka and this crate. They are all
-/// the functions through which a broker's code reaches Rust.
+/// The bindings declare the codes as a Rust enum, so any other number is undefined behavior, which
+/// can crash the process with all its pipelines. The linker replaces librdkafka's functions with
+/// these, as configured in `build.rs`, for both rdkafka and this crate. They are all the functions
+/// through which a broker's code reaches Rust.
 #[cfg(target_os = "linux")]
 mod error_codes {
     use std::ffi::{c_char, c_int, c_void};

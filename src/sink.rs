@@ -204,7 +204,7 @@ pub enum SinkError {
         "topic {topic:?} has no partition {partition}, which the partition column says. Add partitions to the topic, or correct what writes the column"
     )]
     NoPartition { topic: String, partition: i32 },
-    /// Authentication failed, on either side.
+    /// Authentication failed.
     #[error(
         "Kafka at {brokers} refuses the connection: {reason}. {}", refusal_remedy(.reason)
     )]

@@ -20,7 +20,7 @@ pub struct DeliveryFailure {
     pub refused_until: Option<Position>,
 }
 
-/// The property because of which a broker rejects a record.
+/// The reason why a broker rejects a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalCause {
     /// The size of the record or its batch.

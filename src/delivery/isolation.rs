@@ -1,4 +1,4 @@
-//! Finds the record because of which brokers reject a batch.
+//! Finds the record that causes brokers to reject a batch.
 //!
 //! A broker rejects a batch as a whole, because of one record or because of its total size, and
 //! librdkafka then fails the producer with everything that it has queued. Therefore, a new producer

@@ -27,7 +27,7 @@ use crate::model::lifecycle::{
 };
 use crate::model::time::unix_micros;
 
-/// Description of a pipeline that doesn't change while it runs.
+/// The parts of a pipeline's description that don't change while it runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
     /// Name of the pipeline.

@@ -132,7 +132,7 @@ pub enum OrderError {
     /// A row outside a transaction.
     #[error("row outside a transaction")]
     Stray,
-    /// A commit LSN that is lower than the end of what was received before.
+    /// A commit LSN lower than what was already received.
     #[error("commit LSN {0} isn't above {1}, which came before it")]
     NotRising(Lsn, Lsn),
 }
@@ -203,7 +203,7 @@ impl Watermark {
     /// Begins a transaction whose commit record is at `commit`.
     ///
     /// # Errors
-    /// Another transaction is open, or `commit` is lower than what was received before.
+    /// Another transaction is open, or `commit` is lower than what was already received.
     pub fn begin(&mut self, commit: Lsn) -> Result<(), OrderError> {
         // The commit record must not precede anything received so far.
         self.begin_copy(commit, commit)
@@ -631,7 +631,7 @@ impl Deliveries {
         }
     }
 
-    /// Records that this sink has lost a record. The record's counter never reaches zero, so
+    /// Reports a record that this sink has lost. The record's counter never reaches zero, so
     /// nothing after it is confirmed. The pipeline restarts from the confirmed LSN.
     pub fn failed_with(&self, failure: DeliveryFailure) {
         {

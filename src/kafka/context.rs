@@ -216,14 +216,14 @@ impl Context {
         }
     }
 
-    /// Records that the records with these tags are durable.
+    /// Reports the records with these tags as durable.
     pub(super) fn delivered(&self, tags: impl Iterator<Item = Tag>) {
         if self.deliveries.delivered(tags) > 0 && self.is_down() {
             self.answered();
         }
     }
 
-    /// Records that a record was not delivered and will not be.
+    /// Reports a record that was not delivered and will not be.
     pub(super) fn refused(&self, code: RDKafkaErrorCode, record: &Refused) {
         let topic = &record.topic;
         // If a topic was not allowed in the transaction, the rest of the transaction is purged with
@@ -273,7 +273,7 @@ impl Context {
         }))
     }
 
-    /// Records that librdkafka reports a record as durable although no broker has acknowledged it.
+    /// Handles a record that librdkafka reports as durable although no broker has acknowledged it.
     ///
     /// librdkafka infers that the record is durable because a later one was accepted. But a broker
     /// that doesn't know the producer yet accepts the later record even though it rejected the
@@ -487,7 +487,8 @@ fn timestamp_in(reason: &str) -> Option<jiff::Timestamp> {
     jiff::Timestamp::from_millisecond(millis).ok()
 }
 
-/// Returns whether the code means that authentication failed, on either side.
+/// Returns whether the code means that authentication failed: the broker rejected the credentials,
+/// or librdkafka the broker's certificate.
 pub(super) fn is_refusal(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode as Code;
     matches!(

@@ -54,7 +54,7 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
         }
     }
 
-    /// Records that a record of the partition was received.
+    /// Notes that a record of the partition was received.
     pub(super) fn record(&mut self, partition: i32) {
         if !self.again.is_empty()
             && let Some(again) = self.again.get_mut(&partition)

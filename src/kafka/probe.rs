@@ -41,7 +41,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub(crate) enum BrokerFinding {
     /// No broker responds; the message includes the remedy.
     Unreachable(String),
-    /// Authentication failed on either side, or librdkafka does not accept the properties.
+    /// Authentication failed, or librdkafka does not accept the properties.
     Refused(SinkError),
     /// The brokers respond, and no topic was requested.
     Reachable {
@@ -233,13 +233,13 @@ impl ProducerContext for Identity {
 
 /// Why brokers don't respond.
 enum Trouble {
-    /// Authentication failed, on either side.
+    /// Authentication failed.
     Refused(String),
     /// No connection can be established; contains the last error of a broker connection.
     Down(Option<String>),
 }
 
-/// Returns why authentication failed, on either side, if that is why the brokers don't respond.
+/// Returns why authentication failed, if that is why the brokers don't respond.
 pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> Option<String> {
     match timeout(REFUSAL, trouble(config, credentials, REFUSAL)).await {
         Ok(Trouble::Refused(reason)) => Some(reason),

@@ -367,7 +367,7 @@ impl TopicReader {
             .map_err(|error| self.broken(topic, &error).into())
     }
 
-    /// Returns a more specific error if authentication failed, on either side.
+    /// Returns a more specific error if authentication failed.
     pub(crate) async fn explain(&self, error: ReadError) -> ReadError {
         let ReadError::Sink(SinkError::Broken(_)) = &error else {
             return error;

@@ -114,7 +114,7 @@ impl TopicLookup {
         described.await.unwrap_or(Err(Code::OperationTimedOut))
     }
 
-    /// Returns what follows from one response, or `None` if the brokers must be queried again.
+    /// Evaluates one response. Returns `None` if the brokers must be queried again.
     async fn judge(
         &self,
         pending: &mut Pending,
@@ -158,7 +158,7 @@ impl TopicLookup {
         Ok(Some(Prepared::Unusable))
     }
 
-    /// Stores a response that is certain.
+    /// Stores the results of a conclusive response.
     fn note(&self, pending: &Pending, found: Vec<(String, Description)>) {
         let now = Instant::now().into_std();
         if pending.has_tried_auto_creation {

@@ -121,7 +121,7 @@ pub(crate) enum Lookup {
 }
 
 impl Topics {
-    /// Creates lookups in the cluster that `config` names.
+    /// Creates a lookup for the cluster that `config` describes.
     #[must_use]
     pub(crate) fn new(config: ClientConfig, create: Option<CreateTopics>) -> Self {
         Self {
@@ -331,7 +331,7 @@ impl Topics {
     }
 }
 
-/// Returns what it means that the brokers reject the creation of a topic with this error.
+/// Interprets a broker's refusal to create a topic.
 fn made_despite(refusal: &Refusal) -> Result<Made, Reason> {
     match refusal.code {
         // Another instance created the topic first.
@@ -441,7 +441,7 @@ impl Creation {
     }
 }
 
-/// Tracks how long authentication has been failing, on either side.
+/// Tracks how long authentication has been failing.
 #[derive(Default)]
 pub(super) struct Refusals {
     since: Option<Instant>,

@@ -59,7 +59,7 @@ const PARTITIONS_PART: usize = 2;
 /// segments, and only the last of each pipeline's many small checkpoints is needed.
 const SEGMENT_BYTES: &CStr = c"16777216";
 
-/// Access to a pipeline's checkpoints.
+/// The checkpoints of a pipeline.
 #[derive(Clone)]
 pub struct Checkpoints {
     /// Name of the pipeline, which is also the key of its records.
@@ -93,7 +93,7 @@ struct Readers {
 }
 
 impl Checkpoints {
-    /// Creates access to the checkpoints of a pipeline; `None` if it does not use checkpoints.
+    /// Returns the checkpoints of a pipeline, or `None` if it does not use checkpoints.
     pub fn of(producer: &ProducerSettings) -> Option<Self> {
         let settings = producer.checkpoints.clone()?;
         let name = &producer.pipeline;
@@ -269,7 +269,8 @@ impl Checkpoints {
         }
     }
 
-    /// Creates a client for queries. Unlike a producer's, they do not create a topic.
+    /// Creates a client for queries. Unlike a producer's metadata requests, those of this client do
+    /// not create the topic.
     pub(super) fn asking(&self) -> KafkaResult<Client> {
         self.client("read_uncommitted", |_| {})
     }
@@ -311,7 +312,7 @@ impl Checkpoints {
         Ok(Aside::new(client))
     }
 
-    /// Returns the access to the cluster's topics.
+    /// Returns a lookup for the cluster's topics.
     pub(super) fn topics(&self) -> Topics {
         let mut topics = Topics::new(self.config.clone(), None);
         topics.prove(self.credentials.clone());

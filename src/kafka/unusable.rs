@@ -18,8 +18,8 @@ const ANSWERS_MAX: usize = 5000;
 const CERTAIN_AFTER: Duration = Duration::from_secs(2);
 /// The same, if the wait budget is used up. Long enough for a second response.
 const CERTAIN_AFTER_MIN: Duration = Duration::from_millis(20);
-/// Waiting for topics that turn out to be missing may take this long at first, and a tenth of the
-/// time after that.
+/// Maximum time available for waiting for topics that turn out to be missing. A tenth of the
+/// elapsed time is added to it.
 const WAIT_BUDGET_MAX: Duration = Duration::from_secs(10);
 const WAIT_BUDGET_PART: u32 = 10;
 /// How long to wait before trying again, if brokers did not create a missing topic on request.
