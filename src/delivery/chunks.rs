@@ -113,7 +113,7 @@ impl CopyProgress {
             .map_or(Lsn::ZERO, |chunk| chunk.snapshot_lsn)
     }
 
-    /// Returns the LSN from which on the stream contains no copied rows.
+    /// Returns the LSN from which the stream no longer contains copied rows.
     #[must_use]
     pub fn last_snapshot_lsn(&self) -> Lsn {
         let snapshot_lsns = self.chunks.iter().map(|chunk| chunk.snapshot_lsn);

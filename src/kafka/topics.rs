@@ -392,7 +392,7 @@ impl Creation {
     /// have been deleted since. The inner result is the brokers' refusal to create this topic.
     ///
     /// # Errors
-    /// The request fails as a whole, and would fail again.
+    /// The request failed as a whole, and would fail again.
     pub(super) async fn tend(
         &mut self,
         topics: &Topics,
