@@ -1,4 +1,5 @@
-//! Values that every room speaks of, without logic and without a connection to anything. Imports nothing of ours.
+//! Plain values shared by every module. Nothing here performs I/O or imports another module of this crate, apart from
+//! [`crate::escape`].
 
 pub(crate) mod commands;
 pub(crate) mod dead_letters;

@@ -1,36 +1,35 @@
-//! The commands of Walpost that messages print, each with the options that lead to the same configuration.
+//! The Walpost commands that messages print, each with the options needed to load the same configuration.
 
 use std::sync::Arc;
 
 use crate::escape::shell_word_on_one_line;
 
-/// Prints commands that have the configuration of this process. Every message that prints a command has it from here, so that
+/// Formats commands that run with this process's configuration. Every message that suggests a command builds it here, so that
 /// the command works when it is pasted into a shell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands(Arc<Options>);
 
-/// Options that lead to the configuration. None of them is a secret.
+/// The options that determine the configuration. None of them is a secret.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Options {
-    /// Flags that every command accepts, and their values.
+    /// Flags that every command accepts, with their values.
     pub common: Vec<(&'static str, String)>,
-    /// Flags of commands that make or read records.
+    /// Flags that only commands that create or read records accept.
     pub records: Vec<(&'static str, String)>,
 }
 
 /// Flags that can be given more than once.
 const REPEATED: [&str; 2] = ["--kafka-property", "--header"];
-/// Commands that make or read records.
+/// Commands that create or read records.
 const WITH_RECORDS: [&str; 6] = ["run", "check", "checkpoint", "replay", "skip", "verify"];
 
 impl Commands {
-    /// Commands with these options.
     #[must_use]
     pub(crate) fn new(options: Options) -> Self {
         Self(Arc::new(options))
     }
 
-    /// Commands about a pipeline of which only the name is known.
+    /// Creates commands for a pipeline of which only the name is known.
     #[must_use]
     pub(crate) fn of_pipeline(name: &str) -> Self {
         Self::new(Options {
@@ -39,7 +38,8 @@ impl Commands {
         })
     }
 
-    /// Commands that connect as the configuration file says, if there is one, and not as the administrator whom `init` is given.
+    /// Returns commands that connect with the configuration file's settings, if there is a file, and not as the administrator
+    /// passed to `init`.
     #[must_use]
     pub(crate) fn without_administrator(&self) -> Self {
         let has_file = self.0.common.iter().any(|(flag, _)| *flag == "--config");
@@ -50,8 +50,8 @@ impl Commands {
         Self::new(options)
     }
 
-    /// Commands that come after `init`: as [`Self::without_administrator`], and without a file as this role, with a placeholder for
-    /// the brokers.
+    /// Returns the commands to run after `init`: like [`Self::without_administrator`], but without a configuration file they connect as
+    /// `role` and have a placeholder for the brokers.
     #[must_use]
     pub(crate) fn after_init(&self, role: Option<&str>) -> Self {
         let commands = self.without_administrator();
@@ -72,14 +72,14 @@ impl Commands {
         Self::new(options)
     }
 
-    /// The command with these words, which begin with the subcommand, and after them the options that they do not give
-    /// themselves. Each word is quoted for a shell if it needs that.
+    /// Returns the command that consists of `words`, starting with the subcommand, followed by the options that `words` does
+    /// not already contain. Words are quoted for a shell if necessary.
     #[must_use]
     pub(crate) fn print<const N: usize>(&self, words: [&str; N]) -> String {
         self.print_words(&words)
     }
 
-    /// As [`Self::print`], for words whose number is not constant.
+    /// Like [`Self::print`], for a number of words that is not known at compile time.
     #[must_use]
     pub(crate) fn print_words(&self, words: &[&str]) -> String {
         let mut command = "walpost".to_owned();
@@ -92,7 +92,7 @@ impl Commands {
             .first()
             .is_some_and(|word| WITH_RECORDS.contains(word));
         let records = self.0.records.iter().filter(|_| has_records);
-        // It asks a process, and about pipelines that it names itself.
+        // These commands send a request to a running process, and name the pipelines themselves.
         let is_control = words.first() == Some(&"pipeline");
         for (flag, value) in self.0.common.iter().chain(records) {
             if is_control && *flag != "--config" {

@@ -2,35 +2,34 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How many dead letters there were, by what kept the events from being delivered. What comes again
-/// is counted again.
+/// The number of dead letters by reason. An event that is delivered again is counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadLetterCounts {
-    /// Their records were too large.
+    /// Events whose records were too large.
     pub oversize: u64,
-    /// No record could be made of them.
+    /// Events for which no record could be created.
     pub unroutable: u64,
-    /// They were messages with the outbox's prefix, and no events.
+    /// Logical decoding messages that have the outbox's prefix but are not valid events.
     #[serde(default)]
     pub malformed: u64,
 }
 
 impl DeadLetterCounts {
-    /// All of them.
+    /// Returns the number of dead letters for all reasons.
     #[must_use]
     pub fn total(self) -> u64 {
         self.oversize + self.unroutable + self.malformed
     }
 }
 
-/// The dead letter that was delivered last.
+/// The most recently delivered dead letter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LastDeadLetter {
-    /// When, in seconds since 1970.
+    /// Delivery time, in seconds since 1970.
     pub at: f64,
-    /// The position of the event, or what else tells it from others.
+    /// The position of the event, or another identifier if it has none.
     pub position: String,
-    /// The topic for dead letters.
+    /// The dead-letter topic.
     pub topic: String,
     /// Why the event could not be delivered.
     pub reason: String,

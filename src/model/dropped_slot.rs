@@ -1,46 +1,45 @@
-//! A slot that was dropped.
+//! Slots that were dropped.
 
 use serde::{Deserialize, Serialize};
 
 use super::commands::Commands;
 use super::lsn::Lsn;
 
-/// A slot that was dropped, or a table that was not published for a while, and what went with it was not replayed.
+/// A slot that was dropped, or a table that was unpublished for a while, whose missing events have not been replayed yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedSlot {
-    /// The entry of the journal.
+    /// The ID of the journal entry.
     pub id: i64,
-    /// When, as the server prints it.
+    /// When the slot was dropped, as formatted by the server.
     pub at: String,
-    /// The position that the slot had confirmed: every event up to it was delivered. 0/0 if older rows were still to be copied. `None`
-    /// if that slot was in another history of the database.
+    /// The position that the slot had confirmed; every event up to it was delivered. 0/0 if older rows were still being
+    /// copied. `None` if the slot belonged to another timeline of the database.
     pub from: Option<Lsn>,
-    /// Where the log ended. What was committed after that, before there was a new slot, is missing
-    /// too.
+    /// The end of the WAL when the slot was dropped. Events committed later, until a new slot existed, are missing too.
     pub to: Option<Lsn>,
-    /// The table, if several shared the slot.
+    /// The table, if several tables shared the slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
-    /// No slot was dropped: the table was not in the publication for a while.
+    /// True if no slot was dropped, but the table was absent from the publication for a while.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left_publication: bool,
-    /// No slot was dropped: another table has taken the place of this one.
+    /// True if no slot was dropped, but another table replaced this one.
     #[serde(
         default,
         rename = "replaced",
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub is_replaced: bool,
-    /// The first transaction that may be missing; where that is not known, all rows may be.
+    /// The first transaction that may be missing. If `None`, any row may be missing.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
-    /// The cluster whose transactions these are.
+    /// The cluster that assigned the transaction IDs.
     #[serde(skip)]
     pub(crate) cluster: Option<String>,
 }
 
 impl DroppedSlot {
-    /// For people: which it is, and what may be missing.
+    /// Describes the journal entry and the events that may be missing, for messages.
     #[must_use]
     pub fn describe(&self) -> String {
         let of_table = match &self.table {
@@ -57,7 +56,7 @@ impl DroppedSlot {
         )
     }
 
-    /// Why they may be missing.
+    /// Returns why the events may be missing.
     #[must_use]
     pub fn cause(&self) -> &'static str {
         match self.left_publication {
@@ -67,14 +66,14 @@ impl DroppedSlot {
         }
     }
 
-    /// The command that sends them again.
+    /// Returns the command that sends the missing events again.
     #[must_use]
     pub(crate) fn replay(&self, commands: &Commands) -> String {
         replay_command(commands, self.table.as_deref())
     }
 }
 
-/// The command that records, without sending anything, that the events of dropped slots were delivered.
+/// Returns the command that records, without sending anything, that the events of dropped slots were delivered.
 #[must_use]
 pub(crate) fn settle_command(commands: &Commands, table: Option<&str>) -> String {
     match table {
@@ -89,7 +88,7 @@ pub(crate) fn settle_command(commands: &Commands, table: Option<&str>) -> String
     }
 }
 
-/// The command that sends the events of dropped slots again. `table` is `None` unless several tables shared the slot.
+/// Returns the command that sends the events of dropped slots again. `table` is `None` unless several tables shared the slot.
 #[must_use]
 pub(crate) fn replay_command(commands: &Commands, table: Option<&str>) -> String {
     match table {

@@ -1,20 +1,20 @@
-//! How the program ends.
+//! Exit codes.
 
-/// How the program ends.
+/// The outcome of the process, which determines its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// Done, or stopped as asked: 0.
+    /// The command finished, or the process stopped on request: 0.
     Done,
-    /// Anything that is none of the others, and findings of `verify`: 1.
+    /// Any other failure, and discrepancies found by `verify`: 1.
     Failed,
-    /// Bad usage or configuration: 2.
+    /// Invalid usage or configuration: 2.
     Usage,
-    /// Halted, and a person is needed: 3.
+    /// A pipeline halted and an operator has to act: 3.
     Halted,
 }
 
 impl Exit {
-    /// The process's exit code.
+    /// Returns the process's exit code.
     #[must_use]
     pub fn code(self) -> u8 {
         match self {
@@ -25,8 +25,8 @@ impl Exit {
         }
     }
 
-    /// As one pipeline after another has ended: a person who is needed is worth more than a server that is
-    /// not there now.
+    /// Combines the outcomes of two pipelines. A halt, which needs an operator, takes precedence over a failure such as an
+    /// unreachable server.
     #[must_use]
     pub(crate) fn and(self, next: Self) -> Self {
         match (self, next) {

@@ -1,31 +1,30 @@
-//! Why a pipeline halted last, as the database keeps it.
+//! The reason for a pipeline's last halt, as stored in the database.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::time::unix_micros;
 
-/// A longer reason is cut.
+/// Longer reasons are truncated.
 const MAX_REASON_BYTES: usize = 4096;
 
-/// The halt of a pipeline.
+/// A halt of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LastHalt {
-    /// When it halted, in RFC 3339.
+    /// When the pipeline halted, in RFC 3339 format.
     pub at: String,
-    /// The machine that Walpost ran on.
+    /// The host that Walpost ran on.
     pub host: String,
-    /// Walpost's version.
     pub version: String,
-    /// What the log says.
+    /// The error, as logged.
     pub reason: String,
 }
 
 impl LastHalt {
-    /// A halt that happens now, on this machine.
+    /// Creates a halt with the current time and host.
     #[must_use]
     pub(crate) fn now(reason: &str) -> Self {
-        // PostgreSQL stores no NUL.
+        // PostgreSQL does not store NUL characters in text.
         let mut reason = reason.replace('\0', "?");
         let end = (0..=reason.len().min(MAX_REASON_BYTES)).rev();
         let end = end.into_iter().find(|&end| reason.is_char_boundary(end));
@@ -45,7 +44,7 @@ impl LastHalt {
         }
     }
 
-    /// All of it in one line.
+    /// Returns a description in one line.
     #[must_use]
     pub(crate) fn describe(&self) -> String {
         let Self {

@@ -1,34 +1,34 @@
-//! What a pipeline is at, what an error is about, and what becomes of both: as metrics and JSON say it.
+//! The states of a pipeline and the kinds of errors, with their names in metrics and JSON.
 
 use serde::{Deserialize, Serialize};
 
-/// What a person can do while no broker can be reached, and what comes of it.
+/// The consequence of an outage of all brokers, and what the operator can do about it.
 pub(crate) const KAFKA_DOWN_REMEDY: &str = "Walpost continues by itself when they answer: start the brokers, or fix the network to \
      them. Meanwhile PostgreSQL retains WAL for the events: watch its disk";
 
-/// What a pipeline is at.
+/// The state of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// It has not streamed yet.
+    /// The pipeline has not streamed yet.
     #[default]
     Starting,
-    /// It streams.
+    /// The pipeline is streaming.
     Streaming,
-    /// Another instance has the slot.
+    /// Another instance is using the slot.
     StandingBy,
-    /// It was cut off, and tries again.
+    /// The pipeline lost its connection and is reconnecting.
     Reconnecting,
-    /// It was told to stop, and delivers what it has read.
+    /// The pipeline was asked to stop and is delivering what it has read.
     Draining,
-    /// A person has to do something.
+    /// The pipeline stopped on an error that an operator has to fix.
     Halted,
-    /// It was told to stop, and has.
+    /// The pipeline stopped on request.
     Stopped,
 }
 
 impl State {
-    /// Every one.
+    /// All states.
     pub const ALL: [Self; 7] = [
         Self::Starting,
         Self::Streaming,
@@ -39,7 +39,7 @@ impl State {
         Self::Stopped,
     ];
 
-    /// As metrics and JSON call it.
+    /// Returns the name used in metrics and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -54,25 +54,25 @@ impl State {
     }
 }
 
-/// How far a snapshot is.
+/// The phase of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SnapshotPhase {
-    /// It is made, which waits for the transactions that are open.
+    /// The snapshot is being created, which waits for open transactions to end.
     Making,
-    /// Its rows are read and sent.
+    /// The snapshot's rows are being read and sent.
     Copying,
-    /// All rows were read, and not all are durable.
+    /// All rows have been read, but not all are durable yet.
     Delivering,
     /// All rows are durable.
     Done,
 }
 
 impl SnapshotPhase {
-    /// Every one.
+    /// All phases.
     pub const ALL: [Self; 4] = [Self::Making, Self::Copying, Self::Delivering, Self::Done];
 
-    /// As metrics and JSON call it.
+    /// Returns the name used in metrics and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -84,43 +84,42 @@ impl SnapshotPhase {
     }
 }
 
-/// A snapshot of the outbox table.
+/// The progress of a snapshot of the outbox table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotStage {
-    /// How far it is.
     pub phase: SnapshotPhase,
-    /// Since when, in microseconds since 1970.
+    /// When this phase began, in microseconds since 1970.
     pub since_micros: u64,
-    /// Rows that are to be expected, by the planner's estimate.
+    /// The number of rows to copy, as estimated by the planner.
     pub expected: Option<u64>,
-    /// Rows that were copied in all when it began: of attempts before this one.
+    /// The number of rows that earlier attempts had copied before this one began.
     pub rows_before: u64,
 }
 
-/// What an error is about.
+/// The subsystem that an error concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ErrorKind {
-    /// No connection to PostgreSQL, or it broke, or the server refused something.
+    /// PostgreSQL can't be reached, the connection broke, or the server rejected a request.
     Postgres,
-    /// Outbox, publication, slot or settings are not as they have to be.
+    /// The outbox table, publication, slot or settings do not meet the requirements.
     Setup,
-    /// The log does not go on from what was delivered.
+    /// The server's WAL does not continue what was delivered.
     History,
-    /// The stream can't be understood.
+    /// The replication stream can't be decoded.
     Protocol,
     /// A row can't be delivered.
     Row,
-    /// The producer can't go on.
+    /// The producer failed with an error from which it can't recover.
     Kafka,
-    /// Connections to brokers.
+    /// A connection to a broker failed.
     KafkaBroker,
-    /// Walpost itself.
+    /// Walpost has a bug.
     Defect,
 }
 
 impl ErrorKind {
-    /// Every one.
+    /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::Postgres,
         Self::Setup,
@@ -132,7 +131,7 @@ impl ErrorKind {
         Self::Defect,
     ];
 
-    /// As metrics and JSON call it.
+    /// Returns the name used in metrics and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -148,41 +147,40 @@ impl ErrorKind {
     }
 }
 
-/// An error that a person may want to see.
+/// An error to show to the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// When, in microseconds since 1970.
+    /// When the error occurred, in microseconds since 1970.
     pub at_micros: u64,
-    /// What it is about.
     pub kind: ErrorKind,
-    /// What the log says.
+    /// The error, as logged.
     pub message: String,
-    /// What comes of it, and what a person can do.
+    /// The consequence, and what the operator can do.
     pub remedy: String,
 }
 
-/// What the publication leaves out since it was changed while the pipeline ran.
+/// Events that are no longer published because the publication was changed while the pipeline ran.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeftOut {
-    /// When that was noticed, in microseconds since 1970.
+    /// When the change was detected, in microseconds since 1970.
     pub since_micros: u64,
-    /// What is not delivered, and why.
+    /// Which events are not delivered, and why.
     pub what: String,
-    /// The command that has it delivered again.
+    /// The command that restores their delivery.
     pub remedy: String,
 }
 
-/// A time without PostgreSQL, a producer or Kafka.
+/// A period during which PostgreSQL, the producer or Kafka was unavailable.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outage {
-    /// What it is about.
+    /// The subsystem that is unavailable.
     pub kind: ErrorKind,
     /// The last error.
     pub reason: String,
-    /// When it began, in microseconds since 1970.
+    /// When the outage began, in microseconds since 1970.
     pub began_micros: u64,
-    /// When it ended, if it has.
+    /// When the outage ended, or `None` if it has not.
     pub ended_micros: Option<u64>,
-    /// How often it was tried again.
+    /// The number of retries.
     pub attempts: u64,
 }

@@ -1,4 +1,4 @@
-//! Log sequence numbers and positions of rows.
+//! Log sequence numbers and the positions of rows.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A place in WAL: a byte offset from its start.
+/// A location in the WAL, as a byte offset from its start.
 ///
 /// Printed and parsed as PostgreSQL's `pg_lsn`: two hexadecimal halves of at most eight digits,
 /// separated by a slash (PostgreSQL 18, "8.20. pg_lsn Type").
@@ -14,10 +14,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct Lsn(pub u64);
 
 impl Lsn {
-    /// The invalid LSN `0/0`, which PostgreSQL never gives to a record.
+    /// The invalid LSN `0/0`, which PostgreSQL never assigns to a WAL record.
     pub const ZERO: Self = Self(0);
 
-    /// The bytes of log from `earlier` to here; zero where `earlier` is later.
+    /// Returns the number of bytes of WAL from `earlier` to this LSN, or zero if `earlier` is later.
     #[must_use]
     pub fn bytes_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -30,7 +30,7 @@ impl fmt::Display for Lsn {
     }
 }
 
-/// A text that isn't an LSN.
+/// An error for text that isn't an LSN.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an LSN: expected two hexadecimal numbers like 16/B374D848")]
 pub struct ParseLsnError(String);
@@ -66,30 +66,32 @@ impl<'de> Deserialize<'de> for Lsn {
     }
 }
 
-/// Which row of WAL an event is: its transaction's commit LSN, and its index among the row
-/// messages of that transaction.
+/// Identifies the row of an event in the WAL by its transaction's commit LSN and its index among the row messages of that
+/// transaction.
 ///
-/// Printed as `00000000/016B3748:0000000002`: of fixed width, so that texts sort as positions do,
-/// and the part before the colon casts to `pg_lsn`.
+/// Printed as `00000000/016B3748:0000000002`. The width is fixed, so that the text sorts in the same order as the positions.
+/// The part before the colon can be cast to `pg_lsn`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position {
-    /// LSN of the transaction's commit record.
+    /// The LSN of the transaction's commit record.
     pub commit: Lsn,
-    /// Zero-based index of the row, counted over every row message of the transaction.
+    /// The zero-based index of the row among all row messages of the transaction.
     pub index: u64,
 }
 
 impl Position {
-    /// Length of the printed form in bytes.
+    /// The length of the printed form in bytes.
     pub const TEXT_LEN: usize = 28;
 
-    /// The row was copied from the table. WAL has no record there: its records begin at multiples of eight.
+    /// Returns whether the row was copied from the table. Such positions have an LSN at which no WAL record begins: WAL
+    /// records begin at multiples of eight.
     #[must_use]
     pub fn is_copied(self) -> bool {
         self.commit.0 % 8 == 7
     }
 
-    /// The same place in the copy that `other` is of, if both were copied: each copy has a consistent point of its own.
+    /// Returns the equivalent position in the copy that contains `other`, if both rows were copied. Each copy has its own
+    /// consistent point.
     #[must_use]
     pub fn in_copy_of(self, other: Self) -> Self {
         let commit = match self.is_copied() && other.is_copied() {
@@ -99,7 +101,7 @@ impl Position {
         Self { commit, ..self }
     }
 
-    /// The printed form, without an allocation.
+    /// Returns the printed form without allocating.
     #[must_use]
     pub fn text(self) -> [u8; Self::TEXT_LEN] {
         let mut out = *b"00000000/00000000:0000000000";
@@ -110,7 +112,7 @@ impl Position {
     }
 }
 
-/// Writes a number at the end of a field of zeros. Most are short.
+/// Writes a number right-aligned into a field filled with zeros. Stops early, because most numbers are short.
 #[expect(clippy::cast_possible_truncation, reason = "a digit is less than BASE")]
 fn digits<const BASE: u64>(field: &mut [u8], mut number: u64) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
@@ -145,7 +147,7 @@ impl<'de> Deserialize<'de> for Position {
     }
 }
 
-/// A text that isn't a position.
+/// An error for text that isn't a position.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not a position: expected one like 00000000/016B3748:0000000002, as walpost-position has it"

@@ -1,12 +1,12 @@
-//! An outage is a line when it begins, one a minute or more seldom, and one when it ends.
+//! Rate limiting for messages about an outage: one line when it starts, one per interval while it lasts, and one when it ends.
 //!
-//! Pure: time comes in as an argument.
+//! Pure: the current time is passed as an argument.
 
 use std::time::{Duration, Instant};
 
 const REMINDER: Duration = Duration::from_secs(60);
 
-/// Whether something is out of order, and what of it has been said.
+/// Whether an outage is in progress, and when it was last logged.
 #[derive(Debug)]
 pub(crate) struct Outage {
     state: Option<Since>,
@@ -26,19 +26,19 @@ struct Since {
     failures: u64,
 }
 
-/// What is to be said of a failure.
+/// The message that a failure calls for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Say {
-    /// It is the first.
+    /// The outage started with this failure.
     Begins,
-    /// It has lasted this long, with this many failures.
+    /// The outage has lasted this long, with this many failures.
     Lasts(Duration, u64),
-    /// Nothing: too little time has passed.
+    /// No message, because the last one was logged too recently.
     Nothing,
 }
 
 impl Outage {
-    /// One that is told of again so often.
+    /// Creates a tracker that calls for a message about an ongoing outage once per `reminder`.
     #[must_use]
     pub(crate) fn reminding(reminder: Duration) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl Outage {
         }
     }
 
-    /// Something failed.
+    /// Records a failure, and returns the message to log for it.
     pub(crate) fn failed(&mut self, now: Instant) -> Say {
         let Some(since) = &mut self.state else {
             self.state = Some(Since {
@@ -65,7 +65,7 @@ impl Outage {
         Say::Lasts(now.duration_since(since.began), since.failures)
     }
 
-    /// Things are in order: how long they weren't.
+    /// Ends the outage. Returns how long it lasted, or `None` if there was none.
     pub(crate) fn ended(&mut self, now: Instant) -> Option<Duration> {
         self.state
             .take()

@@ -1,9 +1,9 @@
-//! Durations as people read them: two or three digits and a unit. The page has the same rules. Pure.
+//! Durations in human-readable form: two or three digits and a unit. The status page follows the same rules. Pure.
 
 use std::fmt;
 use std::time::Duration;
 
-/// How long something has lasted, as a log line has it: `66s`, `2min`.
+/// The elapsed time, as it appears in a log line: `66s`, `2min`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Elapsed(pub Duration);
 
@@ -13,7 +13,7 @@ impl fmt::Display for Elapsed {
     }
 }
 
-/// How long something takes.
+/// Formats a duration given in seconds.
 #[must_use]
 pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
@@ -26,7 +26,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// How long something lasts: fractions of a second say nothing there.
+/// Formats an age given in seconds. Fractions of a second are not significant in an age.
 #[must_use]
 pub(crate) fn age(seconds: f64) -> String {
     match seconds {

@@ -1,36 +1,36 @@
-//! A table that is set aside: its rows are not delivered from a position on.
+//! Tables that are set aside: their rows are not delivered from a certain position onwards.
 
 use serde::{Deserialize, Serialize};
 
 use super::commands::Commands;
 use super::lsn::{Lsn, Position};
 
-/// A table that was set aside, as the journal has it.
+/// A table that was set aside, as recorded in the journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetAside {
-    /// The entry of the journal.
+    /// The ID of the journal entry.
     pub id: i64,
-    /// When it was written, as the server prints it.
+    /// When the entry was written, as formatted by the server.
     pub at: String,
-    /// The table, as it was called then.
+    /// The name that the table had at that time.
     pub table: String,
-    /// Its OID.
+    /// The table's OID.
     #[serde(skip)]
     pub(crate) relation: u32,
-    /// The first row that is not delivered.
+    /// The position of the first row that is not delivered.
     pub position: Position,
-    /// The error that this row led to.
+    /// The error that this row caused.
     pub reason: String,
-    /// A replay has sent the rows, and the stream has not taken over yet.
+    /// The rows that a replay has sent. `None` unless a replay has finished and the stream has yet to resume delivery.
     #[serde(skip)]
     pub(crate) replayed: Option<Replayed>,
-    /// Rows whose commit LSN is at or after this are delivered again. `None` while the entry is open.
+    /// Rows whose commit LSN is at or after this one are delivered again. `None` while the entry is open.
     #[serde(skip)]
     pub(crate) until: Option<Lsn>,
     /// The first transaction whose rows may be missing; `None` if any row may be.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
-    /// The cluster that transaction and OID belong to.
+    /// The cluster to which the transaction ID and the OID belong.
     #[serde(skip)]
     pub(crate) cluster: Option<String>,
 }
@@ -38,20 +38,21 @@ pub struct SetAside {
 /// The rows that a replay has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replayed {
-    /// All rows whose commit LSN is before this.
+    /// All rows with a commit LSN lower than this were sent.
     pub before: Lsn,
-    /// All rows of transactions before this one; it is from the snapshot that the rows were read with.
+    /// All rows of transactions lower than this were sent. The value comes from the snapshot that was used to read the rows.
     pub snapshot_xmin: Option<u64>,
 }
 
 impl SetAside {
-    /// The table has this name, or had it when it was set aside, or has this OID in this cluster.
+    /// Returns whether this entry is about a table, given its name, its OID and its cluster. The name matches even if the
+    /// table has been re-created since, and the OID matches even if it has been renamed.
     #[must_use]
     pub(crate) fn is_of(&self, table: &str, relation: u32, cluster: &str) -> bool {
         self.table == table || self.relation == relation && self.cluster.as_deref() == Some(cluster)
     }
 
-    /// The table and what is missing, for people.
+    /// Describes the table and the events that are missing, for messages.
     #[must_use]
     pub fn describe(&self) -> String {
         format!(
@@ -61,7 +62,7 @@ impl SetAside {
     }
 }
 
-/// The command that sends the rows of a table again that is set aside.
+/// Returns the command that sends the rows of a table that is set aside.
 #[must_use]
 pub(crate) fn replay_set_aside(commands: &Commands, table: &str) -> String {
     commands.print(["replay", "--set-aside", "--table", table])

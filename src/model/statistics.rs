@@ -1,17 +1,16 @@
-//! What librdkafka says of itself now and then.
+//! Statistics that librdkafka reports periodically.
 
 use serde::{Deserialize, Serialize};
 
-/// The part of librdkafka's statistics that a person wants to see.
+/// The subset of librdkafka's statistics that is relevant to operators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Statistics {
-    /// Records that the producer has.
+    /// Records in the producer's queues.
     pub queued_records: u64,
-    /// Requests that were sent again.
+    /// Requests that were retried.
     pub retries: u64,
-    /// Bytes that were sent to the brokers.
+    /// Bytes sent to the brokers.
     pub sent_bytes: u64,
-    /// The slowest broker's round trip, which 99 % of the last interval's were within, in
-    /// microseconds.
+    /// The 99th percentile of the round-trip time to the slowest broker in the last interval, in microseconds.
     pub round_trip_p99_micros: Option<u64>,
 }

@@ -1,84 +1,83 @@
-//! How the slot is while it streams, as the server said it.
+//! The state of the slot while a pipeline streams, as reported by the server.
 
 use super::dropped_slot::DroppedSlot;
 use super::lsn::Lsn;
 use super::set_aside::SetAside;
 
-/// The end of the server's WAL, the slot, the outbox's partitions, and what holds the slot up.
+/// The state of the slot, the outbox's partitions, and what prevents the slot from advancing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vitals {
     /// The end of the server's WAL.
     pub end: Lsn,
-    /// The slot, if it is there.
+    /// The slot, or `None` if it does not exist.
     pub slot: Option<SlotVitals>,
-    /// Partitions of the table that hold rows themselves, if it is partitioned.
+    /// The number of leaf partitions, if the table is partitioned.
     pub partitions: Option<u64>,
-    /// How long its partitions last, if they are ranges of a time and all of them end.
+    /// When the last partition ends, if the table is partitioned by ranges of time and every range has an upper bound.
     pub partitions_end: Option<PartitionsEnd>,
-    /// The oldest transaction that is open on the server and has written something.
+    /// The oldest transaction that is open on the server and has an ID.
     pub oldest_open: Option<OpenTransaction>,
-    /// Slots of the pipeline that were dropped and not replayed; not known without a journal that may be read.
+    /// Slots of the pipeline that were dropped and not replayed. `None` if the journal does not exist or cannot be read.
     pub dropped_slots: Option<Vec<DroppedSlot>>,
-    /// Tables of the pipeline that are set aside; not known without a journal that may be read.
+    /// Tables of the pipeline that are set aside. `None` if the journal does not exist or cannot be read.
     pub set_aside: Option<Vec<SetAside>>,
 }
 
 impl Vitals {
-    /// Log that the server keeps for the slot, in bytes: from `restart_lsn` to its end.
+    /// Returns how much WAL the server retains for the slot, in bytes, from `restart_lsn` to the end of the WAL.
     #[must_use]
     pub fn retained_bytes(&self) -> Option<u64> {
         Some(self.end.bytes_since(self.slot.as_ref()?.restart?))
     }
 }
 
-/// How long partitions last.
+/// The period that the existing partitions cover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartitionsEnd {
-    /// Where the last one ends, in microseconds since 1970.
+    /// The upper bound of the last partition, in microseconds since 1970.
     pub at_micros: u64,
-    /// How many begin later than now.
+    /// The number of partitions that begin in the future.
     pub ahead: u64,
-    /// There is a default partition for what comes after them.
+    /// Whether a default partition exists, which accepts rows outside all ranges.
     pub has_default: bool,
 }
 
-/// A transaction that is open and has an id, in any database: log from its first record on is kept
-/// for the slot.
+/// An open transaction that has an ID, in any database. The slot retains WAL from its first record onwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenTransaction {
-    /// Its id.
+    /// The transaction ID.
     pub xid: String,
-    /// How many transactions came after it.
+    /// The number of transaction IDs assigned since this one.
     pub age: i64,
     pub whose: Whose,
     pub role: Option<String>,
     pub database: Option<String>,
-    /// When it began, or was prepared, in microseconds since 1970. Of other roles' sessions
-    /// PostgreSQL says that only to members of `pg_read_all_stats`.
+    /// When the transaction began or was prepared, in microseconds since 1970. PostgreSQL shows this for other roles'
+    /// sessions only to members of `pg_read_all_stats`.
     pub began_micros: Option<u64>,
 }
 
-/// Whose a transaction is.
+/// The owner of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// A session's, with that process id.
+    /// A session, identified by the process ID of its backend.
     Session(i32),
-    /// Nobody's any more: it is prepared under that name.
+    /// A prepared transaction, identified by its name; no session owns it.
     Prepared(String),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SlotVitals {
-    /// A walsender has it.
+    /// Whether a walsender is using the slot.
     pub active: bool,
-    /// What was confirmed last.
+    /// The position that was last confirmed (`confirmed_flush_lsn`).
     pub confirmed: Option<Lsn>,
-    /// Where the WAL begins that is retained for it.
+    /// The start of the WAL that is retained for the slot (`restart_lsn`).
     pub restart: Option<Lsn>,
     /// `wal_status`: reserved, extended, unreserved or lost.
     pub wal_status: Option<String>,
-    /// `safe_wal_size`: none without `max_slot_wal_keep_size`, and of a slot that is lost.
+    /// `safe_wal_size`: null if `max_slot_wal_keep_size` is not set, or if the slot is lost.
     pub safe_wal_bytes: Option<i64>,
-    /// `age(catalog_xmin)`
+    /// `age(catalog_xmin)`.
     pub catalog_xmin_age: Option<i64>,
 }

@@ -1,15 +1,15 @@
-//! How much may be in flight, in records and bytes.
+//! Limits on data in flight, in records and bytes.
 
-/// How much may be between reading and durable.
+/// The amount of data that may have been read but is not durable yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     pub records: u64,
-    /// Bytes, as a tag counts them.
+    /// Bytes, as counted by a watermark tag.
     pub bytes: u64,
 }
 
 impl Window {
-    /// Both parts, each changed in the same way.
+    /// Applies `change` to both limits.
     pub(crate) fn map(self, change: impl Fn(u64) -> u64) -> Self {
         Self {
             records: change(self.records),
