@@ -1,4 +1,4 @@
-//! Many pipelines in one process: each on a thread of its own, so that none waits for another.
+//! Runs many pipelines in one process, each on its own thread, so that none waits for another.
 
 use std::future::pending;
 use std::io;
@@ -30,13 +30,15 @@ mod pipelines;
 pub(crate) mod places;
 mod systemd;
 
-/// How often it is taken down how the pipelines are.
+/// How often the state of the pipelines is sampled.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// Runs the pipelines `first`, and those that `definitions` has later, until all have ended; `places` are as they were before
-/// `first` was read. Shows over HTTP how they are to whoever connects to `listener`, and does what is asked of `control`. The first
-/// SIGTERM or SIGINT drains them, the second stops the process at once; SIGHUP has the definitions read again. A pipeline that
-/// halts is reported and leaves the others running.
+/// Runs the pipelines in `first`, and those that `definitions` returns later, until all have ended.
+///
+/// `places` is the state of the configuration files before `first` was read. The state of the pipelines is served over HTTP
+/// on `listener`, and requests from `control` are carried out. The first SIGTERM or SIGINT drains the pipelines and the
+/// second stops the process at once; SIGHUP reloads the definitions. A pipeline that halts is reported and does not affect
+/// the others.
 #[must_use]
 pub(crate) fn run<D: Definitions>(
     definitions: D,
@@ -54,7 +56,7 @@ pub(crate) fn run<D: Definitions>(
     }
 }
 
-/// A runtime on the calling thread.
+/// Creates a runtime on the calling thread.
 pub(crate) fn runtime() -> io::Result<Runtime> {
     runtime::Builder::new_current_thread().enable_all().build()
 }
@@ -137,7 +139,7 @@ async fn supervise<D: Definitions>(
                 "second signal: stopping at once; what was in flight will be sent again"
             );
             drop(control);
-            // Without the runtime's and librdkafka's farewells, which can take seconds.
+            // Skips the shutdown of the runtime and of librdkafka, which can take seconds.
             logging::flush();
             std::process::exit(i32::from(Exit::Failed.code()));
         }
@@ -148,7 +150,7 @@ async fn supervise<D: Definitions>(
     supervisor.pipelines.exit()
 }
 
-/// The next request. There is none where there is no control socket.
+/// Returns the next request, or waits indefinitely if there is no control socket.
 async fn next(asked: &mut mpsc::Receiver<Asked>) -> Asked {
     match asked.recv().await {
         Some(request) => request,
@@ -156,9 +158,9 @@ async fn next(asked: &mut mpsc::Receiver<Asked>) -> Asked {
     }
 }
 
-/// What changes while the process runs.
+/// The state that changes while the process runs.
 struct Supervisor<D> {
-    /// Where it is asked to read the configuration again.
+    /// Receives requests to reload the configuration.
     asks_to_read: std::sync::mpsc::Sender<Ask>,
     pipelines: Pipelines<D>,
     registry: Arc<Registry>,
@@ -176,11 +178,11 @@ impl<D: PartialEq> Supervisor<D> {
     }
 
     fn ask_to_read(&self, ask: Ask) {
-        // The thread that reads ends with the process.
+        // Sending can't fail while the process runs: the receiving thread lives as long as the process.
         let _ = self.asks_to_read.send(ask);
     }
 
-    /// Goes over to what was read. Most pipelines of a source go only if somebody has said so.
+    /// Applies a configuration that was read. Refuses to remove most pipelines of a source unless the request accepts that.
     fn take(&mut self, Reread { ask, result }: Reread<D>) {
         let why = ask.why;
         let mut said = Answer::default();
@@ -273,7 +275,7 @@ impl<D: PartialEq> Supervisor<D> {
     }
 }
 
-/// Shows how the pipelines are, from here on.
+/// Starts to serve the state of the pipelines over HTTP.
 fn show(listener: http::Listener, registry: Arc<Registry>) -> io::Result<()> {
     let address = listener.address()?;
     let serving = listener.serve(registry)?;
@@ -282,7 +284,7 @@ fn show(listener: http::Listener, registry: Arc<Registry>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes down how the pipelines are, and has the log say what is wrong with them.
+/// Samples the state of the pipelines periodically, and logs their problems.
 async fn watch_over(registry: Arc<Registry>) {
     let mut interval = tokio::time::interval(SAMPLE);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);

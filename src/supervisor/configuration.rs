@@ -1,5 +1,5 @@
-//! Reads the configuration again where it has changed, or somebody asks for that. On a thread of its own: a file system or a server
-//! that does not answer holds up nobody else.
+//! Reloads the configuration when it changes or on request. Runs on its own thread, so that an unresponsive file system or
+//! server blocks nothing else.
 
 use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -11,27 +11,27 @@ use super::control::Answer;
 use super::definitions::{Definitions, Reading};
 use super::places::{LOOK, Places};
 
-/// To read it.
+/// A request to reload the configuration.
 pub(super) struct Ask {
-    /// What it is because of, for the log.
+    /// The reason for the reload, for the log.
     pub why: &'static str,
-    /// A person has said that most pipelines may go.
+    /// Whether the operator has agreed to the removal of most pipelines.
     pub is_accepted: bool,
-    /// Where they are told what has changed.
+    /// Receives the result.
     pub answer: Option<oneshot::Sender<Answer>>,
 }
 
-/// What came of it.
+/// The result of a reload.
 pub(super) struct Reread<D> {
     pub ask: Ask,
     pub result: Result<Reading<D>, String>,
 }
 
-/// Looks after the definitions from here on, and reads them as is sent to what is returned; each time is told at `reread`. `places`
-/// are as they were before the definitions were read first.
+/// Starts a thread that watches the definitions, and returns a channel for requests to reload them. Each result is sent to
+/// `reread`. `places` is the state of the files before the definitions were first read.
 ///
 /// # Errors
-/// There is no thread.
+/// Returns an error if the thread can't be started.
 pub(super) fn watch<D: Definitions>(
     mut definitions: D,
     mut places: Places,
@@ -58,7 +58,7 @@ pub(super) fn watch<D: Definitions>(
                     }
                     Err(RecvTimeoutError::Timeout) => continue,
                 };
-                // Before they are read: so no change is missed.
+                // Captured before the files are read, so that no change is missed.
                 places = Places::of(definitions.places());
                 let result = definitions.read();
                 if reread.blocking_send(Reread { ask, result }).is_err() {
@@ -79,7 +79,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A file that somebody writes while it is read the first time.
+    /// A file that is being written while it is read for the first time.
     struct Written {
         file: PathBuf,
         reads: u32,

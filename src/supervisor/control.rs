@@ -1,7 +1,7 @@
-//! The control socket: what `walpost pipeline` asks of the process that runs.
+//! The control socket, through which `walpost pipeline` sends requests to the running process.
 //!
-//! A unix-domain socket that only root and the user that Walpost runs as may use. HTTP changes nothing. A request and its answer
-//! are one line of JSON each, and a connection has one of each.
+//! The socket is a Unix-domain socket that only root and the user that Walpost runs as may use. The HTTP endpoint is
+//! read-only. A connection carries one request and one answer, each a single line of JSON.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -21,63 +21,63 @@ use tracing::{debug, info, warn};
 use crate::escape::shell_word;
 use crate::trusted_path::{self, PathError};
 
-/// What a request may have, in bytes.
+/// Maximum length of a request, in bytes.
 const REQUEST_BYTES: u64 = 64 << 10;
-/// The longest answer, in bytes: it lists every pipeline.
+/// Maximum length of an answer, in bytes. An answer may list every pipeline.
 const ANSWER_BYTES: u64 = 64 << 20;
-/// How long a client may take for its request.
+/// How long a client may take to send its request.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Clients at a time; the others wait.
+/// Maximum number of concurrent clients. Further clients wait.
 const CLIENTS: usize = 16;
-/// Until the next try, where the process has no file descriptor left.
+/// Delay before the next attempt to accept a connection, such as when the process has run out of file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is asked.
+/// A request from `walpost pipeline`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Request {
-    /// Which pipelines there are.
+    /// Lists the pipelines.
     List,
     Stop(Vec<String>),
     Start(Vec<String>),
     Restart(Vec<String>),
-    /// To read the configuration again; also where most pipelines would go.
+    /// Reloads the configuration. With `accept`, even if that removes most pipelines.
     Reload {
         accept: bool,
     },
 }
 
-/// What was done, or is so.
+/// The outcome of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Answer {
     pub done: Vec<String>,
-    /// What was not done, and why.
+    /// What could not be done, and why.
     pub refused: Vec<String>,
 }
 
-/// A request, and where its answer goes.
+/// A request, and the channel for its answer.
 pub(super) type Asked = (Request, oneshot::Sender<Answer>);
 
-/// The socket can't be made.
+/// The control socket can't be created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ControlError {
-    /// Another process answers there.
+    /// Another process is listening on the socket.
     #[error(
         "control socket {}: another process has it. Give this one another with --control PATH (or WALPOST_CONTROL, or control at \
          the top of walpost.toml); \"off\" does without", .0.display()
     )]
     InUse(PathBuf),
-    /// Others could create the socket's file first, and the process would not start.
+    /// Other users could create the socket's file first, which would keep the process from starting.
     #[error("control socket {}: its folder is not used: {error}. Or name another path with --control", path.display())]
     Folder { path: PathBuf, error: PathError },
-    /// There is something else.
+    /// A file of another type exists at this path.
     #[error("control socket {}: there is a file of another kind. Name another path with --control", .0.display())]
     Occupied(PathBuf),
     #[error("control socket {}: {error}. Its folder has to exist, and this user has to be allowed to write there, as in one of its own: {}", path.display(), make_folder(.path))]
     Other { path: PathBuf, error: io::Error },
 }
 
-/// The command, run as root, that creates a folder for the socket. An existing one is left to its owner.
+/// Returns the command, to be run as root, that creates a directory for the socket. An existing directory is left to its owner.
 fn make_folder(path: &Path) -> String {
     let folder = path.parent().unwrap_or(Path::new("/"));
     let folder = match folder.exists() {
@@ -90,12 +90,13 @@ fn make_folder(path: &Path) -> String {
     format!("install -d -m 0700 -o {user} {folder_word}; then --control {socket_word}")
 }
 
-/// The socket, whose file goes when this is dropped.
+/// The control socket. Its file is removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Control {
     listener: std::os::unix::net::UnixListener,
     path: PathBuf,
-    /// Device and inode. When this process answers no more, the next one may have put its own there.
+    /// The device and inode of the socket's file. Once this process stops listening, the next process may replace the file with
+    /// its own.
     file: (u64, u64),
 }
 
@@ -112,11 +113,13 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((found.dev(), found.ino()))
 }
 
-/// Makes the socket. One that a process has left which is gone is replaced. Its folder must be one in which no other user can
-/// create files: a process of another user that listens at the path first would keep this one from starting.
+/// Creates the socket, replacing one left behind by a process that no longer runs.
+///
+/// No other user may be able to create files in the folder: another user's process that listens at the path first would keep
+/// this one from starting.
 ///
 /// # Errors
-/// It can't be made.
+/// Returns an error if the socket can't be created.
 pub(crate) fn listen(path: &Path) -> Result<Control, ControlError> {
     let other = |error| ControlError::Other {
         path: path.to_owned(),
@@ -153,17 +156,17 @@ pub(crate) fn listen(path: &Path) -> Result<Control, ControlError> {
         path: path.to_owned(),
         file: identity(path).map_err(other)?,
     };
-    // Who connects before that is asked who they are all the same.
+    // A client that connects before this line runs still has to pass the check of its uid.
     fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(other)?;
     control.listener.set_nonblocking(true).map_err(other)?;
     Ok(control)
 }
 
 impl Control {
-    /// Passes requests on, from here on.
+    /// Starts to accept requests, and sends them to `asked`.
     ///
     /// # Errors
-    /// The runtime takes no socket.
+    /// Returns an error if the socket can't be registered with the runtime.
     pub(super) fn serve(&self, asked: mpsc::Sender<Asked>) -> io::Result<()> {
         let listener = UnixListener::from_std(self.listener.try_clone()?)?;
         info!("walpost pipeline is answered at {}", self.path.display());
@@ -212,7 +215,7 @@ async fn answer(mut stream: UnixStream, asked: &mpsc::Sender<Asked>) -> io::Resu
     };
     let request = timeout(PATIENCE, request).await??;
     let (answer, answered) = oneshot::channel();
-    // Nobody takes it only when the process ends.
+    // Sending fails only while the process is exiting.
     let _ = asked.send((request, answer)).await;
     if let Ok(answer) = answered.await {
         let mut line = serde_json::to_vec(&answer)?;
@@ -222,15 +225,15 @@ async fn answer(mut stream: UnixStream, asked: &mpsc::Sender<Asked>) -> io::Resu
     Ok(())
 }
 
-/// Only root and the user that this process runs as.
+/// Returns whether `uid` is root or the user that this process runs as.
 fn may_ask(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
 
-/// Asks the process that has the socket, and waits for its answer.
+/// Sends a request to the process that is listening on the socket, and waits for its answer.
 ///
 /// # Errors
-/// Nobody answers there.
+/// Returns an error if no process answers.
 pub(crate) fn ask(path: &Path, request: &Request) -> io::Result<Answer> {
     use std::io::{BufRead, BufReader, Read, Write};
 
@@ -284,7 +287,7 @@ mod tests {
         let path = folder.path().join("control.sock");
         for mode in [0o1777, 0o777, 0o1775] {
             fs::set_permissions(folder.path(), Permissions::from_mode(mode)).expect("a mode");
-            // As another user who was first.
+            // As if another user had created the socket first.
             let first = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
             let error = listen(&path).expect_err("others can create it");
             assert!(matches!(error, ControlError::Folder { .. }), "{error}");

@@ -1,4 +1,4 @@
-//! Which pipelines there are to be, and what that changes.
+//! The pipelines that are defined, and the changes between two sets of definitions.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -6,54 +6,54 @@ use std::path::PathBuf;
 
 use crate::pipeline::settings::PipelineSettings;
 
-/// Where the definitions of pipelines come from. Whoever calls it may be blocked by a file system or a server.
+/// The source of pipeline definitions. Calls may block on a file system or a server.
 pub(crate) trait Definitions: Send + 'static {
-    /// What the definitions of a pipeline are compared by. Where it is the same, the pipeline goes on as it is.
+    /// The value by which definitions of a pipeline are compared. If it is unchanged, the pipeline keeps running.
     type Definition: PartialEq + Send + 'static;
 
-    /// Reads all of them.
+    /// Reads all definitions.
     ///
     /// # Errors
-    /// Something can't be used; the message names it.
+    /// Returns a message that names the part of the configuration that can't be used.
     fn read(&mut self) -> Result<Reading<Self::Definition>, String>;
 
-    /// Whether there is something to read that is at no place: what is asked is asked, where its time has come.
+    /// Returns whether definitions that do not come from files have changed. Queries the databases whose next poll is due.
     fn have_changed(&mut self) -> bool;
 
-    /// The files that they come from, and the folders whose files they come from.
+    /// Returns the files that contain definitions, and the folders whose files do.
     fn places(&self) -> Vec<PathBuf>;
 }
 
-/// What was read.
+/// The result of reading the definitions.
 #[derive(Debug)]
 pub(crate) struct Reading<D> {
     pub defined: Vec<Defined<D>>,
-    /// Sources that can't be used now, and why. Their pipelines are defined as they were before.
+    /// The sources that can't be used at the moment, and why. Their pipelines keep their previous definitions.
     pub failures: Vec<String>,
 }
 
-/// A pipeline as it is defined.
+/// A pipeline and its definition.
 #[derive(Debug)]
 pub(crate) struct Defined<D> {
     pub settings: PipelineSettings,
     pub definition: D,
-    /// What it comes from, with others: a file, a folder, a query.
+    /// The file, folder or query that the definition comes from, which may define other pipelines too.
     pub source: String,
 }
 
-/// What becomes of the pipelines, by name.
+/// The differences between two sets of definitions, by pipeline name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
     pub added: Vec<String>,
     pub changed: Vec<String>,
     pub removed: Vec<String>,
     pub unchanged: usize,
-    /// A source of which more pipelines would go than stay: a file that is half written, a folder that is not mounted and a query
-    /// of the wrong table look like that too.
+    /// A source that would lose more pipelines than it keeps. A partially written file, an unmounted folder and a query of
+    /// the wrong table would have the same effect.
     pub doubtful: Option<Doubtful>,
 }
 
-/// What would become of the pipelines of a source.
+/// The pipelines of a source that would be removed, and the number that would be kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Doubtful {
     pub source: String,
@@ -61,7 +61,7 @@ pub(super) struct Doubtful {
     pub left: usize,
 }
 
-/// A pipeline that is there, as it is defined.
+/// An existing pipeline and its definition.
 pub(super) struct Known<'a, D> {
     pub name: &'a str,
     pub definition: &'a D,
@@ -69,7 +69,7 @@ pub(super) struct Known<'a, D> {
 }
 
 impl Changes {
-    /// From the pipelines that are there to the next ones.
+    /// Returns the changes that lead from the existing pipelines to `next`.
     pub(super) fn between<D: PartialEq>(now: &[Known<'_, D>], next: &[Defined<D>]) -> Self {
         let mut changes = Self::default();
         for defined in next {

@@ -1,4 +1,4 @@
-//! The pipelines of the process: each on a thread of its own, started, stopped and replaced while the others go on.
+//! The pipelines of the process. Each runs on its own thread and can be started, stopped and replaced while the others continue.
 
 use std::sync::Arc;
 use std::thread;
@@ -27,7 +27,7 @@ use crate::retention::maintenance;
 use crate::sink::on_demand::OnDemand;
 use crate::sink::stdout::StdoutSink;
 
-/// How a pipeline ended.
+/// The way in which a pipeline ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Stopped,
@@ -35,49 +35,49 @@ pub(super) enum Ended {
     Defect,
 }
 
-/// Which start of a pipeline has ended, and how.
+/// The number of the start that ended, and how it ended.
 pub(super) type Ending = (u64, Ended);
 
-/// So many pipelines have a client of Kafka from the beginning, so that what is wrong with it is known before the first event.
-/// Those behind them have one when they need it.
+/// Number of pipelines that create their Kafka client at startup, so that problems with it are detected before the first
+/// event. The remaining pipelines create theirs when they need it.
 const EAGER: usize = 10;
 
-/// Why nothing is done any more.
+/// The error returned for requests that arrive during shutdown.
 pub(super) const STOPPING: &str = "walpost is stopping";
 
-/// What was said to who asked: done, or why not.
+/// The result of a request: what was done, or why it was refused.
 pub(super) type Said = Result<String, String>;
 
-/// All of them.
+/// All pipelines.
 pub(super) struct Pipelines<D> {
     all: Vec<Entry<D>>,
     registry: Arc<Registry>,
     endings: mpsc::UnboundedSender<Ending>,
-    /// How many were started by now.
+    /// Number of pipeline starts so far.
     starts: u64,
     is_stopping: bool,
 }
 
 struct Entry<D> {
-    /// Its number among all starts: what an earlier one says is not of this one.
+    /// The number of the pipeline's latest start. Reports from earlier starts are ignored.
     start: u64,
     settings: PipelineSettings,
     definition: D,
     source: String,
     stats: Arc<PipelineStats>,
-    /// Its thread ends once this is gone.
+    /// The pipeline's thread ends once this sender is dropped.
     orders: watch::Sender<Order>,
     phase: Phase,
-    /// Who has asked for its end.
+    /// Requests that wait for the pipeline to end.
     waiting: Vec<oneshot::Sender<Said>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
-    /// It drains, and what comes then.
+    /// The pipeline is draining; then follows the given step.
     Draining(Then),
-    /// By itself, or as a person has asked.
+    /// The pipeline has ended, by itself or on request.
     Over(Ended),
 }
 
@@ -89,25 +89,27 @@ enum Then {
 }
 
 impl Phase {
-    /// What to do with a pipeline that has ended in this phase. Nothing if it ended by itself, or halted when it was to stop.
+    /// Returns the next step for a pipeline that ended in this phase. `None` if it ended by itself, or if it halted while it
+    /// was being stopped.
     fn next(self, ended: Ended) -> Option<Then> {
         match (self, ended) {
             (Self::Draining(Then::Stop), Ended::Halted | Ended::Defect) => None,
-            // What it halted for may be what the new definition corrects.
+            // The new definition may fix the cause of a halt.
             (Self::Draining(then), _) => Some(then),
             (Self::Running | Self::Over(_), _) => None,
         }
     }
 
-    /// A pipeline in this phase continues under a definition that `is_same` as before.
+    /// Returns whether a pipeline in this phase keeps running under a new definition. `is_same` tells whether the definition
+    /// is unchanged.
     fn continues(self, is_same: bool) -> bool {
-        // One that was removed and is added again has to be started again.
+        // A pipeline that was removed and added again has to be restarted.
         is_same && self != Self::Draining(Then::Remove)
     }
 }
 
 impl<D: PartialEq> Pipelines<D> {
-    /// None yet. Each that is started is in the registry, and says at `endings` how it has ended.
+    /// Creates an empty set of pipelines. Pipelines are listed in `registry`, and report to `endings` when they end.
     pub(super) fn new(registry: Arc<Registry>, endings: mpsc::UnboundedSender<Ending>) -> Self {
         Self {
             all: Vec::new(),
@@ -118,7 +120,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// What `next` would change.
+    /// Returns the changes that applying `next` would make.
     pub(super) fn changes(&self, next: &[Defined<D>]) -> Changes {
         let is_going = |entry: &&Entry<D>| entry.phase == Phase::Draining(Then::Remove);
         let stay = self.all.iter().filter(|entry| !is_going(entry));
@@ -132,7 +134,8 @@ impl<D: PartialEq> Pipelines<D> {
         Changes::between(&now, next)
     }
 
-    /// Starts what is new, drains what is gone, drains and starts again what has changed, and leaves alone what is as it was.
+    /// Starts pipelines that were added, drains those that were removed, and restarts those that have changed. The others keep
+    /// running.
     pub(super) fn apply(&mut self, next: Vec<Defined<D>>) {
         let names: Vec<_> = next.iter().map(|of| of.settings.name.clone()).collect();
         for gone in 0..self.all.len() {
@@ -177,7 +180,7 @@ impl<D: PartialEq> Pipelines<D> {
             }
             let waits_for_copy = waits_for_copy(before, now);
             (entry.settings, entry.definition) = (defined.settings, defined.definition);
-            // What a person has stopped they start again.
+            // A pipeline that was stopped by the operator stays stopped until the operator starts it.
             let then = match entry.phase {
                 Phase::Over(Ended::Stopped) | Phase::Draining(Then::Stop) => continue,
                 Phase::Running if waits_for_copy => {
@@ -241,23 +244,23 @@ impl<D: PartialEq> Pipelines<D> {
         spawn(entry.settings.clone(), is_eager, receiver, report);
     }
 
-    /// For those who watch: what there is now.
+    /// Publishes the current set of pipelines in the registry.
     fn show(&self) {
         let stats = self.all.iter().map(|entry| Arc::clone(&entry.stats));
         self.registry.replace(stats);
     }
 
-    /// As a person asks. Who waits is told once it is so.
+    /// Stops a pipeline on request. The result is sent to `waits` once it has stopped.
     pub(super) fn stop(&mut self, name: &str, waits: oneshot::Sender<Said>) {
         self.asked(name, Then::Stop, waits);
     }
 
-    /// As [`Self::stop`], and then it is started.
+    /// Like [`Self::stop`], but starts the pipeline again afterwards.
     pub(super) fn restart(&mut self, name: &str, waits: oneshot::Sender<Said>) {
         self.asked(name, Then::Start, waits);
     }
 
-    /// Starts what has halted or was stopped.
+    /// Starts a pipeline that has halted or was stopped.
     pub(super) fn start_again(&mut self, name: &str, waits: oneshot::Sender<Said>) {
         let at = self.position(name);
         if at.is_some_and(|at| self.all[at].phase == Phase::Running) {
@@ -269,7 +272,7 @@ impl<D: PartialEq> Pipelines<D> {
 
     fn asked(&mut self, name: &str, then: Then, waits: oneshot::Sender<Said>) {
         let found = self.position(name).filter(|&at| {
-            // It is in no configuration any more.
+            // This pipeline is no longer in the configuration.
             self.all[at].phase != Phase::Draining(Then::Remove)
         });
         let refused = match found {
@@ -299,7 +302,7 @@ impl<D: PartialEq> Pipelines<D> {
         names.join(", ")
     }
 
-    /// Ends it, if it has not ended, and goes on with `then`.
+    /// Ends the pipeline if it has not ended yet, then takes the step `then`.
     fn end(&mut self, at: usize, then: Then, waits: Option<oneshot::Sender<Said>>) {
         let entry = &mut self.all[at];
         entry.waiting.extend(waits);
@@ -315,7 +318,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// It has ended: goes on with `then`, and tells who waits for it.
+    /// Takes the step `then` after the pipeline has ended, and answers the requests that waited for it.
     fn go_on(&mut self, at: usize, then: Then) {
         let entry = &mut self.all[at];
         let name = entry.settings.name.clone();
@@ -336,7 +339,7 @@ impl<D: PartialEq> Pipelines<D> {
                 format!("{name} is started; its counters begin again at 0")
             }
             Then::Remove => {
-                // It is taken out by who goes through all of them.
+                // The caller removes the entry, because it may be iterating over all of them.
                 entry.phase = Phase::Over(Ended::Stopped);
                 format!("{name} was removed from the configuration")
             }
@@ -346,7 +349,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// One has ended.
+    /// Handles the end of a pipeline.
     pub(super) fn ended(&mut self, (start, ended): Ending) {
         let Some(at) = self.all.iter().position(|entry| entry.start == start) else {
             return;
@@ -371,7 +374,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Has all of them drain, and none start any more.
+    /// Drains all pipelines and prevents further starts.
     pub(super) fn drain(&mut self) {
         self.is_stopping = true;
         for entry in &mut self.all {
@@ -382,12 +385,13 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// They drain, for the process ends.
+    /// Returns whether the pipelines are draining because the process is stopping.
     pub(super) fn are_stopping(&self) -> bool {
         self.is_stopping
     }
 
-    /// Nothing is left that could go on by itself, or that a person has stopped to start it again.
+    /// Returns whether no pipeline is left that could run again. Before shutdown, a pipeline stopped by the operator counts
+    /// as one that could, because it can be started again.
     pub(super) fn are_over(&self) -> bool {
         let mut all = self.all.iter();
         match self.is_stopping {
@@ -401,7 +405,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// How the process ends.
+    /// Returns the outcome of the process.
     pub(super) fn exit(&self) -> Exit {
         let has = |ended| {
             let mut all = self.all.iter();
@@ -414,7 +418,7 @@ impl<D: PartialEq> Pipelines<D> {
         }
     }
 
-    /// Each with what it is at.
+    /// Returns the name and state of each pipeline.
     pub(super) fn list(&self) -> Vec<(String, &'static str)> {
         let at = |entry: &Entry<D>| {
             let state = entry.stats.lifecycle_snapshot().state;
@@ -424,13 +428,14 @@ impl<D: PartialEq> Pipelines<D> {
     }
 }
 
-/// The sink has to exist before the first record. A transaction of exactly-once takes over what was produced before it.
+/// Returns whether the sink has to exist before the first record. With exactly-once delivery, the sink's first transaction
+/// takes over from earlier producers.
 fn needs_sink_at_once(delivery: &Delivery) -> bool {
     *delivery != Delivery::AtLeastOnce
 }
 
-/// A copy of older rows is completed under the definition `before`, because under `now` it would begin again or could not be
-/// continued.
+/// Returns whether a copy of older rows has to finish under the definition `before`, because under `now` it would start over
+/// or could not be resumed.
 fn waits_for_copy(before: &PipelineSettings, now: &PipelineSettings) -> bool {
     let has_same_slot = before.target.slot == now.target.slot
         && before.postgres.describe() == now.postgres.describe();
@@ -440,7 +445,7 @@ fn waits_for_copy(before: &PipelineSettings, now: &PipelineSettings) -> bool {
     has_same_slot && !is_resumed
 }
 
-/// Runs a pipeline on a thread of its own.
+/// Runs a pipeline on its own thread.
 fn spawn(
     settings: PipelineSettings,
     is_eager: bool,
@@ -463,7 +468,7 @@ fn spawn(
             Err(reason) => {
                 let reason = reason.message(&settings.target.commands);
                 error!(pipeline = settings.name, "halted: {reason}");
-                // Before the report, after which the process may end.
+                // Recorded before the report is dropped, because the process may exit after that.
                 if let Ok(runtime) = runtime() {
                     runtime.block_on(record_halt(&settings, &reason));
                     runtime.shutdown_background();
@@ -490,12 +495,12 @@ fn run_one(
 ) -> Result<(), PipelineError> {
     let runtime = runtime().map_err(|error| PipelineError::Connection(error.into()))?;
     let result = runtime.block_on(run_into_sink(settings, is_eager, orders, stats));
-    // A look-up of metadata can be under way on a thread of the runtime; it is not waited for.
+    // A metadata query may still be running on one of the runtime's threads; don't wait for it.
     runtime.shutdown_background();
     result
 }
 
-/// Runs the pipeline into the sink that its settings name, and maintains its table beside it.
+/// Runs the pipeline with the sink named in its settings, and maintains its table concurrently.
 async fn run_into_sink(
     settings: &PipelineSettings,
     is_eager: bool,
@@ -529,7 +534,8 @@ async fn run_into_sink(
     }
 }
 
-/// Until it is started again or removed, or the process ends, which it does when no pipeline is left.
+/// Monitors an ended pipeline until it is started again or removed, or until the process exits, which happens when no
+/// pipeline is left.
 fn watch_ended(
     settings: &PipelineSettings,
     stats: Arc<PipelineStats>,
@@ -553,7 +559,7 @@ fn watch_ended(
     }
 }
 
-/// Says how a pipeline ended when it is dropped: also when its thread panics.
+/// Reports how a pipeline ended when dropped, including when its thread panics.
 struct Report {
     name: String,
     start: u64,
@@ -572,7 +578,7 @@ impl Drop for Report {
             self.stats
                 .failed(ErrorKind::Defect, DEFECT.to_owned(), remedy);
         }
-        // Nobody listens only when the process ends.
+        // Sending fails only while the process is exiting.
         let _ = self.endings.send((self.start, self.ending));
     }
 }
@@ -600,7 +606,7 @@ mod tests {
             (Remove, Stopped, Some(Remove)),
             (Remove, Halted, Some(Remove)),
             (Stop, Stopped, Some(Stop)),
-            // It is not stopped but halted, and counts as that.
+            // The pipeline is halted, not stopped, and counts as halted.
             (Stop, Halted, None),
             (Stop, Defect, None),
         ] {
@@ -626,7 +632,7 @@ mod tests {
         }
     }
 
-    /// Transactions of one that is made with the first record would have nothing to take over with.
+    /// A sink that is created with the first record could not take over from an earlier producer's transactions.
     #[test]
     fn exactly_once_has_its_sink_from_the_beginning() {
         assert!(needs_sink_at_once(&exactly_once()));

@@ -1,32 +1,32 @@
-//! Notices that files have changed, and that nobody is writing them any more.
+//! Detects that files have changed and are no longer being written.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How often they are looked at. What is as it was at the look before is not being written.
+/// How often files are checked. A file that has not changed since the previous check is considered complete.
 pub(super) const LOOK: Duration = Duration::from_secs(1);
 
-/// A file or folder, as it was seen; nothing where it is not there.
+/// The metadata of a file or folder, or `None` if it does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mark {
     path: PathBuf,
-    /// Device, inode, size, and the times of the last change of its content and of its mode or owner.
+    /// Device, inode, size, and the times of the last change of content (mtime) and of content or metadata (ctime).
     seen: Option<(u64, u64, u64, [i64; 4])>,
 }
 
-/// Files, folders with the files in them, and how they were when they were read.
+/// Files and folders, and the metadata that they and the folders' files had when they were read.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     paths: Vec<PathBuf>,
     taken: Vec<Mark>,
-    /// They have changed to this, as of the last look.
+    /// The changed metadata seen by the last check.
     changed: Option<Vec<Mark>>,
 }
 
 impl Places {
-    /// These, as they are now. To be called before they are read: so no change is missed.
+    /// Captures the current metadata. Call this before reading the files, so that no change is missed.
     pub(crate) fn of(paths: Vec<PathBuf>) -> Self {
         Self {
             taken: marks(&paths),
@@ -35,7 +35,8 @@ impl Places {
         }
     }
 
-    /// They have changed since they were taken, and not since the last look. To be called each [`LOOK`].
+    /// Returns whether the files have changed since they were read, but not since the previous check. Call this once every
+    /// [`LOOK`].
     pub(super) fn have_changed(&mut self) -> bool {
         let now = marks(&self.paths);
         if now == self.taken {
@@ -66,14 +67,14 @@ fn marks(places: &[PathBuf]) -> Vec<Mark> {
     marks
 }
 
-/// A link is seen as what it leads to: Kubernetes changes all files of a ConfigMap by one link.
+/// Returns a file's metadata, following symbolic links: Kubernetes updates all files of a ConfigMap by replacing one link.
 fn mark(path: &Path) -> Mark {
     let seen = |file: Metadata| {
         (
             file.dev(),
             file.ino(),
             file.size(),
-            // A file that others could write is used once its mode is corrected.
+            // ctime also detects that the mode of a file that other users could write has been corrected.
             [
                 file.mtime(),
                 file.mtime_nsec(),

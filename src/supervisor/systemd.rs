@@ -1,4 +1,4 @@
-//! Tells systemd how the process is, where it has asked for that: `sd_notify(3)`.
+//! Reports the state of the process to systemd, if systemd requests it: `sd_notify(3)`.
 
 use std::env;
 use std::ffi::OsStr;
@@ -19,27 +19,27 @@ use crate::observe::registry::Registry;
 use crate::observe::status::{PipelineStatus, Status};
 use crate::pipeline::order::Order;
 
-/// How often it is looked what there is to be told.
+/// How often the state is checked for news to report.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often the line about the state may change.
+/// Minimum interval between changes of the status line.
 const STATUS: Duration = Duration::from_secs(5);
-/// After so long the start is over, whatever servers are waited for: that heals by itself, and
-/// whoever starts the service shall not wait for it.
+/// Startup counts as complete after this time even if servers are unavailable. Such outages end without intervention, and the
+/// command that starts the service should not wait for them.
 const START: Duration = Duration::from_secs(30);
-/// A line is cut there.
+/// Maximum length of the status line.
 const LINE_CHARS: usize = 200;
 
-/// The way to systemd.
+/// The connection to systemd.
 #[derive(Debug)]
 pub(super) struct Systemd {
     socket: UnixDatagram,
     address: SocketAddr,
-    /// It wants a sign of life so often.
+    /// The watchdog timeout that systemd has set.
     watchdog: Option<Duration>,
 }
 
 impl Systemd {
-    /// As the environment says, if it does.
+    /// Creates a connection from the environment variables, or returns `None` if systemd did not request notifications.
     pub(super) fn from_env() -> Option<Self> {
         let address = env::var_os("NOTIFY_SOCKET")?;
         let number = |name| env::var(name).ok()?.parse::<u64>().ok();
@@ -58,7 +58,7 @@ impl Systemd {
         }
     }
 
-    /// Tells it from here on, until the process ends.
+    /// Reports the state until the process ends.
     pub(super) async fn tell(self, registry: Arc<Registry>, mut orders: watch::Receiver<Order>) {
         let mut news = News::new(self.watchdog, Instant::now());
         let look = self.watchdog.map_or(LOOK, |every| LOOK.min(every / 2));
@@ -80,7 +80,7 @@ impl Systemd {
     }
 
     fn send(&self, message: &str) {
-        // Nobody is made to wait for it, and a log would fill with what fails.
+        // Failures are logged at debug level only. They affect nothing else, and would otherwise fill the log.
         let sent = self.socket.send_to_addr(message.as_bytes(), &self.address);
         if let Err(error) = sent {
             debug!(%error, "sd_notify failed");
@@ -89,11 +89,11 @@ impl Systemd {
 }
 
 async fn is_to_drain(orders: &mut watch::Receiver<Order>) {
-    // An error means that the process ends.
+    // An error means that the process is exiting.
     let _ = orders.wait_for(|order| *order == Order::Drain).await;
 }
 
-/// A name that begins with `@` is abstract: it has no file.
+/// Opens the socket. A name that begins with `@` is in the abstract namespace and has no file.
 fn open(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
     let address = match address.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
@@ -104,13 +104,13 @@ fn open(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
     Ok((socket, address))
 }
 
-/// What was told by now. Pure.
+/// What has been reported so far. Pure.
 #[derive(Debug)]
 struct News {
     began: Instant,
     is_ready: bool,
     status: Option<(String, Instant)>,
-    /// How often a sign of life is due, and when the next one is.
+    /// The interval between watchdog notifications, and when the next one is due.
     alive: Option<(Duration, Instant)>,
 }
 
@@ -124,7 +124,7 @@ impl News {
         }
     }
 
-    /// What is to be told now, if anything.
+    /// Returns the next message to send, or an empty string if there is none.
     fn message(&mut self, status: &Status, stopping: bool, now: Instant) -> String {
         let mut message = String::new();
         if !self.is_ready && !stopping && is_started(status, now.duration_since(self.began)) {
@@ -154,8 +154,8 @@ impl News {
     }
 }
 
-/// Each pipeline has streamed, stands by, or is known to wait for something. Where all have halted
-/// the process ends, and so does the start.
+/// Returns whether startup is complete: every pipeline has streamed, stands by, or is retrying. If all have halted, the
+/// process exits, so startup never completes.
 fn is_started(status: &Status, lasts: Duration) -> bool {
     let of = |state| move |pipeline: &PipelineStatus| pipeline.state == state;
     let pipelines = &status.pipelines;
@@ -163,7 +163,7 @@ fn is_started(status: &Status, lasts: Duration) -> bool {
         && (lasts >= START || !pipelines.iter().any(of(State::Starting)))
 }
 
-/// No session hangs.
+/// Returns whether no pipeline's event loop is stalled.
 fn turns(status: &Status) -> bool {
     let hangs = |pipeline: &PipelineStatus| {
         let mut problems = pipeline.problems.iter();
@@ -172,7 +172,7 @@ fn turns(status: &Status) -> bool {
     !status.pipelines.iter().any(hangs)
 }
 
-/// How the process is, in a line.
+/// Formats the state of the process as one line.
 fn line(status: &Status) -> String {
     let pipelines = &status.pipelines;
     let count = |state| pipelines.iter().filter(|of| of.state == state).count();
@@ -194,7 +194,7 @@ fn line(status: &Status) -> String {
     if let Some((name, what)) = wrong {
         line += &format!("; {name}: {what}");
     }
-    // A line feed would end it, and what follows would be a variable of its own, like MAINPID.
+    // A line feed would end the value, and the text after it could set another variable such as MAINPID.
     Escaped(line).to_string().chars().take(LINE_CHARS).collect()
 }
 
@@ -282,7 +282,7 @@ mod tests {
         assert!(!is_alive(&hung, 60));
         assert!(!is_alive(&hung, 120));
         assert!(is_alive(&well, 121));
-        // What is stuck behind Kafka is alive.
+        // A pipeline that is waiting for Kafka is still alive.
         let stuck = with_problem(Kind::DeliveryStuck, "stuck");
         assert!(is_alive(&stuck, 151));
     }
