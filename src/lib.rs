@@ -7,116 +7,119 @@
 //!    └────────── status update: confirmed LSN ◀── watermark ◀── delivery ────┘
 //! ```
 //!
-//! Data flows one way. One value travels back, the confirmed LSN, and only
-//! [`delivery::watermark`] can make one.
+//! Data flows in one direction. Only one value flows back, the confirmed LSN, and only [`delivery::watermark`] can create one.
 //!
-//! # The rooms
+//! # Modules
 //!
-//! From the highest to the lowest. A room may name those below it and none of the same rank: `tests/layers.rs` reads every
-//! path in `src/`, of the tests in it too, and fails with the file and line of one that goes up. The only way up is a trait that
-//! the lower room owns. Files do not name each other in a circle either, but for a file that is a part of another.
+//! From the highest layer to the lowest. A module may refer to modules in lower layers, but to none in its own.
+//! `tests/layers.rs` checks every path in `src/`, including those in tests, and reports the file and line of each violation.
+//! A lower layer can call a higher one only through a trait that the lower layer owns. Files must not refer to each other in
+//! a cycle either, unless one is a submodule of the other.
 //!
-//! - [`cli`]: the command line, one file per subcommand.
-//! - [`config`]: flags, environment and walpost.toml become [`pipeline::settings::PipelineSettings`].
-//! - [`import`]: another tool's configuration becomes walpost.toml. Beside [`config`], which it does not know: `cli` tests
-//!   that what the one writes, the other reads.
-//! - [`supervisor`]: builds sinks and pipelines, and runs these side by side, each on its thread; signals; what systemd
-//!   is told. It starts, stops and replaces single ones as their definitions change, or as the control socket asks.
-//! - [`observe`]: what a person sees while it runs. It reads what [`delivery::stats`] counts: [`observe::status`] is that at one
-//!   moment, and metrics, readiness, `walpost status` and the page are made of it. [`observe::watchdog`] looks at it once a
-//!   second, and [`observe::problem`] has the words for what is wrong. No stage names it.
-//! - [`replay`]: sends rows of the outbox table again, beside the pipeline. [`verify`]: the table compared with the topics,
-//!   after the fact. [`skip`]: moves a slot over what a person leaves out.
-//! - [`retention`]: makes partitions ahead and drops those that are delivered. Below replay, which asks it for the partitions
-//!   that it has taken off.
-//! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] starts and streams over one connection,
-//!   [`pipeline::decode`] turns frames into records (pure): [`pipeline::decode::delivery`] is the way of every row, also of one
-//!   that a replay sends. Each stage has a file `error.rs` with what it can end with; [`pipeline::error`] joins them where
-//!   stages come together, and [`pipeline::recovery`] has the remedy of each.
-//!   Features have rooms of their own: [`pipeline::snapshot`] copies rows that are older than the slot,
-//!   [`pipeline::exactly_once`] leaves out what is in Kafka already and commits with a checkpoint, [`pipeline::wal_budget`] says
-//!   what follows from the WAL that the slot retains. `pipeline::sim`, of the tests alone, runs all of it against simulated
-//!   servers.
-//! - [`postgres`]: everything that knows PostgreSQL. [`postgres::connect`] opens connections, [`postgres::wire`] has pure
-//!   codecs, [`postgres::replication`] is the replication socket, [`postgres::catalog`] asks SQL questions and never streams,
-//!   [`postgres::provision`] runs the files in `sql/`. Nobody else names tokio-postgres and postgres-protocol.
-//! - [`kafka`]: everything that knows rdkafka. [`kafka::producer`] is the sink, [`kafka::transaction`] ends its transactions with
-//!   a checkpoint, [`kafka::limits`] keeps its batches within what topics take.
-//! - [`sink`]: where records go: the trait, its errors, the sink that is standard output, and one that makes another when it is
-//!   needed. It is below [`kafka`], so that Kafka's sink is the trait's implementation there, and its errors need no second form.
-//! - [`delivery`]: what was read and how far it is durable. [`delivery::watermark`] turns deliveries into confirmed LSNs (pure),
-//!   [`delivery::checkpoint`] says how far the records in Kafka reach and whether a server's WAL continues it (pure),
-//!   [`delivery::stats`] counts, without a word per row.
-//! - [`outbox`]: what an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
-//! - [`model`]: values that all rooms speak of.
-//! - [`escape`]: text from outside, made fit to be shown: logs, output and answers are written through
-//!   it. Pure. [`progress`]: how far a long job is, on a terminal or in the log. [`program`]: runs a program that prints a
-//!   password or a token. [`authorities`]: the certificate authorities of this machine. [`file_error`]: what to do about a file
-//!   that can't be written. [`trusted_path`]: opens files that only root and this user could have written. They import
-//!   nothing but each other.
-//! - [`facade`]: what the program, its tests and its benchmarks name. All else is seen by this crate alone, so that the
-//!   compiler finds what nobody uses.
-//! - `fuzz`, of the tests and cargo-fuzz alone: what bytes from outside are held to. Each function
-//!   stands in a file `fuzz.rs` beside the code that reads the bytes.
+//! - [`cli`]: the command line, with one file per subcommand.
+//! - [`config`]: converts flags, environment variables and walpost.toml to [`pipeline::settings::PipelineSettings`].
+//! - [`import`]: converts another tool's configuration to walpost.toml. In the same layer as [`config`] and independent of
+//!   it; tests in `cli` check that [`config`] can read what [`import`] writes.
+//! - [`supervisor`]: creates sinks and pipelines, and runs each pipeline on its own thread. Handles signals and notifies
+//!   systemd. Starts, stops and replaces individual pipelines when their definitions change or on requests from the control
+//!   socket.
+//! - [`observe`]: monitoring of a running process. [`observe::status`] is a snapshot of the counters in [`delivery::stats`];
+//!   metrics, readiness, `walpost status` and the status page are derived from it. [`observe::watchdog`] checks it once a
+//!   second, and [`observe::problem`] contains the messages about problems. No pipeline stage depends on this module.
+//! - [`replay`]: sends rows of the outbox table again while the pipeline runs. [`verify`]: compares the table with the topics
+//!   after delivery. [`skip`]: advances a slot past events that the operator chooses to skip.
+//! - [`retention`]: creates partitions in advance and drops those whose rows have been delivered. In a layer below
+//!   [`replay`], which queries it for the partitions that it has detached.
+//! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] starts a session and streams over one connection.
+//!   [`pipeline::decode`] turns frames into records (pure); every row passes through [`pipeline::decode::delivery`],
+//!   including rows sent by a replay. Each stage has a file `error.rs` with its errors. [`pipeline::error`] combines them
+//!   where stages meet, and [`pipeline::recovery`] maps each error to a remedy.
+//!   Features have their own modules: [`pipeline::snapshot`] copies rows that are older than the slot,
+//!   [`pipeline::exactly_once`] omits events that are already in Kafka and commits transactions with a checkpoint, and
+//!   [`pipeline::wal_budget`] decides what to do about the WAL that the slot retains. `pipeline::sim`, for tests only, runs
+//!   all of it against simulated servers.
+//! - [`postgres`]: all code specific to PostgreSQL. [`postgres::connect`] opens connections, [`postgres::wire`] contains pure
+//!   codecs, [`postgres::replication`] is the replication connection, [`postgres::catalog`] runs SQL queries and never
+//!   streams, and [`postgres::provision`] runs the files in `sql/`. No other module uses tokio-postgres or postgres-protocol.
+//! - [`kafka`]: all code specific to rdkafka. [`kafka::producer`] is the sink, [`kafka::transaction`] commits its
+//!   transactions with a checkpoint, and [`kafka::limits`] keeps its batches within the size limits of topics.
+//! - [`sink`]: the trait for destinations of records, its errors, the sink for standard output, and a sink that creates
+//!   another on demand. In a layer below [`kafka`], so that Kafka's sink implements the trait there and its errors need no
+//!   conversion.
+//! - [`delivery`]: tracks what was read and up to which position it is durable. [`delivery::watermark`] turns deliveries into
+//!   confirmed LSNs (pure). [`delivery::checkpoint`] determines which events are in Kafka and whether a server's WAL
+//!   continues them (pure). [`delivery::stats`] contains counters that are cheap to update for every row.
+//! - [`outbox`]: the definition of an event. Pure, and independent of PostgreSQL's protocol and of Kafka.
+//! - [`model`]: values that all modules share.
+//! - [`escape`]: escapes untrusted text before it is displayed; logs, output and responses are written through it. Pure.
+//!   [`progress`]: shows the progress of a long operation on a terminal or in the log. [`program`]: runs a program that
+//!   prints a password or a token. [`authorities`]: loads the system's certificate authorities. [`file_error`]: suggests how
+//!   to fix a file that can't be written. [`trusted_path`]: opens files that only root and the current user could have
+//!   written. These modules import only each other.
+//! - [`facade`]: everything that the program, its tests and its benchmarks use. All other items are visible only within the
+//!   crate, so that the compiler detects unused code.
+//! - `fuzz`, only for tests and cargo-fuzz: properties that must hold for any untrusted input. The functions are in files
+//!   named `fuzz.rs` next to the code that reads the input.
 //!
-//! # To change something
+//! # Where to make changes
 //!
-//! - A format of keys, values or headers: [`outbox::settings::Format`] names it, `outbox/converted.rs` lays it out,
-//!   and what Debezium makes of a column's type is in [`outbox::connect`]. `tests/golden/debezium` has its real bytes.
-//! - Several tables on a slot: [`postgres::table_pattern`] says which, `pipeline::decode::table_source` has a mapping for each,
-//!   and `sql/tables.sql` with `pipeline::decode::older_rows` brings the rows of one that is added.
-//! - A topic template: [`outbox::template`] has its syntax, [`outbox::route`] fills it in for a row.
-//! - A PostgreSQL version: `postgres_versions` in `./dev` and `tests/support/`, so that the tests run on it; what it answers
-//!   otherwise is asked in [`postgres::catalog`], what it sends otherwise is read in [`postgres::wire`].
-//! - A sink: [`sink::Sink`] is what it does. It is a room beside [`kafka`]; [`pipeline::settings::SinkSettings`] names it,
-//!   [`config`] reads that, [`supervisor`] builds it.
-//! - A metric: [`delivery::stats`] counts it, [`observe::status`] and [`observe::metrics`] show it.
-//! - An alert: [`observe::watchdog`] finds it, [`observe::problem`] words it; `deploy/prometheus/` has those that are made of
-//!   metrics.
-//! - A configuration key: [`config::file`] and, where it is a flag too, [`config::args`]; [`config`] checks it and
-//!   [`pipeline::settings`] carries it. Whether a pipeline goes on when it changes follows from `config::Definition`.
-//! - A property of Debezium: a file of [`import`], if it makes a line of walpost.toml; else `import::known`.
-//! - A remedy: [`pipeline::recovery`], for every error of every stage.
+//! - A format of keys, values or headers: [`outbox::settings::Format`] lists the formats, `outbox/converted.rs` encodes them,
+//!   and [`outbox::connect`] maps column types to Debezium's types. `tests/golden/debezium` contains bytes recorded from
+//!   Debezium.
+//! - Several tables on one slot: [`postgres::table_pattern`] matches table names, `pipeline::decode::table_source` has a
+//!   mapping for each table, and `sql/tables.sql` with `pipeline::decode::older_rows` copies the rows of a table that is
+//!   added.
+//! - A topic template: [`outbox::template`] parses it and [`outbox::route`] expands it for a row.
+//! - A PostgreSQL version: add it to `postgres_versions` in `./dev` and to `tests/support/`, so that the tests run on it.
+//!   Differences in the catalogs are handled in [`postgres::catalog`], and differences in the protocol in [`postgres::wire`].
+//! - A sink: implement [`sink::Sink`] in a new module in the same layer as [`kafka`], add it to
+//!   [`pipeline::settings::SinkSettings`], parse its settings in [`config`] and create it in [`supervisor`].
+//! - A metric: count it in [`delivery::stats`], and export it in [`observe::status`] and [`observe::metrics`].
+//! - An alert: detect the problem in [`observe::watchdog`] and describe it in [`observe::problem`]. Alerts based on metrics
+//!   are in `deploy/prometheus/`.
+//! - A configuration key: add it to [`config::file`] and, if it is also a flag, to [`config::args`]. [`config`] validates it
+//!   and [`pipeline::settings`] contains the result. `config::Definition` determines whether a pipeline keeps running when
+//!   the value changes.
+//! - A Debezium property: add it to a file in [`import`] if it corresponds to a line in walpost.toml, or else to `import::known`.
+//! - A remedy: [`pipeline::recovery`] has one for every error of every stage.
 //!
-//! # One event's way
+//! # The path of an event
 //!
-//! [`postgres::replication::Connection::fill`] reads from the socket, or takes what a thread has read ahead of it while rows
-//! come fast ([`postgres::replication::Connection::read_ahead`]),
-//! [`postgres::replication::Connection::peek`] finds a whole frame in the buffer,
-//! [`pipeline::decode::Core::frame`] decodes it ([`postgres::wire::pgoutput::Message::decode`]), lays its
-//! values out ([`outbox::columns::Mapping`]) and gives them to [`pipeline::decode::delivery::Delivery`], which makes a record
-//! of them ([`outbox::route::Router::route_with`]), counts it ([`delivery::watermark::Watermark::reserve`]) and
-//! hands it over ([`sink::Sink::produce`]). Where no record can be made, or the sink finds
-//! it too large, that is an error, or by the settings a dead letter
-//! ([`outbox::dead_letter::Writer::write`]) that goes the same way. librdkafka copies it, sends it, and calls
-//! [`delivery::watermark::Deliveries::delivered`]. When every record of a transaction and of all
-//! before it is delivered, [`delivery::watermark::Watermark::confirmed`] rises, and
-//! [`postgres::replication::Connection::confirm`] tells PostgreSQL.
+//! [`postgres::replication::Connection::fill`] reads from the socket, or uses data that a thread has read ahead if rows
+//! arrive quickly ([`postgres::replication::Connection::read_ahead`]). [`postgres::replication::Connection::peek`] finds a
+//! complete frame in the buffer. [`pipeline::decode::Core::frame`] decodes the frame
+//! ([`postgres::wire::pgoutput::Message::decode`]), maps its values to columns ([`outbox::columns::Mapping`]) and passes them
+//! to [`pipeline::decode::delivery::Delivery`]. `Delivery` creates a record ([`outbox::route::Router::route_with`]), counts
+//! it ([`delivery::watermark::Watermark::reserve`]) and passes it to the sink ([`sink::Sink::produce`]). If no record can be
+//! created, or the sink finds the record too large, the result is an error or, depending on the settings, a dead letter
+//! ([`outbox::dead_letter::Writer::write`]), which takes the same path. librdkafka copies the record, sends it, and calls
+//! [`delivery::watermark::Deliveries::delivered`]. Once every record of a transaction and of all earlier ones is delivered,
+//! [`delivery::watermark::Watermark::confirmed`] advances and [`postgres::replication::Connection::confirm`] reports the
+//! position to PostgreSQL.
 //!
 //! # Invariants
 //!
-//! 1. An LSN is confirmed only when every record of every transaction that ends at or before it is
-//!    durable in the sink, and for exactly-once a checkpoint that covers it is too. `Confirmed` has
-//!    no constructor outside `watermark`.
-//! 2. On one connection, the confirmed LSN never goes back and is never beyond what was received;
-//!    a new connection starts from the slot's own word. Asserted in release builds.
-//! 3. What can't be decoded, mapped, routed or produced stops the pipeline with an error that names
-//!    it. Where the settings say so, an event that can't be routed, or whose record is too large, has
-//!    a dead letter in its place instead: a record as any other to these invariants. Nothing is ever
-//!    skipped.
-//! 4. Within a partition, records appear in commit order, and in insert order inside a transaction.
-//! 5. Memory is bounded by configuration (`window_bytes`, `window_records`, `max_row_bytes`),
-//!    whatever the backlog, the transaction or the outage.
-//! 6. Payload bytes are copied once, into the producer (a bytea payload is decoded once before; another format than
-//!    the column's text is written once before), are never parsed unless `expand_payload` asks, and never reach a log.
-//! 7. A slot, a publication or a topic is never dropped or moved without the word of a person: on
-//!    the command line, or for a slot that retains more WAL than it may, in the configuration.
-//!    What goes with that slot is in the journal before, is listed until it is sent again, and
-//!    nothing of the table is removed until then.
+//! 1. An LSN is confirmed only when every record of every transaction that ends at or before it is durable in the sink and,
+//!    for exactly-once delivery, a checkpoint that covers it is durable too. `Confirmed` has no constructor outside
+//!    `watermark`.
+//! 2. On one connection, the confirmed LSN never decreases and never exceeds the position received. A new connection starts
+//!    from the position that the slot reports. Asserted in release builds.
+//! 3. Data that can't be decoded, mapped, routed or produced stops the pipeline with an error that identifies it. If the
+//!    settings allow it, an event that can't be routed, or whose record is too large, is replaced by a dead letter, to which
+//!    these invariants apply as to any other record. Nothing is skipped silently.
+//! 4. Within a partition, records appear in commit order, and within a transaction in insert order.
+//! 5. Memory is bounded by configuration (`window_bytes`, `window_records`, `max_row_bytes`), regardless of the size of the
+//!    backlog, the size of a transaction or the duration of an outage.
+//! 6. Payload bytes are copied once, into the producer. A bytea payload is decoded once before that, and a format other than
+//!    the column's text is encoded once before that. Payloads are never parsed unless `expand_payload` requires it, and are
+//!    never logged.
+//! 7. A slot, a publication or a topic is never dropped or moved unless the operator asked for it, on the command line or,
+//!    for a slot that retains more WAL than allowed, in the configuration. The events lost with such a slot are recorded in
+//!    the journal beforehand and listed until they are sent again, and no rows are removed from the table until then.
 
-// The pages are for those who change the crate: made with --document-private-items.
+// This documentation is for contributors and is built with --document-private-items.
 #![allow(rustdoc::private_intra_doc_links)]
-// Text from outside is printed and logged by `cli::out` and `observe::logging`, which escape it.
+// Untrusted text is printed and logged through `cli::out` and `observe::logging`, which escape it.
 #![cfg_attr(
     not(test),
     warn(clippy::disallowed_methods, clippy::print_stderr, clippy::print_stdout)
@@ -147,7 +150,7 @@ mod supervisor;
 mod trusted_path;
 mod verify;
 
-/// What the program, its tests and its benchmarks take from here. It promises nothing to others: the crate is a program.
+/// The items that the program, its tests and its benchmarks use. Not a stable API: the crate is a program.
 #[doc(hidden)]
 pub mod facade {
     pub use crate::cli::main;
