@@ -1,4 +1,4 @@
-//! Asks a Walpost that runs how it is.
+//! Queries the status of a running Walpost process.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -13,32 +13,32 @@ use tokio::time::timeout;
 
 use super::status::Status;
 
-/// How long it may take to answer.
+/// Timeout for the response.
 const ANSWER: Duration = Duration::from_secs(2);
-/// The longest answer that is read, in bytes.
+/// Maximum length of a response, in bytes.
 const BYTES_MAX: usize = 16 << 20;
 
-/// Nobody has answered, or somebody else.
+/// The status could not be queried.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AskError {
-    /// There is no connection.
+    /// The connection failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
-    /// Nothing came in time.
+    /// No response arrived in time.
     #[error("no answer within {ANSWER:?}")]
     Silent,
-    /// The answer is none of HTTP.
+    /// The response is not valid HTTP.
     #[error("the server there does not speak HTTP: {0}")]
     Http(#[from] hyper::Error),
-    /// The answer is none of Walpost's.
+    /// The response is not from a Walpost process of this version.
     #[error("the server there is not Walpost of this version: {0}")]
     Foreign(String),
 }
 
-/// `/status` of the Walpost that listens at `address`.
+/// Returns the `/status` of the Walpost process that listens at `address`.
 ///
 /// # Errors
-/// Nobody answers there, or somebody else.
+/// Returns an error if no Walpost process of this version answers there.
 pub(crate) async fn status(address: &str) -> Result<Status, AskError> {
     timeout(ANSWER, ask(address))
         .await
@@ -62,12 +62,11 @@ async fn ask(address: &str) -> Result<Status, AskError> {
         return Err(last.unwrap_or_else(nothing).into());
     };
     let connected = stream.peer_addr()?;
-    // Without the scope of a link, which no header has.
+    // Without the scope ID of a link-local address, which is not valid in a `Host` header.
     let connected = SocketAddr::new(connected.ip(), connected.port());
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/status")
-        // Not the name, which may be one that only whoever asks has for it: an address is always
-        // answered.
+        // The address and not the name, which might be defined only on this machine. The server always accepts addresses.
         .header(header::HOST, connected.to_string())
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())
@@ -82,7 +81,7 @@ async fn ask(address: &str) -> Result<Status, AskError> {
     };
     let (connection, answer) = tokio::join!(connection, answer);
     let (code, body) = match (answer, connection) {
-        // The connection knows why.
+        // The connection's error contains the cause.
         (Err(canceled), Err(reason)) if canceled.is_canceled() => return Err(reason.into()),
         (answer, _) => answer?,
     };
@@ -93,7 +92,7 @@ async fn ask(address: &str) -> Result<Status, AskError> {
     serde_json::from_slice(&body.to_bytes()).map_err(|error| AskError::Foreign(error.to_string()))
 }
 
-/// Who listens at all addresses is asked at this machine's own.
+/// Replaces an unspecified address by the loopback address.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address {

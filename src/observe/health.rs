@@ -1,4 +1,4 @@
-//! Whether a pipeline is ready: it streams and gets on. Pure.
+//! Determines whether a pipeline is ready: it streams and makes progress. Pure.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,23 +7,23 @@ use crate::delivery::stats::{LifecycleSnapshot, Totals};
 use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, LeftOut, Outage, State};
 use crate::model::rounded;
 
-/// So long events may wait without any of them becoming durable.
+/// How long events may be in flight without any becoming durable.
 const STUCK: Duration = Duration::from_secs(10);
-/// So long the session may take to turn, which it does every ten seconds at the least.
+/// How long the session's event loop may go without an iteration. It iterates at least every ten seconds.
 const STILL: Duration = Duration::from_secs(60);
 
-/// Why a pipeline is not ready.
+/// The reason why a pipeline is not ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotReady {
-    /// It is at something else than streaming.
+    /// The pipeline is in a state other than streaming.
     State(State, Option<String>),
     /// No broker can be reached.
     KafkaDown(String, u64),
-    /// Nothing becomes durable.
+    /// Events are in flight, but none becomes durable.
     Stuck(u64, Duration),
-    /// The session's thread does not turn.
+    /// The session's event loop is stalled.
     Still(Duration),
-    /// The publication leaves events out.
+    /// The publication omits events.
     LeftOut(LeftOut),
 }
 
@@ -77,7 +77,7 @@ impl fmt::Display for NotReady {
 }
 
 impl NotReady {
-    /// What is wrong, where the state is told beside it; nothing if that is all there is to say.
+    /// Returns the problem for display next to the state, or `None` if the state says everything.
     #[must_use]
     pub fn what(&self) -> Option<String> {
         match self {
@@ -89,7 +89,7 @@ impl NotReady {
         }
     }
 
-    /// What comes of it, or what a person can do; `error` is the last one.
+    /// Returns the consequence, or what the operator can do. `error` is the most recent error.
     #[must_use]
     pub fn remedy<'e>(&'e self, error: Option<&'e Failure>) -> &'e str {
         match self {
@@ -105,10 +105,10 @@ impl NotReady {
     }
 }
 
-/// Why the pipeline is not ready, if it is not.
+/// Returns why the pipeline is not ready, or `None` if it is.
 ///
-/// A hot standby is ready: it does what it is there for, and whoever replaces instances one after
-/// the other waits for the new one to be ready before the old one is stopped, which has the slot.
+/// A hot standby is ready. It fulfils its purpose, and in a rolling update the new instance has to become ready before the
+/// old one, which is using the slot, is stopped.
 #[must_use]
 pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> Option<NotReady> {
     match lifecycle.state {
@@ -124,7 +124,7 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
         state @ (State::Draining | State::Stopped) => return Some(NotReady::State(state, None)),
     }
     if let Some(reason) = &lifecycle.kafka_down {
-        // A row whose topic is not known yet waits too, and is not in flight.
+        // A row whose topic's metadata is still unknown is waiting too, but is not in flight.
         let waiting = totals.in_flight.max(u64::from(totals.waits));
         return Some(NotReady::KafkaDown(reason.clone(), waiting));
     }
@@ -140,7 +140,7 @@ pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> O
     lifecycle.left_out.clone().map(NotReady::LeftOut)
 }
 
-/// Since when it is not ready for that reason, in microseconds since 1970.
+/// Returns when the pipeline became unready for that reason, in microseconds since 1970.
 #[must_use]
 pub(crate) fn not_ready_since(
     reason: &NotReady,
@@ -165,20 +165,20 @@ pub(crate) fn not_ready_since(
     }
 }
 
-/// Events wait, and for long none has become durable.
+/// Returns whether events are in flight and none has become durable for too long.
 #[must_use]
 pub(crate) fn is_stuck(totals: &Totals) -> bool {
     totals.waits && totals.since_last_progress >= STUCK
 }
 
-/// The session of a pipeline that streams has been stalled for long.
+/// Returns whether the session of a streaming pipeline has been stalled for too long.
 #[must_use]
 pub(crate) fn is_hung(totals: &Totals) -> bool {
     totals.since_last_iteration >= STILL
 }
 
-/// The age of the oldest event that was read and is not durable; while there is no stream, at least
-/// as long as there is none. Nothing where another instance has the slot.
+/// Returns the age of the oldest event that was read but is not durable. Without a stream, it is at least the time since the
+/// stream ended. `None` if another instance is using the slot.
 #[must_use]
 pub(crate) fn lag_micros(
     lifecycle: &LifecycleSnapshot,
@@ -246,7 +246,7 @@ mod tests {
         totals.waits = true;
         totals.since_last_progress = Duration::from_secs(12);
         assert!(says(&lifecycle, &totals).contains("7 events are in flight"));
-        // The checkpoint of an idle pipeline.
+        // An idle pipeline waits only for its checkpoint.
         let idle = Totals {
             in_flight: 0,
             ..totals
@@ -254,7 +254,7 @@ mod tests {
         let text = says(&lifecycle, &idle);
         assert!(!text.contains("0 events"), "{text}");
         assert!(text.contains("commit of a checkpoint"), "{text}");
-        // It streams for 99 s by then.
+        // At the time of the check, the pipeline has been streaming for 99 s.
         let since = |lifecycle: &LifecycleSnapshot, totals: &Totals| {
             let why = why_not_ready(lifecycle, totals).expect("a reason");
             not_ready_since(&why, lifecycle, 100_000_000)

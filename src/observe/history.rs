@@ -1,4 +1,4 @@
-//! The last minutes of a pipeline, second by second: rates are made of it, and charts.
+//! The last minutes of a pipeline in steps of one second, from which rates and charts are computed.
 
 use std::collections::VecDeque;
 
@@ -8,30 +8,30 @@ use crate::delivery::histogram::Counts;
 use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 
-/// Seconds that [`Recent`] is about.
+/// The number of seconds that [`Recent`] covers.
 const RECENT: usize = 10;
-/// Seconds that are kept.
+/// The number of seconds that are kept.
 const KEPT: usize = 600;
 
-/// Totals at one moment.
+/// The totals at one time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Sample {
-    /// When, in microseconds since 1970.
+    /// The time of the sample, in microseconds since 1970.
     pub at_micros: u64,
     /// Events that became durable.
     pub delivered: u64,
     /// Transactions that were read.
     pub transactions: u64,
-    /// Bytes that came from PostgreSQL.
+    /// Bytes received from PostgreSQL.
     pub received_bytes: u64,
-    /// From read to durable.
+    /// Time from reading a transaction until it was durable.
     pub delivery: Counts,
     /// From commit to durable.
     pub commit_to_delivery: Counts,
 }
 
 impl Sample {
-    /// Of what the pipeline has written down by now.
+    /// Samples the pipeline's counters.
     #[must_use]
     pub(crate) fn of(stats: &PipelineStats, at_micros: u64) -> Self {
         let totals = stats.totals();
@@ -46,22 +46,22 @@ impl Sample {
     }
 }
 
-/// How fast a pipeline is, over the last ten seconds.
+/// The throughput and latency of a pipeline over the last ten seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Recent {
-    /// Events that became durable, a second.
+    /// Events that became durable per second.
     pub events_per_second: f64,
-    /// Transactions that were read, a second.
+    /// Transactions read per second.
     pub transactions_per_second: f64,
-    /// Bytes from PostgreSQL, a second.
+    /// Bytes received from PostgreSQL per second.
     pub bytes_per_second: f64,
-    /// From commit to durable, half of the transactions took no longer; in seconds.
+    /// The median time from commit to durable, in seconds.
     pub commit_to_delivery_p50: Option<f64>,
-    /// And 99 % of them.
+    /// The 99th percentile of the same.
     pub commit_to_delivery_p99: Option<f64>,
-    /// From read to durable, half of the transactions took no longer.
+    /// The median time from read to durable, in seconds.
     pub delivery_p50: Option<f64>,
-    /// And 99 % of them.
+    /// The 99th percentile of the same.
     pub delivery_p99: Option<f64>,
 }
 
@@ -89,22 +89,22 @@ impl Recent {
     }
 }
 
-/// A second, as charts want it.
+/// One second in a chart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Point {
-    /// Its end, in seconds since 1970.
+    /// The end of the second, in seconds since 1970.
     pub at: f64,
-    /// Events that became durable in it, a second.
+    /// Events that became durable per second.
     pub events: f64,
-    /// Bytes from PostgreSQL, a second.
+    /// Bytes received from PostgreSQL per second.
     pub bytes: f64,
-    /// How far behind the pipeline was, in bytes of log.
+    /// The lag of the pipeline, in bytes of WAL.
     pub lag_bytes: Option<u64>,
-    /// The same in seconds.
+    /// The lag of the pipeline, in seconds.
     pub lag_seconds: Option<f64>,
-    /// From commit to durable, half of the transactions took no longer; in seconds.
+    /// The median time from commit to durable, in seconds.
     pub p50: Option<f64>,
-    /// And 99 % of them.
+    /// The 99th percentile of the same.
     pub p99: Option<f64>,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// A second has passed, and how far behind the pipeline was at its end.
+    /// Adds a sample, which is taken once a second, and the lag at that time.
     pub(crate) fn add(&mut self, sample: Sample, lag_bytes: Option<u64>, lag_seconds: Option<f64>) {
         if let Some(before) = self.samples.back() {
             let second = Recent::between(before, &sample);
@@ -139,7 +139,7 @@ impl History {
         self.samples.push_back(sample);
     }
 
-    /// How fast the pipeline is.
+    /// Returns the recent throughput and latency.
     #[must_use]
     pub(crate) fn recent(&self) -> Recent {
         match (self.samples.front(), self.samples.back()) {
@@ -148,7 +148,7 @@ impl History {
         }
     }
 
-    /// The seconds that ended after `since`, in seconds since 1970; the oldest first.
+    /// Returns the seconds that ended after `since`, which is in seconds since 1970, oldest first.
     #[must_use]
     pub(crate) fn points(&self, since: f64) -> Vec<Point> {
         let later = |point: &&Point| point.at > since;
@@ -165,7 +165,7 @@ mod tests {
         let mut history = History::default();
         assert_eq!(history.recent(), Recent::default());
         for second in 0..2000_u64 {
-            // Ten a second, and a hundred in the last.
+            // Ten events per second, and a hundred in the last second.
             let delivered = second * 10 + if second == 1999 { 90 } else { 0 };
             let sample = Sample {
                 at_micros: second * 1_000_000,

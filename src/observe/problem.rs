@@ -1,4 +1,4 @@
-//! What can be wrong with a pipeline, in words that a person can act on. Pure.
+//! The problems that a pipeline can have, with messages that an operator can act on. Pure.
 
 use std::time::Duration;
 
@@ -9,45 +9,45 @@ use serde::{Deserialize, Serialize};
 use crate::model::commands::Commands;
 use crate::model::vitals::Vitals;
 
-/// Below one in so many of its room a slot is in danger.
+/// A slot is in danger if less than one part in this many of its WAL limit remains.
 const ROOM_PART: u64 = 4;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How bad something is, in the words of the alerts.
+/// The severity of a problem, as used by the alerts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// Nothing is wrong.
     #[default]
     Ok,
-    /// It may heal by itself, or can wait until the morning.
+    /// The problem may resolve itself, or is not urgent.
     Warning,
     /// Nothing is delivered, or events are about to be lost.
     Critical,
 }
 
-/// What is wrong.
+/// The kind of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Nobody reads the slot.
+    /// No process is reading the slot.
     NotStreaming,
-    /// The session's thread does not turn.
+    /// The session's event loop is stalled.
     EventLoopStalled,
     /// Events are in flight, and Kafka acknowledges none.
     DeliveryStuck,
-    /// WAL waits, and nothing is delivered or confirmed.
+    /// WAL is pending, but nothing is delivered or confirmed.
     NoProgress,
-    /// A transaction that is open for long retains WAL that is delivered.
+    /// A long-running transaction retains WAL that was already delivered.
     LongTransaction,
-    /// There is no slot.
+    /// The slot does not exist.
     SlotMissing,
-    /// The slot's log is removed.
+    /// The WAL that the slot needs has been removed.
     SlotLost,
-    /// The slot's log may be removed at any time.
+    /// The WAL that the slot needs may be removed at any time.
     SlotUnreserved,
-    /// Little room is left until then.
+    /// The slot is close to the limit at which its WAL is removed.
     SlotInDanger,
     /// The table's last partition ends soon.
     PartitionsRunOut,
@@ -56,7 +56,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every one.
+    /// All kinds.
     pub const ALL: [Self; 11] = [
         Self::NotStreaming,
         Self::EventLoopStalled,
@@ -71,7 +71,7 @@ impl Kind {
         Self::RowsLeftOut,
     ];
 
-    /// As metrics, logs and JSON call it.
+    /// Returns the name used in metrics, logs and JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -89,7 +89,7 @@ impl Kind {
         }
     }
 
-    /// How bad it is, as the alerts have it.
+    /// Returns the severity that the alerts use.
     #[must_use]
     pub fn severity(self) -> Severity {
         match self {
@@ -106,7 +106,7 @@ impl Kind {
         }
     }
 
-    /// It is also why the pipeline is not ready.
+    /// Returns whether this kind of problem is also the reason why the pipeline is not ready.
     #[must_use]
     pub fn explains_unreadiness(self) -> bool {
         matches!(
@@ -115,7 +115,7 @@ impl Kind {
         )
     }
 
-    /// The database alone knows of it.
+    /// Returns whether this kind of problem is known only from querying the database.
     #[must_use]
     pub fn is_of_database(self) -> bool {
         matches!(
@@ -129,32 +129,32 @@ impl Kind {
     }
 }
 
-/// Something that is wrong.
+/// A problem of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     pub kind: Kind,
-    /// What was found.
+    /// A description of the problem.
     pub what: String,
-    /// What tells more of it, or fixes it.
+    /// The command or action that provides details or fixes the problem.
     pub remedy: String,
 }
 
 impl Problem {
-    /// Of its parts.
+    /// Creates a problem from its parts.
     #[must_use]
     pub fn new(kind: Kind, what: String, remedy: impl Into<String>) -> Self {
         let remedy = remedy.into();
         Self { kind, what, remedy }
     }
 
-    /// Both parts in one line.
+    /// Returns the description and the remedy in one line.
     #[must_use]
     pub fn line(&self) -> String {
         format!("{}. {}", self.what, self.remedy)
     }
 }
 
-/// What is wrong with the slot by that name, by the word of the database.
+/// Returns the problem with the named slot, according to the database.
 #[must_use]
 pub(crate) fn of_slot(slot: &str, vitals: &Vitals, commands: &Commands) -> Option<Problem> {
     let Some(found) = &vitals.slot else {
@@ -196,7 +196,7 @@ pub(crate) fn of_slot(slot: &str, vitals: &Vitals, commands: &Commands) -> Optio
     }
 }
 
-/// The last partition of the outbox is in use, and ends within a day.
+/// Returns the problem that the last partition of the outbox table is in use and ends within a day.
 #[must_use]
 pub(crate) fn of_partitions(
     outbox: &str,
@@ -225,7 +225,7 @@ pub(crate) fn of_partitions(
     ))
 }
 
-/// Nobody reads the slot, by the word of the database.
+/// Returns the problem that no process is reading the slot, according to the database.
 #[must_use]
 pub(crate) fn unread(slot: &str) -> Problem {
     Problem::new(
@@ -235,8 +235,7 @@ pub(crate) fn unread(slot: &str) -> Problem {
     )
 }
 
-/// How much log may still be written, and may be kept for the slot in all; none where nothing
-/// bounds it.
+/// Returns how much more WAL may be written, and how much may be retained for the slot in total. `None` if there is no limit.
 #[must_use]
 pub(crate) fn room(vitals: &Vitals) -> Option<(u64, u64)> {
     let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The pipelines of the process, for those who watch.
+//! The pipelines of the process, for monitoring.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 use crate::model::time::unix_micros;
 
-/// The pipelines of the process, whatever has become of them.
+/// All pipelines of the process, in whatever state they are.
 #[derive(Debug)]
 pub(crate) struct Registry {
     started_micros: u64,
@@ -32,7 +32,7 @@ struct Watched {
 #[derive(Debug, Serialize)]
 pub(crate) struct PipelineHistory {
     pub name: String,
-    /// The oldest first.
+    /// Points, oldest first.
     pub points: Vec<Point>,
 }
 
@@ -50,7 +50,7 @@ impl Watched {
         PipelineStatus::of(&self.stats, recent, problems, now_micros)
     }
 
-    /// Has the watchdog look at it.
+    /// Runs the watchdog for this pipeline.
     fn watch(&self, now_micros: u64) {
         let (lifecycle, totals) = (self.stats.lifecycle_snapshot(), self.stats.totals());
         let facts = Facts {
@@ -68,7 +68,7 @@ impl Watched {
 }
 
 impl Registry {
-    /// Of these.
+    /// Creates a registry of the given pipelines.
     #[must_use]
     pub(crate) fn new(pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) -> Self {
         let registry = Self {
@@ -80,7 +80,7 @@ impl Registry {
         registry
     }
 
-    /// Has these pipelines, in this order, in the place of those before. What is known of one that stays is kept.
+    /// Replaces the pipelines, in this order. The history of a pipeline that stays is kept.
     pub(crate) fn replace(&self, pipelines: impl IntoIterator<Item = Arc<PipelineStats>>) {
         let mut now = self
             .pipelines
@@ -99,7 +99,7 @@ impl Registry {
         *now = pipelines.into_iter().map(watched).collect();
     }
 
-    /// Notes what became of the last attempt to read the configuration again.
+    /// Records the outcome of the last attempt to reload the configuration.
     pub(crate) fn reloaded(&self, error: Option<String>) {
         let mut reload = self.reload.lock().unwrap_or_else(PoisonError::into_inner);
         *reload = Some(Reload {
@@ -113,7 +113,7 @@ impl Registry {
         pipelines.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes down how all of them are, and logs what is wrong with them. To be called once a second.
+    /// Samples all pipelines and logs their problems. Call this once a second.
     pub(crate) fn sample(&self) {
         let now = unix_micros();
         for pipeline in self.pipelines() {
@@ -124,7 +124,7 @@ impl Registry {
         }
     }
 
-    /// How the process is now.
+    /// Returns the current status of the process.
     #[must_use]
     pub(crate) fn status(&self) -> Status {
         let now = unix_micros();
@@ -141,7 +141,7 @@ impl Registry {
         }
     }
 
-    /// The last minutes of all of them: what came after `since`, in seconds since 1970.
+    /// Returns the history of all pipelines after `since`, in seconds since 1970.
     #[must_use]
     pub(crate) fn history(&self, since: f64) -> Vec<PipelineHistory> {
         let of = |pipeline: &Arc<Watched>| PipelineHistory {

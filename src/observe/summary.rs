@@ -1,5 +1,5 @@
-//! A pipeline at a glance: one word for its state, how bad that is, and for each thing that is wrong one
-//! reason and one remedy. `walpost status` and the page show this, and judge nothing themselves. Pure.
+//! The summary of a pipeline: one word for its state, its severity, and one reason and one remedy for each problem. `walpost
+//! status` and the status page display this and draw no conclusions of their own. Pure.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,47 +12,45 @@ use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lifecycle::State;
 use crate::model::set_aside::{SetAside, replay_set_aside};
 
-/// Who knows best whether something is wrong.
+/// The authoritative source of information about a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     Connector,
-    /// The database: whoever can ask it himself need not believe the connector.
+    /// The database. A client that can query it directly doesn't need to rely on Walpost's answer.
     Database,
 }
 
-/// Something that is wrong.
+/// A reason why a pipeline is not healthy.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reason {
-    /// How bad that is.
     pub severity: Severity,
-    /// Who knows it.
     pub source: Source,
-    /// What was found.
+    /// A description of the problem.
     pub what: String,
-    /// What comes of it, or what a person can do. May be empty.
+    /// The consequence, or what the operator can do. May be empty.
     pub remedy: String,
-    /// Since when, in seconds since 1970, where that is another time than the state's.
+    /// When the problem began, in seconds since 1970, if that differs from the time of the state.
     pub since: Option<f64>,
 }
 
-/// A pipeline at a glance.
+/// The summary of a pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The word for it: its state, or `stuck` where it streams and does not get on.
+    /// The word for the state: its name, or `stuck` if the pipeline is streaming but makes no progress.
     pub state: String,
-    /// How bad it is: as bad as the worst of the reasons.
+    /// The severity of the worst reason.
     pub severity: Severity,
-    /// Since when that is its state, in seconds since 1970.
+    /// When this state began, in seconds since 1970.
     pub since: f64,
-    /// Its place among others, trouble first: the lowest comes first.
+    /// The sort order among pipelines, lowest first. Pipelines with problems come first.
     pub rank: u8,
-    /// What is wrong, the worst first.
+    /// The reasons, worst first.
     pub reasons: Vec<Reason>,
 }
 
 impl Reason {
-    /// Both parts in one line.
+    /// Returns the description and the remedy in one line.
     #[must_use]
     pub fn line(&self) -> String {
         match self.remedy.as_str() {
@@ -61,7 +59,7 @@ impl Reason {
         }
     }
 
-    /// As a problem that was just found.
+    /// Creates a reason from a problem that was just detected.
     #[must_use]
     pub fn of(problem: &Problem) -> Self {
         Self {
@@ -78,9 +76,9 @@ impl Reason {
 }
 
 impl Summary {
-    /// Of a pipeline that is in its state since `since`, and not ready for that reason, if it is not;
-    /// `problems` is what the watchdog finds, `dropped` the slots that were dropped and not replayed, `set_aside` the tables that
-    /// are set aside.
+    /// Summarizes a pipeline that has been in its state since `since`. `not_ready` is the reason why it is not ready and when
+    /// that began, if it isn't ready. `problems` are the watchdog's, `dropped` the slots that were dropped and not replayed,
+    /// and `set_aside` the tables that are set aside.
     #[must_use]
     pub fn of(
         commands: &Commands,
@@ -98,7 +96,7 @@ impl Summary {
             reasons.extend(unready(why, lifecycle, problems));
         }
         for seen in problems {
-            // The reason above is that one, in other words; or says more than nothing getting on.
+            // The reason above is the same problem in other words, or is more specific than a lack of progress.
             let is_told = seen.problem.kind.explains_unreadiness()
                 || is_stuck && seen.problem.kind == Kind::NoProgress;
             if !is_told {
@@ -126,7 +124,7 @@ impl Summary {
                 (State::Halted, _) => 0,
                 (_, Severity::Critical) => 1,
                 (_, Severity::Warning) => 2,
-                // Not ready, and nothing is wrong: it was told to stop.
+                // The pipeline is not ready but has no problem: it was asked to stop.
                 _ if not_ready.is_some() => 3,
                 (_, Severity::Ok) => 4,
             },
@@ -135,20 +133,20 @@ impl Summary {
     }
 }
 
-/// Adds what no other reason says already.
+/// Adds a reason unless an earlier one already contains it.
 pub(crate) fn add(reasons: &mut Vec<Reason>, reason: Reason) {
-    // What follows a colon is particulars: that a slot is lost is said by the error that halted the
-    // pipeline too, with others.
+    // The text after the colon is detail. For example, the error that halted the pipeline also reports a lost slot, but with
+    // different details.
     let head = reason.what.split(": ").next().unwrap_or_default();
     if !reasons.iter().any(|told| told.what.contains(head)) {
         reasons.push(reason);
     }
 }
 
-/// Why it is not ready, unless the word for its state says all of it.
+/// Returns why the pipeline is not ready, unless the name of its state says everything.
 fn unready(why: &NotReady, lifecycle: &LifecycleSnapshot, problems: &[Lasting]) -> Option<Reason> {
     let mut problems = problems.iter();
-    // It is there when it has lasted for a while, and tells what comes of that.
+    // The problem is listed once it has lasted for a while, and then describes the consequence.
     let lasting = problems.find(|seen| seen.problem.kind.explains_unreadiness());
     let severity = match (lifecycle.state, lasting) {
         (State::Starting | State::Reconnecting, None) => Severity::Warning,
@@ -166,7 +164,7 @@ fn unready(why: &NotReady, lifecycle: &LifecycleSnapshot, problems: &[Lasting]) 
     })
 }
 
-/// Adds what went with slots that were dropped, and was not sent again.
+/// Adds the events lost with slots that were dropped, unless they were sent again.
 pub(crate) fn add_dropped_slots(
     reasons: &mut Vec<Reason>,
     commands: &Commands,
@@ -174,7 +172,7 @@ pub(crate) fn add_dropped_slots(
 ) {
     for entry in dropped {
         let what = entry.describe();
-        // The error that halted the pipeline names it, and says what to do before it is sent again.
+        // The error that halted the pipeline names the slot, and says what to do before the events are sent again.
         if reasons.iter().any(|told| told.what.contains(&what)) {
             continue;
         }
@@ -293,7 +291,7 @@ mod tests {
         let why = halted();
         let soon = of(State::Halted, Some(&why), &[], &[]);
         assert_eq!(lines(&soon), [format!("{LOST}. Walpost has halted")]);
-        // The watchdog has it in other words, and a problem of the slot is what the error is about.
+        // The watchdog describes the same problem in other words, and the error concerns the slot problem.
         let problems = [
             (
                 Kind::NotStreaming,
@@ -307,7 +305,7 @@ mod tests {
         let later = of(State::Halted, Some(&why), &problems, &[]);
         assert_eq!(lines(&later), [format!("{LOST}. help with not_streaming")]);
         assert_eq!((later.severity, later.rank), (Severity::Critical, 0));
-        // What nobody has told is told.
+        // A problem that no other reason mentions is listed.
         let missing = [(Kind::SlotMissing, "slot \"s\" does not exist")];
         let told = lines(&of(State::Halted, Some(&why), &missing, &[]));
         assert_eq!(

@@ -1,6 +1,7 @@
-//! Watches whether a pipeline gets on, second by second, and says once what keeps it from that.
+//! Checks once a second whether a pipeline makes progress, and logs each problem when it starts, periodically while it lasts,
+//! and when it ends.
 //!
-//! Pure: what is known of the pipeline comes in, with the time; lines for the log come out.
+//! Pure: the facts about the pipeline and the time are passed in, and lines for the log are returned.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,57 +21,55 @@ use crate::model::rounded::{self, Elapsed};
 use crate::model::time::seconds;
 use crate::model::vitals::{OpenTransaction, SlotVitals, Vitals, Whose};
 
-/// So often what lasts is said again.
+/// How often an ongoing problem is logged again.
 const REMINDER: Duration = Duration::from_secs(600);
-/// So long a pipeline may be without a stream: a restart of a server takes less.
+/// A pipeline that has not streamed for this long is reported. A server restart takes less.
 const AWAY: Duration = Duration::from_secs(60);
-/// So long log may wait without anything being delivered or confirmed: PostgreSQL decodes a
-/// transaction of some gigabytes in that time.
+/// How long WAL may be pending without anything being delivered or confirmed. PostgreSQL decodes a transaction of several
+/// gigabytes in that time.
 const STANDSTILL: Duration = Duration::from_secs(300);
-/// Less than this, which is a segment of WAL, is nothing to wait for: an idle database writes
-/// some.
+/// A smaller amount of pending WAL is ignored. This is one WAL segment; an idle database writes some WAL too.
 const LAG: u64 = 16 << 20;
-/// What the database said longer ago says nothing of now.
+/// The maximum age of query results that describe the current state.
 const FRESH: Duration = Duration::from_secs(30);
-/// A transaction that is open for so long is a long one,
+/// A transaction that has been open for this long is reported if ...
 const LONG: Duration = Duration::from_secs(300);
-/// if so much WAL is retained for it that is delivered,
+/// ... this much WAL that was already delivered is retained for it, ...
 const HELD: u64 = 64 << 20;
-/// or so many transactions came after it.
+/// ... or this many transaction IDs have been assigned since.
 const HELD_TRANSACTIONS: i64 = 100_000_000;
-/// Sooner it is one that takes a quarter of what may be kept for the slot.
+/// A transaction is reported after this shorter time if it retains a quarter of the WAL that may be retained for the slot.
 const LONG_IN_LITTLE_ROOM: Duration = Duration::from_secs(10);
 
-/// What is known of a pipeline at one moment.
+/// The facts about a pipeline at one time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts<'f> {
-    /// Its names.
     pub about: &'f About,
-    /// What happens seldom.
+    /// Lifecycle state, which changes rarely.
     pub lifecycle: &'f LifecycleSnapshot,
     pub totals: &'f Totals,
     pub now: Instant,
-    /// Now, in microseconds since 1970.
+    /// The current time, in microseconds since 1970.
     pub now_micros: u64,
 }
 
-/// A problem, and since when there is one.
+/// A problem and the time when it was first detected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Lasting {
     #[serde(flatten)]
     pub problem: Problem,
-    /// When it was seen first, in seconds since 1970.
+    /// When the problem was first detected, in seconds since 1970.
     pub since: f64,
 }
 
-/// Something to be logged.
+/// A line for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// It is seen for the first time.
+    /// The problem was detected for the first time.
     Begins(Problem),
-    /// It lasts, for so long by now.
+    /// The problem persists, and has lasted this long.
     Lasts(Problem, Duration),
-    /// It is over, after so long.
+    /// The problem ended after this time.
     Over(Kind, Duration),
 }
 
@@ -98,7 +97,7 @@ impl Line {
     }
 }
 
-/// What was seen of one pipeline so far.
+/// The observations of one pipeline so far.
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     progress: Option<Mark>,
@@ -106,7 +105,7 @@ pub(crate) struct Watchdog {
     open: BTreeMap<Kind, Open>,
 }
 
-/// How far it had come, and when it last came further or had nothing to do.
+/// The pipeline's progress, and the last time when it advanced or had nothing to do.
 #[derive(Debug)]
 struct Mark {
     confirmed: Lsn,
@@ -121,20 +120,20 @@ struct Open {
     said: Outage,
 }
 
-/// What is to be thought of one kind of problem.
+/// The conclusion about one kind of problem.
 enum Verdict {
     Fine,
     Wrong(Problem),
-    /// The same, but somebody else logs it.
+    /// The problem exists, but another component logs it.
     Told(Problem),
-    /// It can't be known now: it is as it was.
+    /// The state can't be determined now; the previous conclusion holds.
     Unknown,
-    /// It is no longer the question.
+    /// The question no longer applies.
     Moot,
 }
 
 impl Watchdog {
-    /// Looks at the pipeline. To be called about once a second.
+    /// Checks the pipeline. Call this about once a second.
     pub(crate) fn look(&mut self, facts: &Facts<'_>) -> Vec<Line> {
         let mut lines = Vec::new();
         let (slot, partitions) = (slot(facts), partitions(facts));
@@ -156,7 +155,7 @@ impl Watchdog {
         lines
     }
 
-    /// What is wrong, as last seen.
+    /// Returns the problems found by the last check.
     #[must_use]
     pub(crate) fn problems(&self) -> Vec<Lasting> {
         let lasting = |open: &Open| Lasting {
@@ -224,7 +223,7 @@ impl Watchdog {
         }
         let lasts = now.duration_since(mark.at);
         if health::is_stuck(totals) || health::is_hung(totals) || lasts < STANDSTILL {
-            // The first two say more.
+            // The first two problems are more specific.
             return Verdict::Unknown;
         }
         Verdict::Wrong(Problem::new(
@@ -285,19 +284,19 @@ impl Watchdog {
     }
 }
 
-/// Without fractions, which nobody wants to read.
+/// Rounds down to whole seconds.
 fn whole(duration: Duration) -> Duration {
     Duration::from_secs(duration.as_secs())
 }
 
-/// What the database said, if that was a moment ago and there is a slot.
+/// Returns the database's answers if they are recent and the slot exists.
 fn fresh<'f>(facts: &Facts<'f>) -> Option<(&'f Vitals, &'f SlotVitals)> {
     let (vitals, asked) = facts.lifecycle.database.as_ref()?;
     let ago = Duration::from_micros(facts.now_micros.saturating_sub(*asked));
     (ago <= FRESH).then_some((vitals, vitals.slot.as_ref()?))
 }
 
-/// What is to be thought of a stream that there isn't.
+/// Returns the conclusion for a pipeline that is not streaming.
 fn without_stream(state: State) -> Option<Verdict> {
     match state {
         State::Streaming => None,
@@ -359,7 +358,7 @@ fn delivery_stuck(facts: &Facts<'_>) -> Verdict {
     }
     let stuck = |why: &NotReady| unready(Kind::DeliveryStuck, why);
     match &lifecycle.kafka_down {
-        // The producer logs that.
+        // The producer logs this problem.
         Some(reason) => Verdict::Told(stuck(&NotReady::KafkaDown(
             reason.clone(),
             totals.in_flight,
@@ -388,7 +387,7 @@ fn unready(kind: Kind, why: &NotReady) -> Problem {
     Problem::new(kind, why.to_string(), why.remedy(None))
 }
 
-/// What the database said last, as far as it is about this instance.
+/// Returns the database's last answers, if they concern this instance.
 fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
     match facts.lifecycle.state {
         State::StandingBy => return Err(Verdict::Moot),
@@ -428,7 +427,7 @@ fn of_kind(kind: Kind, found: &Result<Option<Problem>, Verdict>) -> Verdict {
     match found {
         Ok(None) => Verdict::Fine,
         Ok(Some(problem)) if problem.kind == kind => Verdict::Wrong(problem.clone()),
-        // It has got worse, or better; it is not over.
+        // The problem has become more or less severe, and has not ended.
         Ok(Some(_)) | Err(Verdict::Moot) => Verdict::Moot,
         Err(_) => Verdict::Unknown,
     }
@@ -443,7 +442,7 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
     });
     let since = match began {
         Some(began) => format!("since {began:.0}"),
-        // Others' are not shown to us: it may be longer.
+        // PostgreSQL hides the start of other roles' transactions from us, so this one may have been open longer.
         None => format!("for {} at least", rounded::age(open.as_secs_f64())),
     };
     let (who, remedy) = match &oldest.whose {

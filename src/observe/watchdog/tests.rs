@@ -3,7 +3,7 @@ use crate::model::lifecycle::{ErrorKind, Failure};
 
 const MEBI: u64 = 1 << 20;
 
-/// A pipeline, and a clock that the test turns.
+/// A pipeline, and a clock controlled by the test.
 struct Scene {
     about: About,
     lifecycle: LifecycleSnapshot,
@@ -12,7 +12,7 @@ struct Scene {
     began: Instant,
     second: u64,
     watchdog: Watchdog,
-    /// What was logged: the second, how it begins, and the kind.
+    /// The lines that were logged: the second, the type of the line, and the kind of problem.
     said: Vec<(u64, &'static str, Kind)>,
     last: String,
 }
@@ -60,7 +60,7 @@ impl Scene {
         (1_000_000_000 + self.second) * 1_000_000
     }
 
-    /// Lets so many seconds pass, while the database is asked each second.
+    /// Advances the clock by `seconds`, with a database query each second.
     fn pass(&mut self, seconds: u64) {
         for _ in 0..seconds {
             let now = self.micros();
@@ -69,7 +69,7 @@ impl Scene {
         }
     }
 
-    /// Lets one second pass.
+    /// Advances the clock by one second.
     fn turn(&mut self) {
         let facts = Facts {
             about: &self.about,
@@ -117,7 +117,7 @@ fn transaction(whose: Whose, began_micros: Option<u64>) -> Option<OpenTransactio
 #[test]
 fn idle_pipeline_is_never_complained_of() {
     let mut scene = Scene::new();
-    // An idle database writes a little, and not all of it is confirmed at once.
+    // An idle database writes some WAL, and not all of it is confirmed at once.
     scene.vitals.end = Lsn(1015 * MEBI);
     scene.pass(3_000);
     scene.vitals.end = Lsn(2000 * MEBI);
@@ -181,7 +181,7 @@ fn standstill_is_told_after_five_minutes_where_log_waits() {
     assert_eq!(scene.said, [(300, "begins", Kind::NoProgress)]);
     assert!(scene.last.contains("16.0 MiB of WAL"), "{}", scene.last);
     assert!(scene.last.contains("slot_name = 's'"), "{}", scene.last);
-    // Rows arrive again, though nothing is confirmed before their end.
+    // Rows arrive again, though nothing is confirmed until the transaction ends.
     scene.totals.delivered += 1;
     scene.pass(1);
     assert_eq!(scene.said.last(), Some(&(310, "over", Kind::NoProgress)));
@@ -278,7 +278,7 @@ fn transaction_whose_beginning_is_hidden_is_as_old_as_it_was_seen() {
     scene.slot().restart = Some(Lsn(0));
     scene.vitals.oldest_open = transaction(Whose::Session(1), None);
     scene.pass(299);
-    // Another one.
+    // A different transaction.
     if let Some(open) = &mut scene.vitals.oldest_open {
         open.xid = "778".to_owned();
     }
