@@ -659,8 +659,9 @@ with sqlite3.connect(sys.argv[1], timeout=30) as db:
     try:
         print(*(row[0] for row in db.execute(sys.argv[2])))
     except sqlite3.OperationalError:
-        pass' '{}' '{statement}'",
-            database.display()
+        pass' '{}' '{}'",
+            database.display(),
+            statement.replace('\'', r"'\''")
         ))
     };
     let consumer = Consumer {
