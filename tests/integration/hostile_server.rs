@@ -67,7 +67,7 @@ fn pass_answers(
     mut client: &TcpStream,
     flood: impl Fn(&mut TcpStream) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut message = Vec::new();
+    let mut message = vec![0; 5];
     loop {
         message.resize(5, 0);
         server.read_exact(&mut message)?;
