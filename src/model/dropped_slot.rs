@@ -13,7 +13,7 @@ pub struct DroppedSlot {
     /// When the slot was dropped, as formatted by the server.
     pub at: String,
     /// The position that the slot had confirmed; every event up to it was delivered. 0/0 if older rows were still being
-    /// copied. `None` if the slot belonged to another timeline of the database.
+    /// copied. `None` if the slot belonged to a different history of the database.
     pub from: Option<Lsn>,
     /// The end of the WAL when the slot was dropped. Events committed later, until a new slot existed, are missing too.
     pub to: Option<Lsn>,

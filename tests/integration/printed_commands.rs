@@ -230,17 +230,3 @@ fn replay_of_a_table_that_is_set_aside_works_as_the_log_and_check_print_it() {
     paste_expecting_success(replay, "--yes");
     walpost.terminate().expect_code(0);
 }
-
-#[test]
-fn init_works_as_check_prints_it_where_a_file_in_sql_suggests_it() {
-    let scene = Scene::new();
-    scene
-        .db
-        .run("DROP FUNCTION walpost.lock_and_examine(text, text, text)");
-    let file = with_file(&scene);
-    let said = check(&file);
-    assert!(said.contains("psql -d "), "{said}");
-    paste_expecting_success(printed(&said, "walpost init"), "--no-role");
-    let said = check(&file);
-    assert!(!said.contains("lock_and_examine does not exist"), "{said}");
-}
