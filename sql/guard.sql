@@ -124,7 +124,7 @@ BEGIN
             END IF;
         ELSIF schema_owner <> ALL (trusted) THEN
             RETURN format('schema %I belongs to role %I, who could put another table in the place of this one; a superuser can '
-                'prevent that: ALTER FUNCTION walpost.lock_and_examine(text, text, text) OWNER TO ...', schema_name,
+                'prevent that: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql', schema_name,
                 pg_get_userbyid(schema_owner));
         END IF;
         BEGIN
@@ -132,8 +132,9 @@ BEGIN
         EXCEPTION WHEN insufficient_privilege THEN
             RAISE EXCEPTION 'role % owns function walpost.lock_and_examine and may not lock table %.%', quote_ident(current_user),
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_not_in_prerequisite_state',
-                    HINT = format('As a superuser: ALTER FUNCTION walpost.lock_and_examine(text, text, text) OWNER TO CURRENT_USER; '
-                        'or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user);
+                    -- Not ALTER FUNCTION ... OWNER TO: its present owner chooses what it does with the rights of the next one.
+                    HINT = format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql. '
+                        'Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user);
         END;
         -- Its name can have led to another table until it was locked. Up to PostgreSQL 15, a rule makes a view of an empty table.
         IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox) OR NOT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND granted

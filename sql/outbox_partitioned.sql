@@ -84,7 +84,7 @@ BEGIN
     IF 'lock_and_examine' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table % is not used without it', outbox
             USING ERRCODE = 'undefined_function',
-                HINT = format('Create it as a superuser: walpost init; or: psql -d %L -f sql/guard.sql', current_database());
+                HINT = 'Create it as a superuser: walpost init; or, in this database: psql -f sql/guard.sql';
     END IF;
     -- A new partition is checked against the constraints of the table, which would run the code as us. Nobody can change them
     -- from here to the end of this block.

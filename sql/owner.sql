@@ -55,7 +55,7 @@ BEGIN
     SELECT c.* INTO found FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = in_schema AND c.relname = outbox_name;
     IF found IS NULL THEN
-        RAISE EXCEPTION 'table % does not exist', outbox USING HINT = format('Create it first: psql -d %L -f sql/outbox.sql', current_database());
+        RAISE EXCEPTION 'table % does not exist', outbox USING HINT = 'Create it first, in this database: psql -f sql/outbox.sql';
     END IF;
     IF found.relowner <> wanted THEN
         IF found.relowner <> us THEN

@@ -53,7 +53,7 @@ BEGIN
         RETURN;
     ELSIF NOT EXISTS (SELECT FROM pg_publication WHERE pubname = publication) THEN
         RAISE EXCEPTION 'publication % does not exist, and must be there before slot %', quote_ident(publication), name
-            USING HINT = format('Create it first: psql -d %L -f sql/publication.sql', current_database());
+            USING HINT = 'Create it first, in this database: psql -f sql/publication.sql';
     END IF;
     -- Without ONLY, a table can't be taken out that has a child which is not in the publication.
     SELECT string_agg(format('%I.%I', schemaname, tablename), ', '),

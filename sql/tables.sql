@@ -154,15 +154,15 @@ BEGIN
     IF to_regclass('walpost.outbox_row') = ANY (members) IS NOT TRUE THEN
         RAISE EXCEPTION 'publication % does not exist, or does not contain table walpost.outbox_row', quote_ident(publication)
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = format('Create it: walpost init; or: psql -d %L -f sql/publication.sql. If it exists: '
-                    'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', current_database(), publication);
+                HINT = format('Create it: walpost init; or, in this database: psql -f sql/publication.sql. If it exists: '
+                    'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', publication);
     END IF;
     -- What is in WAL before a slot exists is in none.
     IF NOT EXISTS (SELECT FROM pg_replication_slots WHERE plugin = 'pgoutput' AND NOT temporary
         AND database = current_database() AND confirmed_flush_lsn IS NOT NULL) THEN
         RAISE EXCEPTION 'no replication slot of database % could deliver the rows of table %.%', quote_ident(current_database()),
             quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = format('Create it: walpost init; or: psql -d %L -f sql/slot.sql. Then add the table', current_database());
+                HINT = 'Create it: walpost init; or, in this database: psql -f sql/slot.sql. Then add the table';
     END IF;
     -- Their rows would be sent under their own names.
     SELECT format('%I.%I', n.nspname, c.relname) INTO related FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
@@ -193,7 +193,7 @@ BEGIN
     END IF;
     IF to_regclass('walpost.table_state') IS NULL THEN
         RAISE EXCEPTION 'table walpost.table_state does not exist' USING ERRCODE = 'undefined_table',
-            HINT = format('Create it: walpost init; or: psql -d %L -f sql/journal.sql -f sql/role.sql', current_database());
+            HINT = 'Create it: walpost init; or, in this database: psql -f sql/journal.sql -f sql/role.sql';
     ELSIF NOT (has_table_privilege('walpost.table_state', 'SELECT') AND has_table_privilege('walpost.table_state', 'INSERT')
         AND has_table_privilege('walpost.table_state', 'UPDATE')) THEN
         RAISE EXCEPTION 'permission denied for table walpost.table_state' USING ERRCODE = 'insufficient_privilege',

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use jiff::Timestamp;
+use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
@@ -451,11 +452,12 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
             format!("Ask its owner to end it, or roll it back: SELECT pg_terminate_backend({pid})"),
         ),
         Whose::Prepared(name) => {
-            let quoted = name.replace('\'', "''");
+            let quoted = escape_literal(name);
+            let quoted = quoted.trim_start();
             (
                 format!("prepared transaction {name:?}"),
                 format!(
-                    "In that database: COMMIT PREPARED '{quoted}', or ROLLBACK PREPARED '{quoted}'"
+                    "In that database: COMMIT PREPARED {quoted}, or ROLLBACK PREPARED {quoted}"
                 ),
             )
         }

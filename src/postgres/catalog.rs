@@ -121,8 +121,7 @@ pub enum CatalogError {
     /// A statement would run code of others as us.
     #[error(
         "table {table} has code of other roles, which {role} would run: {code}. Nothing was done with the table. See who \
-         made it; drop what calls it, or have a superuser take over the function or the type: ALTER FUNCTION ... OWNER TO ..., \
-         ALTER TYPE ... OWNER TO ..."
+         made it, and drop what calls it"
     )]
     CodeOfOthers {
         table: TableName,

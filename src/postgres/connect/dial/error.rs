@@ -90,12 +90,17 @@ impl ServerError {
         Some(Pooler { name, instead })
     }
 
-    /// Gives the command `walpost init` in the hint, which a file in sql/ cannot know in full, its options.
+    /// Adds the options of this process to the command `walpost init` at the start of a hint, which a file in sql/ cannot know. Names that
+    /// other roles choose can follow, and a command that is inserted between their quotes would end these.
     pub(crate) fn complete_commands(&mut self, commands: &Commands) {
-        if let Some(hint) = &mut self.hint
-            && hint.contains("walpost init;")
-        {
-            *hint = hint.replace("walpost init;", &format!("{};", commands.print(["init"])));
+        const STARTS: [&str; 2] = ["Create it: ", "Create it as a superuser: "];
+        let Some(hint) = &self.hint else { return };
+        let found = STARTS.iter().find_map(|start| {
+            let rest = hint.strip_prefix(start)?.strip_prefix("walpost init;")?;
+            Some(format!("{start}{};{rest}", commands.print(["init"])))
+        });
+        if found.is_some() {
+            self.hint = found;
         }
     }
 
@@ -581,6 +586,25 @@ mod tests {
             missing.contains("CREATE ROLE \"Shop\" LOGIN REPLICATION"),
             "{missing}"
         );
+    }
+
+    #[test]
+    fn completes_no_command_inside_of_a_name() {
+        let completed = |hint: &str| {
+            let mut error = ServerError {
+                hint: Some(hint.to_owned()),
+                ..ServerError::default()
+            };
+            error.complete_commands(&Commands::of_pipeline("orders"));
+            error.hint.expect("a hint")
+        };
+        let plain = completed("Create it: walpost init; or, in this database: psql -f sql/journal.sql");
+        assert!(
+            plain.starts_with("Create it: walpost init --pipeline orders; or, "),
+            "{plain}"
+        );
+        let name = "Drop it: DROP TABLE 'walpost init;touch /tmp/f;#'";
+        assert_eq!(completed(name), name);
     }
 
     #[test]
