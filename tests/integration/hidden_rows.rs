@@ -122,7 +122,7 @@ fn each_remedy_for_a_publication_with_a_child_leads_to_the_next_and_to_delivery(
     scene.db.run(&format!(
         "{CHILD}; ALTER PUBLICATION {publication} SET TABLE public.outbox"
     ));
-    let take_out = format!("ALTER PUBLICATION {publication} DROP TABLE public.child");
+    let take_out = format!("ALTER PUBLICATION {publication} DROP TABLE ONLY public.child");
     scene
         .run()
         .finish()

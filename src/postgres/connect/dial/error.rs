@@ -598,7 +598,8 @@ mod tests {
             error.complete_commands(&Commands::of_pipeline("orders"));
             error.hint.expect("a hint")
         };
-        let plain = completed("Create it: walpost init; or, in this database: psql -f sql/journal.sql");
+        let plain =
+            completed("Create it: walpost init; or, in this database: psql -f sql/journal.sql");
         assert!(
             plain.starts_with("Create it: walpost init --pipeline orders; or, "),
             "{plain}"
