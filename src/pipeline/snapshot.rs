@@ -16,6 +16,7 @@ use self::error::SnapshotError;
 use super::database::{CatalogQueries, Database, LockedQueries};
 use super::decode::error::CoreError;
 use super::decode::{CopyFrom, Core, Step};
+use super::recovery::{self, Remedy};
 use super::settings::{Delivery, PipelineSettings, SnapshotMode};
 use crate::delivery::chunks::{CopyProgress, KeyType};
 use crate::delivery::watermark::OrderError;
@@ -262,7 +263,11 @@ impl Unfinished {
         {
             return Ok(begun);
         }
-        let uncopied = catalog.uncopied_tables(target, snapshots).await?;
+        let uncopied = match catalog.uncopied_tables(target, snapshots).await {
+            // A start that cannot use walpost.table_state logs that, and continues without it.
+            Err(error) if recovery::of_catalog(&error) == Remedy::Halt => Vec::new(),
+            uncopied => uncopied?,
+        };
         let uncopied = uncopied.into_iter().next().map(|found| Self {
             table: Some(found.table.to_string()),
             snapshot_lsn: found.created,
