@@ -57,14 +57,16 @@ DECLARE
     own_tables CONSTANT name[] := '{journal,slot_state,table_state,outbox_row}';
     -- Control characters, and those that change the direction of text: psql prints messages as they are.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- Since PostgreSQL 16 a role can be a member of another one without any of its rights.
-    act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER'
-        ELSE 'USAGE, SET, MEMBER WITH ADMIN OPTION' END;
-    -- Who can act as the current role anyway, and as the role that has logged in: code that runs as the current role can return
-    -- to that one by RESET ROLE. Up to PostgreSQL 15, CREATEROLE can make itself a member of any role but a superuser.
+    -- Since PostgreSQL 16 a role can be a member of another one without any of its rights, or with its privileges and without its
+    -- attributes, such as REPLICATION.
+    act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
+    -- Who can act as the current role anyway, or can give itself that right, and as the role that has logged in: code that runs as
+    -- the current role can return to that one by RESET ROLE. Up to PostgreSQL 15, CREATEROLE can make itself a member of any role but a superuser.
     may_be_us oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other
         JOIN pg_roles AS ours ON ours.rolname IN (current_user, session_user)
         GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
+            OR EXISTS (SELECT FROM pg_auth_members AS m
+                WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
             OR other.rolcreaterole AND current_setting('server_version_num')::int < 160000 AND NOT ours.rolsuper));
     -- Walpost's objects that exist and belong to a trusted role.
     examined name[] := '{}';

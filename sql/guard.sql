@@ -57,13 +57,16 @@ SET search_path = pg_catalog, pg_temp SET row_security = off
 AS $walpost$
 DECLARE
     caller name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
-    -- Since PostgreSQL 16 a role can be a member of another one without any of its rights.
-    act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER'
-        ELSE 'USAGE, SET, MEMBER WITH ADMIN OPTION' END;
-    -- Roles that can act as the caller anyway, and as the role that has logged in, which RESET ROLE returns to. Up to PostgreSQL
+    -- Since PostgreSQL 16 a role can be a member of another one without any of its rights, or with its privileges and without its
+    -- attributes, such as REPLICATION.
+    act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
+    -- Roles that can act as the caller anyway, or can give themselves that right, and as the role that has logged in, which RESET
+    -- ROLE returns to. Up to PostgreSQL
     -- 15, CREATEROLE can make itself a member of every role that is not a superuser.
     trusted oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other JOIN pg_roles AS ours ON ours.rolname IN (caller, session_user)
         GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
+            OR EXISTS (SELECT FROM pg_auth_members AS m
+                WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
             OR other.rolcreaterole AND current_setting('server_version_num')::int < 160000 AND NOT ours.rolsuper));
     definer_is_superuser boolean := (SELECT rolsuper FROM pg_roles WHERE rolname = current_user);
     outbox oid;

@@ -40,7 +40,9 @@ const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure
 pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::text FROM pg_roles o WHERE o.oid = b.pubowner \
      AND current_setting('server_version_num')::int >= 150000 \
      AND NOT coalesce((SELECT bool_and(pg_has_role(o.oid, us.oid, CASE WHEN current_setting('server_version_num')::int < 160000 \
-         THEN 'MEMBER' ELSE 'USAGE, SET, MEMBER WITH ADMIN OPTION' END) \
+         THEN 'MEMBER' ELSE 'SET' END) \
+         OR EXISTS (SELECT FROM pg_auth_members m \
+             WHERE m.roleid = us.oid AND m.admin_option AND pg_has_role(o.oid, m.member, 'USAGE')) \
          OR NOT us.rolsuper AND (o.rolreplication \
              OR o.rolcreaterole AND current_setting('server_version_num')::int < 160000 \
              OR NOT us.rolreplication AND EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' \
