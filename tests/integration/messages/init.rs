@@ -66,7 +66,7 @@ fn publication_with_tables_halts() {
     walpost.finish().expect_code(3).expect_says(&[
         "halted",
         "public.intruder",
-        "DROP TABLE public.intruder",
+        "DROP TABLE ONLY public.intruder",
     ]);
     scene.run().finish().expect_code(3).expect_says(&[
         &publication,
