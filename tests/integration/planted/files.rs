@@ -212,7 +212,7 @@ fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
         shop.init().finish().expect_code(0);
         scene.db.run(&format!("GRANT {walpost} TO {mallory}"));
         let init = shop.init().finish().expect_code(0);
-        init.expect_says(&["WARNING", &format!("REVOKE {walpost} FROM {mallory}")]);
+        init.expect_says(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
         scene.db.run(&format!("REVOKE {walpost} FROM {mallory}"));
         shop.command(&["check"]).finish().expect_code(0);
         let aggregate = scene.aggregate(1);

@@ -112,7 +112,7 @@ fn role_that_others_can_act_as_is_warned_of() {
     let (walpost, mallory) = (&shop.walpost, &shop.mallory);
     shop.scene.db.run(&format!("GRANT {walpost} TO {mallory}"));
     let init = shop.init().finish().expect_code(0);
-    init.expect_says(&["WARNING", &format!("REVOKE {walpost} FROM {mallory}")]);
+    init.expect_says(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
 }
 
 /// On servers where the DBA is no superuser, as rented ones.
