@@ -10,7 +10,6 @@ use crate::support::scene::Scene;
 use crate::support::wait::{PATIENCE, wait_until};
 use crate::support::walpost::Finished;
 
-mod claimed;
 mod clean;
 mod limits;
 mod misdelivered;

@@ -125,7 +125,7 @@ fn slot_is_refused_if_its_publication_has_tables_already() {
         let other = make_other_slot(&scene);
         assert_eq!(scene.db.number(&add(&scene)), 1);
         let publication = scene.slot();
-        let remedy = format!("ALTER PUBLICATION {publication} DROP TABLE {TABLE}");
+        let remedy = format!("ALTER PUBLICATION {publication} DROP TABLE ONLY {TABLE}");
         let slot_file = concat!(env!("CARGO_MANIFEST_DIR"), "/sql/slot.sql");
         let refused = try_psql(&scene, slot_file.as_ref());
         let says = String::from_utf8_lossy(&refused.stderr).into_owned();
