@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use jiff::Timestamp;
-use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
@@ -452,8 +451,12 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
             format!("Ask its owner to end it, or roll it back: SELECT pg_terminate_backend({pid})"),
         ),
         Whose::Prepared(name) => {
-            let quoted = escape_literal(name);
-            let quoted = quoted.trim_start();
+            let quoted = name.replace('\'', "''");
+            // With standard_conforming_strings = off, a backslash would escape the quote that follows.
+            let quoted = match quoted.contains('\\') {
+                true => format!("E'{}'", quoted.replace('\\', r"\\")),
+                false => format!("'{quoted}'"),
+            };
             (
                 format!("prepared transaction {name:?}"),
                 format!(
