@@ -18,6 +18,7 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{
     Catalog, CatalogError, EventLimit, ObservedTable, hidden_rows_warning,
 };
+use crate::postgres::connect::conninfo::syntax::quote_value;
 use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Scripts};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
@@ -195,10 +196,9 @@ fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> R
     if several {
         let database = settings.postgres.dbname();
         say!("-- pipeline {:?}, in database {database:?}", settings.name);
-        // Each quoted as psql's arguments are, and within that as values of a connection string.
-        let value = database.replace('\\', "\\\\").replace('\'', "\\'");
-        let value = value.replace('"', "\"\"");
-        say!("\\connect -reuse-previous=on \"dbname='{value}'\"");
+        // A value of a connection string, quoted as psql's arguments are.
+        let value = quote_value(database).replace('"', "\"\"");
+        say!("\\connect -reuse-previous=on \"dbname={value}\"");
         print_session();
     }
     print_scripts(provision);
@@ -216,10 +216,10 @@ fn print_session() {
     say!("\\encoding UTF8");
     say!("SET backslash_quote = 'safe_encoding';");
     say!("SET standard_conforming_strings = on;");
-    say!("SET search_path = pg_catalog;");
+    say!("SET search_path = pg_catalog, pg_temp;");
 }
 
-/// What is examined and then used is one transaction, as it is when [`apply`] runs a script.
+/// Prints each script in the transaction that also examines the objects that it uses, as [`apply`] runs it.
 fn print_scripts(provision: &Provision) {
     let Scripts { together, after } = provision.scripts();
     print_transaction(&together);

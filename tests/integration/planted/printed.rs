@@ -24,6 +24,14 @@ impl Shop {
 
     fn print(&self) -> String {
         let printed = self.init().arg("--print").finish().expect_code(0);
+        let mut paths = printed.stdout.split("search_path = ").skip(1).peekable();
+        assert!(paths.peek().is_some());
+        // PostgreSQL searches pg_temp first if it is not named.
+        assert!(
+            paths.all(|path| path.starts_with("pg_catalog, pg_temp")),
+            "{}",
+            printed.stdout
+        );
         printed.stdout
     }
 }
