@@ -60,8 +60,9 @@ DECLARE
     -- Since PostgreSQL 16 a role can be a member of another one without any of its rights, or with its privileges and without its
     -- attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Who can act as the current role anyway, or can give itself that right, and as the role that has logged in: code that runs as
-    -- the current role can return to that one by RESET ROLE. Up to PostgreSQL 15, CREATEROLE can make itself a member of any role but a superuser.
+    -- Roles that can act as the current role anyway, or can grant themselves that right, and as the role that has logged in, to
+    -- which code that runs as the current role can return by RESET ROLE. Up to PostgreSQL 15, a role with CREATEROLE can make itself a
+    -- member of any role but a superuser.
     may_be_us oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other
         JOIN pg_roles AS ours ON ours.rolname IN (current_user, session_user)
         GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)

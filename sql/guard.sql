@@ -60,9 +60,8 @@ DECLARE
     -- Since PostgreSQL 16 a role can be a member of another one without any of its rights, or with its privileges and without its
     -- attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Roles that can act as the caller anyway, or can give themselves that right, and as the role that has logged in, which RESET
-    -- ROLE returns to. Up to PostgreSQL
-    -- 15, CREATEROLE can make itself a member of every role that is not a superuser.
+    -- Roles that can act as the caller anyway, or can grant themselves that right, and as the role that has logged in, to which
+    -- RESET ROLE returns. Up to PostgreSQL 15, a role with CREATEROLE can make itself a member of any role but a superuser.
     trusted oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other JOIN pg_roles AS ours ON ours.rolname IN (caller, session_user)
         GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
             OR EXISTS (SELECT FROM pg_auth_members AS m
@@ -140,7 +139,8 @@ BEGIN
                         'Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user);
         END;
         -- Its name can have led to another table until it was locked. Up to PostgreSQL 15, a rule makes a view of an empty table.
-        IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox) OR NOT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND granted
+        IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox)
+            OR NOT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND granted
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND relation = outbox
             AND mode = 'ShareUpdateExclusiveLock') THEN
             RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),

@@ -30,7 +30,7 @@
 -- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
 \ir session.sql
 
--- What was examined is used in the same transaction. It writes nothing.
+-- The examined objects are used in the same transaction, which writes nothing.
 BEGIN;
 \ir prerequisites.sql
 \set examine 'slot_state'
@@ -68,7 +68,7 @@ BEGIN
     END IF;
     -- If there was a slot before, of this name or of another one, what it had not delivered is recorded, and sent again by walpost
     -- replay. Which slots a pipeline had is not known here.
-    -- What was absent when it was examined can be anybody's by now.
+    -- An object that did not exist during the examination could have been created by any role since.
     IF 'slot_state' = ANY (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
             RAISE EXCEPTION 'role % can''t read walpost.slot_state, which says whether there was a slot before',

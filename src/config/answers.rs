@@ -218,8 +218,8 @@ fn ask(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<TextRow>,
     Ok(found.rows)
 }
 
-/// Returns the names and slots that more than one row has. None of these rows is used: whoever can add a row could otherwise take
-/// over another pipeline's slot and checkpoint by a row that sorts first.
+/// Returns the names and slots that more than one row has. None of these rows is used: otherwise any role that can add a
+/// row could take over another pipeline's slot and checkpoint with a row that sorts first.
 fn shared<'p>(judged: impl Iterator<Item = &'p (FilePipeline, Vec<Own>)>) -> HashSet<Own> {
     let (mut seen, mut shared) = (HashSet::new(), HashSet::new());
     for own in judged.flat_map(|(_, own)| own) {

@@ -585,8 +585,25 @@ impl Catalog {
         Ok(())
     }
 
-    /// Adds a gap to the journal and records how the table is published now, in one statement: none of it happens without the
-    /// other, and of two instances only one does it.
+    /// Updates the record of a table and adds an entry to the journal in one statement: neither happens without the other, and of two
+    /// instances only one does it. Returns the entry's ID, or None if no record meets the condition.
+    async fn update_with_entry(
+        &self,
+        target: &Target,
+        assignments: &str,
+        condition: &str,
+        entry: &Entry<'_>,
+    ) -> Result<Option<String>, CatalogError> {
+        let sql = format!(
+            "WITH changed AS (UPDATE walpost.table_state SET {assignments} WHERE {condition} RETURNING 1) {} FROM changed RETURNING id",
+            entry.insert_select()
+        );
+        let written = self.write_tables(target, &sql).await?;
+        let id = written.first().map(|row| row.get(0).unwrap_or_default());
+        Ok(id.map(str::to_owned))
+    }
+
+    /// Adds a gap to the journal and records how the table is published now.
     async fn write_table_gap(
         &self,
         pipeline: &str,
@@ -612,17 +629,15 @@ impl Catalog {
                 "system_id": self.cluster().await?,
             }),
         };
-        let sql = format!(
-            "WITH changed AS (UPDATE walpost.table_state SET {assignments} WHERE {} RETURNING 1) {} FROM changed RETURNING id",
-            look.condition(target, stored),
-            entry.insert_select()
-        );
-        let written = self.write_tables(target, &sql).await?;
-        if let Some(row) = written.first() {
+        let condition = look.condition(target, stored);
+        if let Some(journal) = self
+            .update_with_entry(target, assignments, &condition, &entry)
+            .await?
+        {
             warn!(
                 pipeline,
                 slot = target.slot,
-                journal = row.get(0).unwrap_or_default(),
+                journal,
                 "{}. Send them again: {}",
                 gap.describe(),
                 replay_command(&target.commands, is_several.then_some(&table))

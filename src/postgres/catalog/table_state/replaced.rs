@@ -180,20 +180,17 @@ impl Catalog {
         for (look, replaced) in self.replaced_tables(target, looks).await? {
             let Some(stored) = &look.stored else { continue };
             let entry = replaced.entry(pipeline, target, &self.cluster().await?);
-            let sql = format!(
-                "WITH changed AS (UPDATE walpost.table_state SET relation = {} WHERE {} AND relation = {} RETURNING 1) \
-                 {} FROM changed RETURNING id",
-                look.relation,
-                look.condition(target, stored),
-                stored.relation,
-                entry.insert_select()
-            );
-            let written = self.write_tables(target, &sql).await?;
-            if let Some(row) = written.first() {
+            let assignments = format!("relation = {}", look.relation);
+            let condition = look.condition(target, stored);
+            let condition = format!("{condition} AND relation = {}", stored.relation);
+            if let Some(journal) = self
+                .update_with_entry(target, &assignments, &condition, &entry)
+                .await?
+            {
                 warn!(
                     pipeline,
                     slot = target.slot,
-                    journal = row.get(0).unwrap_or_default(),
+                    journal,
                     "{}. {}",
                     replaced.describe(),
                     replaced.remedy(target)

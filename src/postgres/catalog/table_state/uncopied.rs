@@ -1,5 +1,6 @@
-//! Tables whose older rows no start has copied yet: `walpost init` has created the slot for a single table that had rows, nothing was
-//! read from the slot since, and the definition of the outbox is another one now.
+//! Tables whose older rows no start has copied yet: `walpost init` created the slot for a single table that had rows, nothing has been
+//! read from the slot since, and the definition of the outbox now names another table or messages. A definition with several tables is
+//! not recognised, because these can be published before their slot is created, too.
 
 use postgres_protocol::escape::escape_literal;
 
@@ -38,8 +39,7 @@ impl Catalog {
         target: &Target,
         snapshots: &[TableSnapshot],
     ) -> Result<Vec<UncopiedTable>, CatalogError> {
-        // Tables that share a slot can be published before it is created, and have entries in the journal then. Nothing recorded
-        // distinguishes them from a single table.
+        // See the module's documentation.
         if target.outbox.is_several() {
             return Ok(Vec::new());
         }
