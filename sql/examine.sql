@@ -60,11 +60,12 @@ DECLARE
     -- Since PostgreSQL 16 a role can be a member of another one without any of its rights, or with its privileges and without its
     -- attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Roles that can act as the current role anyway, or can grant themselves that right, and as the role that has logged in, to
-    -- which code that runs as the current role can return by RESET ROLE. Up to PostgreSQL 15, a role with CREATEROLE can make itself a
-    -- member of any role but a superuser.
+    -- Roles that can act as the current role anyway, or can grant themselves that right; and as the roles to which code that runs as
+    -- the current role can return by RESET ROLE and RESET SESSION AUTHORIZATION. Up to PostgreSQL 15, a role with CREATEROLE can make
+    -- itself a member of any role but a superuser.
     may_be_us oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other
         JOIN pg_roles AS ours ON ours.rolname IN (current_user, session_user)
+            OR ours.oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
         GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
             OR EXISTS (SELECT FROM pg_auth_members AS m
                 WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
@@ -148,7 +149,7 @@ BEGIN
     IF 'present' = ANY (what) THEN
         FOR kept IN SELECT name FROM unnest(own_tables) AS name WHERE name = ANY (what) AND name <> ALL (examined) LOOP
             RAISE EXCEPTION 'table walpost.% does not exist', kept USING ERRCODE = 'undefined_table',
-                HINT = format('Create it: walpost init; or, in this database: psql -f sql/%s',
+                HINT = format('Create it: walpost init; or run sql/%s of Walpost in this database',
                     CASE kept WHEN 'outbox_row' THEN 'tables.sql' ELSE 'journal.sql' END);
         END LOOP;
         IF 'walpost' <> ALL (examined) THEN
@@ -235,7 +236,7 @@ BEGIN
                 USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could have code run as whoever uses the table. '
                     'It was not used, and nothing was changed.',
                     HINT = format('Have a superuser see what it is, and drop it. Or: ALTER TABLE walpost.%1$s RENAME TO %1$s_old; '
-                        'then create it: walpost init; or, in this database: psql -f sql/%2$s', kept, made_by);
+                        'then create it: walpost init; or run sql/%2$s of Walpost in this database', kept, made_by);
         END IF;
     END LOOP;
 
@@ -243,7 +244,7 @@ BEGIN
         IF 'lock_and_examine' <> ALL (examined) THEN
             RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table %.% is not used without it',
                 quote_ident(in_schema), quote_ident(outbox_name) USING ERRCODE = 'undefined_function',
-                    HINT = 'Create it as a superuser: walpost init; or, in this database: psql -f sql/guard.sql';
+                    HINT = 'Create it as a superuser: walpost init; or run sql/guard.sql of Walpost in this database';
         END IF;
         code_of_others := walpost.lock_and_examine(in_schema, outbox_name,
             CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER'

@@ -25,6 +25,9 @@
 -- function that a superuser owns can be made to run code of another role too, as populate_record() of hstore runs the CHECK of a
 -- domain. For the same reason it may have no trigger and no rule for DELETE.
 --
+-- Code stays when an object gets another owner. So functions are examined wherever a statement can call them: also those of the
+-- casts and checks of a type, and of the triggers and expressions of tables that foreign keys connect to the outbox.
+--
 -- Run by: a superuser, since a schema that another role owns can be kept from being renamed by a superuser alone. A role that is
 -- not a superuser can run it too: tables in schemas of other roles are then refused. Safe to run again: the function is replaced.
 -- `walpost init` runs the same.
@@ -53,16 +56,18 @@ $walpost$;
 CREATE OR REPLACE FUNCTION walpost.lock_and_examine(
     schema_name pg_catalog.text, table_name pg_catalog.text, statement pg_catalog.text)
 RETURNS pg_catalog.text LANGUAGE plpgsql VOLATILE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp SET row_security = off
+-- Compiling the query below takes seconds, and running it milliseconds.
+SET search_path = pg_catalog, pg_temp SET row_security = off SET jit = off
 AS $walpost$
 DECLARE
     caller name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
     -- Since PostgreSQL 16 a role can be a member of another one without any of its rights, or with its privileges and without its
     -- attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Roles that can act as the caller anyway, or can grant themselves that right, and as the role that has logged in, to which
-    -- RESET ROLE returns. Up to PostgreSQL 15, a role with CREATEROLE can make itself a member of any role but a superuser.
+    -- Roles that can act as the caller anyway, or can grant themselves that right; and as the roles to which RESET ROLE and RESET
+    -- SESSION AUTHORIZATION return. Up to PostgreSQL 15, a role with CREATEROLE can make itself a member of any role but a superuser.
     trusted oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other JOIN pg_roles AS ours ON ours.rolname IN (caller, session_user)
+            OR ours.oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
         GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
             OR EXISTS (SELECT FROM pg_auth_members AS m
                 WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
@@ -193,21 +198,29 @@ BEGIN
             SELECT conrelid FROM pg_constraint WHERE contype = 'f' AND confrelid = linked.oid
             UNION SELECT inhrelid FROM pg_inherits WHERE inhparent = linked.oid
             UNION SELECT inhparent FROM pg_inherits WHERE inhrelid = linked.oid) AS next (oid)
-    ), attached (class, object, expressions) AS (
+    ), used_tables (oid, is_linked) AS (
+        SELECT unnest(tables), false
+        UNION ALL SELECT DISTINCT oid, true FROM linked WHERE oid <> ALL (tables)
+    ), attached (class, object, expressions, is_linked) AS (
         -- The planner evaluates the partition key of every table that a partition is below of, up to the root.
-        SELECT 'pg_class'::regclass, c.oid, CASE WHEN relkind = 'p' THEN concat(partexprs::text) END
-            FROM pg_class c LEFT JOIN pg_partitioned_table ON partrelid = c.oid WHERE c.oid = ANY (family)
-        UNION ALL SELECT 'pg_class'::regclass, indexrelid, nullif(concat(indexprs::text, indpred::text), '')
-            FROM pg_index WHERE indrelid = ANY (tables)
-        UNION ALL SELECT 'pg_constraint'::regclass, oid, conbin::text FROM pg_constraint WHERE conrelid = ANY (tables)
-        UNION ALL SELECT 'pg_statistic_ext'::regclass, oid, stxexprs::text FROM pg_statistic_ext WHERE stxrelid = ANY (tables)
-        UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, adbin::text FROM pg_attrdef d
-            JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
-            WHERE adrelid = ANY (tables) AND attgenerated <> ''
-        UNION ALL SELECT 'pg_rewrite'::regclass, oid, NULL FROM pg_rewrite
-            WHERE ev_class = ANY (tables) AND statement = 'DELETE' AND ev_type = '4' -- CMD_DELETE
-        UNION ALL SELECT 'pg_trigger'::regclass, oid, NULL FROM pg_trigger
-            WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
+        SELECT 'pg_class'::regclass, c.oid, CASE WHEN relkind = 'p' THEN concat(partexprs::text) END, c.oid <> ALL (family)
+            FROM pg_class c LEFT JOIN pg_partitioned_table ON partrelid = c.oid
+            WHERE c.oid = ANY (family) OR c.oid IN (SELECT oid FROM linked)
+        UNION ALL SELECT 'pg_class'::regclass, indexrelid, nullif(concat(indexprs::text, indpred::text), ''), is_linked
+            FROM pg_index JOIN used_tables t ON indrelid = t.oid
+        UNION ALL SELECT 'pg_constraint'::regclass, c.oid, conbin::text, is_linked
+            FROM pg_constraint c JOIN used_tables t ON conrelid = t.oid
+        UNION ALL SELECT 'pg_statistic_ext'::regclass, s.oid, stxexprs::text, is_linked
+            FROM pg_statistic_ext s JOIN used_tables t ON stxrelid = t.oid
+        -- ON DELETE SET DEFAULT evaluates the defaults of the other table of a foreign key.
+        UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, adbin::text, is_linked FROM pg_attrdef d
+            JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum JOIN used_tables t ON adrelid = t.oid
+            WHERE attgenerated <> '' OR is_linked
+        -- Rows that refer to a deleted row are deleted or changed.
+        UNION ALL SELECT 'pg_rewrite'::regclass, r.oid, NULL, is_linked FROM pg_rewrite r JOIN used_tables t ON ev_class = t.oid
+            WHERE statement = 'DELETE' AND (ev_type = '4' OR ev_type = '2' AND is_linked) -- CMD_DELETE, CMD_UPDATE
+        UNION ALL SELECT 'pg_trigger'::regclass, g.oid, NULL, is_linked FROM pg_trigger g JOIN used_tables t ON tgrelid = t.oid
+            WHERE statement = 'DELETE' AND (tgtype & CASE WHEN is_linked THEN 8 | 16 ELSE 8 END) <> 0 -- TRIGGER_TYPE_DELETE, _UPDATE
             -- Those of foreign keys run as the owner of the other table, which is examined as `linked`.
             AND NOT (tgisinternal AND tgqual IS NULL
                 AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
@@ -222,6 +235,45 @@ BEGIN
         UNION SELECT class, object, o.oprcode, p.proowner FROM used
             JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             JOIN pg_proc p ON p.oid = o.oprcode
+    ), types (place, type) AS (
+        -- A role that owned a type before its present owner, or whose function a check calls, has left code in it.
+        -- A domain that is a column's own type is compared as the type below it.
+        SELECT format('column %I', attname), type FROM compared JOIN pg_type t ON t.oid = type
+            WHERE typtype <> 'd' OR is_part OR statement = 'CONDITION'
+        UNION SELECT format('foreign key %I', conname), atttypid FROM pg_constraint
+            JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey) OR attrelid = confrelid AND attnum = ANY (confkey)
+            WHERE contype = 'f' AND statement IN ('DELETE', 'ALTER') AND (conrelid = ANY (tables) OR confrelid = ANY (tables)
+                OR conrelid IN (SELECT oid FROM linked) OR confrelid IN (SELECT oid FROM linked))
+        UNION SELECT pg_describe_object(class, object, 0), used_object FROM used WHERE used_class = 'pg_type'::regclass
+        UNION SELECT place, next.type FROM types JOIN pg_type t ON t.oid = types.type CROSS JOIN LATERAL (
+                SELECT typbasetype
+                UNION SELECT typelem
+                UNION SELECT rngsubtype FROM pg_range WHERE rngtypid = t.oid
+                UNION SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid
+                UNION SELECT atttypid FROM pg_attribute WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
+            ) AS next (type) WHERE next.type <> 0
+    ), of_types (place, type, part, uses, owner) AS (
+        SELECT place, type, format('constraint %I', conname), format('uses type %s', format_type(refobjid, NULL)), typowner FROM types
+            JOIN pg_constraint c ON contypid = type
+            JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_type'::regclass
+            JOIN pg_type t ON t.oid = refobjid
+        UNION ALL SELECT place, type, part, format('calls function %s', function::regprocedure), proowner FROM types CROSS JOIN LATERAL (
+            SELECT format('cast from %s to %s', format_type(castsource, NULL), format_type(casttarget, NULL)), castfunc
+                FROM pg_cast WHERE type IN (castsource, casttarget)
+            UNION ALL SELECT format('constraint %I', conname), refobjid FROM pg_constraint c
+                JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_proc'::regclass
+                WHERE contypid = type
+            UNION ALL SELECT format('constraint %I', conname), oprcode FROM pg_constraint c
+                JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_operator'::regclass
+                JOIN pg_operator o ON o.oid = refobjid WHERE contypid = type
+            UNION ALL SELECT 'range type', f.oid FROM pg_range, unnest(ARRAY[rngcanonical, rngsubdiff]) AS f (oid) WHERE rngtypid = type
+            UNION ALL SELECT format('operator class %I', opcname), amproc FROM pg_opclass c
+                JOIN pg_amproc ON amprocfamily = opcfamily AND amproclefttype = type
+                WHERE opcintype = type OR c.oid IN (SELECT rngsubopc FROM pg_range WHERE rngtypid = type)
+            UNION ALL SELECT format('operator class %I', opcname), oprcode FROM pg_opclass
+                JOIN pg_amop ON amopfamily = opcfamily AND amoplefttype = type JOIN pg_operator o ON o.oid = amopopr
+                WHERE opcintype = type
+        ) AS called (part, function) JOIN pg_proc p ON p.oid = called.function
     ), of_others (class, object, text) AS (
         SELECT class, object, format('calls function %s of role %I', function::regprocedure, pg_get_userbyid(owner))
             FROM called WHERE owner <> ALL (trusted)
@@ -229,6 +281,10 @@ BEGIN
         UNION ALL SELECT class, object, format('uses operator %s of role %I', o.oid::regoperator, pg_get_userbyid(oprowner))
             FROM used JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             WHERE oprowner <> ALL (trusted)
+        -- As populate_record() of hstore runs the CHECK of a domain in the type that it is given.
+        UNION ALL SELECT class, object, format('uses type %s of role %I', format_type(t.oid, NULL), pg_get_userbyid(typowner))
+            FROM used JOIN pg_type t ON used_class = 'pg_type'::regclass AND t.oid = used_object
+            WHERE typowner <> ALL (trusted) AND NOT EXISTS (SELECT FROM pg_type e WHERE e.typtype = 'e' AND used_object IN (e.oid, e.typarray))
         -- It evaluates the partition key of a table that is named by a number, which is not in pg_depend.
         UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
             WHERE strpos(expressions, format(':funcid %s ',
@@ -239,7 +295,7 @@ BEGIN
         UNION ALL SELECT format('%s uses %s, which is not a part of PostgreSQL itself', pg_describe_object(class, object, 0),
                 pg_describe_object(used_class, used_object, 0))
             FROM used JOIN attached USING (class, object)
-            WHERE is_exposed AND expressions IS NOT NULL AND (class, object) NOT IN (SELECT class, object FROM of_others)
+            WHERE is_exposed AND NOT is_linked AND expressions IS NOT NULL AND (class, object) NOT IN (SELECT class, object FROM of_others)
             AND used_class NOT IN ('pg_class'::regclass, 'pg_namespace'::regclass, 'pg_constraint'::regclass, 'pg_am'::regclass)
             -- None of these can run code.
             AND NOT (used_class = 'pg_type'::regclass
@@ -249,7 +305,7 @@ BEGIN
             AND NOT (used_class = 'pg_ts_config'::regclass
                 AND EXISTS (SELECT FROM pg_ts_config WHERE oid = used_object AND cfgnamespace = 'pg_catalog'::regnamespace))
         UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object(class, object, 0)) FROM attached
-            WHERE is_exposed AND class IN ('pg_rewrite'::regclass, 'pg_trigger'::regclass)
+            WHERE is_exposed AND NOT is_linked AND class IN ('pg_rewrite'::regclass, 'pg_trigger'::regclass)
             AND (class, object) NOT IN (SELECT class, object FROM of_others)
         UNION ALL SELECT format('foreign key %I connects it to table %s, which %s can change', min(conname), other.oid::regclass,
                 CASE changer WHEN 0 THEN 'PUBLIC' ELSE format('role %I', pg_get_userbyid(changer)) END)
@@ -271,6 +327,9 @@ BEGIN
             JOIN pg_type t ON t.oid = atttypid
             WHERE contype = 'f' AND statement IN ('DELETE', 'ALTER')
                 AND (conrelid = ANY (tables) OR confrelid = ANY (tables)) AND typowner <> ALL (trusted)
+        UNION ALL SELECT format('%s has type %s, whose %s %s of role %I', place, format_type(type, NULL), part, uses,
+                pg_get_userbyid(owner))
+            FROM of_types WHERE owner <> ALL (trusted)
         -- A cast can be added without a lock on the table, and an operator that has no exact match for the type finds it.
         UNION ALL SELECT CASE WHEN typtype = 'd' THEN format('column %I has type %s of role %I, which can give it checks', attname,
                     format_type(type, NULL), pg_get_userbyid(typowner))

@@ -9,7 +9,7 @@
 --
 -- To drop a day by hand, only after all of its events are in Kafka:
 --   ALTER TABLE public.outbox DETACH PARTITION public.outbox_p20251101;
---   SELECT pg_current_wal_lsn();
+--   SELECT pg_catalog.pg_current_wal_lsn();
 --   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is beyond that, then
 --   DROP TABLE public.outbox_p20251101;
 -- Detached or dropped rows that are not yet delivered still arrive, from WAL. But were the slot lost,
@@ -84,7 +84,7 @@ BEGIN
     IF 'lock_and_examine' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table % is not used without it', outbox
             USING ERRCODE = 'undefined_function',
-                HINT = 'Create it as a superuser: walpost init; or, in this database: psql -f sql/guard.sql';
+                HINT = 'Create it as a superuser: walpost init; or run sql/guard.sql of Walpost in this database';
     END IF;
     -- A new partition is checked against the constraints of the table, which would run the code as us. Nobody can change them
     -- from here to the end of this block.

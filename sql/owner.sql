@@ -55,7 +55,7 @@ BEGIN
     SELECT c.* INTO found FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = in_schema AND c.relname = outbox_name;
     IF found IS NULL THEN
-        RAISE EXCEPTION 'table % does not exist', outbox USING HINT = 'Create it first, in this database: psql -f sql/outbox.sql';
+        RAISE EXCEPTION 'table % does not exist', outbox USING HINT = 'Run sql/outbox.sql of Walpost in this database first';
     END IF;
     IF found.relowner <> wanted THEN
         IF found.relowner <> us THEN
@@ -85,7 +85,8 @@ BEGIN
         IF (SELECT relowner FROM pg_class WHERE oid = found.oid) IS DISTINCT FROM wanted THEN
             RAISE EXCEPTION 'table % was replaced by another one meanwhile', found.relname;
         END IF;
-        RAISE NOTICE 'table % belongs to role % from now on', found.oid::regclass, quote_ident(name);
+        RAISE NOTICE 'table % belongs to role % from now on', regexp_replace(found.oid::regclass::text,
+            E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g'), quote_ident(name);
     END LOOP;
     IF NOT has_schema_privilege(wanted, in_schema, 'USAGE') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);

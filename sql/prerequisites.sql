@@ -48,18 +48,18 @@ BEGIN
         IF (SELECT count(*) FROM pg_replication_slots) >= slots_max THEN
             RAISE EXCEPTION 'all replication slots are in use, and slot % needs one', name
                 USING ERRCODE = 'configuration_limit_exceeded', HINT = format('See which are needed: SELECT slot_name, active '
-                    'FROM pg_replication_slots; and drop the others. Or: ALTER SYSTEM SET max_replication_slots = %s; then '
+                    'FROM pg_catalog.pg_replication_slots; and drop the others. Or: ALTER SYSTEM SET max_replication_slots = %s; then '
                     'restart the server.', slots_max + 10);
         END IF;
         IF (SELECT count(*) FROM pg_stat_replication) >= senders_max THEN
             RAISE EXCEPTION 'all WAL senders are in use, and reading slot % takes one', name
-                USING ERRCODE = 'too_many_connections', HINT = format('See who has them: SELECT * FROM pg_stat_replication; '
+                USING ERRCODE = 'too_many_connections', HINT = format('See who has them: SELECT * FROM pg_catalog.pg_stat_replication; '
                     'or: ALTER SYSTEM SET max_wal_senders = %s; then restart the server.', senders_max + 10);
         END IF;
         -- The role's attribute proves nothing: on RDS and Aurora the right is a membership. There is no place 0/0 in WAL, so that
         -- this is always an error and moves no slot: whether one may use slots is looked at first.
         BEGIN
-            PERFORM pg_replication_slot_advance(name, '0/0');
+            PERFORM pg_catalog.pg_replication_slot_advance(name, '0/0');
         EXCEPTION
             WHEN insufficient_privilege THEN
                 RAISE EXCEPTION 'role % has no REPLICATION, and can''t make slot %', quote_ident(current_user), name
@@ -86,7 +86,7 @@ BEGIN
     END IF;
     IF found.wal_status = 'lost' THEN
         RAISE EXCEPTION 'slot % exists and has lost its place: the server removed WAL that it still needed', name
-            USING HINT = format('Nothing after %s was delivered. Drop it: SELECT pg_drop_replication_slot(%L); then run this '
+            USING HINT = format('Nothing after %s was delivered. Drop it: SELECT pg_catalog.pg_drop_replication_slot(%L); then run this '
                 'again, and send the rows that were written since then again (docs/replay.md)', found.confirmed_flush_lsn, name);
     END IF;
 END

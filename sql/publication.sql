@@ -48,14 +48,16 @@ DECLARE
     several boolean := current_setting('walpost.several')::boolean;
     found pg_publication;
     child text;
+    -- Control characters, and those that change the direction of text: psql prints messages as they are.
+    unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- A document, because the columns of the view differ from version to version.
     entry jsonb;
 BEGIN
     SELECT * INTO found FROM pg_publication WHERE pubname = name;
     IF found IS NULL THEN
         -- The publication would have them too, and PostgreSQL sends their rows under their own names.
-        SELECT format('%I.%I', n.nspname, c.relname) INTO child FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
-            JOIN pg_namespace n ON n.oid = c.relnamespace
+        SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO child
+            FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
             WHERE NOT several AND inhparent = to_regclass(outbox) AND NOT c.relispartition LIMIT 1;
         IF child IS NOT NULL THEN
             RAISE EXCEPTION 'table % inherits from table %, and PostgreSQL would send its rows as those of another table', child,
@@ -113,7 +115,7 @@ BEGIN
     END IF;
     IF entry ->> 'rowfilter' IS NOT NULL THEN
         RAISE WARNING 'publication % has a row filter on table %: rows outside of % are never delivered',
-            quote_ident(name), outbox, entry ->> 'rowfilter';
+            quote_ident(name), outbox, regexp_replace(entry ->> 'rowfilter', unprintable, '?', 'g');
     END IF;
     IF found.pubupdate OR found.pubdelete OR found.pubtruncate THEN
         RAISE NOTICE 'publication % publishes more than inserts, which costs the server and is of no use',

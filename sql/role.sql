@@ -90,19 +90,19 @@ BEGIN
     END IF;
     IF to_regclass('walpost.journal') IS NULL THEN
         RAISE EXCEPTION 'table walpost.journal does not exist' USING
-            HINT = 'Create it first, in this database: psql -f sql/journal.sql';
+            HINT = 'Run sql/journal.sql of Walpost in this database first';
     END IF;
     EXECUTE format('GRANT USAGE ON SCHEMA walpost TO %I', name);
     EXECUTE format('GRANT SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO %I', name);
     IF to_regclass('walpost.slot_state') IS NULL THEN
         RAISE NOTICE 'table walpost.slot_state does not exist' USING
-            HINT = 'Create it, and run this file again, in this database: psql -f sql/journal.sql -f sql/role.sql';
+            HINT = 'Run sql/journal.sql of Walpost in this database, and this file again';
     ELSE
         EXECUTE format('GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %I', name);
     END IF;
     IF to_regclass('walpost.table_state') IS NULL THEN
         RAISE NOTICE 'table walpost.table_state does not exist' USING
-            HINT = 'Create it, and run this file again, in this database: psql -f sql/journal.sql -f sql/role.sql';
+            HINT = 'Run sql/journal.sql of Walpost in this database, and this file again';
     ELSE
         EXECUTE format('GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO %I', name);
     END IF;

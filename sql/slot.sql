@@ -48,12 +48,14 @@ DECLARE
     only_tables text;
     add_again text;
     was_made boolean := false;
+    -- Control characters, and those that change the direction of text: psql prints messages as they are.
+    unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
 BEGIN
     IF EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = name) THEN
         RETURN;
     ELSIF NOT EXISTS (SELECT FROM pg_publication WHERE pubname = publication) THEN
         RAISE EXCEPTION 'publication % does not exist, and must be there before slot %', quote_ident(publication), name
-            USING HINT = 'Create it first, in this database: psql -f sql/publication.sql';
+            USING HINT = 'Run sql/publication.sql of Walpost in this database first';
     END IF;
     -- Without ONLY, a table can't be taken out that has a child which is not in the publication.
     SELECT string_agg(format('%I.%I', schemaname, tablename), ', '),
@@ -79,10 +81,11 @@ BEGIN
     END IF;
     IF NOT was_made THEN
         RAISE EXCEPTION 'publication % has tables, and slot %, which is to deliver the rows that they have, does not exist: %',
-            quote_ident(publication), name, tables USING ERRCODE = 'object_not_in_prerequisite_state',
+            quote_ident(publication), name, regexp_replace(tables, unprintable, '?', 'g') USING ERRCODE = 'object_not_in_prerequisite_state',
                 DETAIL = 'The rows of a table are written into WAL for the slot when the table is added.',
-                HINT = format('Take the tables out, create the slot, and add them again, as walpost init does with tables that match: '
-                    'ALTER PUBLICATION %I DROP TABLE %s; then run this again; then %s', publication, only_tables, add_again);
+                HINT = regexp_replace(format('Take the tables out, create the slot, and add them again, as walpost init does with '
+                    'tables that match: ALTER PUBLICATION %I DROP TABLE %s; then run this again; then %s', publication, only_tables,
+                    add_again), unprintable, '?', 'g');
     END IF;
 END
 $walpost$;

@@ -86,6 +86,8 @@ DECLARE
     longest int;
     code_of_others text;
     related text;
+    -- Control characters, and those that change the direction of text: psql prints messages as they are.
+    unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- Of walpost.table_state.
     system text := (SELECT system_identifier::text FROM pg_control_system());
     here oid := (SELECT oid FROM pg_database WHERE datname = current_database());
@@ -154,7 +156,7 @@ BEGIN
     IF to_regclass('walpost.outbox_row') = ANY (members) IS NOT TRUE THEN
         RAISE EXCEPTION 'publication % does not exist, or does not contain table walpost.outbox_row', quote_ident(publication)
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = format('Create it: walpost init; or, in this database: psql -f sql/publication.sql. If it exists: '
+                HINT = format('Create it: walpost init; or run sql/publication.sql of Walpost in this database. If it exists: '
                     'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', publication);
     END IF;
     -- What is in WAL before a slot exists is in none.
@@ -162,11 +164,12 @@ BEGIN
         AND database = current_database() AND confirmed_flush_lsn IS NOT NULL) THEN
         RAISE EXCEPTION 'no replication slot of database % could deliver the rows of table %.%', quote_ident(current_database()),
             quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = 'Create it: walpost init; or, in this database: psql -f sql/slot.sql. Then add the table';
+                HINT = 'Create it: walpost init; or run sql/slot.sql of Walpost in this database. Then add the table';
     END IF;
     -- Their rows would be sent under their own names.
-    SELECT format('%I.%I', n.nspname, c.relname) INTO related FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid
-        JOIN pg_namespace n ON n.oid = c.relnamespace WHERE inhparent = outbox AND NOT c.relispartition LIMIT 1;
+    SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
+        FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE inhparent = outbox AND NOT c.relispartition LIMIT 1;
     IF related IS NOT NULL THEN
         RAISE EXCEPTION 'table % inherits from table %.%, and PostgreSQL would send its rows as those of another table', related,
             quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
@@ -174,8 +177,8 @@ BEGIN
                     related, its_schema, its_name);
     END IF;
     -- Its rows are sent as rows of that table already, and would be delivered twice.
-    SELECT format('%I.%I', n.nspname, c.relname) INTO related FROM pg_partition_ancestors(outbox) AS a
-        JOIN pg_class c ON c.oid = a.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+    SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
+        FROM pg_partition_ancestors(outbox) AS a JOIN pg_class c ON c.oid = a.relid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = ANY (members) AND a.relid <> outbox LIMIT 1;
     IF related IS NOT NULL THEN
         RAISE EXCEPTION '%.% is a partition of table %, which is in publication %', quote_ident(its_schema),
@@ -183,8 +186,8 @@ BEGIN
                 HINT = 'Its rows are delivered as rows of that table. There is nothing to add.';
     END IF;
     -- The rows of a published partition would be copied with those of the others, and delivered twice.
-    SELECT format('%I.%I', n.nspname, c.relname) INTO related FROM pg_partition_tree(outbox) AS t
-        JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+    SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
+        FROM pg_partition_tree(outbox) AS t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = ANY (members) AND t.relid <> outbox LIMIT 1;
     IF related IS NOT NULL THEN
         RAISE EXCEPTION 'partition % of table %.% is in publication % already', related, quote_ident(its_schema),
@@ -193,7 +196,7 @@ BEGIN
     END IF;
     IF to_regclass('walpost.table_state') IS NULL THEN
         RAISE EXCEPTION 'table walpost.table_state does not exist' USING ERRCODE = 'undefined_table',
-            HINT = 'Create it: walpost init; or, in this database: psql -f sql/journal.sql -f sql/role.sql';
+            HINT = 'Create it: walpost init; or run sql/journal.sql and sql/role.sql of Walpost in this database';
     ELSIF NOT (has_table_privilege('walpost.table_state', 'SELECT') AND has_table_privilege('walpost.table_state', 'INSERT')
         AND has_table_privilege('walpost.table_state', 'UPDATE')) THEN
         RAISE EXCEPTION 'permission denied for table walpost.table_state' USING ERRCODE = 'insufficient_privilege',
@@ -271,10 +274,9 @@ EXCEPTION WHEN lock_not_available THEN
             OR l.mode <> 'RowExclusiveLock' AND l.relation IN (to_regclass('walpost.outbox_row'), to_regclass('walpost.table_state'))));
     RAISE EXCEPTION 'table %.% was not added to publication %, because a lock was not available within %: %',
         quote_ident(its_schema), quote_ident(its_name), quote_ident(publication), timeout,
-        coalesce(regexp_replace(holders, E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]',
-            '?', 'g'), 'the session that had it is unknown')
+        coalesce(regexp_replace(holders, unprintable, '?', 'g'), 'the session that had it is unknown')
         USING ERRCODE = 'lock_not_available', HINT = 'Add it again when that session has ended its transaction, or end the '
-            'session: SELECT pg_terminate_backend(PID). To wait longer: SET lock_timeout.';
+            'session: SELECT pg_catalog.pg_terminate_backend(PID). To wait longer: SET lock_timeout.';
 END
 $walpost$;
 

@@ -51,7 +51,7 @@ BEGIN
         RAISE EXCEPTION 'slot % is in use by PID %', name, found.active_pid
             USING HINT = 'Stop the `walpost run` that uses it.';
     ELSE
-        PERFORM pg_drop_replication_slot(name);
+        PERFORM pg_catalog.pg_drop_replication_slot(name);
         RAISE NOTICE 'slot % dropped: delivered up to %, WAL ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;

@@ -96,7 +96,7 @@ pub(crate) enum RetentionError {
     /// We may not.
     #[error(
         "role {user} lacks the rights of {owner}, the owner of table {table}, which making and dropping its partitions \
-         requires. Grant them: GRANT {owner} TO {user}; or give it table and partitions: ALTER TABLE ... OWNER TO {user}"
+         requires. Grant them: GRANT {owner} TO {user}. docs/retention.md has other ways"
     )]
     NotOwner {
         /// The role we are.
@@ -201,7 +201,7 @@ pub(crate) enum RetentionError {
     /// A role that may not maintain the table has the claim, which is an advisory lock.
     #[error(
         "table {table} is not maintained: PID {pid} of role {role}, which lacks the rights of the owner of the table, holds the \
-         advisory lock that Walpost takes for that. End it: SELECT pg_terminate_backend({pid})"
+         advisory lock that Walpost takes for that. End it: SELECT pg_catalog.pg_terminate_backend({pid})"
     )]
     ClaimedByOther {
         table: TableName,

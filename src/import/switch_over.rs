@@ -46,7 +46,7 @@ impl SwitchOver<'_> {
             "2. Wait until this says t: Debezium has delivered what is older than Walpost's slot. In a quiet database it takes an event.",
         );
         say(&format!(
-            "     psql '{administrator}' -Atc \"SELECT bool_and(debezium.confirmed_flush_lsn >= walpost.confirmed_flush_lsn) FROM pg_replication_slots AS debezium, pg_replication_slots AS walpost WHERE debezium.slot_name = '{slot}' AND walpost.slot_name IN ({slots})\""
+            "     psql '{administrator}' -qAt -c \"SET search_path = pg_catalog\" -c \"SELECT bool_and(debezium.confirmed_flush_lsn >= walpost.confirmed_flush_lsn) FROM pg_replication_slots AS debezium, pg_replication_slots AS walpost WHERE debezium.slot_name = '{slot}' AND walpost.slot_name IN ({slots})\""
         ));
         say(
             "3. Stop Debezium. What it has delivered since step 1 comes a second time, with the same id: keep that time short.",
@@ -70,7 +70,7 @@ impl SwitchOver<'_> {
             "6. When consumers have what they need: drop Debezium's slot, or the WAL that it retains fills the disk. From here on there is no way back.",
         );
         say(&format!(
-            "     psql '{administrator}' -c \"SELECT pg_drop_replication_slot('{slot}')\""
+            "     psql '{administrator}' -c \"SELECT pg_catalog.pg_drop_replication_slot('{slot}')\""
         ));
         if self.kind == Kind::Connect {
             say(&format!("     curl -fsS -X DELETE {rest}"));

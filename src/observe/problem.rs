@@ -176,7 +176,7 @@ pub(crate) fn of_slot(slot: &str, vitals: &Vitals, commands: &Commands) -> Optio
                 "slot {slot:?} is unreserved: it is lost at the next checkpoint of the server, unless walpost catches up \
                  now or max_slot_wal_keep_size is raised"
             ),
-            "While the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; SELECT pg_reload_conf()",
+            "While the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; SELECT pg_catalog.pg_reload_conf()",
         )),
         _ => {
             let (safe, room) = room(vitals)?;
@@ -189,7 +189,7 @@ pub(crate) fn of_slot(slot: &str, vitals: &Vitals, commands: &Commands) -> Optio
                         ByteSize::b(room)
                     ),
                     "Fix what holds it up; meanwhile, while the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size \
-                     = '...'; SELECT pg_reload_conf()",
+                     = '...'; SELECT pg_catalog.pg_reload_conf()",
                 )
             })
         }

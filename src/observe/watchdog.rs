@@ -234,9 +234,10 @@ impl Watchdog {
                 ByteSize::b(lag)
             ),
             format!(
-                "PostgreSQL decodes a large transaction, which ends by itself, or its walsender hangs: SELECT pid, \
+                "PostgreSQL decodes a large transaction, which ends by itself, or its walsender hangs: SET search_path = pg_catalog; \
+                 SELECT pid, \
                  backend_start, wait_event FROM pg_stat_activity WHERE pid = (SELECT active_pid FROM \
-                 pg_replication_slots WHERE slot_name = '{}'). pg_terminate_backend(pid) restarts the stream, and \
+                 pg_replication_slots WHERE slot_name = '{}'). pg_catalog.pg_terminate_backend(pid) restarts the stream, and \
                  loses nothing",
                 facts.about.slot
             ),
@@ -448,7 +449,9 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
     let (who, remedy) = match &oldest.whose {
         Whose::Session(pid) => (
             format!("PID {pid}"),
-            format!("Ask its owner to end it, or roll it back: SELECT pg_terminate_backend({pid})"),
+            format!(
+                "Ask its owner to end it, or roll it back: SELECT pg_catalog.pg_terminate_backend({pid})"
+            ),
         ),
         Whose::Prepared(name) => {
             let quoted = name.replace('\'', "''");

@@ -39,7 +39,7 @@ fn add_remedy(error: &mut ServerError, target: &Target) {
     error.hint = Some(format!(
         "The publication did not exist when the next events of slot {slot:?} were committed, and they cannot be read with it. If the \
          pipeline had another publication then, set publication to that one until they are delivered. Otherwise replace the slot: \
-         SELECT pg_drop_replication_slot({}); {}. {resend}",
+         SELECT pg_catalog.pg_drop_replication_slot({}); {}. {resend}",
         escape_literal(slot).trim_start(),
         target.init_slot(),
     ));

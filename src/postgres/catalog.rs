@@ -147,7 +147,7 @@ pub enum CatalogError {
     /// Another `walpost init` has not ended in time, or another program has its lock.
     #[error(
         "another session, PID {pid} of role {role}, has the lock of walpost init in this database. Run the same command again when \
-         it has ended; to end it: SELECT pg_terminate_backend({pid})"
+         it has ended; to end it: SELECT pg_catalog.pg_terminate_backend({pid})"
     )]
     InitRuns {
         pid: i32,

@@ -228,7 +228,7 @@ impl fmt::Display for LockHolder {
             Some((pid, holder)) => write!(
                 f,
                 "PID {pid} holds the advisory lock ({holder}). If that is not walpost replay, end it: \
-                 SELECT pg_terminate_backend({pid})"
+                 SELECT pg_catalog.pg_terminate_backend({pid})"
             ),
             None => f.write_str("The session that held the advisory lock has ended since: run the same command again"),
         }

@@ -127,7 +127,7 @@ pub(crate) enum Wait {
     /// A transaction may still insert into it.
     #[error(
         "{table} waits for the end of a transaction of PID {pid}, which began at {began} and can still insert into it. \
-         If it was forgotten: SELECT pg_terminate_backend({pid})"
+         If it was forgotten: SELECT pg_catalog.pg_terminate_backend({pid})"
     )]
     Transaction {
         /// The partition.

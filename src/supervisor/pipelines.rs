@@ -148,7 +148,7 @@ impl<D: PartialEq> Pipelines<D> {
                 warn!(
                     pipeline = name,
                     "removed from the configuration: it is stopped, and its slot {slot:?} stays, for which PostgreSQL retains WAL. \
-                     Where it is not needed any more: SELECT pg_drop_replication_slot('{slot}')"
+                     Where it is not needed any more: SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
                 );
                 self.end(gone, Then::Remove, None);
             }
@@ -174,7 +174,7 @@ impl<D: PartialEq> Pipelines<D> {
                 warn!(
                     pipeline = before.name,
                     "has another slot or database from here on: slot {slot:?} in {} stays, for which PostgreSQL retains WAL. Where \
-                     it is not needed any more: SELECT pg_drop_replication_slot('{slot}')",
+                     it is not needed any more: SELECT pg_catalog.pg_drop_replication_slot('{slot}')",
                     before.postgres.describe()
                 );
             }

@@ -74,15 +74,15 @@ fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
     for word in [
         other.as_str(),
         "of WAL",
-        &format!("pg_drop_replication_slot('{other}')"),
+        &format!("pg_catalog.pg_drop_replication_slot('{other}')"),
     ] {
         assert!(warning.contains(word), "{word:?} in {warning}");
     }
     assert!(!found.stdout.contains(&foreign), "{}", found.stdout);
     for slot in [&other, &foreign] {
-        scene
-            .db
-            .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+        scene.db.run(&format!(
+            "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+        ));
     }
     assert_eq!(finding(&check(), "WARNING", "unused slots"), None);
 }

@@ -263,9 +263,9 @@ fn slot_that_was_recreated_while_it_was_away_halts() {
     scene.insert(&aggregate, "k");
     scene.settle(walpost, &[], Resends::Never);
     let slot = scene.slot();
-    scene
-        .db
-        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.db.run(&format!(
+        "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+    ));
     scene.insert(&aggregate, "never seen");
     scene.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
@@ -442,7 +442,7 @@ fn leader_that_lags_hides_no_checkpoint() {
         ));
     };
     let drop_slot = |slot: &str| {
-        let sql = format!("SELECT pg_drop_replication_slot('{slot}')");
+        let sql = format!("SELECT pg_catalog.pg_drop_replication_slot('{slot}')");
         scene.db.run(&sql);
     };
     copy_slot(&slot, &copy);

@@ -37,7 +37,7 @@ fn scenes(primary: &Server) -> [Scene<'_>; 2] {
     // that was there first. Those that `walpost init` has made need what it has written behind them, until Walpost reads.
     primary
         .session("postgres")
-        .run("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots");
+        .run("SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots");
     // The new ones are those that init should have made, and not ones that somebody has moved. The standby takes over none that
     // is older than this transaction.
     for scene in &scenes {
@@ -139,7 +139,7 @@ fn standby_that_lacks_what_was_published_is_promoted() {
     let mut streams = start(&primary, &standby, scenes);
     let session = standby.session("postgres");
     session.run("ALTER SYSTEM SET primary_conninfo = ''");
-    session.run("SELECT pg_reload_conf()");
+    session.run("SELECT pg_catalog.pg_reload_conf()");
     wait_until("the standby to stay behind", || {
         session.number("SELECT count(*) FROM pg_stat_wal_receiver") == 0
     });

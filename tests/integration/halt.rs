@@ -164,9 +164,9 @@ fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
 
 fn slot_dropped_and_made_anew_halts(outbox: Outbox) {
     meddle_with_slot(outbox, |scene, slot| {
-        scene
-            .db
-            .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+        scene.db.run(&format!(
+            "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+        ));
         scene.db.run(&format!(
             "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
         ));
@@ -176,7 +176,7 @@ fn slot_dropped_and_made_anew_halts(outbox: Outbox) {
 fn slot_moved_by_somebody_else_halts(outbox: Outbox) {
     meddle_with_slot(outbox, |scene, slot| {
         scene.db.run(&format!(
-            "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+            "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
         ));
     });
 }

@@ -183,7 +183,7 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
         .start();
     let http = walpost.http();
     let held = format!("is held by PID {pid}, which is no Walpost");
-    let command = format!("pg_terminate_backend({pid})");
+    let command = format!("pg_catalog.pg_terminate_backend({pid})");
     let name = "application_name \"pg_recvlogical\", role \"postgres\"";
     let line = walpost.wait_for_log(&held);
     for text in ["WARN", "reconnecting", name, &command] {

@@ -251,7 +251,7 @@ fn session_that_keeps_the_lock_of_init_is_named() {
         .expect_code(3)
         .expect_says(&[
             &format!("PID {pid} of role postgres, has the lock of walpost init"),
-            &format!("SELECT pg_terminate_backend({pid})"),
+            &format!("SELECT pg_catalog.pg_terminate_backend({pid})"),
             "Nothing was changed",
         ]);
     let init = scene.init().start();

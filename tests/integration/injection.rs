@@ -269,7 +269,7 @@ fn id_of_an_event_is_shown_tame_wherever_it_is_named() {
     // Nobody notices that the slot was moved.
     scene.db.run("DELETE FROM walpost.slot_state");
     scene.db.rows(&format!(
-        "SELECT pg_replication_slot_advance('{}', pg_current_wal_lsn())",
+        "SELECT pg_catalog.pg_replication_slot_advance('{}', pg_current_wal_lsn())",
         scene.slot()
     ));
     // While nobody reads the slot it could still come.

@@ -46,7 +46,7 @@ fn missing_publication() {
 fn missing_slot() {
     let scene = Scene::new();
     scene.db.run(&format!(
-        "SELECT pg_drop_replication_slot('{}')",
+        "SELECT pg_catalog.pg_drop_replication_slot('{}')",
         scene.slot()
     ));
     halts(

@@ -44,6 +44,7 @@ mod composed;
 mod expressions;
 mod files;
 mod filters;
+mod former_owners;
 mod functions;
 mod journal;
 mod outbox;

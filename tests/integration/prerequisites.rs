@@ -84,7 +84,7 @@ fn init_that_is_refused_for_want_of_slots_walsenders_or_rights_changes_nothing()
     place.refused("postgres", 3, &["--slot=of_a_standby"], &[physical]);
     place
         .db()
-        .rows("SELECT pg_drop_replication_slot('of_a_standby')");
+        .rows("SELECT pg_catalog.pg_drop_replication_slot('of_a_standby')");
 
     place.set("max_wal_senders = 0");
     let all = "all WAL senders are in use, and reading slot walpost_outbox takes one";

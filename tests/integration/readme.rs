@@ -290,7 +290,7 @@ fn switching_from_debezium_leaves_no_gap() {
     let queries = DEBEZIUM_SLOTS.all();
     insert("between");
     assert_eq!(place.sql(&queries[0]), "f");
-    db.rows("SELECT pg_replication_slot_advance('debezium', pg_current_wal_lsn())");
+    db.rows("SELECT pg_catalog.pg_replication_slot_advance('debezium', pg_current_wal_lsn())");
     assert_eq!(place.sql(&queries[0]), "t");
     insert("after");
     place.write("walpost.toml", &FILE.one());
@@ -785,7 +785,7 @@ fn deploying_with_passwords_and_tls_ends_with_an_event_in_a_consumer() {
     let rules = fs::read_to_string(&file).unwrap();
     let reject = "host all walpost 127.0.0.1/32 reject";
     fs::write(&file, format!("{admitted}\n{reject}\n{rules}")).unwrap();
-    place.shop().run("SELECT pg_reload_conf()");
+    place.shop().run("SELECT pg_catalog.pg_reload_conf()");
 
     place.write("walpost.toml", &TLS_FILE.one());
     let secrets = TLS_SECRETS

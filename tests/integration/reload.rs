@@ -125,7 +125,10 @@ fn pipelines_come_and_go_with_the_file_and_the_others_do_not_notice() {
         .walpost
         .wait_for_log("removed from the configuration");
     assert!(
-        gone.contains(&format!("pg_drop_replication_slot('{}')", comes.slot())),
+        gone.contains(&format!(
+            "pg_catalog.pg_drop_replication_slot('{}')",
+            comes.slot()
+        )),
         "{gone}"
     );
     comes.insert(&other, "k");
@@ -561,7 +564,10 @@ fn slot_that_a_change_leaves_behind_is_told() {
     replace(&process.file(), &text);
     let line = process.walpost.wait_for_log("has another slot or database");
     assert!(
-        line.contains(&format!("pg_drop_replication_slot('{}')", changes.slot())),
+        line.contains(&format!(
+            "pg_catalog.pg_drop_replication_slot('{}')",
+            changes.slot()
+        )),
         "{line}"
     );
     process.walpost.wait_for_log("halted");

@@ -161,7 +161,7 @@ fn database_put_back_whose_slot_init_has_made_again_halts() {
     let mut restored = Restored::deliver(&server, Outbox::Table);
     restored.put_back();
     let slot = restored.scene.slot();
-    let drop = format!("SELECT pg_drop_replication_slot('{slot}')");
+    let drop = format!("SELECT pg_catalog.pg_drop_replication_slot('{slot}')");
     restored.scene.db.run(&drop);
     restored.insert_new();
     restored.scene.init().finish().expect_code(0);

@@ -173,7 +173,7 @@ fn who_has_all_slots_is_named() {
     scene.insert(&scene.aggregate(1), "k");
     scene
         .db
-        .rows("SELECT pg_drop_replication_slot('of_a_standby')");
+        .rows("SELECT pg_catalog.pg_drop_replication_slot('of_a_standby')");
     scene.init().finish().expect_code(0);
     let own = format!("{} (not read)", scene.slot());
     let says = &["max_replication_slots is 2, and all are in use: ", &own];

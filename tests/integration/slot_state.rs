@@ -463,9 +463,9 @@ fn slot_that_init_makes_anew_has_the_events_between_replayed() {
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
     let slot = scene.slot();
-    scene
-        .db
-        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.db.run(&format!(
+        "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+    ));
     for _ in 0..10 {
         scene.insert(&aggregate, "k");
     }
@@ -722,7 +722,7 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
     let scene = Scene::new();
     scene.insert(&scene.aggregate(1), "k");
     scene.db.run(&format!(
-        "SELECT pg_replication_slot_advance('{}', pg_current_wal_lsn())",
+        "SELECT pg_catalog.pg_replication_slot_advance('{}', pg_current_wal_lsn())",
         scene.slot()
     ));
     let run = scene.run().arg("--exactly-once").finish();

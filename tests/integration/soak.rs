@@ -281,7 +281,7 @@ impl Stage<'_> {
 
     fn end_walsender(&self, session: &Session, database: &str) {
         session.run(&format!(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '{database}'"
+            "SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE database = '{database}'"
         ));
     }
 

@@ -340,7 +340,7 @@ fn slots_that_no_pipeline_has_are_shown() {
         status.arg(&file).finish().expect_code(0).stdout
     };
     let found = shown();
-    let drop_slot = format!("pg_drop_replication_slot('{other}')");
+    let drop_slot = format!("pg_catalog.pg_drop_replication_slot('{other}')");
     assert!(found.contains(&drop_slot), "{found}");
     scene.db.run(&format!("SELECT {drop_slot}"));
     let found = shown();

@@ -304,7 +304,7 @@ fn of_many_pipelines_what_is_wrong_is_said_first_and_the_rest_in_a_line() {
     assert!(lines[0].starts_with("5 pipelines: 5 "), "{lines:?}");
     let gone = &scenes[3];
     gone.db.run(&format!(
-        "SELECT pg_drop_replication_slot('{}')",
+        "SELECT pg_catalog.pg_drop_replication_slot('{}')",
         gone.slot()
     ));
     let (finished, lines) = run(&["check"]);

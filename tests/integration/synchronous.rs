@@ -27,7 +27,7 @@ fn check_and_run_warn_where_the_names_of_synchronous_standbys_have_walposts() {
         scene.db.run(&format!(
             "ALTER SYSTEM SET synchronous_standby_names = '{names}'"
         ));
-        scene.db.run("SELECT pg_reload_conf()");
+        scene.db.run("SELECT pg_catalog.pg_reload_conf()");
         wait_until("the setting", || {
             scene.db.is_true(&format!(
                 "SELECT current_setting('synchronous_standby_names') = '{names}'"

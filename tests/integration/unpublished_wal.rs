@@ -19,7 +19,9 @@ fn halt_names_what_gets_events_delivered_that_are_older_than_the_publication() {
         let run = scene.run().start().finish().expect_code(3);
         run.expect_says(&[
             "they cannot be read with it",
-            &format!("SELECT pg_drop_replication_slot('{slot}'); walpost init --slot {slot}"),
+            &format!(
+                "SELECT pg_catalog.pg_drop_replication_slot('{slot}'); walpost init --slot {slot}"
+            ),
         ]);
         scene.drop_slot();
         let init = scene.init().finish().expect_code(0);

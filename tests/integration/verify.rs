@@ -153,7 +153,7 @@ pub(crate) fn advance_slot(scene: &Scene<'_>) {
     let slot = scene.slot();
     wait_until("the slot to be free", || !scene.slot_is_active());
     scene.db.run(&format!(
-        "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+        "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
     // Else Walpost notices it itself.
     scene.db.run("DELETE FROM walpost.slot_state");

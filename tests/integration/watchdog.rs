@@ -93,7 +93,7 @@ fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_li
             &format!("PID {pid} "),
             "role \"postgres\"",
             &format!("database \"{}\"", scene.name),
-            &format!("pg_terminate_backend({pid})"),
+            &format!("pg_catalog.pg_terminate_backend({pid})"),
         ] {
             assert!(line.contains(text), "{text} in {line}");
         }
@@ -148,7 +148,7 @@ fn slot_that_is_about_to_be_lost_is_told_with_the_command_that_saves_it() {
     scene
         .db
         .run("ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'");
-    scene.db.run("SELECT pg_reload_conf()");
+    scene.db.run("SELECT pg_catalog.pg_reload_conf()");
     walpost.wait_for_log("slot_unreserved resolved");
     session.run("COMMIT");
     scene.wait_for_records(1);

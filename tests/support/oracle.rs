@@ -85,7 +85,10 @@ impl Oracle {
 
     /// Gives the slot back, so that its WAL can go.
     pub(crate) fn drop_slot(&self, session: &Session) {
-        let _ = session.try_run(&format!("SELECT pg_drop_replication_slot('{}')", self.slot));
+        let _ = session.try_run(&format!(
+            "SELECT pg_catalog.pg_drop_replication_slot('{}')",
+            self.slot
+        ));
     }
 }
 

@@ -275,7 +275,8 @@ impl Server {
         fs::write(data.join("server.key"), fs::read(&identity.key).unwrap()).unwrap();
         let loaded = || self.session("postgres").value("SELECT pg_conf_load_time()");
         let before = loaded();
-        self.session("postgres").run("SELECT pg_reload_conf()");
+        self.session("postgres")
+            .run("SELECT pg_catalog.pg_reload_conf()");
         wait_until("the server to read its certificate", || loaded() != before);
     }
 

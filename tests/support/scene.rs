@@ -186,8 +186,8 @@ impl Drop for Scene<'_> {
         };
         let name = &self.name;
         for what in [
-            "pg_terminate_backend(active_pid)",
-            "pg_drop_replication_slot(slot_name)",
+            "pg_catalog.pg_terminate_backend(active_pid)",
+            "pg_catalog.pg_drop_replication_slot(slot_name)",
         ] {
             poll_until(Duration::from_secs(5), || {
                 let slots = format!("FROM pg_replication_slots WHERE database = '{name}'");

@@ -1087,7 +1087,7 @@ fn the_switch_over_has_the_names_of_this_configuration() {
         "WHERE debezium.slot_name = 'dbz_shop' AND walpost.slot_name IN ('walpost_shop_outbox')\"\n",
         "#      curl -fsS -X PUT http://localhost:8083/connectors/shop-outbox/stop\n",
         "#      sed -i 's/^snapshot = \"initial\"$/snapshot = \"never\"/' walpost.toml\n",
-        "-c \"SELECT pg_drop_replication_slot('dbz_shop')\"\n",
+        "-c \"SELECT pg_catalog.pg_drop_replication_slot('dbz_shop')\"\n",
     ] {
         assert!(
             imported.toml.contains(command),

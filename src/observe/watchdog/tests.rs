@@ -262,7 +262,7 @@ fn long_transaction_is_told_where_much_log_is_kept_for_it() {
         "database \"shop\"",
         "since 2001-09-09T01:45:00Z",
         "70.0 MiB",
-        "pg_terminate_backend(4711)",
+        "pg_catalog.pg_terminate_backend(4711)",
     ] {
         assert!(scene.last.contains(text), "{text} in {}", scene.last);
     }

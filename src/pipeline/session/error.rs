@@ -56,8 +56,8 @@ pub(crate) enum SlotError {
         "a process of PostgreSQL has crashed {times} times while slot {slot:?} was being read, and the stream did not get past {at} in \
          between. Each crash ends the sessions of everybody, so the slot is not read again. The server's log names the process and the \
          signal: 11 is a defect of PostgreSQL or of an extension, 9 most often the kernel's, for want of memory. When that is fixed, \
-         start walpost. If it can't be fixed, move the slot over that part of WAL: SELECT pg_replication_slot_advance('{slot}', \
-         pg_current_wal_lsn()); and start walpost, which says how the events in between are delivered"
+         start walpost. If it can't be fixed, move the slot over that part of WAL: SELECT pg_catalog.pg_replication_slot_advance('{slot}', \
+         pg_catalog.pg_current_wal_lsn()); and start walpost, which says how the events in between are delivered"
     )]
     ServerCrashes {
         slot: String,

@@ -307,7 +307,7 @@ impl Catalog {
         let dropped = self
             .client()
             .query_opt(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1 \
+                "SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = $1 \
                  AND NOT active AND confirmed_flush_lsn = $2",
                 &[&slot, &confirmed],
             )

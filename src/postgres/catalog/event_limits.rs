@@ -12,11 +12,13 @@ pub(crate) struct EventLimit {
 }
 
 impl EventLimit {
-    /// Returns the statement that gives the table another limit. Existing rows are not checked.
+    /// Returns the statements that give the table another limit. Existing rows are not checked.
+    ///
+    /// The constraint keeps the functions that its expression finds now, so `search_path` is set first.
     #[must_use]
     pub(crate) fn change_to(&self, bytes: u64) -> String {
         format!(
-            "ALTER TABLE {} DROP CONSTRAINT IF EXISTS walpost_event_size, ADD CONSTRAINT walpost_event_size CHECK \
+            "SET search_path = pg_catalog; ALTER TABLE {} DROP CONSTRAINT IF EXISTS walpost_event_size, ADD CONSTRAINT walpost_event_size CHECK \
              (coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= {bytes}) NOT VALID",
             self.table
         )

@@ -81,7 +81,7 @@ impl Failover {
             notes.push(Note::Warning(format!(
                 "idle_replication_slot_timeout is {seconds} s: the server invalidates slot {slot:?} when nobody has read it for so \
                  long, and what was not delivered is not in a new one. Turn it off, and bound WAL with max_slot_wal_keep_size: \
-                 ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()"
+                 ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_catalog.pg_reload_conf()"
             )));
         }
         if let Some(millis) = &self.transaction_timeout {
@@ -111,7 +111,7 @@ impl Failover {
                 notes.push(Note::Warning(format!(
                     "slot {slot:?} follows a failover, and synchronized_standby_slots is empty: what a standby lacks may be in Kafka \
                      already when that is promoted. Name the slots of the standbys to wait for: ALTER SYSTEM SET \
-                     synchronized_standby_slots = '{standbys}'; SELECT pg_reload_conf()"
+                     synchronized_standby_slots = '{standbys}'; SELECT pg_catalog.pg_reload_conf()"
                 )));
             }
             Some(true) => notes.push(Note::Ok(format!(
@@ -128,7 +128,7 @@ impl Failover {
             if setting.as_deref() != Some("on") {
                 notes.push(Note::Warning(format!(
                     "{name} is off on this standby, so it has no copy of the slot when it is promoted: ALTER SYSTEM SET {name} = on; \
-                     SELECT pg_reload_conf()"
+                     SELECT pg_catalog.pg_reload_conf()"
                 )));
             }
         }
@@ -140,7 +140,7 @@ impl Failover {
         {
             notes.push(Note::Warning(
                 "primary_slot_name is empty on this standby, and without a slot of its own it has no copy of others: ALTER SYSTEM SET \
-                 primary_slot_name = '...'; SELECT pg_reload_conf()"
+                 primary_slot_name = '...'; SELECT pg_catalog.pg_reload_conf()"
                     .to_owned(),
             ));
         }

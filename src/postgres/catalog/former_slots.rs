@@ -34,7 +34,7 @@ impl fmt::Display for VanishedSlot {
             f,
             "slot {slot:?} of pipeline {pipeline:?} does not exist, and no pipeline of the configuration has it: events committed after \
              {confirmed} may be missing in Kafka. If the pipeline was renamed, send them again: {replay}. If they are \
-             not needed: DELETE FROM walpost.slot_state WHERE slot = {}",
+             not needed: SET search_path = pg_catalog; DELETE FROM walpost.slot_state WHERE slot = {}",
             escape_literal(slot).trim_start()
         )
     }

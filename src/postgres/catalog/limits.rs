@@ -48,8 +48,12 @@ impl Limit {
 
     fn remedy(self) -> &'static str {
         match self {
-            Self::Senders => "End one that is not needed: SELECT pg_terminate_backend(...)",
-            Self::Slots => "Drop one that nobody needs: SELECT pg_drop_replication_slot(...)",
+            Self::Senders => {
+                "End one that is not needed: SELECT pg_catalog.pg_terminate_backend(...)"
+            }
+            Self::Slots => {
+                "Drop one that nobody needs: SELECT pg_catalog.pg_drop_replication_slot(...)"
+            }
         }
     }
 }

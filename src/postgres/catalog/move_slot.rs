@@ -36,7 +36,7 @@ impl Catalog {
             .client()
             .query_opt(
                 "SELECT moved.end_lsn FROM pg_replication_slots s \
-                 CROSS JOIN LATERAL pg_replication_slot_advance(s.slot_name, $3) AS moved \
+                 CROSS JOIN LATERAL pg_catalog.pg_replication_slot_advance(s.slot_name, $3) AS moved \
                  WHERE s.slot_name = $1::text::name AND s.confirmed_flush_lsn = $2",
                 &[&slot, &from, &to],
             )

@@ -679,7 +679,11 @@ mod tests {
         check(|o| slot(o).temporary = true, &["temporary"]);
         check(
             |o| held_by(slot(o), "pg_recvlogical"),
-            &["PID 7", "pg_recvlogical", "pg_terminate_backend(7)"],
+            &[
+                "PID 7",
+                "pg_recvlogical",
+                "pg_catalog.pg_terminate_backend(7)",
+            ],
         );
         check(|o| slot(o).two_phase = true, &["two_phase"]);
         check(

@@ -240,7 +240,7 @@ pub(crate) enum Problem {
     /// The slot is read by something else.
     #[error(
         "replication slot {slot:?} is held by PID {pid}, which is no Walpost ({holder}): what it reads is not delivered. End \
-         it: SELECT pg_terminate_backend({pid}). If it is a Walpost, give both the same application_name"
+         it: SELECT pg_catalog.pg_terminate_backend({pid}). If it is a Walpost, give both the same application_name"
     )]
     HeldByOther {
         slot: String,
@@ -251,7 +251,7 @@ pub(crate) enum Problem {
     },
     /// The server has removed WAL or rows that the slot needs.
     #[error(
-        "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_drop_replication_slot('{slot}'); {init}. Events committed after {confirmed} and before that are not in the new one. {resend}"
+        "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_catalog.pg_drop_replication_slot('{slot}'); {init}. Events committed after {confirmed} and before that are not in the new one. {resend}"
     )]
     Lost {
         slot: String,
@@ -284,10 +284,10 @@ pub(super) fn lost(reason: Option<&str>, confirmed: Lsn) -> String {
         ),
         Some("idle_timeout") => "nobody streamed from it for longer than idle_replication_slot_timeout (invalidation_reason = \
              idle_timeout). Let that be longer than Walpost is ever stopped for, or turn it off, and bound WAL with \
-             max_slot_wal_keep_size: ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()"
+             max_slot_wal_keep_size: ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_catalog.pg_reload_conf()"
             .to_owned(),
         Some("rows_removed") => "rows of the system catalog that it needs were removed (invalidation_reason = rows_removed). On a \
-             standby, keep the primary from that: ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_reload_conf()"
+             standby, keep the primary from that: ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_catalog.pg_reload_conf()"
             .to_owned(),
         Some("wal_level_insufficient") => "wal_level was set below logical (invalidation_reason = wal_level_insufficient). Put it \
              back, on the primary, and restart that: ALTER SYSTEM SET wal_level = logical"

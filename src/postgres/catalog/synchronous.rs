@@ -23,6 +23,6 @@ pub(super) fn warning(names: &str, application_name: &str) -> String {
         "synchronous_standby_names is {names:?}, and application_name {application_name:?} matches it: Walpost is a synchronous \
          standby, so commits in every database of the server can wait until Kafka has acknowledged the events before them. \
          Name the standbys that are meant: ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (standby_1, standby_2)'; \
-         SELECT pg_reload_conf()"
+         SELECT pg_catalog.pg_reload_conf()"
     )
 }

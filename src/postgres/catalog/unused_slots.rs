@@ -33,7 +33,7 @@ impl fmt::Display for UnusedSlot {
         write!(
             f,
             "slot {name:?} {retained}, nothing reads it, and no pipeline of the configuration has it. If it is not needed: SELECT \
-             pg_drop_replication_slot({}); events that it has not delivered are then in the outbox table only",
+             pg_catalog.pg_drop_replication_slot({}); events that it has not delivered are then in the outbox table only",
             escape_literal(name).trim_start()
         )
     }

@@ -219,7 +219,7 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
             .expect("an LSN");
         for statement in [
             format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
-            format!("SELECT pg_replication_slot_advance('{slot}', '{end}')"),
+            format!("SELECT pg_catalog.pg_replication_slot_advance('{slot}', '{end}')"),
         ] {
             scene.db.run(&statement);
         }

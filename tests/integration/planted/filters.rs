@@ -86,7 +86,7 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
         shop.theirs.run(&format!(
             "CREATE EXTENSION hstore SCHEMA plot;
              CREATE DOMAIN plot.evil AS text CHECK (CASE current_user WHEN '{mallory}' THEN true
-                 ELSE pg_drop_replication_slot('{victim}') IS NULL END);
+                 ELSE pg_catalog.pg_drop_replication_slot('{victim}') IS NULL END);
              CREATE TYPE plot.composed AS (x plot.evil);
              CREATE TABLE plot.parted (a int)
                  PARTITION BY LIST ((a + octet_length((plot.populate_record(NULL::plot.composed, 'x=>1'::plot.hstore)).x)))"

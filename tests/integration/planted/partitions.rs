@@ -125,7 +125,7 @@ fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
         let end = db.value("SELECT pg_current_wal_lsn()").expect("an LSN");
         for statement in [
             format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
-            format!("SELECT pg_replication_slot_advance('{slot}', '{end}')"),
+            format!("SELECT pg_catalog.pg_replication_slot_advance('{slot}', '{end}')"),
         ] {
             db.run(&statement);
         }

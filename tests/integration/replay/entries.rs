@@ -46,7 +46,7 @@ fn victim(scene: &Scene) -> (String, String) {
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
     ));
     let condition = format!(
-        "(SELECT count(pg_drop_replication_slot(slot_name)) FROM pg_replication_slots WHERE slot_name = '{slot}') >= 0"
+        "(SELECT count(pg_catalog.pg_drop_replication_slot(slot_name)) FROM pg_replication_slots WHERE slot_name = '{slot}') >= 0"
     );
     (slot, condition)
 }
@@ -85,14 +85,14 @@ fn condition_that_the_journal_has_is_never_run() {
     let refused = scene.replay(&resume).arg("--yes").finish();
     refused.expect_code(2).expect_says(&[
         &clerk.role,
-        "pg_drop_replication_slot(slot_name)",
+        "pg_catalog.pg_drop_replication_slot(slot_name)",
         &format!("--resume {RUN} --where"),
     ]);
     assert_eq!(journal(&scene).len(), entries);
     assert!(scene.records().is_empty());
-    scene
-        .db
-        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.db.run(&format!(
+        "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+    ));
 }
 
 #[test]
@@ -130,9 +130,9 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
     let sent = clerk.replay(&["--where", "aggregateid = 'k'", "--yes"]);
     sent.finish().expect_code(0).expect_says(&["replayed"]);
     assert_eq!(scene.wait_for_records(1).len(), 1);
-    scene
-        .db
-        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.db.run(&format!(
+        "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+    ));
 }
 
 #[test]

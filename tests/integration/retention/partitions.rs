@@ -147,7 +147,7 @@ fn transaction_that_can_still_insert_into_a_partition_holds_it() {
         said.contains("waits for the end of a transaction")
     });
     assert!(
-        said.contains(&format!("pg_terminate_backend({pid})")),
+        said.contains(&format!("pg_catalog.pg_terminate_backend({pid})")),
         "{said}"
     );
     slow.run(&scene.insert_sql(&aggregate, "slow"));

@@ -76,7 +76,7 @@ fn advance(scene: &Scene, slot: &str) {
     let end = scene.db.value("SELECT pg_current_wal_lsn()").unwrap();
     for statement in [
         format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
-        format!("SELECT pg_replication_slot_advance('{slot}', '{end}')"),
+        format!("SELECT pg_catalog.pg_replication_slot_advance('{slot}', '{end}')"),
     ] {
         scene.db.run(&statement);
     }

@@ -13,7 +13,7 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
     insert_old(&scene, &aggregate, "lost with the slot");
     maintain(&scene, &["--retention", "1h"]).expect_code(0);
     scene.db.run(&format!(
-        "SELECT pg_drop_replication_slot('{}')",
+        "SELECT pg_catalog.pg_drop_replication_slot('{}')",
         scene.slot()
     ));
     // Without a slot nothing is removed, and partitions are made all the same.
@@ -54,9 +54,9 @@ fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
     walpost.terminate().expect_code(0);
     insert_old(&scene, &aggregate, "lost with the slot");
     let slot = scene.slot();
-    scene
-        .db
-        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.db.run(&format!(
+        "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+    ));
     scene.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
     ));
@@ -111,9 +111,9 @@ fn slot_of_another_publication_with_the_table_is_waited_for() {
     scene.db.run("CREATE PUBLICATION others FOR ALL TABLES");
     let finished = maintain(&scene, &["--retention", "1s"]).expect_code(0);
     finished.expect_says(&["outbox_old waits until slot", &other]);
-    scene
-        .db
-        .run(&format!("SELECT pg_drop_replication_slot('{other}')"));
+    scene.db.run(&format!(
+        "SELECT pg_catalog.pg_drop_replication_slot('{other}')"
+    ));
     maintain_until(&scene, "the partition to go", || {
         is_gone(&scene, "outbox_old")
     });
@@ -138,15 +138,15 @@ fn slot_that_is_dropped_during_a_pass_has_its_rows_kept() {
     });
     scene.drop_slot();
     scene.db.run(&format!(
-        "SELECT pg_replication_slot_advance('{other}', pg_current_wal_lsn())"
+        "SELECT pg_catalog.pg_replication_slot_advance('{other}', pg_current_wal_lsn())"
     ));
     let finished = pass.finish();
     assert!(!finished.stdout.contains("is delivered"), "{finished:?}");
     maintain(&scene, &["--retention", "1s"]).expect_code(3);
     assert!(is(&scene, "outbox_old", true));
-    scene
-        .db
-        .run(&format!("SELECT pg_drop_replication_slot('{other}')"));
+    scene.db.run(&format!(
+        "SELECT pg_catalog.pg_drop_replication_slot('{other}')"
+    ));
 }
 
 #[test]

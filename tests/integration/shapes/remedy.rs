@@ -54,7 +54,9 @@ impl Walk<'_> {
         }
         if line.contains("they cannot be read with it") {
             let slot = self.slot();
-            let is_dropped = self.sql(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+            let is_dropped = self.sql(&format!(
+                "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+            ));
             self.init(&[]);
             return is_dropped;
         }

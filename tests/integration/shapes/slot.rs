@@ -16,13 +16,15 @@ impl Walk<'_> {
         if self.dice.bool() {
             self.end_walsender();
         }
-        self.sql(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+        self.sql(&format!(
+            "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+        ));
     }
 
     pub(super) fn end_walsender(&mut self) {
         let slot = self.slot();
         self.sql(&format!(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}' AND active"
+            "SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{slot}' AND active"
         ));
     }
 
@@ -39,7 +41,7 @@ impl Walk<'_> {
     fn move_slot(&mut self) {
         let slot = self.slot();
         self.sql(&format!(
-            "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+            "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
         ));
     }
 }

@@ -315,7 +315,7 @@ fn copy_begins_again_after_the_slot_was_moved_beyond_its_consistent_point() {
     fill(&scene, &aggregate, 10);
     let slot = scene.slot();
     scene.db.run(&format!(
-        "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+        "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
     let mut walpost = scene.run().start();
     walpost.wait_for_log("not completed");
@@ -341,7 +341,7 @@ fn copy_begins_again_after_the_checkpoint_was_adopted_beyond_its_consistent_poin
     fill(&scene, &aggregate, 10);
     let slot = scene.slot();
     scene.db.run(&format!(
-        "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
+        "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
     scene.run().finish().expect_code(3);
     let adopted = scene.checkpoint("adopt").arg("--yes").finish();

@@ -45,9 +45,9 @@ fn make_other_slot(scene: &Scene) -> String {
 }
 
 fn drop_slot(scene: &Scene, slot: &str) {
-    scene
-        .db
-        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.db.run(&format!(
+        "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+    ));
 }
 
 fn expect_early_row_once(scene: &Scene) {

@@ -102,9 +102,9 @@ fn rows_of_a_topic_that_is_not_there_are_missing_when_nothing_can_come() {
     insert_rows(&scene, &nowhere, &["a"]);
     let verdict = verify(&scene);
     assert_eq!(verdict.counts(), "rows 1, pending 1");
-    scene
-        .db
-        .run(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+    scene.db.run(&format!(
+        "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+    ));
     let verdict = verify(&scene);
     assert_eq!(verdict.counts(), "rows 1, missing 1");
     let notes = verdict.notes();

@@ -61,14 +61,17 @@ impl Scene<'_> {
     /// Ends the walsender that holds the slot, and says whether one does.
     pub(crate) fn end_walsender(&self) -> bool {
         self.db.is_true(&format!(
-            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
+            "SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
             self.slot()
         ))
     }
 
     /// Drops the slot, whoever has it.
     pub(crate) fn drop_slot(&self) {
-        let drop = format!("SELECT pg_drop_replication_slot('{}')", self.slot());
+        let drop = format!(
+            "SELECT pg_catalog.pg_drop_replication_slot('{}')",
+            self.slot()
+        );
         wait_until("the slot to go", || {
             self.end_walsender();
             self.db.try_run(&drop).is_ok()

@@ -402,10 +402,10 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
         "28000" if says("no pg_hba.conf entry") => Some(match hba_line(&error.message, conninfo) {
             Some(line) => format!(
                 "Add this line to pg_hba.conf on the server, above lines that reject the connection: {line}. Then: SELECT \
-                 pg_reload_conf()"
+                 pg_catalog.pg_reload_conf()"
             ),
             None => "Add a line for this database and role to pg_hba.conf on the server, above lines that reject the connection. Then: \
-                     SELECT pg_reload_conf()"
+                     SELECT pg_catalog.pg_reload_conf()"
                 .to_owned(),
         }),
         "28000" if says("Peer authentication failed") => Some(format!(
@@ -598,10 +598,11 @@ mod tests {
             error.complete_commands(&Commands::of_pipeline("orders"));
             error.hint.expect("a hint")
         };
-        let plain =
-            completed("Create it: walpost init; or, in this database: psql -f sql/journal.sql");
+        let plain = completed(
+            "Create it: walpost init; or run sql/journal.sql of Walpost in this database",
+        );
         assert!(
-            plain.starts_with("Create it: walpost init --pipeline orders; or, "),
+            plain.starts_with("Create it: walpost init --pipeline orders; or run "),
             "{plain}"
         );
         let name = "Drop it: DROP TABLE 'walpost init;touch /tmp/f;#'";

@@ -1,0 +1,117 @@
+//! Statements that messages, SQL files and pages give to be pasted find PostgreSQL's functions whatever `search_path` is.
+//!
+//! Whoever owns a database can put another schema before `pg_catalog`, and whoever may create in a schema of the path can create a
+//! function whose arguments fit better than those of PostgreSQL's own (CVE-2018-1058). The administrator who pastes a statement runs
+//! it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Functions that an administrator is told to call.
+const FUNCTIONS: &[&str] = &[
+    "pg_drop_replication_slot",
+    "pg_replication_slot_advance",
+    "pg_reload_conf",
+    "pg_terminate_backend",
+];
+
+fn files(at: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(at).expect("a folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            files(&path, extensions, found);
+        } else if path
+            .extension()
+            .and_then(|it| it.to_str())
+            .is_some_and(|extension| extensions.contains(&extension))
+        {
+            found.push(path);
+        }
+    }
+}
+
+/// The lines in which one of the functions is called without its schema.
+fn unqualified_calls(text: &str) -> Vec<usize> {
+    let is_unqualified = |line: &str| {
+        FUNCTIONS.iter().any(|function| {
+            line.match_indices(&format!("{function}(")).any(|(at, _)| {
+                let before = &line[..at];
+                !before.ends_with("pg_catalog.")
+                    && !before.ends_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+            })
+        })
+    };
+    let lines = (1..).zip(text.lines());
+    lines
+        .filter(|(_, line)| is_unqualified(line))
+        .map(|(number, _)| number)
+        .collect()
+}
+
+/// The first lines of SQL blocks that read PostgreSQL's catalogs with a search_path that somebody else has chosen.
+fn blocks_without_a_path(page: &str) -> Vec<String> {
+    let blocks = page.split("```sql\n").skip(1);
+    let blocks = blocks.filter_map(|rest| rest.split("```").next());
+    blocks
+        .filter(|block| {
+            block.replace("pg_catalog.pg_", "").contains(" pg_")
+                && !block.contains("search_path = pg_catalog")
+        })
+        .filter_map(|block| block.lines().next().map(str::to_owned))
+        .collect()
+}
+
+#[test]
+fn functions_that_an_administrator_is_told_to_call_have_their_schema() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = vec![root.join("README.md"), root.join("SECURITY.md")];
+    for folder in ["src", "sql", "docs", "deploy"] {
+        let extensions = ["rs", "sql", "md", "yaml", "yml", "sh", "txt", "tpl"];
+        files(&root.join(folder), &extensions, &mut found);
+    }
+    let mut unqualified = Vec::new();
+    for file in found {
+        let text = fs::read_to_string(&file).expect("a text");
+        let name = file
+            .strip_prefix(root)
+            .expect("a file here")
+            .display()
+            .to_string();
+        unqualified.extend(
+            unqualified_calls(&text)
+                .iter()
+                .map(|line| format!("{name}:{line}")),
+        );
+    }
+    assert!(
+        unqualified.is_empty(),
+        "write pg_catalog. before these functions:\n{}",
+        unqualified.join("\n")
+    );
+}
+
+#[test]
+fn pages_set_search_path_before_they_read_catalogs() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let mut found = Vec::new();
+    files(&docs, &["md"], &mut found);
+    for file in found {
+        let page = fs::read_to_string(&file).expect("a page");
+        let blocks = blocks_without_a_path(&page);
+        assert!(
+            blocks.is_empty(),
+            "begin with `SET search_path = pg_catalog;` in {}: {blocks:#?}",
+            file.display()
+        );
+    }
+}
+
+#[test]
+fn calls_and_blocks_are_told_apart() {
+    let text = "SELECT pg_reload_conf()\nSELECT pg_catalog.pg_reload_conf()\n`pg_terminate_backend(7)`\nmy_pg_reload_conf()\n";
+    assert_eq!(unqualified_calls(text), [1, 3]);
+    let block = "```sql\nSELECT slot_name FROM pg_replication_slots WHERE active;\n```\n";
+    assert_eq!(blocks_without_a_path(block).len(), 1);
+    let safe = block.replace("SELECT", "SET search_path = pg_catalog;\nSELECT");
+    assert!(blocks_without_a_path(&safe).is_empty());
+}
