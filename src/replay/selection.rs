@@ -243,7 +243,7 @@ impl Table<'_> {
     }
 }
 
-/// Returns the time as the server interprets it.
+/// Returns the time as the server interprets it, in UTC.
 async fn time(catalog: &Catalog, text: &str, flag: &'static str) -> Result<String, ReplayError> {
     let sql = "SELECT $1::text::timestamptz::text";
     match catalog.client().query_one(sql, &[&text]).await {
