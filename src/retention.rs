@@ -217,9 +217,9 @@ pub(crate) enum RetentionError {
 pub(crate) struct Report {
     /// Number of tables that the pass covered.
     pub tables: usize,
-    /// What was done, or would be done in a dry run.
+    /// Steps that were performed, or would be in a dry run.
     pub done: Vec<String>,
-    /// What has not been done yet.
+    /// Steps that have to wait.
     pub waits: Vec<Wait>,
     /// Problems that require an operator or another attempt.
     pub troubles: Vec<RetentionError>,

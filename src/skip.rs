@@ -119,7 +119,7 @@ pub(crate) enum SkipError {
     Copying { slot: String },
 }
 
-/// What a skip will do.
+/// The changes that a skip will make.
 pub(crate) struct Plan {
     pub(crate) confirmed: Lsn,
     pub(crate) to: Lsn,

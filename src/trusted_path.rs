@@ -71,7 +71,7 @@ pub enum PathError {
     Denied {
         /// The user that Walpost runs as.
         user: u32,
-        /// What was denied.
+        /// The operation that was denied.
         action: &'static str,
         /// The file or folder.
         place: String,
@@ -108,9 +108,9 @@ pub enum PathError {
     Kind {
         /// The resolved path.
         place: String,
-        /// What was found.
+        /// The type of file that was found.
         found: &'static str,
-        /// What was expected.
+        /// The type of file that was expected.
         expected: &'static str,
     },
     /// The file is too large for its purpose.

@@ -73,7 +73,7 @@ pub(crate) struct RoleRefused {
 pub(super) enum Change {
     /// The role can't authenticate.
     Login {
-        /// Where Walpost gets the role's password.
+        /// The source of the role's password.
         origin: String,
     },
     /// The role lost a privilege that it needs to connect.

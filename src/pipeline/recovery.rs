@@ -56,7 +56,7 @@ pub(crate) fn remedy(error: &PipelineError) -> Remedy {
     both(error).1
 }
 
-/// What an error concerns, and its remedy.
+/// The kind of an error, and its remedy.
 type Both = (ErrorKind, Remedy);
 
 fn both(error: &PipelineError) -> Both {

@@ -92,7 +92,7 @@ pub(super) struct Session<'s> {
     committer: Option<TransactionCommitter>,
 }
 
-/// What the stream waits for before it reads the next frame.
+/// The reason why the stream does not read the next frame yet.
 enum Wait {
     Nothing,
     Room,

@@ -31,7 +31,7 @@ pub(crate) struct PipelineSettings {
     pub target: Target,
     /// How records are created from events.
     pub outbox: OutboxSettings,
-    /// Where records are sent.
+    /// The destination of records.
     pub sink: SinkSettings,
     /// How often each record is delivered.
     pub delivery: Delivery,
@@ -325,7 +325,7 @@ pub(crate) enum OnTableError {
     SetAside,
 }
 
-/// Where records are sent.
+/// The destination of records.
 #[derive(Clone)]
 pub(crate) enum SinkSettings {
     Kafka {

@@ -109,7 +109,7 @@ pub(super) struct Plan {
     row_filter: Option<String>,
     mapping: Mapping,
     key: Vec<(String, KeyType)>,
-    /// What was copied before an interruption.
+    /// The progress of the copy before it was interrupted.
     before: Option<CopyProgress>,
     /// The journal's record of the snapshot at the time of planning.
     record: SnapshotRecord,
@@ -460,7 +460,7 @@ pub(crate) async fn outlook(
     }))
 }
 
-/// What the checkpoint of exactly-once delivery shows about the contents of Kafka.
+/// The contents of Kafka according to the checkpoint of exactly-once delivery.
 pub(super) struct Known {
     /// Kafka has events of the stream.
     pub(super) has_delivered: bool,

@@ -80,7 +80,7 @@ pub(super) struct Planned {
     /// Journal entries about the table, which was set aside.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
-    /// What the run has sent of that table at its end.
+    /// The rows of that table that the run has sent at its end.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) sent_rows: Option<SentRows>,
 }

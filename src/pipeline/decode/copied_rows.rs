@@ -21,7 +21,7 @@ pub struct CopyFrom {
     pub mapping: Mapping,
     /// The columns of the key, which follow those of the mapping in each line.
     pub key: Vec<(String, KeyType)>,
-    /// What was copied from earlier snapshots.
+    /// The progress of the copy with earlier snapshots.
     pub before: Option<CopyProgress>,
 }
 

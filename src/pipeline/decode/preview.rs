@@ -43,7 +43,7 @@ pub(crate) struct Preview {
     router: Router,
     position: Option<Position>,
     until: Until,
-    /// What was processed before.
+    /// The events that were processed before.
     delivered: Option<Delivered>,
     /// The result.
     pub found: Found,

@@ -83,7 +83,7 @@ impl Source {
     }
 }
 
-/// What a message of the output plugin means for an outbox.
+/// The meaning of a message of the output plugin for an outbox.
 pub(super) enum Meaning<'s, 'm, 't> {
     Begin(&'m Begin),
     Commit(&'m Commit),

@@ -35,7 +35,7 @@ struct UnderWay {
 pub(crate) struct Committed {
     /// The LSN that may be confirmed after it.
     pub(crate) safe: Lsn,
-    /// What was in flight when the commit started.
+    /// The records in flight when the commit started.
     pub(crate) in_flight: Window,
     /// How long the commit took.
     pub(crate) took: Duration,

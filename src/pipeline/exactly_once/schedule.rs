@@ -26,7 +26,7 @@ const MOST: Window = Window {
     bytes: 64 << 20,
 };
 
-/// What was sent since the last commit.
+/// Tracks what was sent since the last commit, and determines when to commit next.
 #[derive(Debug)]
 pub(crate) struct CommitSchedule {
     /// When the last commit started.

@@ -48,7 +48,7 @@ pub(crate) enum SlotError {
         confirmed: Lsn,
         /// How to deliver the events in between.
         resend: String,
-        /// What the operator has to do afterwards.
+        /// The step that the operator has to take afterwards.
         then: String,
     },
     /// Reading the slot crashes the server.

@@ -19,7 +19,8 @@ use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::slot_state::SlotOf;
 use crate::postgres::replication::Identity;
 
-/// What a pipeline remembers from one connection to the next, in order to detect another history.
+/// The state that a pipeline keeps from one connection to the next, in order to detect another
+/// history.
 pub(crate) struct SessionState {
     pub(super) system_id: Option<String>,
     pub(super) timeline: u32,

@@ -61,7 +61,7 @@ struct Queued {
     id: u64,
     tag: Tag,
     is_dead_letter: bool,
-    /// What would be reported if it were rejected.
+    /// The refusal that would be reported for it.
     record: RefusedRecord,
 }
 

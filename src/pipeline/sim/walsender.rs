@@ -54,7 +54,7 @@ struct Walsender {
     sent: Lsn,
     /// Whether the table was described on this connection.
     described: bool,
-    /// What the open transaction sees.
+    /// The snapshot of the open transaction.
     snapshot: Option<Snapshot>,
 }
 

@@ -67,13 +67,13 @@ pub(super) struct Database {
     /// IDs taken by open transactions.
     pub(super) open_ids: Vec<u64>,
     next_time: i64,
-    /// Where the slot was first created.
+    /// The LSN at which the slot was first created.
     pub(super) made: Lsn,
     /// The journal's entries about the snapshot, and where in the WAL each ends.
     pub(super) journal: Vec<(Lsn, SnapshotRecord)>,
     /// Whether the server's statistics contain transactions that the slot has sent.
     pub(super) has_sent: bool,
-    /// Where in the WAL it was recorded that the slot was read.
+    /// The LSN at which it was recorded that the slot was read.
     pub(super) begun: Option<Lsn>,
     /// Incremented when all connections end.
     pub(super) incarnation: u64,
@@ -84,7 +84,7 @@ pub(super) struct Database {
     pub(super) state: Option<(u32, Lsn)>,
     /// The walsender that has the slot.
     pub(super) active: Option<u64>,
-    /// Where the last stream started.
+    /// The LSN at which the last stream started.
     pub(super) streamed_from: Lsn,
     pub(super) next_connection: u64,
     pub(super) is_up: bool,

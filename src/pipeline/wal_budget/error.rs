@@ -47,6 +47,6 @@ pub(crate) struct SlotDropped {
     pub(super) what: String,
     /// The outbox that contains the events.
     pub(super) outbox: String,
-    /// What exactly-once delivery requires in addition to a new slot.
+    /// The command that exactly-once delivery requires in addition, or an empty string.
     pub(super) adopt: String,
 }

@@ -22,7 +22,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::{CatalogError, Observed, Problem, SlotInUse};
 use crate::postgres::target::Target;
 
-/// What the slot monitor watches, in every session of a pipeline.
+/// The slot and its budget that the slot monitor watches, shared by all sessions of a pipeline.
 #[derive(Clone)]
 pub(crate) struct Watched {
     pipeline: String,

@@ -180,7 +180,7 @@ impl<D: Database> Startup<'_, '_, D> {
     }
 }
 
-/// What was recorded about the slot when it was acquired.
+/// The recorded state of the slot when it was acquired.
 pub(super) struct Recorded {
     pub(super) of: SlotOf,
     /// `None` if positions can't be recorded.
