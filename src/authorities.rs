@@ -3,8 +3,8 @@
 use std::env;
 use std::path::Path;
 
-/// The locations at which common distributions store them in one file. An OpenSSL that is built
-/// into the program searches other locations.
+/// The locations at which common distributions store the authorities in one file. An OpenSSL that
+/// is built into the program searches other locations.
 const BUNDLES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",

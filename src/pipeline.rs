@@ -116,7 +116,7 @@ pub(crate) async fn run<S: Sink>(
     let mut outage = Outage::default();
     let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
-    // PID of the last process logged as holding the slot that is not Walpost.
+    // PID of the last process other than Walpost that was logged as holding the slot.
     let mut said_holder = None;
     loop {
         let mut held = None;

@@ -253,8 +253,8 @@ fn wait_for_exit(
 }
 
 /// Kills the program and every process that it started, including those that have left its session.
-/// Processes that another user runs for it, as sudo does, survive, because Walpost may not signal
-/// them.
+/// Processes that run as another user on its behalf, for example through sudo, survive, because
+/// Walpost may not signal them.
 fn kill(child: &mut Child) {
     let Some(root) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
         return;

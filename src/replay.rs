@@ -17,9 +17,9 @@
 //! [`Plan::of_dropped_slots`] sends rows that may be missing after slots were dropped. The end of
 //! such a run closes their entries in the journal.
 //!
-//! [`Plan::of_set_aside`] sends rows that may be missing of a table that is set aside. The end of
-//! such a run records up to which position; the pipeline records whether the stream takes over
-//! there.
+//! [`Plan::of_set_aside`] sends the rows that may be missing if a table is set aside. The end of
+//! such a run records the LSN before which it has sent all of them; the pipeline records whether
+//! the stream takes over there.
 //!
 //! Not every role that may add to the journal is trusted with the privileges of the role that
 //! resumes a run. Therefore nothing from the journal is run as SQL: the selection is stored as

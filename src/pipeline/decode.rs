@@ -130,8 +130,8 @@ impl Core {
         self.delivery.dead_letters = DeadLetters::new(pipeline, prefix, settings);
     }
 
-    /// For an outbox of several tables: also treats rows as events that a table contained when it
-    /// was added to this publication.
+    /// For an outbox of several tables: treats the rows that a table contained when it was added to
+    /// this publication as events, too.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         self.source.read_older_rows_of(publication);
     }

@@ -55,7 +55,7 @@ const TABLES: Duration = Duration::from_secs(1);
 /// Number of records in flight above which the pipeline counts as busy: a record then shares its
 /// batch with others anyway.
 const BUSY_IN_FLIGHT: u64 = 100;
-/// How long there may be no connection over which to write positions to `walpost.slot_state`.
+/// How long the connection that writes positions to `walpost.slot_state` may be unavailable.
 const UNRECORDED: Duration = Duration::from_secs(10);
 /// While a Kafka transaction is being committed or a topic is being created, no records can be
 /// produced, but reading from the stream continues. This is the maximum size of the data that is
@@ -244,7 +244,7 @@ impl Session<'_> {
                         }
                     }
                 }
-                // Not during a drain, because nothing may follow the records in flight.
+                // Not during a drain: the records in flight may be the last ones.
                 () = session_state.watched.until_over(), if drain_until.is_none() => {
                     return Err(session_state.watched.over().into());
                 }
@@ -357,7 +357,7 @@ impl Session<'_> {
                 Read::End => {
                     let (slot, host) = (&self.settings.target.slot, &self.connection.host);
                     info!(pipeline = self.settings.name, slot, from = %core.delivery.watermark.received(), host, "streaming");
-                    // Data of the stream was read in the meantime.
+                    // Frames of the stream were read in the meantime.
                     sink.read_more();
                     return Ok(Wait::Nothing);
                 }

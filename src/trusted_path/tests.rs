@@ -119,13 +119,13 @@ fn rejects_a_link_in_a_folder_that_others_can_write() {
         set_mode(&app, 0o777);
         assert_eq!(expect_writable(&path).0, fixture.real("app"));
         set_mode(&app, 0o755);
-        // The last link of a chain of links.
+        // A chain of links whose last link this is.
         let first = fixture.link("app/current/password", "first");
         let second = fixture.link(&first, "second");
         expect_text(&second, "text");
         set_mode(&app, 0o775);
         assert_eq!(expect_writable(&second).0, fixture.real("app"));
-        // Components that lead back are examined too.
+        // Components that precede `..` are examined too.
         set_mode(&app, 0o755);
         let through = fixture.path("app/current/../1/./password");
         expect_text(&through, "text");

@@ -1,11 +1,11 @@
 //! Events that are rows of a snapshot, which the table contained before the stream starts.
 //!
 //! The snapshot contains the rows of transactions whose commit record is before its consistent
-//! point, and the stream contains the others. After the core, the snapshot is treated as one more
-//! transaction, the first one. It ends at the consistent point, and its commit record is assumed to
-//! be one byte before that. There is no actual record at that LSN, because WAL records start at
-//! multiples of eight. Therefore its positions precede all positions of the stream, and the
-//! consistent point is confirmed only when all records of the snapshot are durable.
+//! point, and the stream contains the others. To all code downstream of the core, the snapshot is
+//! one more transaction, the first one. It ends at the consistent point, and its commit record is
+//! assumed to be one byte before that. There is no actual record at that LSN, because WAL records
+//! start at multiples of eight. Therefore its positions precede all positions of the stream, and
+//! the consistent point is confirmed only when all records of the snapshot are durable.
 
 use crate::delivery::chunks::{Chunk, CopyProgress, KeyError, KeyType};
 use crate::model::lsn::{Lsn, Position};

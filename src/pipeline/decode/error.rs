@@ -209,7 +209,7 @@ impl CoreError {
         }
     }
 
-    /// Converts a mapping error for a row at this position.
+    /// Returns a function that converts a mapping error for a row at this position.
     pub(crate) fn mapping(at: impl ToString) -> impl FnOnce(MappingError) -> Self {
         let at = at.to_string();
         |error| Self::Mapping {

@@ -60,7 +60,7 @@ impl RowTable {
         self.oid == relation
     }
 
-    /// Returns OID and name of the table that contained the row, given the values of a row of
+    /// Returns the OID and name of the table that contained the row, given the values of a row of
     /// `walpost.outbox_row`.
     pub(super) fn table_of(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
         let [_, relation, schema, name, ..] = self.places;

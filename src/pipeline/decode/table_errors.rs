@@ -56,8 +56,8 @@ impl Core {
         }
     }
 
-    /// Returns the number of rows of tables that are set aside that were omitted since the last
-    /// call.
+    /// Returns the number of rows that were omitted since the last call because their table is set
+    /// aside.
     pub(crate) fn take_rows_left_out(&self) -> u64 {
         match &self.source {
             Source::Table(source) => source.set_aside.take_rows(),
@@ -116,7 +116,7 @@ impl Core {
         })))
     }
 
-    /// Returns OID and name of the table whose row is in the frame.
+    /// Returns the OID and name of the table whose row is in the frame.
     fn table_of(&self, source: &TableSource, frame: &Frame<'_>) -> Option<(u32, String)> {
         let named = |relation: u32| {
             let name = source.name(relation);

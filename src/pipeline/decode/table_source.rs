@@ -96,8 +96,8 @@ impl TableSource {
         }
     }
 
-    /// For an outbox of several tables: also treats rows as events that a table contained when it
-    /// was added to this publication.
+    /// For an outbox of several tables: treats the rows that a table contained when it was added to
+    /// this publication as events, too.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         let is_several = self.outbox.is_several();
         self.publication = is_several.then(|| publication.to_owned());
@@ -431,7 +431,7 @@ impl TableSource {
             .is_some_and(|(oid, table)| self.set_aside.count_older(oid, &table, at))
     }
 
-    /// Returns OID and name of the table that contained the row in a row of `walpost.outbox_row`
+    /// Returns the OID and name of the table that contained the row in a row of `walpost.outbox_row`
     /// with these values.
     pub(super) fn older_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
         self.row_table.as_ref()?.table_of(values)

@@ -2,7 +2,7 @@
 
 use crate::delivery::checkpoint::HistoryError;
 
-/// An error of a start with exactly-once delivery.
+/// An error when starting with exactly-once delivery.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExactlyOnceError {
     /// It is unknown which events are in Kafka.

@@ -31,7 +31,7 @@ pub(super) fn status_pause(link_timeout: Duration) -> Duration {
 impl Session<'_> {
     /// Confirms what is due, and returns the confirmed position and when to call again. Detects a
     /// dead connection, and ends the session if the server is shutting down. `has_more` states
-    /// whether more than the records in flight waits for Kafka.
+    /// whether anything besides the records in flight waits for Kafka.
     pub(super) async fn keep_in_touch(
         &mut self,
         core: &mut Core,

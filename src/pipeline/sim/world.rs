@@ -88,7 +88,7 @@ pub(super) struct Database {
     pub(super) streamed_from: Lsn,
     pub(super) next_connection: u64,
     pub(super) is_up: bool,
-    /// Whether it refuses the role.
+    /// Whether the server refuses the role.
     pub(super) refuses: bool,
 }
 

@@ -22,7 +22,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::{CatalogError, Observed, Problem, SlotInUse};
 use crate::postgres::target::Target;
 
-/// The slot and its budget that the slot monitor watches, shared by all sessions of a pipeline.
+/// The slot and the WAL budget that the slot monitor watches, shared by all sessions of a pipeline.
 #[derive(Clone)]
 pub(crate) struct Watched {
     pipeline: String,
@@ -31,7 +31,7 @@ pub(crate) struct Watched {
     budget: Arc<Mutex<Budget>>,
     stats: Arc<PipelineStats>,
     sets_tables_aside: bool,
-    /// The last read open entries about tables that are set aside.
+    /// The open entries about tables that are set aside, as last read.
     set_aside: Arc<watch::Sender<Vec<SetAside>>>,
     /// Whether the slot must be dropped.
     is_over: Arc<watch::Sender<bool>>,

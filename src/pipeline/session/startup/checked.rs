@@ -152,7 +152,7 @@ impl<C: CatalogQueries> Checked<C> {
                 let confirmed = start.core.delivery.watermark.confirmed();
                 let found = tokio::select! {
                     found = sink.take_over() => found?,
-                    // Acquiring the producer waits for Kafka, for as long as Kafka is unavailable.
+                    // Taking over waits for Kafka, for as long as Kafka is unavailable.
                     error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error.into()),
                     error = hold(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
                 };

@@ -116,7 +116,7 @@ fn the_log_has_proved_itself_when_it_is_past_what_is_safe() {
     assert_eq!(commit(&mut overlap, 300, 2), Ok(false));
     assert_eq!(overlap.idle(Lsn(349)), Ok(false));
     assert_eq!(overlap.idle(SAFE), Ok(true));
-    // Without any event, verification ends there.
+    // Without a published event, it is enough to reach `SAFE`.
     let mut overlap = of(None, SAFE, CONFIRMED);
     assert_eq!(commit(&mut overlap, 320, 0), Ok(false));
     assert_eq!(commit(&mut overlap, 340, 0), Ok(true));
