@@ -252,6 +252,7 @@ pub(crate) enum SnapshotMode {
     /// Before the stream, once in the lifetime of the pipeline.
     #[default]
     Initial,
+    /// Not at all.
     Never,
 }
 

@@ -431,7 +431,7 @@ impl TableSource {
             .is_some_and(|(oid, table)| self.set_aside.count_older(oid, &table, at))
     }
 
-    /// Returns the OID and name of the table that contained the row in a row of `walpost.outbox_row`
+    /// Returns the OID and name of the table whose older row is in a row of `walpost.outbox_row`
     /// with these values.
     pub(super) fn older_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
         self.row_table.as_ref()?.table_of(values)

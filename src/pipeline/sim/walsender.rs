@@ -129,7 +129,8 @@ impl Walsender {
         }
     }
 
-    /// Sends the rows of a snapshot: `COPY (SELECT columns FROM ... WHERE ("id") > ('1') ...) TO STDOUT`.
+    /// Sends the rows of a snapshot. The query is
+    /// `COPY (SELECT columns FROM ... WHERE ("id") > ('1') ...) TO STDOUT`.
     async fn copy(&mut self, query: &str, snapshot: Snapshot) -> Going<()> {
         let columns = query
             .split_once("SELECT ")
