@@ -1,9 +1,10 @@
-//! The certificate authorities that this machine trusts. Imports nothing of ours.
+//! Locates the certificate authorities that the system trusts. Imports no other module.
 
 use std::env;
 use std::path::Path;
 
-/// Where the usual systems keep them in one file; an OpenSSL that was built into the program looks elsewhere.
+/// The locations at which common distributions store the authorities in one file. An OpenSSL that
+/// is built into the program searches other locations.
 const BUNDLES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -12,8 +13,9 @@ const BUNDLES: [&str; 5] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// The file that has them in PEM form; none where OpenSSL's own defaults are to be used, as the environment names others
-/// (`SSL_CERT_FILE`, `SSL_CERT_DIR`) or there is no such file.
+/// Returns the PEM file with the certificate authorities, or `None` if OpenSSL's defaults should be
+/// used: either the environment specifies others (`SSL_CERT_FILE`, `SSL_CERT_DIR`), or there is no
+/// such file.
 #[must_use]
 pub(crate) fn of_the_system() -> Option<&'static Path> {
     let are_named = ["SSL_CERT_FILE", "SSL_CERT_DIR"]

@@ -1,21 +1,22 @@
-//! Text from outside, made fit to be shown.
+//! Escapes untrusted text before it is displayed.
 //!
-//! An error of a server, an id, a key or the name of a table can hold whatever its author likes:
-//! sequences that a terminal obeys, line feeds that begin a forged line of the log, and marks that
-//! have a reader see another order than was written. Whatever is shown goes through here at the
-//! place where it is written, so that no message has to think of it.
+//! An error message of a server, an ID, a key or a table name can contain anything: escape
+//! sequences for terminals, line feeds that start a forged log line, and characters that change the
+//! displayed order of the text. All output is escaped where it is written, so that individual
+//! messages do not have to be.
 //!
-//! Shown as escapes are control characters (C0, DEL, C1), line and paragraph separators, and the
-//! controls of bidirectional text (Unicode 16, UAX #9, table 4). Everything else stays as it is, a
-//! backslash too: what is shown is for eyes, and nobody reads it back.
+//! Control characters (C0, DEL, C1), line and paragraph separators, and the formatting characters
+//! for bidirectional text (Unicode 16, UAX #9, table 4) are displayed as escapes. All other
+//! characters remain unchanged, including backslashes, because the output is only displayed and
+//! never parsed.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
-/// Whether `c` may do something else than being seen.
+/// Returns whether displaying `c` may have an effect other than showing a character.
 #[must_use]
 pub(crate) fn is_control(c: char) -> bool {
-    // Most text is this, and the rest need not be looked at then.
+    // A shortcut for most text.
     if matches!(c, ' '..='~') {
         return false;
     }
@@ -30,7 +31,8 @@ pub(crate) fn is_control(c: char) -> bool {
         )
 }
 
-/// Shows what is in it as one line: a line feed as `\n`, an escape as `\u{1b}`, as `{:?}` has them.
+/// Displays the value on one line: a line feed as `\n`, an escape as `\u{1b}`, as in the output of
+/// `{:?}`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Escaped<T>(pub T);
 
@@ -40,7 +42,7 @@ impl<T: fmt::Display> fmt::Display for Escaped<T> {
     }
 }
 
-/// Hands on what is written to it, escaped.
+/// A writer that escapes text before passing it on.
 pub(crate) struct Escaping<'w, W: ?Sized>(pub &'w mut W);
 
 impl<W: Write + ?Sized> Write for Escaping<'_, W> {
@@ -59,14 +61,14 @@ impl<W: Write + ?Sized> Write for Escaping<'_, W> {
     }
 }
 
-/// The text as one word of a shell, in quotes.
+/// Returns the text as one word for a shell, in quotes.
 #[must_use]
 pub(crate) fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// The text as one word of a shell, in quotes only if it needs them. Whoever creates a file chooses its name, and commands
-/// in errors are pasted into a shell.
+/// Returns the text as one word for a shell, in quotes only if necessary. A file's name is chosen
+/// by the user who creates the file, and commands in error messages are pasted into a shell.
 #[must_use]
 pub(crate) fn shell_word(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%,".contains(&byte);
@@ -76,7 +78,8 @@ pub(crate) fn shell_word(text: &str) -> String {
     }
 }
 
-/// As [`shell_word`], on one line of a log: control characters are written as bash and zsh read them, `$'...'`.
+/// Like [`shell_word`], but on a single line, for logs: control characters are written in the
+/// format that bash and zsh support, `$'...'`.
 #[must_use]
 pub(crate) fn shell_word_on_one_line(text: &str) -> String {
     if !text.contains(char::is_control) {
@@ -88,7 +91,7 @@ pub(crate) fn shell_word_on_one_line(text: &str) -> String {
             '\'' | '\\' => word.extend(['\\', c]),
             '\n' => word.push_str("\\n"),
             c if c.is_control() => {
-                // It can't fail: the text is in memory.
+                // Can't fail, because the text is in memory.
                 let _ = write!(word, "\\u{:04x}", u32::from(c));
             }
             c => word.push(c),
@@ -98,8 +101,8 @@ pub(crate) fn shell_word_on_one_line(text: &str) -> String {
     word
 }
 
-/// JSON that means the same and holds nothing to be obeyed. A serializer escapes C0 alone. Line
-/// feeds stay: in JSON they stand between values, and never inside of one.
+/// Escapes control characters in JSON without changing its meaning. A serializer escapes only C0.
+/// Line feeds remain, because in JSON they only occur between values.
 #[must_use]
 pub(crate) fn in_json(json: &str) -> Cow<'_, str> {
     let is_meant = |c| c != '\n' && is_control(c);
@@ -109,7 +112,7 @@ pub(crate) fn in_json(json: &str) -> Cow<'_, str> {
     let mut text = String::with_capacity(json.len() + 16);
     for c in json.chars() {
         if is_meant(c) {
-            // Each has a code below 0x10000. It can't fail: the text is in memory.
+            // Each has a code below 0x10000. Writing can't fail, because the text is in memory.
             let _ = write!(text, "\\u{:04x}", u32::from(c));
         } else {
             text.push(c);
@@ -118,8 +121,9 @@ pub(crate) fn in_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// The value of a metric's label, with escapes in the place of control characters. Line feeds stay: Prometheus' text format has an
-/// escape of its own for them, as for backslashes and quotes, which its encoder writes.
+/// Returns the value of a metric's label with control characters escaped. Line feeds remain: like
+/// backslashes and quotes, they have an escape in Prometheus' text format, which its encoder
+/// writes.
 #[must_use]
 pub(crate) fn in_label(value: &str) -> Cow<'_, str> {
     let is_meant = |c| c != '\n' && is_control(c);
@@ -140,7 +144,8 @@ pub(crate) fn in_label(value: &str) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
-    /// Others choose the names of tables, and a command in a message is pasted into a shell. The names of pipelines are words.
+    /// Other users choose the names of tables, and a command in a message is pasted into a shell.
+    /// The names of pipelines need no quotes.
     #[test]
     fn names_in_commands_are_words_of_a_shell() {
         let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
@@ -163,7 +168,7 @@ mod tests {
         }
     }
 
-    /// One of each kind, with the first and the last of each range.
+    /// One character of each kind, and the first and last of each range.
     const CONTROLS: [char; 26] = [
         '\0', '\x07', '\x08', '\t', '\n', '\r', '\x1b', '\x1f', '\x7f', '\u{80}', '\u{85}',
         '\u{9b}', '\u{9d}', '\u{9f}', '\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}',

@@ -1,17 +1,17 @@
-//! Errors of writing a file, with the limit that was reached and how to raise it.
+//! Explains errors from writing a file, including the limit that was reached and how to raise it.
 
 use std::io;
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-/// The error of writing `file`, with what [`reason`] adds.
+/// Returns the error from writing `file`, with the explanation from [`reason`].
 pub(crate) fn explained(file: &str, error: &io::Error) -> io::Error {
     let text = format!("failed to write {file}: {}", reason(error));
     io::Error::new(error.kind(), text)
 }
 
-/// The system's error, and how to correct it if a limit was reached.
+/// Returns the system's error message, and the remedy if a limit was reached.
 pub(crate) fn reason(error: &io::Error) -> String {
     let remedy = error.raw_os_error().and_then(|code| {
         let limit = |resource| getrlimit(resource).current;

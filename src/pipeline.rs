@@ -1,7 +1,8 @@
-//! The one loop that joins the stages, and what happens when it can't go on.
+//! The main loop of a pipeline, which joins the stages and reacts to errors.
 //!
-//! [`session`] streams over one connection, [`decode`] turns its frames into records, [`watermark`](crate::delivery::watermark)
-//! turns deliveries into confirmed LSNs, [`recovery`] decides what an error calls for.
+//! [`session`] streams over one connection, [`decode`] turns its frames into records,
+//! [`watermark`](crate::delivery::watermark) turns deliveries into confirmed LSNs, and [`recovery`]
+//! determines the remedy for an error.
 
 pub(crate) mod access;
 mod confirms;
@@ -52,12 +53,12 @@ use crate::model::window::Window;
 use crate::postgres::catalog::Problem;
 use crate::sink::{Sink, SinkError};
 
-/// How long a broken producer may take to tell which delivery has failed.
+/// How long to wait for a failed producer to report which delivery has failed.
 const REASON: Duration = Duration::from_secs(1);
 
-/// Goes on looking at the slot of a pipeline that has halted or was stopped, for as long as the
-/// process runs for the sake of others. The slot is never dropped: a person has been called, and
-/// it may be the wrong server's. Does not end by itself.
+/// Keeps monitoring the slot of a pipeline that has halted or was stopped, while the process runs
+/// for other pipelines. The slot is never dropped, because an operator has to act anyway, and the
+/// server may be the wrong one. Never returns.
 pub(crate) async fn watch_ended(settings: &PipelineSettings, stats: Arc<PipelineStats>) {
     let watched = Watched::holding(settings, &stats);
     loop {
@@ -74,17 +75,17 @@ pub(crate) async fn watch_ended(settings: &PipelineSettings, stats: Arc<Pipeline
     }
 }
 
-/// What goes on across connections to PostgreSQL: what is in flight stays in flight.
+/// State that outlives a connection to PostgreSQL, so that records in flight survive a reconnect.
 struct Carrier<S> {
     core: Core,
     sink: S,
 }
 
-/// Runs a pipeline until it is told to drain, or can't go on; writes down in `stats` how it gets
-/// on. Each of its sinks comes from `make_sink`.
+/// Runs a pipeline until it is asked to drain or hits an error that requires an operator. Progress
+/// is recorded in `stats`. `make_sink` creates each of its sinks.
 ///
 /// # Errors
-/// What needs a person.
+/// An error that requires an operator.
 pub(crate) async fn run<S: Sink>(
     settings: &PipelineSettings,
     database: &impl Database,
@@ -115,7 +116,7 @@ pub(crate) async fn run<S: Sink>(
     let mut outage = Outage::default();
     let mut waiting = Outage::default();
     let mut backoff = Backoff::default();
-    // What has the slot and is no Walpost, by what was said last.
+    // PID of the last process other than Walpost that was logged as holding the slot.
     let mut said_holder = None;
     loop {
         let mut held = None;
@@ -164,8 +165,8 @@ pub(crate) async fn run<S: Sink>(
                             _ => false,
                         };
                         if !isolates && recovery::remedy(&error) == Remedy::Halt {
-                            // A person may move the slot beyond what can't be delivered, and must
-                            // not lose what was read before it.
+                            // An operator may advance the slot past the event that can't be
+                            // delivered, which must not lose the events read before it.
                             note(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
                             session.end(core, sink, &mut session_state, until).await;
@@ -203,7 +204,8 @@ pub(crate) async fn run<S: Sink>(
         let now = tokio::time::Instant::now();
         let error = session_state.access.judge(error, &settings.postgres, now);
         let remedy = match recovery::remedy(&error) {
-            // What is in the open Kafka transaction would be produced once more: it is given up.
+            // After a reconnect, the records in the open Kafka transaction would be produced a
+            // second time, so the transaction is abandoned.
             Remedy::Reconnect if exactly_once => Remedy::RebuildSink,
             _ if isolates => Remedy::RebuildSink,
             remedy => remedy,
@@ -235,7 +237,8 @@ pub(crate) async fn run<S: Sink>(
                     PipelineError::Problem(Problem::HeldByOther { pid, .. }) => Some(*pid),
                     _ => None,
                 };
-                // A refusal ends in a halt, unless a person sees it in time.
+                // A refusal eventually halts the pipeline unless an operator intervenes, so it is
+                // always logged.
                 let is_news = matches!(error, PipelineError::Refused(_))
                     || holder.is_some() && holder != said_holder;
                 said_holder = holder.or(said_holder);
@@ -269,8 +272,9 @@ pub(crate) async fn run<S: Sink>(
                     carrier.core.go_on_counting(left_alone, dead_letters);
                     carrier.core.keep_table_names(table_names);
                     if let Some(mut session) = held {
-                        // The next one waits for Kafka before it takes the slot, and PostgreSQL may give
-                        // up a slot that nobody has (idle_replication_slot_timeout).
+                        // The next session waits for Kafka before it acquires the slot, and
+                        // PostgreSQL may invalidate an inactive slot
+                        // (idle_replication_slot_timeout).
                         tokio::select! {
                             biased;
                             () = drain_ordered(&mut orders) => {}
@@ -289,14 +293,16 @@ pub(crate) async fn run<S: Sink>(
     }
 }
 
-/// The refusal of a batch where that is why `error` says that the producer is broken. A producer takes
-/// no more records as soon as it knows, which can be before it has told whose batch it was; without
-/// that the next producer would meet the same refusal, and so on for ever.
+/// If `error` says only that the producer is broken, and the cause is that the broker rejected a
+/// batch, returns that rejection instead. A producer stops accepting records as soon as it has
+/// failed, possibly before it has reported which batch was rejected. Without the rejection, each
+/// new producer would send the same batch again, indefinitely.
 async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
     if !matches!(error.cause(), Cause::Sink(SinkError::Broken(_))) {
         return error;
     }
-    // In vain where nothing but the connection is broken: then all is in flight until it times out.
+    // If only the connection is broken, this waits for the whole timeout, because all records stay
+    // in flight until they time out.
     let _ = timeout(REASON, core.delivery.watermark.empty()).await;
     match core.delivery.watermark.deliveries().failure() {
         Some(failure) => StreamError::Delivery(failure).into(),
@@ -304,7 +310,7 @@ async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
     }
 }
 
-/// Writes down what has become of a session.
+/// Records the error that ended a session, and the state that results from it.
 fn note(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
     let (kind, message) = (recovery::kind(error), error.message(&stats.about.commands));
     match remedy {

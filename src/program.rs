@@ -1,11 +1,12 @@
-//! Runs a program that the configuration names and that prints a secret: a password or a token.
+//! Runs a configured program that prints a secret: a password or a token.
 //!
-//! No shell is involved, and the run time is limited. What the program prints is returned to the caller and goes nowhere else.
-//! What it writes to standard error is discarded: it may contain the secret, in whatever encoding, or the credentials that the
-//! program itself uses, and errors are shown in the log and on the unauthenticated status page.
+//! No shell is involved, and the run time is limited. The output of the program is returned to the
+//! caller and not used otherwise. What it writes to standard error is discarded: it may contain the
+//! secret, in any encoding, or the credentials that the program itself uses, and error messages are
+//! shown in the log and on the unauthenticated status page.
 //!
-//! The program and every folder on the way to it are examined before each execution, since Walpost may run for months after
-//! it has read its configuration.
+//! The program and every folder of its path are examined before each execution, because Walpost may
+//! run for months after it has read its configuration.
 #![expect(
     unsafe_code,
     reason = "a new process is prepared between fork and exec, where only system calls are allowed"
@@ -33,13 +34,14 @@ use rustix::process::{
 
 use crate::trusted_path::{self, PathError};
 
-/// The time a program has to print its secret and end.
+/// How long a program may take to print its secret and end.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
-/// The longest secret, in bytes.
+/// Maximum size of a secret, in bytes.
 const MAX_SECRET_BYTES: usize = 64 << 10;
-/// How often Walpost checks whether a program has ended while another process keeps its output open.
+/// How often to check whether a program has ended while another process keeps its output open.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long the descendants of a program that is killed have to disappear; only those of another user do not.
+/// How long to wait for the descendants of a killed program to end. Only those of another user take
+/// longer.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A program and its arguments.
@@ -49,28 +51,28 @@ pub(crate) struct Program {
     arguments: Vec<String>,
 }
 
-/// The program printed no secret.
+/// Why a program did not produce a secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// Another user could have written it.
+    /// Another user could have written the program.
     #[error("was not run: {0}")]
     Untrusted(Box<PathError>),
-    /// The operating system did not start it.
+    /// The operating system could not start the program.
     #[error("can't be started: {0}")]
     Start(String),
-    /// It was killed when its time was up.
+    /// The program was killed because it exceeded its time limit.
     #[error("has not ended within {} s, and was killed. {}", limit.as_secs(), hint())]
     Slow {
-        /// The time it had.
+        /// The time limit.
         limit: Duration,
     },
-    /// Its exit code is not 0.
+    /// The exit status of the program is not 0.
     #[error("has ended with {status}. {}", hint())]
     Failed {
-        /// How it has ended.
+        /// The exit status.
         status: ExitStatus,
     },
-    /// There is nothing on standard output.
+    /// The program wrote nothing to standard output.
     #[error("has printed nothing. {}", hint())]
     Nothing,
     /// The output is too long to be a secret.
@@ -78,7 +80,7 @@ pub enum ProgramError {
     TooMuch,
 }
 
-/// Where to find the reason of a failure.
+/// Explains how to find the cause of a failure.
 fn hint() -> String {
     format!(
         "What it writes to standard error is not shown, as it can contain secrets: run the program by hand as uid {}, or have \
@@ -88,17 +90,18 @@ fn hint() -> String {
 }
 
 impl fmt::Debug for Program {
-    // Its arguments can be secrets.
+    // The arguments are omitted, because they can be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.path)
     }
 }
 
 impl Program {
-    /// A program and its arguments, as in the configuration.
+    /// Creates a program from its path and arguments, as in the configuration.
     ///
     /// # Errors
-    /// The first element is not an absolute path; the message says what was expected.
+    /// The first element is not an absolute path, or an argument is invalid. The message states
+    /// what was expected.
     pub(crate) fn new(argv: &[String]) -> Result<Self, String> {
         let Some((path, arguments)) = argv.split_first() else {
             return Err(
@@ -120,16 +123,17 @@ impl Program {
         })
     }
 
-    /// The program without its arguments, which can be secrets.
+    /// Returns the path of the program, without its arguments, which can be secrets.
     #[must_use]
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// Runs the program and returns what it prints. Blocks for at most `limit`, and [`KILL_TIMEOUT`] if it has to be killed.
+    /// Runs the program and returns its output. Blocks for at most `limit`, plus [`KILL_TIMEOUT`]
+    /// if the program has to be killed.
     ///
     /// # Errors
-    /// [`ProgramError`]; no variant contains any of its output.
+    /// [`ProgramError`]; no variant contains any of the program's output.
     pub(crate) fn run(&self, limit: Duration) -> Result<Vec<u8>, ProgramError> {
         trusted_path::check_program(Path::new(&self.path)).map_err(|error| match error {
             PathError::Io { reason, .. } => ProgramError::Start(reason),
@@ -167,8 +171,8 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        // SAFETY: `isolate` makes system calls only. It neither allocates nor takes a lock, which another thread could have
-        // held at the time of the fork.
+        // SAFETY: `isolate` only makes system calls. It neither allocates nor takes a lock, which
+        // another thread could have held at the time of the fork.
         unsafe { command.pre_exec(isolate) };
         command.spawn()
     }
@@ -176,9 +180,10 @@ impl Program {
 
 /// Prepares the new process for the program.
 ///
-/// It gets a session of its own, without a terminal to ask on. It adopts those of its descendants whose parent ends, so that
-/// [`kill`] finds them below it whatever session or process group they have moved to. And it inherits no descriptor but the
-/// standard streams: librdkafka and other C libraries open theirs without `O_CLOEXEC`.
+/// The process gets its own session, without a terminal on which it could prompt. It adopts
+/// descendants whose parent ends, so that [`kill`] finds them regardless of the session or process
+/// group to which they have moved. It inherits only the standard streams: librdkafka and other C
+/// libraries open descriptors without `O_CLOEXEC`.
 fn isolate() -> io::Result<()> {
     setsid()?;
     set_child_subreaper(Some(getpid()))?;
@@ -186,8 +191,9 @@ fn isolate() -> io::Result<()> {
     Ok(())
 }
 
-/// Marks every descriptor above standard error. Reads their numbers from the kernel, since close_range(2) is newer than some
-/// kernels and seccomp filters that Walpost runs under.
+/// Marks every descriptor above standard error as close-on-exec. Their numbers are read from /proc,
+/// because close_range(2) is not supported by some kernels and seccomp filters under which Walpost
+/// runs.
 fn close_descriptors_on_exec() -> Result<(), Errno> {
     const FOLDER: &CStr = c"/proc/self/fd";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -201,7 +207,8 @@ fn close_descriptors_on_exec() -> Result<(), Errno> {
             continue;
         };
         if number > 2 {
-            // SAFETY: the descriptor is open, as no other thread exists in this process, and is borrowed for this call alone.
+            // SAFETY: the descriptor is open, because this process has no other thread, and it is
+            // borrowed only for this call.
             let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
             fcntl_setfd(descriptor, FdFlags::CLOEXEC)?;
         }
@@ -213,7 +220,7 @@ fn parse_descriptor(name: &[u8]) -> Option<RawFd> {
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 
-/// Reads what the program prints until it ends; `None` if that takes too long.
+/// Reads the output of the program until the program ends; returns `None` if that takes too long.
 fn wait_for_exit(
     child: &mut Child,
     output: &mut Output<impl Read + AsFd>,
@@ -233,7 +240,8 @@ fn wait_for_exit(
             Some(_) => _ = output.wait(left.min(EXIT_POLL_INTERVAL))?,
         }
         if let Some(status) = child.try_wait()? {
-            // The pipe holds everything that it wrote. A process that inherited the pipe may keep it open indefinitely.
+            // The pipe contains everything that the program wrote. A process that inherited the
+            // pipe may keep it open indefinitely.
             while output.wait(Duration::ZERO)? {
                 if Instant::now() >= until {
                     break;
@@ -244,14 +252,16 @@ fn wait_for_exit(
     }
 }
 
-/// Kills the program and every process that it started, also those that have left its session. What another user runs on its
-/// behalf, as sudo does, survives: Walpost may not signal it.
+/// Kills the program and every process that it started, including those that have left its session.
+/// Processes that run as another user on its behalf, for example through sudo, survive, because
+/// Walpost may not signal them.
 fn kill(child: &mut Child) {
     let Some(root) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else {
         return;
     };
-    // All errors mean that a process has ended in the meantime, or belongs to another user.
-    // While the program is stopped, it starts nothing more, and its descendants cannot become those of init.
+    // All errors mean that a process has ended in the meantime, or belongs to another user. While
+    // the program is stopped, it can't start more processes, and its descendants can't become
+    // children of init.
     let _ = kill_process(root, Signal::STOP);
     let until = Instant::now() + KILL_TIMEOUT;
     let mut killed = HashSet::new();
@@ -273,7 +283,7 @@ fn kill(child: &mut Child) {
     let _ = kill_process_group(root, Signal::KILL);
     let _ = kill_process(root, Signal::KILL);
     let _ = child.wait();
-    // Of a container whose first process is Walpost, nobody else collects them.
+    // In a container whose first process is Walpost, no other process reaps them.
     if getpid() == Pid::INIT {
         for pid in killed {
             let _ = waitpid(Some(pid), WaitOptions::NOHANG);
@@ -281,7 +291,7 @@ fn kill(child: &mut Child) {
     }
 }
 
-/// The processes below `root` that have not ended.
+/// Returns the descendants of `root` that have not ended.
 fn descendants(root: Pid) -> HashSet<Pid> {
     let processes = running_processes();
     let mut found = HashSet::new();
@@ -294,7 +304,7 @@ fn descendants(root: Pid) -> HashSet<Pid> {
     found
 }
 
-/// The parent of each process that has not ended.
+/// Returns the parent of each process that has not ended.
 fn running_processes() -> HashMap<Pid, Pid> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return HashMap::new();
@@ -310,7 +320,8 @@ fn running_processes() -> HashMap<Pid, Pid> {
     entries.filter_map(process).collect()
 }
 
-/// The parent in /proc/PID/stat, unless the process is a zombie: proc_pid_stat(5). The command before it can contain anything.
+/// Returns the parent according to /proc/PID/stat, unless the process is a zombie:
+/// proc_pid_stat(5). The command that precedes it can contain any characters.
 fn parent(stat: &[u8]) -> Option<Pid> {
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let mut fields = stat[end + 1..].split(|byte| *byte == b' ').skip(1);
@@ -320,9 +331,9 @@ fn parent(stat: &[u8]) -> Option<Pid> {
     (!matches!(state, b"Z" | b"X")).then_some(parent)
 }
 
-/// What the program prints.
+/// The output of the program.
 struct Output<R> {
-    /// `None` once the program has closed it.
+    /// `None` once the pipe has been closed.
     pipe: Option<R>,
     bytes: Vec<u8>,
 }
@@ -333,7 +344,7 @@ impl<R: Read + AsFd> Output<R> {
         Self { pipe, bytes }
     }
 
-    /// Waits until there is something to read, and reads it; returns whether there was.
+    /// Waits until there is something to read, and reads it. Returns whether there was.
     fn wait(&mut self, limit: Duration) -> io::Result<bool> {
         let Some(pipe) = &self.pipe else {
             return Ok(false);
@@ -346,7 +357,8 @@ impl<R: Read + AsFd> Output<R> {
         }
     }
 
-    /// Reads what is available. One byte more than a secret can have is kept, to recognize one that is too long.
+    /// Reads what is available. Keeps one byte more than a secret can have, in order to detect one
+    /// that is too long.
     fn read(&mut self) -> io::Result<()> {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
@@ -382,7 +394,7 @@ mod tests {
             .map_err(|error| error.to_string())
     }
 
-    /// A process that has ended, or that nobody has waited for yet.
+    /// Returns whether a process has ended. It may not have been reaped yet.
     fn has_ended(pid: &str) -> bool {
         let state = fs::read_to_string(format!("/proc/{pid}/stat"));
         state.map_or(true, |state| state.contains(") Z "))
@@ -421,9 +433,10 @@ mod tests {
             "echo hunter2hunter2; echo got hunter2h >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | base64 >&2; exit 1".to_owned(),
             "echo hunter2hunter2; echo hunter2hunter2 | rev >&2; exit 1".to_owned(),
-            // Its end alone, which is longer than what errors showed of standard error once.
+            // Only the end, which is longer than the part of standard error that error messages
+            // once contained.
             format!("echo hunter2{long}; echo {long} >&2; exit 1"),
-            // What the program itself logs in with.
+            // The credentials with which the program itself logs in.
             "echo x; echo 'curl -u hunter2' >&2; exit 1".to_owned(),
         ] {
             let error = run(&script).expect_err("it fails");
@@ -443,7 +456,8 @@ mod tests {
     fn kills_everything_that_a_slow_program_has_started() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("pids");
-        // A child, one in its own session, and one whose parents have ended, with a child of its own.
+        // A child, one in its own session, and one whose parents have ended, which has a child of
+        // its own.
         let script = format!(
             "exec 9>>{}; sleep 1000 & echo $! >&9; setsid sh -c 'echo $$ >&9; sleep 1000' & \
              (setsid env -i sh -c 'echo $$ >&9; sleep 1000 & echo $! >&9; wait' &) & wait",
@@ -465,7 +479,7 @@ mod tests {
 
     #[test]
     fn passes_on_no_descriptor_but_the_standard_streams() {
-        // As librdkafka opens its pipes: without `O_CLOEXEC`.
+        // Without `O_CLOEXEC`, as librdkafka opens its pipes.
         let file = fs::File::open("/dev/null").expect("a device");
         fcntl_setfd(&file, FdFlags::empty()).expect("a descriptor");
         let listed = run("ls -l /proc/self/fd").expect("a list");
@@ -508,7 +522,7 @@ mod tests {
         assert!(error.contains("can't be started: No such file"), "{error}");
     }
 
-    /// `current -> releases/1`, where others can write the folder of the link.
+    /// `current -> releases/1`, with the folder of the link becoming writable by other users.
     #[test]
     fn examines_the_program_before_each_run() {
         let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,5 @@
-//! How far a long job is: a bar on a terminal, elsewhere a log line now and then.
+//! Shows the progress of a long operation: as a bar on a terminal, and otherwise as occasional log
+//! lines.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
@@ -7,24 +8,25 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tracing::info;
 
-/// How often the log tells of it, where there is no terminal.
+/// How often the progress is logged if there is no terminal.
 const TELL: Duration = Duration::from_secs(10);
-/// How often the bar is drawn.
+/// How often the bar is redrawn.
 const DRAW: Duration = Duration::from_millis(200);
 
-/// The bars that are on the terminal.
+/// The bars currently shown on the terminal.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// How far one job is. Dropped before [`Progress::finish`], it leaves nothing behind.
+/// The progress of one operation. If dropped before [`Progress::finish`], its bar disappears.
 pub(crate) struct Progress {
     what: String,
     pace: Pace,
-    /// On a terminal.
+    /// `None` if there is no terminal.
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// Begins `what`, as in "rows read", of `total` if that is known.
+    /// Starts showing progress. `what` is a description such as "rows read", and `total` is the
+    /// expected number, if known.
     #[must_use]
     pub(crate) fn new(what: &str, total: Option<u64>) -> Self {
         let bar = is_terminal().then(|| {
@@ -44,7 +46,8 @@ impl Progress {
         }
     }
 
-    /// So many more are done. Costs a look at the clock: call it for batches where each is quick.
+    /// Advances by `count`. This reads the clock, so call it for batches if individual items are
+    /// quick.
     pub(crate) fn advance(&mut self, count: u64) {
         match &self.bar {
             Some(bar) => {
@@ -59,13 +62,13 @@ impl Progress {
         }
     }
 
-    /// How many are done.
+    /// Returns how many items are done.
     #[must_use]
     pub(crate) fn done(&self) -> u64 {
         self.pace.done
     }
 
-    /// All is done.
+    /// Ends the operation, and logs the total.
     pub(crate) fn finish(mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
@@ -110,7 +113,7 @@ fn tell(what: &str, told: &Told, is_over: bool) {
     info!(count = done, total, per_second, left, "{what} so far");
 }
 
-/// The pure part: when there is something to tell, and what.
+/// The pure part: determines when to log the progress, and with which values.
 struct Pace {
     total: Option<u64>,
     done: u64,
@@ -118,13 +121,13 @@ struct Pace {
     told: Instant,
 }
 
-/// What is told.
+/// The values to log.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
     done: u64,
     total: Option<u64>,
     per_second: u64,
-    /// The time left, if the total is known and something is done.
+    /// The remaining time, if the total is known and some items are done.
     left: Option<Duration>,
 }
 
@@ -148,7 +151,7 @@ impl Pace {
     }
 
     fn told(&self, now: Instant) -> Told {
-        // A job that is over at once has no rate to speak of.
+        // Avoids a division by zero if the operation ends immediately.
         let millis = now.duration_since(self.began).as_millis().max(1);
         let per_second = u128::from(self.done) * 1000 / millis;
         let left = self.total.filter(|_| per_second > 0).map(|total| {
@@ -164,7 +167,8 @@ impl Pace {
     }
 }
 
-/// Standard error for log lines: bars make room for them. A write blocks while nobody reads standard error.
+/// Writes log lines to standard error, and hides the bars meanwhile. Blocks while the reader of
+/// standard error does not read.
 pub(crate) struct BesideBars;
 
 #[expect(
@@ -181,7 +185,7 @@ impl Write for BesideBars {
     }
 }
 
-/// Standard error is a terminal.
+/// Returns whether standard error is a terminal.
 #[expect(clippy::disallowed_methods, reason = "nothing is written")]
 pub(crate) fn is_terminal() -> bool {
     io::stderr().is_terminal()

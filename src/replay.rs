@@ -1,28 +1,30 @@
 //! Sends rows of the outbox table again.
 //!
-//! [`Plan::new`] finds out which rows a [`Selection`] means, [`Plan::resume`] resumes a run that
-//! was cut short, and [`Plan::send`] sends them: read with [`copy`], mapped and
-//! routed as the stream's, in the table's order, through a window of records that Kafka has not
-//! acknowledged. It has a producer of its own and touches neither slot nor checkpoint, so the
-//! pipeline can run meanwhile.
+//! [`Plan::new`] determines which rows a [`Selection`] contains, [`Plan::resume`] resumes an
+//! interrupted run, and [`Plan::send`] sends the rows: they are read with [`copy`], mapped and
+//! routed like those of the stream, in the table's order, through a window of records that Kafka
+//! has not acknowledged. A run has its own producer and uses neither the slot nor the checkpoint,
+//! so the pipeline can run at the same time.
 //!
-//! A row of the table does not say where it was in WAL, so that its record has no
-//! `walpost-position`, and instead of that the header `walpost-replay` with the id of the run. One that
-//! can't be delivered becomes a dead letter where the settings have the stream's do so.
+//! The position of a table's row in the WAL is unknown, so its record has the header
+//! `walpost-replay`, with the ID of the run, instead of `walpost-position`. A row that can't be
+//! delivered becomes a dead letter if the settings allow this for the stream.
 //!
-//! How far a run is stands in the journal: an entry when it begins, one now and then with the key of
-//! the last row before which, and including which, Kafka has everything, and one at its end. What
-//! was sent after the last of them is sent again when the run is resumed.
+//! The journal records the progress of a run: one entry when it starts, occasional entries with the
+//! key of a row up to which everything is in Kafka, and one at its end. Rows sent after the last of
+//! these entries are sent again when the run is resumed.
 //!
-//! [`Plan::of_dropped_slots`] sends what may be missing after slots were dropped. The end of such a run closes
-//! their entries in the journal.
+//! [`Plan::of_dropped_slots`] sends rows that may be missing after slots were dropped. The end of
+//! such a run closes their entries in the journal.
 //!
-//! [`Plan::of_set_aside`] sends what a table may be missing that is set aside. The end of such a run says up to where; the
-//! pipeline records whether the stream takes over there.
+//! [`Plan::of_set_aside`] sends the rows that may be missing if a table is set aside. The end of
+//! such a run records the LSN before which it has sent all of them; the pipeline records whether
+//! the stream takes over there.
 //!
-//! Roles that may add to the journal are not all trusted with the rights of whoever resumes a run. So
-//! nothing that the journal has is run as SQL: the selection is there in values, from which the
-//! condition is built anew, a person gives `--where` again, and the topic is the settings'.
+//! Not every role that may add to the journal is trusted with the privileges of the role that
+//! resumes a run. Therefore nothing from the journal is run as SQL: the selection is stored as
+//! values, from which the condition is built again, the operator specifies `--where` again, and the
+//! topic comes from the settings.
 
 use tokio::sync::watch;
 use tracing::warn;
@@ -70,43 +72,43 @@ const SET_ASIDE_FLAG: &str = "--set-aside";
 /// Why rows can't be sent again.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplayError {
-    /// There is no table.
+    /// The outbox has no table.
     #[error(
         "the outbox is {0}: there is no table to send events again from. Whoever published them has to publish them again"
     )]
     NoTable(Outbox),
-    /// It has to be one.
+    /// The outbox has several tables, and a single one is required.
     #[error(
         "the outbox is several tables, {0}, and replay sends events of one. Name it: --table SCHEMA.TABLE"
     )]
     Several(TablePatterns),
-    /// Rows can't be put in an order that a run can be resumed in.
+    /// The rows have no order in which a run could be resumed.
     #[error("table {0} has no primary key, which says in which order rows are sent")]
     NoKey(TableName),
-    /// A flag needs a column that the table has not.
+    /// A flag needs a column that the table does not have.
     #[error("table {table} has no column {column}, which {flag} needs. Use --where")]
     NoColumn {
         table: TableName,
         column: String,
         flag: &'static str,
     },
-    /// A flag names a row that is not there.
+    /// A flag names a row that does not exist.
     #[error("table {table} has no row with id {id:?}, which {flag} names")]
     NoRow {
         table: TableName,
         id: String,
         flag: &'static str,
     },
-    /// A flag names the end of a range in none of the ways that there are.
+    /// A flag names the end of a range in an unknown format.
     #[error(
         "{flag} {text:?} is neither a time like 2025-11-01T03:00:00Z, nor a position like 00000000/016B3748:0000000002, nor an \
          id: {error}"
     )]
     NoBound {
         flag: &'static str,
-        /// What it says.
+        /// The value of the flag.
         text: String,
-        /// Why it is no id.
+        /// Why the value is not an ID.
         error: Box<ServerError>,
     },
     /// A flag names a position that no record has.
@@ -117,17 +119,17 @@ pub(crate) enum ReplayError {
     NoRecord {
         position: Position,
         flag: &'static str,
-        /// Why there is none.
+        /// Why there is no such record.
         why: String,
     },
     /// The topics can't be read.
     #[error(transparent)]
     Topics(#[from] ReadError),
-    /// The server does not understand what a flag says.
+    /// The server does not accept the value of a flag.
     #[error("{flag}: {error}")]
     Wrong {
         flag: &'static str,
-        /// The server's own words.
+        /// The server's error.
         error: CatalogError,
     },
     /// No slot was dropped.
@@ -135,7 +137,7 @@ pub(crate) enum ReplayError {
         "pipeline {pipeline:?} has no dropped slot whose events were not sent again: the journal has no open entry for slot {slot:?}"
     )]
     NoDroppedSlots { pipeline: String, slot: String },
-    /// The table was dropped, and its rows with it.
+    /// The table and its rows were dropped.
     #[error(
         "table {table} does not exist, so events of it that may be missing in Kafka are not in this database. If they were delivered, \
          or are not needed: {settle}"
@@ -146,50 +148,49 @@ pub(crate) enum ReplayError {
         "table {table} is not set aside: the journal has no open entry about the table for slot {slot:?}"
     )]
     NotSetAside { table: TableName, slot: String },
-    /// The slot is still the one that was to be dropped.
+    /// The slot is the one that was to be dropped, and still exists.
     #[error(
         "slot {slot:?} is at {confirmed}, where it was to be dropped (entry {entry} of the journal), and it still \
          exists, with the events that it has not delivered. Start walpost, which drops the slot or delivers them; then send again"
     )]
     NotDropped {
         slot: String,
-        /// Where it stands.
+        /// The current position of the slot.
         confirmed: Lsn,
-        /// The journal's entry.
+        /// ID of the journal entry.
         entry: i64,
     },
-    /// Rows that may be missing are in a table that is no partition any more.
+    /// Rows that may be missing are in a table that is no longer a partition.
     #[error(
         "table {partition} was a partition of {table}, and has rows that may not have been delivered. As the owner of both, make it \
          one again, with its bounds: ALTER TABLE {table} ATTACH PARTITION {partition} FOR VALUES FROM (...) TO (...)"
     )]
     Detached {
         table: TableName,
-        /// What was its partition.
+        /// The former partition.
         partition: TableName,
     },
-    /// What commits later could be missed.
+    /// Events that are committed later could be missed.
     #[error(
         "transactions that began before now are still open, and what they commit could be missed: wait for them, or end them \
          (backend_xid in pg_stat_activity, and pg_prepared_xacts), and send again then"
     )]
     Open,
-    /// The journal has no such run.
+    /// The journal contains no such run.
     #[error(
         "the journal of pipeline {pipeline:?} has no replay {run}: SELECT * FROM walpost.journal has all"
     )]
     NoRun {
         pipeline: String,
-        /// The run's id.
+        /// ID of the run.
         run: Uuid,
     },
-    /// The run has reached its end.
     #[error("replay {0} is complete: there is nothing to resume")]
     Complete(Uuid),
-    /// Another process resumes the run.
+    /// Another process is sending the run.
     #[error("replay {run} is being sent by another process. {holder}")]
     Running { run: Uuid, holder: LockHolder },
-    /// Another run sends what the entries of the journal are about.
+    /// Another run is sending the events that the journal entries are about.
     #[error(
         "{flag}: another process is sending these events of slot {slot:?}. Wait until it has ended, and see whether anything is \
          left. {holder}"
@@ -199,7 +200,7 @@ pub(crate) enum ReplayError {
         flag: &'static str,
         holder: LockHolder,
     },
-    /// A condition in SQL would have too many rights.
+    /// A condition in SQL would run with too many privileges.
     #[error(
         "--where runs functions with all rights of the session, also in a transaction that can only read, and role {role} {}. \
          Connect as a role that is no superuser and may read the table, such as that of walpost run",
@@ -208,7 +209,7 @@ pub(crate) enum ReplayError {
     Mighty {
         /// The session's role.
         role: String,
-        /// The role that is too powerful.
+        /// The role with too many privileges.
         through: String,
     },
     /// A condition has parameters.
@@ -216,7 +217,7 @@ pub(crate) enum ReplayError {
         "--where has a parameter such as $1, and nothing gives it a value. Write the value in its place"
     )]
     Parameters,
-    /// A run that was begun with another condition, or with none.
+    /// The run was started with another condition, or with none.
     #[error(
         "replay {run}, which role {} began at {}, {}. What the journal says is compared, and never run: {}",
         begun.by_role,
@@ -231,16 +232,15 @@ pub(crate) enum ReplayError {
         }
     )]
     OtherCondition {
-        /// The run's id.
         run: Uuid,
-        /// Who began it.
+        /// The role that started it, and when.
         begun: Box<Begun>,
-        /// The condition, as the journal has it.
+        /// The condition in the journal.
         expected: Option<String>,
-        /// How the run is resumed.
+        /// The command that resumes the run.
         command: String,
     },
-    /// A run that was begun with another topic.
+    /// The run was started with another topic.
     #[error(
         "replay {run}, which role {} began at {}, goes to topic {expected}, and the settings say {found}. If that is what you \
          mean, give it again: {command}",
@@ -248,95 +248,94 @@ pub(crate) enum ReplayError {
         begun.at
     )]
     OtherTopic {
-        /// The run's id.
         run: Uuid,
-        /// Who began it.
+        /// The role that started it, and when.
         begun: Box<Begun>,
-        /// The settings'.
+        /// The topic in the settings.
         found: String,
-        /// The run's.
+        /// The topic of the run.
         expected: String,
-        /// How the run is resumed.
+        /// The command that resumes the run.
         command: String,
     },
-    /// What the run would close when it ends is not open.
+    /// The journal entries that the run would close are no longer open.
     #[error(
         "replay {0} was begun for dropped slots or a table that was set aside, and the journal has no open entries any more \
          for all of them: begin a new one"
     )]
     Closed(Uuid),
-    /// The table has another key than when the run began.
+    /// The table's key differs from the one with which the run was started.
     #[error(
         "replay {run} was ordered by {expected}, and the table's order is {found} now: begin a new one"
     )]
     OtherKey {
-        /// The run's id.
         run: Uuid,
-        /// Now.
+        /// The current key.
         found: String,
-        /// Then.
+        /// The key of the run.
         expected: String,
     },
-    /// The journal has something else than what was written there.
+    /// The journal entry does not have the expected contents.
     #[error("the journal's entry {id} can't be read: {reason}")]
     Entry {
         id: i64,
-        /// What is wrong with it.
+        /// Why the entry can't be read.
         reason: String,
     },
-    /// Something in the database is not as it has to be.
+    /// An object in the database does not meet the requirements.
     #[error(transparent)]
     Problem(#[from] Problem),
-    /// The server can't be asked.
+    /// A catalog query failed.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// The table can't be read.
     #[error(transparent)]
     Copy(#[from] CopyError),
-    /// The table does not fit the settings.
+    /// The table does not match the settings.
     #[error(transparent)]
     Mapping(#[from] MappingError),
-    /// A row can't become a record.
+    /// A row can't be converted to a record.
     #[error("{row} can't become a record: {error}")]
     Route {
-        /// The row, for a person.
+        /// A description of the row.
         row: String,
-        /// Why.
+        /// The routing error.
         error: RouteError,
     },
-    /// A record that the sink doesn't take.
+    /// A record that the sink does not accept.
     #[error("{row}: {error}")]
     Produce {
-        /// The row, for a person.
+        /// A description of the row.
         row: String,
-        /// Why.
+        /// The sink's error.
         error: SinkError,
     },
-    /// Nor does it take the dead letter in its place.
+    /// A dead letter that the sink does not accept.
     #[error(
         "the dead letter of {row} can't be delivered either: {error}. It was to be one because: {reason}"
     )]
     DeadLetter {
-        /// The row, for a person.
+        /// A description of the row.
         row: String,
-        /// Why it is not taken.
+        /// The sink's error.
         error: Box<SinkError>,
-        /// Why it is a dead letter.
+        /// Why a dead letter was sent.
         reason: String,
     },
-    /// The sink can't go on.
+    /// The sink failed.
     #[error(transparent)]
     Sink(#[from] SinkError),
-    /// The sink took a record and could not make it durable.
+    /// The sink accepted a record but could not make it durable.
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),
-    /// A defect.
+    /// A bug in Walpost.
     #[error("rows of the replay came out of order: {0}")]
     Order(#[from] OrderError),
 }
 
 impl ReplayError {
-    /// Of a row that was not handed over; `row` is for a person.
+    /// Creates the error for a row that was not passed to the sink. `row` returns a description of
+    /// it.
     fn of(error: Undelivered, row: impl FnOnce() -> String) -> Self {
         match error {
             Undelivered::Route(error) => Self::Route { row: row(), error },
@@ -352,10 +351,12 @@ impl ReplayError {
 }
 
 impl ReplayError {
-    /// The server refuses what the flag says; or it is something else.
+    /// Creates the error for a failed statement, depending on whether the server rejects the value
+    /// of the flag.
     fn wrong(flag: &'static str, error: CatalogError) -> Self {
         match &error {
-            // Data exception; syntax error or access rule violation, but for a missing right.
+            // Data exception; syntax error or access rule violation, except for a missing
+            // privilege.
             CatalogError::Server(server)
                 if server.code.starts_with("22")
                     || server.code.starts_with("42") && server.code != "42501" =>
@@ -373,28 +374,29 @@ pub(crate) struct Plan<'s> {
     table: &'s TableName,
     columns: Vec<String>,
     mapping: Mapping,
-    /// The table that columns, mapping and order are of.
+    /// The version of the table that columns, mapping and order belong to.
     version: TableVersion,
-    /// Reads the rows, in a transaction of its own.
+    /// The connection that reads the rows, in a transaction.
     reader: Catalog,
-    /// Writes the journal.
+    /// The connection that writes the journal.
     writer: Catalog,
     planned: Planned,
-    /// The condition for rows that the journal's entries are about; empty if the run is of rows that were selected.
+    /// The condition for the rows that journal entries are about; empty if rows were selected
+    /// instead.
     recorded_rows: String,
-    /// Which rows, in SQL, for people; empty for all.
+    /// The condition for the rows, for display; empty for all rows.
     described: String,
-    /// Its id.
+    /// ID of the run.
     pub run: Uuid,
-    /// Who began it, where it is resumed.
+    /// The role that started it, if it is resumed.
     pub begun: Option<Begun>,
     is_resumed: bool,
-    /// The last row that Kafka has from before it was cut short.
+    /// Key of the last row that Kafka has from before the interruption.
     behind: Option<Vec<String>>,
     sent_before: u64,
-    /// How many rows are to be sent.
+    /// Number of rows to send.
     pub rows: u64,
-    /// Entries of the journal about slots that were dropped, which its end closes.
+    /// Journal entries about dropped slots, which the end of the run closes.
     closes: Vec<i64>,
 }
 
@@ -403,22 +405,22 @@ pub(crate) struct Plan<'s> {
 pub(crate) enum Ended {
     /// All rows are in Kafka.
     Complete,
-    /// It was told to stop.
+    /// The run was asked to stop.
     Stopped,
 }
 
 impl<'s> Plan<'s> {
-    /// Finds out which rows `selection` means, as of now. Nothing is changed.
+    /// Determines which rows `selection` contains now. Changes nothing.
     ///
     /// # Errors
-    /// The selection does not fit the table, or something can't be asked.
+    /// The selection does not match the table, or a query failed.
     pub(crate) async fn new(
         settings: &'s PipelineSettings,
         selection: &Selection,
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
-        // Nothing is sent that can't be written down.
+        // Nothing is sent that can't be recorded.
         writer.journal(&settings.name, &settings.target).await?;
         let mut plan = Self::begin(settings, table, writer).await?;
         let rows = Table {
@@ -431,7 +433,7 @@ impl<'s> Plan<'s> {
         plan.counted().await
     }
 
-    /// A run of its own, whose rows are not known yet.
+    /// Starts a new run, whose rows are not determined yet.
     async fn begin(
         settings: &'s PipelineSettings,
         table: &'s TableName,
@@ -442,7 +444,7 @@ impl<'s> Plan<'s> {
         Self::open(settings, table, writer, run).await
     }
 
-    /// With the number of its rows, and the last of them.
+    /// Determines the number of rows, and the last row.
     async fn counted(mut self) -> Result<Self, ReplayError> {
         self.count().await?;
         self.planned.rows = self.rows;
@@ -450,10 +452,10 @@ impl<'s> Plan<'s> {
         Ok(self)
     }
 
-    /// Finds out which rows may be missing after slots were dropped, as of now. Nothing is changed.
+    /// Determines which rows may be missing now, after slots were dropped. Changes nothing.
     ///
     /// # Errors
-    /// No slot was dropped, what is to be sent can't be known yet, or something can't be asked.
+    /// No slot was dropped, the rows can't be determined yet, or a query failed.
     pub(crate) async fn of_dropped_slots(
         settings: &'s PipelineSettings,
     ) -> Result<Self, ReplayError> {
@@ -462,7 +464,7 @@ impl<'s> Plan<'s> {
         lock_entries(&writer, &settings.target.slot, DROPPED_SLOTS_FLAG).await?;
         let (closes, condition) = dropped_slots::rows(settings, table, &writer).await?;
         let mut plan = Self::begin(settings, table, writer).await?;
-        // Their entries say which rows, also when the run is resumed.
+        // The entries determine the rows, also when the run is resumed.
         plan.planned.selected = Some(Selected::default());
         plan.planned.dropped_slots.clone_from(&closes);
         plan.closes = closes;
@@ -470,10 +472,10 @@ impl<'s> Plan<'s> {
         plan.counted().await
     }
 
-    /// Finds out which rows of a table that is set aside may be missing, as of now. Nothing is changed.
+    /// Determines which rows of a table that is set aside may be missing now. Changes nothing.
     ///
     /// # Errors
-    /// The table is not set aside, what is to be sent can't be known yet, or a catalog query failed.
+    /// The table is not set aside, the rows can't be determined yet, or a catalog query failed.
     pub(crate) async fn of_set_aside(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
@@ -492,12 +494,12 @@ impl<'s> Plan<'s> {
         plan.counted().await
     }
 
-    /// Goes on with a run that the journal knows. `condition` is the one in SQL that it began with,
-    /// which a person gives again.
+    /// Resumes a run from the journal. `condition` is the condition in SQL with which it was
+    /// started, specified again by the operator.
     ///
     /// # Errors
-    /// The journal does not know it, all of it was sent, or it began with another condition, topic or
-    /// table than it would go on with.
+    /// The journal does not contain the run, all of it was sent, or it was started with another
+    /// condition, topic or table.
     pub(crate) async fn resume(
         settings: &'s PipelineSettings,
         run: Uuid,
@@ -505,7 +507,7 @@ impl<'s> Plan<'s> {
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
-        // What the journal says can change until the run is locked.
+        // The journal's entries about the run can change until the run is locked.
         lock(&writer, run).await?;
         let RecordedRun {
             entry,
@@ -613,8 +615,8 @@ impl<'s> Plan<'s> {
             return Err(ReplayError::NoKey(table.clone()));
         }
         copy::prepare(reader.client()).await?;
-        // All rows are as of one moment, and nothing is written by mistake. What functions of a condition
-        // can do in spite of it, `condition` has.
+        // All rows are read from one snapshot, and nothing is written by mistake. The module
+        // `condition` describes what functions in a condition can do nevertheless.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
         let begun = reader.client().batch_execute(begin).await;
         begun.map_err(CatalogError::from)?;
@@ -649,19 +651,21 @@ impl<'s> Plan<'s> {
         })
     }
 
-    /// Its end is written down even if there are no rows: something is closed by it.
+    /// Returns whether the end of the run is recorded even if there are no rows, because it closes
+    /// journal entries.
     #[must_use]
     pub(crate) fn closes(&self) -> bool {
         !self.closes.is_empty() || self.of_set_aside_table()
     }
 
-    /// It is about a table that is set aside, which the stream takes over at its end.
+    /// Returns whether the run concerns a table that is set aside, which the stream takes over when
+    /// the run ends.
     #[must_use]
     pub(crate) fn of_set_aside_table(&self) -> bool {
         !self.planned.set_aside.is_empty()
     }
 
-    /// Waits until the pipeline has recorded what follows from the run's end.
+    /// Waits until the pipeline has recorded the consequence of the run's end.
     ///
     /// # Errors
     /// A catalog query failed.
@@ -669,7 +673,7 @@ impl<'s> Plan<'s> {
         set_aside::hand_over(self.settings, &self.writer, &self.planned.set_aside).await
     }
 
-    /// Which rows, for people.
+    /// Describes which rows are sent.
     #[must_use]
     pub(crate) fn describe(&self) -> String {
         let which = match self.described.as_str() {
@@ -689,7 +693,7 @@ impl<'s> Plan<'s> {
         )
     }
 
-    /// The command that resumes it.
+    /// Returns the command that resumes the run.
     #[must_use]
     pub(crate) fn resumption(&self) -> String {
         let selected = self.planned.selected();
@@ -697,22 +701,22 @@ impl<'s> Plan<'s> {
         resumption(self.settings, self.run, condition.as_deref(), self.topic())
     }
 
-    /// The topic's template.
+    /// Returns the template of the topic.
     #[must_use]
     pub(crate) fn topic(&self) -> &str {
         &self.planned.topic
     }
 
-    /// Makes dead letters, if the settings have any sent.
+    /// Creates a writer of dead letters, if the settings enable them.
     fn dead_letters(&self) -> Option<DeadLetters> {
         DeadLetters::new(&self.settings.name, "", &self.settings.dead_letters)
     }
 
-    /// Sends the rows, at most `rate` of them a second, until all are in Kafka or `stop` says true.
-    /// `told` hears of rows that Kafka has.
+    /// Sends the rows, at most `rate` per second, until all are in Kafka or `stop` becomes true.
+    /// Calls `told` with the number of additional rows that Kafka has.
     ///
     /// # Errors
-    /// A row can't be read, routed or delivered. The journal says how far it came.
+    /// A row can't be read, routed or delivered. The journal shows the progress.
     pub(crate) async fn send(
         &self,
         sink: &mut impl Sink,
@@ -735,7 +739,7 @@ impl<'s> Plan<'s> {
         match ended {
             Ok(Ended::Complete) => self.note(State::Done, sent, None, None).await?,
             Ok(Ended::Stopped) | Err(_) => {
-                // Beside what went wrong it is of less interest that this does too.
+                // If the run failed, that error matters more than a failure to record the progress.
                 let last = sender.last.as_ref();
                 let noted = self.note(
                     State::Going,
@@ -755,7 +759,7 @@ impl<'s> Plan<'s> {
         let DeadLetterCounts {
             oversize,
             unroutable,
-            // Of rows there are none.
+            // Does not occur with rows.
             malformed: _,
         } = counts;
         if oversize + unroutable > 0 {
@@ -812,7 +816,7 @@ fn table(settings: &PipelineSettings) -> Result<&TableName, ReplayError> {
     }
 }
 
-/// The command that resumes a run, with everything that has to be given again.
+/// Returns the command that resumes a run, with everything that must be specified again.
 fn resumption(
     settings: &PipelineSettings,
     run: Uuid,
@@ -830,8 +834,7 @@ fn resumption(
     settings.target.commands.print_words(&words)
 }
 
-/// The columns of a row, which are texts.
-/// The values of a key, whose columns are not null.
+/// Returns the columns of a row as text: the values of a key, whose columns are not null.
 fn texts(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
     let value = |index| {
         let value = row.get(index).map(str::to_owned);

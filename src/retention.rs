@@ -1,17 +1,17 @@
-//! Retention of an outbox that is partitioned by time: partitions are made ahead, and those that are
-//! delivered and old enough are detached and dropped. A table without partitions has its rows deleted
-//! by the same rule, where that is allowed.
+//! Retention of an outbox that is partitioned by time: partitions are created ahead, and those that
+//! are delivered and old enough are detached and dropped. For a table without partitions, rows are
+//! deleted according to the same rule, if the settings allow it.
 //!
-//! What is removed is decided by places in WAL, never by time alone. A partition whose time is
-//! over is marked with the place where WAL is then. When the slots have passed that, it is marked
-//! with the time: from then on it is kept as long as the retention says, which leaves as long to send
-//! events again when a slot was lost and another made in its place. Then it is detached, and marked
-//! with the place where WAL is then: what a late transaction has put there since is before that.
-//! When the slots have passed that too, it is dropped. See [`mark`] for where marks are kept, and
-//! [`plan`] for what follows from them.
+//! Positions in the WAL determine what is removed, never the time alone. When the time range of a
+//! partition has ended, the partition is marked with the current WAL position. Once the slots have
+//! passed that position, it is marked with the time. From then on, it is kept for the duration of
+//! the retention, which leaves as much time to send events again if a slot was lost and replaced.
+//! Then it is detached, and marked with the current WAL position: a late transaction that inserted
+//! into it was committed before that position. Once the slots have passed that position too, it is
+//! dropped. See [`mark`] for where marks are stored, and [`plan`] for their consequences.
 //!
-//! Writers never wait longer than [`LOCK_TIMEOUT`] for us: a statement whose lock they would queue
-//! behind ends by then, and is tried again.
+//! Writers never wait for Walpost for longer than [`LOCK_TIMEOUT`]: a statement whose lock they
+//! would wait for ends by then, and is tried again.
 
 pub(crate) mod maintenance;
 pub(crate) mod mark;
@@ -37,32 +37,33 @@ use crate::postgres::sql::{Client, escape_literal};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// How long a statement may wait for a lock, and how long it may take where writers wait behind it.
+/// How long a statement may wait for a lock, and how long it may take if writers wait for it.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// How often a statement is tried whose lock is not to be had.
+/// Maximum number of attempts of a statement whose lock is not available.
 const TRIES: u32 = 5;
 
-/// How long a pass waits for slots that are about to pass a place.
+/// How long a pass waits for slots that are about to pass a position.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often it looks at them.
+/// How often the positions of slots are queried while waiting.
 const POLL: Duration = Duration::from_millis(200);
 
-/// How long the claim on a table is waited for: the server may not yet have ended the session of a
-/// pass that is over.
+/// How long to wait for the claim on a table: the server may not have ended the session of the
+/// previous pass yet.
 const CLAIM: Duration = Duration::from_secs(2);
 
-/// What is examined has to be seen as it is when the lock is granted, and not as it was when the transaction began.
+/// The examination must see the state at the time when the lock is granted, not at the start of the
+/// transaction.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
-/// Why a table can't be kept as wished.
+/// Why a table can't be maintained as configured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RetentionError {
-    /// The server can't be asked, or refuses a statement.
+    /// A catalog query failed, or the server rejects a statement.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// Outbox, publication or slot are not as they have to be.
+    /// The outbox, the publication or the slot does not meet the requirements.
     #[error("nothing is removed: {0}")]
     Problem(Problem),
     /// The table has no partitions.
@@ -72,89 +73,87 @@ pub(crate) enum RetentionError {
     )]
     NotPartitioned {
         table: TableName,
-        /// The command that makes one.
+        /// The command that creates a partitioned table.
         init: String,
     },
-    /// It has none, and nothing that says how old its rows are.
+    /// The table has no partitions, and no column that shows the age of its rows.
     #[error(
         "table {0} has no column created_at of type timestamptz, timestamp or date, so the age of its rows is not known. Delete \
          them by hand"
     )]
     NoTime(TableName),
-    /// It has others than we can tell the age of.
+    /// The table has partitions whose age can't be determined.
     #[error(
         "table {0} is not partitioned by range of one column of type timestamptz, timestamp or date, so the age of its \
          partitions is not known. Make and drop them by hand"
     )]
     NotByTime(TableName),
-    /// There is none to make others after.
+    /// The table has no partition that could serve as a model for others.
     #[error(
         "table {0} has no partition with a lower and an upper bound, so it is not known how long the next ones are to be. Make \
          the first by hand, as the owner of the table: CREATE TABLE ... PARTITION OF {0} FOR VALUES FROM (...) TO (...)"
     )]
     NoModel(TableName),
-    /// We may not.
+    /// The role lacks the owner's privileges.
     #[error(
         "role {user} lacks the rights of {owner}, the owner of table {table}, which making and dropping its partitions \
          requires. Grant them: GRANT {owner} TO {user}. docs/retention.md has other ways"
     )]
     NotOwner {
-        /// The role we are.
+        /// The role of the session.
         user: String,
         owner: String,
         table: TableName,
     },
-    /// We may not, and nobody who is no superuser may.
+    /// The owner is a superuser, whose privileges Walpost's role must not have.
     #[error(
         "table {table} belongs to {owner}, a superuser, whose rights {user} is not to have: making and dropping partitions requires \
          those of the owner. Give the table and its partitions to a role that is no superuser, like the application's: ALTER \
          TABLE {table} OWNER TO OWNER; then: GRANT OWNER TO {user}"
     )]
     SuperuserOwns {
-        /// The role we are.
+        /// The role of the session.
         user: String,
         owner: String,
         table: TableName,
     },
-    /// We may not make tables there.
+    /// The role may not create tables in the schema.
     #[error(
         "role {user} may not create partitions in schema {schema}. Grant it: GRANT CREATE ON SCHEMA {schema} TO {user}"
     )]
     NoCreate {
-        /// The role we are.
+        /// The role of the session.
         user: String,
         schema: String,
     },
-    /// The default partition has what belongs into a new one.
+    /// The default partition has rows that belong in a new partition.
     #[error(
         "partition {partition} can't be made: the default partition {default} has rows of {range}. They are delivered all the \
          same. To move them, see docs/retention.md#move-rows-out-of-the-default-partition"
     )]
     DefaultHasRows {
         partition: TableName,
-        /// The default partition.
         default: TableName,
-        /// The range of the partition.
         range: Range,
     },
-    /// Another table has the name.
+    /// Another object has the name.
     #[error(
         "partition {0} can't be made: there is something else of that name. Rename it: ALTER TABLE {0} RENAME TO ..."
     )]
     NameTaken(TableName),
-    /// A lock was not to be had.
+    /// A lock was not available.
     #[error(
         "table {table} was in use each time: no lock within {limit:?}, tried {tries} times. A transaction has it open, or a \
          vacuum works on it: see pg_locks. It is tried again with the next pass"
     )]
     Busy {
         table: TableName,
-        /// How long a lock was waited for.
+        /// How long each attempt waited for the lock.
         limit: Duration,
-        /// How often.
+        /// Number of attempts.
         tries: u32,
     },
-    /// Events of the table may be in no slot, and were not sent again.
+    /// Events of the table may not be in any slot, and were not sent again.
     #[error(
         "nothing of table {table} is removed: {cause}, and {what} may be in the table only. Send them again: {replay}"
     )]
@@ -164,10 +163,10 @@ pub(crate) enum RetentionError {
         replay: String,
         /// Why they may be missing.
         cause: &'static str,
-        /// What may be missing.
+        /// The events that may be missing.
         what: String,
     },
-    /// Events of the table may not be in the stream, and that is not recorded yet.
+    /// Events of the table may not be in the stream, and this is not recorded yet.
     #[error(
         "nothing of table {table} is removed: it is not in the publication, or was not for a while, so events may be in the table \
          only. walpost run records them when the table is in the publication, and names the command that sends them"
@@ -181,13 +180,13 @@ pub(crate) enum RetentionError {
         table: TableName,
         /// The command that sends them.
         replay: String,
-        /// Where.
+        /// A description of the journal entry.
         what: String,
     },
-    /// The slot does not say what is delivered.
+    /// The position of the slot does not show what was delivered.
     #[error("what may not be delivered is kept: {0}")]
     Moved(Moved),
-    /// What is recorded of the slot describes another history of the database.
+    /// The recorded state of the slot describes another history of the database.
     #[error("nothing is removed that slot {slot:?} may not have delivered: {what}. {next_step}")]
     OtherHistory {
         slot: String,
@@ -198,37 +197,38 @@ pub(crate) enum RetentionError {
     /// Another Walpost has the claim.
     #[error("another Walpost is maintaining table {0}; nothing was done")]
     Claimed(TableName),
-    /// A role that may not maintain the table has the claim, which is an advisory lock.
+    /// A role without the privileges to maintain the table has the claim, which is an advisory
+    /// lock.
     #[error(
         "table {table} is not maintained: PID {pid} of role {role}, which lacks the rights of the owner of the table, holds the \
          advisory lock that Walpost takes for that. End it: SELECT pg_catalog.pg_terminate_backend({pid})"
     )]
     ClaimedByOther {
         table: TableName,
-        /// The role of the session.
+        /// The role of the session that has the claim.
         role: String,
-        /// The server process of the session.
+        /// PID of the server process of that session.
         pid: i32,
     },
 }
 
-/// What a pass has come to.
+/// The result of a pass.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// How many tables it was over.
+    /// Number of tables that the pass covered.
     pub tables: usize,
-    /// What was done, or would be.
+    /// Steps that were performed, or would be in a dry run.
     pub done: Vec<String>,
-    /// What is not done yet.
+    /// Steps that have to wait.
     pub waits: Vec<Wait>,
-    /// What needs somebody, or another try.
+    /// Problems that require an operator or another attempt.
     pub troubles: Vec<RetentionError>,
 }
 
-/// Does for each table of `target` what there is to be done now.
+/// Performs what is due for each table of `target`.
 ///
 /// # Errors
-/// As [`pass_of_table`].
+/// Same as for [`pass_of_table`].
 pub(crate) async fn pass(
     catalog: &Catalog,
     settings: &PipelineSettings,
@@ -247,10 +247,11 @@ pub(crate) async fn pass(
     Ok(all)
 }
 
-/// The tables of `target`, as targets of one table each: of several those that are in the publication.
+/// Returns a target for each table of `target`. If the outbox consists of several tables, these are
+/// the ones in the publication.
 ///
 /// # Errors
-/// A catalog query fails.
+/// A catalog query failed.
 async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, CatalogError> {
     let outboxes = match &target.outbox {
         Outbox::Messages { .. } => Vec::new(),
@@ -272,11 +273,12 @@ async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, Catal
     Ok(outboxes.into_iter().map(of).collect())
 }
 
-/// Does for the table of `target`, which is one of so many, what there is to be done now.
+/// Performs what is due for the table of `target`. `among` is the number of tables in the whole
+/// pass.
 ///
 /// # Errors
-/// The connection breaks or the server can't be asked. What is wrong with the table, and all that
-/// can be said of single partitions, is in the report.
+/// The connection broke or a catalog query failed. Problems with the table or with individual
+/// partitions are in the report instead.
 async fn pass_of_table(
     catalog: &Catalog,
     settings: &PipelineSettings,
@@ -348,8 +350,8 @@ async fn pass_of_table(
     Ok(report)
 }
 
-/// Why the table may not be touched, if it may not. Each transaction of a pass finds that out again; this is for a dry run, and
-/// for a pass that finds nothing to do.
+/// Returns why the table may not be used, if it may not. Each transaction of a pass checks this
+/// again; this check is for a dry run, and for a pass that has nothing to do.
 async fn refused(
     catalog: &Catalog,
     maintained: &Maintained,
@@ -364,17 +366,17 @@ async fn refused(
         Err(error @ (CatalogError::CodeOfOthers { .. } | CatalogError::RowSecurity { .. })) => {
             Ok(Some(error.into()))
         }
-        // A pass tries again until the lock is available.
+        // The pass retries until the lock is available.
         Err(CatalogError::Server(error)) if is_busy(&error.code) => Ok(None),
         examined => examined.map(|()| None),
     }
 }
 
-/// Tables that were partitions of this one and are not dropped yet, or are being detached: a query of
-/// the table has no rows of theirs.
+/// Returns the tables that were partitions of this table and have not been dropped, or are being
+/// detached. A query of the table does not return their rows.
 ///
 /// # Errors
-/// The server can't be asked.
+/// A catalog query failed.
 pub(crate) async fn taken_off(
     catalog: &Catalog,
     table: &TableName,
@@ -387,7 +389,7 @@ pub(crate) async fn taken_off(
 }
 
 impl Maintained {
-    /// What a pass does to the table.
+    /// Returns how a pass uses the table.
     fn statement(&self) -> Statement {
         match self.partitioning {
             Some(_) => Statement::Alter,
@@ -395,7 +397,7 @@ impl Maintained {
         }
     }
 
-    /// What keeps us from making or dropping any partition.
+    /// Returns the problem that prevents partitions from being created or dropped, if any.
     fn trouble(&self, target: &Target, retention: Retention) -> Option<RetentionError> {
         let table = self.name.clone();
         let user = || identifier(&self.user);
@@ -430,7 +432,7 @@ impl Maintained {
 }
 
 impl Step {
-    /// What it does, as a dry run says it.
+    /// Describes the step for a dry run.
     fn intent(&self) -> String {
         match self {
             Self::Make(name, range) => format!("make partition {name} for {range}"),
@@ -450,11 +452,12 @@ struct Pass<'a> {
     client: &'a Client,
     settings: &'a PipelineSettings,
     outbox: &'a Maintained,
-    /// How long to wait for slots that are about to pass a mark: with many tables each one less, as the next pass finds them
-    /// passed.
+    /// How long to wait for slots that are about to pass a mark. With many tables, this is shorter
+    /// for each, because the next pass finds that the slots have passed.
     patience: Duration,
     report: &'a mut Report,
-    /// The table was found not to lack events. What it lacks later is too young to be removed in this pass.
+    /// The table was found to lack no events. Events that go missing later are too recent to be
+    /// removed in this pass.
     is_complete: bool,
 }
 
@@ -467,8 +470,9 @@ impl Pass<'_> {
         Ok(found)
     }
 
-    /// The slot that is furthest behind, and where: no slot stands for more than Walpost has confirmed of it.
-    /// Nothing where none says what is delivered, because one was dropped.
+    /// Returns the slot with the lowest position, and that position, which counts only up to what
+    /// Walpost has confirmed. Returns `None` if no slot shows what was delivered, because one was
+    /// dropped.
     async fn slowest(&mut self, target: &Target) -> Result<Option<(String, Lsn)>, CatalogError> {
         let table = &self.outbox.name;
         let readers = self
@@ -483,7 +487,8 @@ impl Pass<'_> {
             Err(error) => return Err(error),
         };
         let slots = look::slots(self.client, target, table, &readers).await?;
-        // After the slot: one that another was dropped for is there only when that is written down.
+        // Must be queried after the slots: if a slot was dropped and replaced, the entry is written
+        // before the new slot exists.
         let entries = match self.catalog.dropped_slots_of_table(target, table).await {
             Ok(entries) => entries,
             Err(error @ CatalogError::Server(_)) => {
@@ -511,8 +516,8 @@ impl Pass<'_> {
         Ok(None)
     }
 
-    /// The table may lack events that were committed while it was not published, or whether it does can't be known; the report
-    /// says so.
+    /// Returns whether the table may lack events that were committed while it was not published, or
+    /// whether this can't be determined. Adds the reason to the report.
     async fn may_lack_events(&mut self, target: &Target) -> Result<bool, CatalogError> {
         if self.is_complete {
             return Ok(false);
@@ -532,7 +537,8 @@ impl Pass<'_> {
         Ok(may_lack)
     }
 
-    /// The table is set aside, or whether it is can't be known; the report says so.
+    /// Returns whether the table is set aside, or whether this can't be determined. Adds the reason
+    /// to the report.
     async fn is_set_aside(&mut self, target: &Target) -> Result<bool, CatalogError> {
         let table = &self.outbox.name;
         let (name, relation) = (table.to_string(), self.outbox.origin.table);
@@ -562,7 +568,7 @@ impl Pass<'_> {
                 slot: slot.clone(),
                 ..target.clone()
             };
-            // Which slots another pipeline had before is not known here.
+            // The earlier slots of other pipelines are not known here.
             let pipeline = match is_own {
                 true => self.settings.name.as_str(),
                 false => "",
@@ -633,7 +639,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Takes a step, and notes what came of it. False if it could not be taken.
+    /// Performs a step, and adds the result to the report. Returns false if it could not be
+    /// performed.
     async fn take(&mut self, step: &Step) -> Result<bool, CatalogError> {
         let (table, sql, done) = match step {
             Step::Make(name, range) => (
@@ -691,8 +698,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Waits until every transaction has ended that used the table before: one can still have the
-    /// partition in mind that it is being rid of, and FINALIZE waits for statements under way alone.
+    /// Waits until every transaction that used the table before has ended. Such a transaction may
+    /// still consider the table its partition, and FINALIZE waits only for statements in progress.
     async fn wait_for_users(&mut self) -> Result<bool, CatalogError> {
         let table = self.outbox.name.clone();
         let lock = format!(
@@ -702,8 +709,8 @@ impl Pass<'_> {
         self.run(&table, &lock).await
     }
 
-    /// Runs statements that concern a table alone, and notes what is in their way. False if they
-    /// could not be run.
+    /// Runs statements that concern only a table, and adds what prevents them to the report.
+    /// Returns false if they could not be run.
     async fn run(&mut self, table: &TableName, sql: &str) -> Result<bool, CatalogError> {
         let failed = self.attempt(&bounded(sql)).await?;
         if failed.is_none() {
@@ -712,7 +719,8 @@ impl Pass<'_> {
         Ok(self.report_failed(table, failed))
     }
 
-    /// False if statements about this table could not be run, which is then in the report.
+    /// Adds the failure of statements about this table to the report. Returns false if there was
+    /// one.
     fn report_failed(&mut self, table: &TableName, failed: Option<Failed>) -> bool {
         let Some(failed) = failed else {
             return true;
@@ -724,19 +732,20 @@ impl Pass<'_> {
         false
     }
 
-    /// Begins a transaction in which nobody else changes the table, and reports what prevents that. False if there is none.
+    /// Begins a transaction in which no other session can change the table. Returns false if this
+    /// is not possible, and adds the reason to the report.
     async fn begin(&mut self) -> Result<bool, CatalogError> {
         let table = self.outbox.name.clone();
         let failed = self.attempt("").await?;
         Ok(self.report_failed(&table, failed))
     }
 
-    /// Ends the transaction.
     async fn commit(&self) -> Result<(), CatalogError> {
         Ok(self.client.batch_execute("COMMIT").await?)
     }
 
-    /// Runs statements in a transaction, which is then open, and several times if a lock is not available.
+    /// Runs statements in a transaction, which is left open. Retries several times if a lock is not
+    /// available.
     async fn attempt(&self, sql: &str) -> Result<Option<Failed>, CatalogError> {
         let mut tries = 0;
         loop {
@@ -765,13 +774,15 @@ impl Pass<'_> {
         self.catalog
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
             .await?;
-        // The examination locks it only if a role that is not trusted can change it. A trusted one can give it to another role.
+        // The examination locks the table only if an untrusted role can change it. A trusted role
+        // can transfer it to another role.
         if self.outbox.partitioning.is_some() {
             let table = self.outbox.name.quoted();
             let lock = format!("LOCK TABLE ONLY {table} IN SHARE UPDATE EXCLUSIVE MODE");
             self.client.batch_execute(&lock).await?;
         }
-        // What the statements were composed from can have changed until it was locked.
+        // The facts that the statements were composed from may have changed before the table was
+        // locked.
         let now = look::maintained(self.client, &self.outbox.name).await?;
         if now.as_ref() != Some(self.outbox) {
             return Err(CatalogError::TableChanged(self.outbox.name.clone()));
@@ -793,9 +804,10 @@ impl Pass<'_> {
         }
     }
 
-    /// CONCURRENTLY would let writers through while it waits for its lock, but cannot be part of the transaction that examines the
-    /// table, and PostgreSQL refuses it if there is a default partition. Under the lock that it takes instead, no transaction has
-    /// rows in the partition that are not committed yet, so the mark can be set at once.
+    /// Detaches the partition and marks it. DETACH CONCURRENTLY would not block writers while it
+    /// waits for its lock, but can't be part of the transaction that examines the table, and
+    /// PostgreSQL rejects it if there is a default partition. Under the lock that is used instead,
+    /// no transaction has uncommitted rows in the partition, so the mark can be set immediately.
     fn detach_sql(&self, partition: &Partition) -> String {
         let name = &partition.name;
         format!(
@@ -806,7 +818,8 @@ impl Pass<'_> {
         )
     }
 
-    /// Replaces our line of the comment. The server has the other lines, which can be of any length.
+    /// Replaces Walpost's line of the comment. The other lines, which can have any length, never
+    /// leave the server.
     fn mark_sql(&self, table: &TableName, kind: MarkKind) -> String {
         let (start, expression) = kind.parts();
         let start = escape_literal(&start);
@@ -820,7 +833,7 @@ impl Pass<'_> {
     }
 }
 
-/// Drops the table, if it is still what was looked at.
+/// Drops the table, if it is still the one that was examined.
 fn drop_sql(table: &Detached) -> String {
     let Detached {
         oid,
@@ -838,7 +851,7 @@ fn drop_sql(table: &Detached) -> String {
         escape_literal(&name.quoted())
     );
     let block = escape_literal(&block);
-    // The lock on the outbox does not keep the schema of a table that is not a partition of it any more.
+    // The lock on the outbox no longer protects the schema of a table that is not its partition.
     format!(
         "{}LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}",
         examine_sql(name, Statement::Alter),
@@ -846,13 +859,13 @@ fn drop_sql(table: &Detached) -> String {
     )
 }
 
-/// Statements that may not take longer than a lock may: writers wait until they end.
+/// Limits the duration of the statements to the lock timeout, because writers wait until they end.
 fn bounded(statements: &str) -> String {
     let limit = LOCK_TIMEOUT.as_millis();
     format!("SET LOCAL statement_timeout = {limit}; {statements}")
 }
 
-/// Why statements could not be run.
+/// The reason why statements could not be run.
 struct Failed {
     /// SQLSTATE
     code: String,

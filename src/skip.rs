@@ -1,8 +1,8 @@
-//! Moves a slot forward over what a person has decided to leave out.
+//! Advances a slot past events that an operator has decided to skip.
 //!
-//! The order is: journal, checkpoint, slot. A death between them leaves a journal that says what was
-//! intended; a checkpoint ahead of its slot, which the next `run` goes on from; and in each case a
-//! slot that can be moved by the same command again.
+//! The order is: journal, checkpoint, slot. If the process ends in between, the journal may record
+//! an intention that was not carried out, and the checkpoint may be ahead of its slot, from which
+//! the next `run` continues. In each case, the same command can advance the slot afterwards.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,13 +26,13 @@ use crate::postgres::replication::{Connection, ConnectionError};
 use crate::postgres::target::Outbox;
 use crate::sink::{Sink, SinkError};
 
-/// No row is larger: PostgreSQL's own limit for a message.
+/// The size limit of rows. No row is larger: this is PostgreSQL's own limit for a message.
 const ROW_BYTES_MAX: usize = 1 << 30;
 
 /// How often to check whether the server has released the slot.
 const RELEASE_POLL: Duration = Duration::from_millis(50);
 
-/// Where the slot is to be.
+/// The requested position of the slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
     Lsn(Lsn),
@@ -119,20 +119,20 @@ pub(crate) enum SkipError {
     Copying { slot: String },
 }
 
-/// What is to be done.
+/// The changes that a skip will make.
 pub(crate) struct Plan {
     pub(crate) confirmed: Lsn,
     pub(crate) to: Lsn,
     pub(crate) found: Found,
-    /// Exactly-once: the checkpoint there is, and the one to be.
+    /// With exactly-once delivery: the existing checkpoint, and the new one.
     pub(crate) checkpoint: Option<(Checkpoint, Checkpoint)>,
-    /// Somebody else has moved the slot there already.
+    /// Something else has moved the slot there already.
     pub(crate) is_moved: bool,
     /// The server is a standby, so the journal cannot be written.
     in_recovery: bool,
 }
 
-/// What would be skipped. Nothing is changed before [`Skip::run`].
+/// A planned skip. Nothing is changed before [`Skip::run`].
 pub(crate) struct Skip<'s> {
     settings: &'s PipelineSettings,
     catalog: Catalog,
@@ -141,16 +141,16 @@ pub(crate) struct Skip<'s> {
 }
 
 impl<'s> Skip<'s> {
-    /// Finds out what is to be done.
+    /// Determines what to do.
     ///
     /// # Errors
-    /// It can't be, or the servers can't be asked.
+    /// The skip is not possible, or a server query failed.
     pub(crate) async fn to(settings: &'s PipelineSettings, to: Place) -> Result<Self, SkipError> {
         let catalog = Catalog::open(&settings.postgres).await?;
-        // Without a journal nothing is moved, so that is found out first.
+        // Without a journal, nothing is moved, so this is checked first.
         let journal = catalog.journal(&settings.name, &settings.target).await?;
         let plan = plan(settings, &catalog, to).await?;
-        // Also one of a table that the pipeline had before.
+        // Includes the snapshot of a table that the pipeline had before.
         let snapshots = catalog.table_snapshots(&settings.target).await?;
         let begun = snapshots
             .iter()
@@ -172,10 +172,10 @@ impl<'s> Skip<'s> {
         })
     }
 
-    /// Does it.
+    /// Performs the skip.
     ///
     /// # Errors
-    /// Somebody else has moved the slot or the checkpoint, or a server refuses.
+    /// Something else has moved the slot or the checkpoint, or a server rejects the change.
     pub(crate) async fn run(self) -> Result<(), SkipError> {
         let Self {
             settings,
@@ -195,7 +195,7 @@ impl<'s> Skip<'s> {
             entry.action == Action::Skip && entry.from == Some(confirmed) && entry.to == Some(to)
         };
         let id = match journal.last().filter(is_same) {
-            // It was begun, and not ended.
+            // An earlier attempt recorded this skip but did not complete it.
             Some(last) => Some(last.id),
             None if in_recovery => {
                 warn!(
@@ -230,7 +230,7 @@ impl<'s> Skip<'s> {
     }
 }
 
-/// Finds out what is to be done, and changes nothing.
+/// Determines what to do, and changes nothing.
 async fn plan(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -270,7 +270,7 @@ async fn plan(
     }
     let is_behind = match to {
         Place::Lsn(lsn) => lsn <= confirmed,
-        // A commit record where the slot stands was not sent yet.
+        // A transaction whose commit record is at the slot's position has not been sent yet.
         Place::Position(position) => position.commit < confirmed,
     };
     if let Place::Lsn(lsn) = to
@@ -313,14 +313,14 @@ async fn plan(
         preview.describe_columns(HashMap::clone(&facts));
         Ok::<_, SkipError>(preview)
     };
-    // The record that is there ends behind it, if there is one yet.
+    // The record at this position ends after it, if it exists already.
     let upto = end.min(Lsn(to.lsn().0 + 1));
     let mut preview = new_preview()?;
     let read = read_slot(settings, catalog, upto, Texts::Converted, |data| {
         preview.message(data)
     });
     match read.await {
-        // What is to be skipped is a row that the server can't convert.
+        // The row to be skipped is one that the server can't convert.
         Err(SkipError::Connection(error)) if error.is_of_encoding() => {
             preview = new_preview()?;
             let read = read_slot(settings, catalog, upto, Texts::Unconverted, |data| {
@@ -349,16 +349,17 @@ async fn plan(
     })
 }
 
-/// In which encoding the server sends texts.
+/// The encoding in which the server sends text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Texts {
     /// UTF-8
     Converted,
-    /// That of the database.
+    /// The encoding of the database.
     Unconverted,
 }
 
-/// Passes what the slot would send to `take`, until that returns false or everything before `upto` was sent.
+/// Passes what the slot would send to `take`, until `take` returns false or everything before
+/// `upto` was sent.
 async fn read_slot(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -367,7 +368,7 @@ async fn read_slot(
     take: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), SkipError> {
     let (target, limit) = (&settings.target, settings.link_timeout);
-    // A row that is too large for the pipeline is what is to be skipped.
+    // The row to be skipped may be too large for the pipeline.
     let mut connection = Connection::open(&settings.postgres, limit, ROW_BYTES_MAX).await?;
     if texts == Texts::Unconverted {
         connection.disable_conversion().await?;
@@ -380,7 +381,8 @@ async fn read_slot(
         .start(&target.slot, Lsn::ZERO, &target.publication, messages)
         .await?;
     let read = connection.preview(upto, limit, take).await;
-    // The server may be in the middle of a large transaction, and notices only later that nobody reads it.
+    // The server may be in the middle of a large transaction, and notice only later that the
+    // connection is closed.
     let _ = connection.close().await;
     for _ in 0..limit.as_millis() / RELEASE_POLL.as_millis() {
         let slot = catalog.slot(&target.slot).await?;
@@ -392,7 +394,8 @@ async fn read_slot(
     Ok(read?)
 }
 
-/// The slot stands there, and Walpost has not confirmed it so far: how far it has, if that is so.
+/// If the slot is at this position but Walpost has not confirmed it up to there, returns the
+/// position up to which Walpost has.
 async fn moved(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -408,7 +411,8 @@ async fn moved(
     Ok((!is_known).then_some(state.confirmed))
 }
 
-/// With exactly-once the checkpoint, and how a start would go on from it now.
+/// With exactly-once delivery, returns the checkpoint, and the checkpoint with which a start would
+/// resume now.
 async fn checkpoint(
     settings: &PipelineSettings,
     confirmed: Lsn,
@@ -449,7 +453,7 @@ async fn checkpoint(
     Ok(Some((found, resumed)))
 }
 
-/// What the journal says of it.
+/// Returns the details for the journal.
 fn detail(found: &Found, cluster: &str) -> serde_json::Value {
     json!({
         "system_id": cluster,
@@ -463,7 +467,7 @@ fn detail(found: &Found, cluster: &str) -> serde_json::Value {
     })
 }
 
-/// Writes the checkpoint, unless it is another one by now than the one that was `found`.
+/// Writes the checkpoint, unless the current one differs from the one that was `found`.
 async fn move_checkpoint(
     settings: &PipelineSettings,
     found: &Checkpoint,

@@ -1,20 +1,26 @@
-//! Opens the files that decide where secrets are sent or which programs run, and rejects those that another user could
-//! have written.
+//! Opens the files that determine where secrets are sent or which programs run, and rejects those
+//! that another user could have written.
 //!
-//! Whoever can replace a configuration file, a certificate authority or a password program acts with all of Walpost's
-//! rights. A path is therefore resolved here, one component at a time, rather than by the kernel: each folder, each symbolic
-//! link and the file itself must be writable by root and by the user that Walpost runs as, and by nobody else. The file is
-//! then opened in the folder that was examined, and compared with what was examined.
+//! A user who can replace a configuration file, a certificate authority or a password program acts
+//! with all of Walpost's privileges. Therefore this module resolves a path itself, one component at
+//! a time, instead of leaving that to the kernel: each folder, each symbolic link and the file
+//! itself may be writable only by root and by the user that Walpost runs as. The file is then
+//! opened in the folder that was examined, and compared with the file that was examined.
 //!
-//! Programs, and files that a library opens by name, cannot be handed over as an open descriptor: the kernel would pass
-//! `/dev/fd/N` to the interpreter of a script. They are examined immediately before they are used. In between, only the
-//! users who were found to be trusted can change any component of the path, so there is no window for others.
+//! Programs, and files that a library opens by name, can't be passed as an open descriptor: the
+//! kernel would pass `/dev/fd/N` to the interpreter of a script. They are examined immediately
+//! before they are used. In between, only users that were found to be trusted can change a
+//! component of the path, so other users can't exploit the delay.
 //!
-//! Three exceptions apply. In a sticky folder, others can create files but not replace those of root or of this user; so it may be
-//! on the way to a file, and not be the folder whose files are used. What is
-//! mounted read-only was put there by whoever administers the machine, as Kubernetes mounts ConfigMaps and Secrets, whose
-//! owner is often another one; a FUSE file system does not qualify, since its content may come from the user who mounted it.
-//! And the owner of a symbolic link matters only in a sticky folder, since elsewhere nobody else can replace it.
+//! There are three exceptions:
+//! - In a sticky folder, other users can create files but can't replace those of root or of this
+//!   user. Such a folder may be part of a path, but it may not be a folder whose files are listed
+//!   or looked up.
+//! - A file system that is mounted read-only was mounted by the administrator of the machine, as
+//!   Kubernetes mounts ConfigMaps and Secrets, which often have another owner. This does not apply
+//!   to FUSE file systems, because their contents may come from the user who mounted them.
+//! - The owner of a symbolic link matters only in a sticky folder, because elsewhere no other user
+//!   can replace the link.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -33,13 +39,13 @@ use rustix::process::geteuid;
 
 use crate::escape::shell_word;
 
-/// The longest file that is read.
+/// Maximum size of a file that is read.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
-/// As in the kernel (path_resolution(7)).
+/// Same limit as in the kernel (path_resolution(7)).
 const MAX_LINKS: u32 = 40;
-/// How many interpreters of interpreters a script can have, as in the kernel (execve(2)).
+/// How many interpreters a script can have in sequence, as in the kernel (execve(2)).
 const MAX_INTERPRETERS: u32 = 5;
-/// The part of a script in which the kernel looks for its interpreter.
+/// How much of a script the kernel searches for an interpreter.
 const INTERPRETER_LINE_BYTES: u64 = 256;
 /// In a folder with this bit, only the owner of a file can remove or rename it.
 const STICKY: u32 = 0o1000;
@@ -47,25 +53,25 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// `FUSE_SUPER_MAGIC`, statfs(2).
 const FUSE: u64 = 0x6573_5546;
 
-/// A file that must not or cannot be used.
+/// A file that must not or can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
-    /// A component of the path cannot be opened, or the file cannot be read.
+    /// A component of the path can't be opened, or the file can't be read.
     #[error("{reason}")]
     Io {
-        /// Tells a missing file from other errors.
+        /// Distinguishes a missing file from other errors.
         kind: ErrorKind,
         /// The operating system's message.
         reason: String,
     },
-    /// This user may not read the file, or enter a folder on the way to it.
+    /// This user may not read the file, or enter a folder of its path.
     #[error(
         "the user with ID {user} may not {action} {place} (its owner has ID {owner}, its mode is {mode:04o}). {remedy}"
     )]
     Denied {
         /// The user that Walpost runs as.
         user: u32,
-        /// What was denied.
+        /// The operation that was denied.
         action: &'static str,
         /// The file or folder.
         place: String,
@@ -73,10 +79,10 @@ pub enum PathError {
         owner: u32,
         /// Its mode.
         mode: u32,
-        /// What fixes it, with the command.
+        /// The remedy, with the command.
         remedy: String,
     },
-    /// A component of the path can be written by other users.
+    /// Other users can write a component of the path.
     #[error("{place} can be written by others ({found}). Check what it contains, then: {remedy}")]
     Writable {
         /// The file, folder or link.
@@ -86,7 +92,7 @@ pub enum PathError {
         /// The command that fixes it.
         remedy: String,
     },
-    /// Others can create files in the folder.
+    /// Other users can create files in the folder.
     #[error(
         "others can create files in {place} (its mode is {mode:04o}). Use a folder that only this user can write: install -d \
          -m 0700 FOLDER"
@@ -97,31 +103,32 @@ pub enum PathError {
         /// Its mode.
         mode: u32,
     },
-    /// The path leads to something else.
+    /// The path leads to a file of another type.
     #[error("{place} is {found}, expected {expected}")]
     Kind {
-        /// Where the path leads to.
+        /// The resolved path.
         place: String,
-        /// What was found.
+        /// The type of file that was found.
         found: &'static str,
-        /// What was expected.
+        /// The type of file that was expected.
         expected: &'static str,
     },
-    /// The file is too large to be what it should be.
+    /// The file is too large for its purpose.
     #[error("{place} has more than {MAX_FILE_BYTES} bytes")]
     TooLarge {
-        /// Where the path leads to.
+        /// The resolved path.
         place: String,
     },
 }
 
 impl PathError {
-    /// There is no such file.
+    /// Returns whether the file does not exist.
     pub(crate) fn is_not_found(&self) -> bool {
         matches!(self, Self::Io { kind, .. } if *kind == ErrorKind::NotFound)
     }
 
-    /// Other users could have written the file; otherwise it is missing or unsuitable.
+    /// Returns whether other users could have written the file. Otherwise it is missing or
+    /// unsuitable.
     pub(crate) fn is_distrust(&self) -> bool {
         matches!(self, Self::Writable { .. } | Self::Shared { .. })
     }
@@ -160,7 +167,7 @@ pub(crate) fn open(path: &Path) -> Result<TrustedFile, PathError> {
     resolved.open()
 }
 
-/// Checks a regular file that a library opens by its path.
+/// Checks a regular file that a library will open by its path.
 ///
 /// # Errors
 /// [`PathError`].
@@ -168,8 +175,8 @@ pub(crate) fn check(path: &Path) -> Result<(), PathError> {
     resolve(path)?.expect_file()
 }
 
-/// Checks a file, or a folder with all files in it, that a library opens by its path. The library may look for a file at any time
-/// afterwards, so nobody else may create one either.
+/// Checks a file, or a folder with all its files, that a library will open by its path. The library
+/// may look up a file at any later time, so no other user may be able to create one either.
 ///
 /// # Errors
 /// [`PathError`].
@@ -181,7 +188,8 @@ pub(crate) fn check_all(path: &Path) -> Result<(), PathError> {
     resolved.expect_unshared()?;
     for entry in path.read_dir()? {
         match walk(&entry?.path())? {
-            // A link that leads nowhere has nothing to read, unless others can create its target.
+            // A link without a target has nothing to read, unless other users can create the
+            // target.
             Walked::Missing(folder) => folder.expect_unshared()?,
             Walked::Found(found) if found.kind() == FileType::Directory => {}
             Walked::Found(found) => found.expect_file()?,
@@ -190,7 +198,8 @@ pub(crate) fn check_all(path: &Path) -> Result<(), PathError> {
     Ok(())
 }
 
-/// Checks a folder whose files are about to be listed: nobody else may add one, not even in a sticky folder.
+/// Checks a folder whose files are about to be listed: no other user may be able to add one, even
+/// if the folder is sticky.
 ///
 /// # Errors
 /// [`PathError`].
@@ -200,8 +209,8 @@ pub(crate) fn check_folder(path: &Path) -> Result<(), PathError> {
     resolved.expect_unshared()
 }
 
-/// Checks a folder in which a file of this user is about to be created: nobody else may create files there, not even in a
-/// sticky folder.
+/// Checks a folder in which a file of this user is about to be created: no other user may be able
+/// to create files there, even if the folder is sticky.
 ///
 /// # Errors
 /// [`PathError`].
@@ -214,9 +223,10 @@ pub(crate) fn check_private_folder(path: &Path) -> Result<(), PathError> {
     }
 }
 
-/// Returns the user to whom the folder of a server's socket was given, its owner: only root, this user and that owner can change
-/// where the path leads. Others may be able to create files in the folder itself, such as the members of its group, so the caller
-/// compares the owner with the user of the process that answers.
+/// Returns the owner of the folder that contains a server's socket. Only root, this user and that
+/// owner can change where the path leads. Other users may be able to create files in the folder
+/// itself, such as the members of its group, so the caller compares the owner with the user of the
+/// process that responds.
 ///
 /// # Errors
 /// [`PathError`].
@@ -232,8 +242,8 @@ pub(crate) fn socket_folder_owner(path: &Path) -> Result<u32, PathError> {
     }
 }
 
-/// Checks a program that is about to be executed, with the interpreter that it names if it is a script. Programs that the
-/// interpreter looks up in PATH, and arguments, are not checked.
+/// Checks a program that is about to be executed and, if it is a script, its interpreter. Programs
+/// that the interpreter looks up in PATH, and arguments, are not checked.
 ///
 /// # Errors
 /// [`PathError`].
@@ -242,7 +252,7 @@ pub(crate) fn check_program(path: &Path) -> Result<(), PathError> {
     for _ in 0..MAX_INTERPRETERS {
         let resolved = resolve(&program)?;
         resolved.expect_file()?;
-        // A program that cannot be read is not a script.
+        // A program that can't be read is not a script.
         let Ok(file) = resolved.open() else {
             return Ok(());
         };
@@ -258,7 +268,7 @@ pub(crate) fn check_program(path: &Path) -> Result<(), PathError> {
     Err(Errno::LOOP.into())
 }
 
-/// The interpreter that a script names in its first line.
+/// Returns the interpreter that a script names in its first line.
 fn interpreter(script: &[u8]) -> Option<PathBuf> {
     let line = script
         .strip_prefix(b"#!")?
@@ -278,7 +288,7 @@ pub(crate) struct TrustedFile {
 }
 
 impl TrustedFile {
-    /// The permission bits of its mode.
+    /// Returns the permission bits of the file's mode.
     pub(crate) fn mode(&self) -> u32 {
         self.stat.st_mode & 0o7777
     }
@@ -287,10 +297,10 @@ impl TrustedFile {
         self.stat.st_uid
     }
 
-    /// Reads all of it.
+    /// Reads the whole file.
     ///
     /// # Errors
-    /// It cannot be read, or is too large.
+    /// The file can't be read, or is too large.
     pub(crate) fn read(self) -> Result<Vec<u8>, PathError> {
         let mut bytes = Vec::new();
         self.file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
@@ -303,18 +313,18 @@ impl TrustedFile {
     }
 }
 
-/// Where a path leads to. Every component on the way was examined.
+/// The target of a path whose components have all been examined.
 struct Resolved {
     folder: OwnedFd,
-    /// Its name in that folder; `.` for the folder itself.
+    /// The name in that folder; `.` for the folder itself.
     name: OsString,
     stat: Stat,
-    /// The path without links.
+    /// The path with all links resolved.
     place: PathBuf,
 }
 
 impl Resolved {
-    /// A folder itself.
+    /// Creates an instance for a folder itself.
     fn folder(folder: OwnedFd, stat: Stat, place: PathBuf) -> Self {
         Self {
             folder,
@@ -347,7 +357,7 @@ impl Resolved {
         }
     }
 
-    /// Others can create files in the folder, which is sticky.
+    /// Returns whether other users can create files in the folder, which is sticky.
     fn is_shared(&self) -> bool {
         self.stat.st_mode & WRITABLE_BY_OTHERS != 0
     }
@@ -359,7 +369,8 @@ impl Resolved {
         }
     }
 
-    /// Nobody else can create a file in the folder: Kubernetes mounts read-only ones with the mode 1777.
+    /// Checks that no other user can create a file in the folder. Kubernetes mounts read-only
+    /// folders with mode 1777.
     fn expect_unshared(&self) -> Result<(), PathError> {
         match self.is_shared() && !is_fixed(&self.folder)? {
             true => Err(self.shared()),
@@ -400,14 +411,14 @@ fn name_of(kind: FileType) -> &'static str {
     }
 }
 
-/// Where a path leads to.
+/// The target of a path.
 enum Walked {
     Found(Resolved),
     /// The next component does not exist in this folder.
     Missing(Resolved),
 }
 
-/// Resolves the path, following each link by hand, and examines every component.
+/// Resolves the path, follows each link without the kernel's help, and examines every component.
 fn resolve(path: &Path) -> Result<Resolved, PathError> {
     match walk(path)? {
         Walked::Found(resolved) => Ok(resolved),
@@ -419,7 +430,7 @@ fn walk(path: &Path) -> Result<Walked, PathError> {
     walk_for(path, None)
 }
 
-/// As [`walk`], for a path to a folder that may have been given to the user `server`.
+/// Like [`walk`], for a path to a folder that may be owned by the user `server`.
 fn walk_for(path: &Path, server: Option<u32>) -> Result<Walked, PathError> {
     let absolute = std::path::absolute(path)?;
     let mut pending = Vec::new();
@@ -481,7 +492,7 @@ fn walk_for(path: &Path, server: Option<u32>) -> Result<Walked, PathError> {
     Ok(Walked::Found(Resolved::folder(folder, stat, place)))
 }
 
-/// Puts the components on the stack, the first one on top. The root is not one of them.
+/// Pushes the components to the stack, with the first one on top. The root folder is not included.
 fn push_components(pending: &mut Vec<OsString>, path: &Path) {
     let components = path
         .components()
@@ -494,7 +505,7 @@ fn push_components(pending: &mut Vec<OsString>, path: &Path) {
     pending.extend(components);
 }
 
-/// Opens a component without following it, and without any effect on a device or a FIFO.
+/// Opens a component without following it, and without side effects on a device or a FIFO.
 fn open_component(
     folder: impl AsFd,
     name: impl rustix::path::Arg,
@@ -505,7 +516,7 @@ fn open_component(
     Ok((entry, stat))
 }
 
-/// The error for a file that this user may not read, or a folder that it may not enter.
+/// Returns the error for a file that this user may not read, or a folder that it may not enter.
 fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
     let user = geteuid().as_raw();
     let place = place.display().to_string();
@@ -513,7 +524,7 @@ fn denied(action: &'static str, place: &Path, stat: &Stat) -> PathError {
     PathError::Denied {
         remedy: match action {
             "read" => format!("Allow it: chown {user} {word} && chmod 0600 {word}"),
-            // Such as /etc/walpost, which the packages create for the group walpost.
+            // For example, /etc/walpost, which the packages create for the group walpost.
             _ if stat.st_mode & 0o010 != 0 => format!(
                 "Run the command as root, or as a user of the group with ID {}; or allow every user: chmod o+x {word}",
                 stat.st_gid
@@ -532,7 +543,8 @@ fn examine(place: &Path, entry: impl AsFd, stat: &Stat) -> Result<(), PathError>
     distrust(place, entry, fault(stat, own()))
 }
 
-/// A link cannot be written, and only whoever can write its folder can replace it. In a sticky folder, its owner can too.
+/// Examines a link. A link can't be written, and only users who can write its folder can replace
+/// it. In a sticky folder, this includes the link's owner.
 fn examine_link(
     place: &Path,
     entry: impl AsFd,
@@ -544,7 +556,8 @@ fn examine_link(
     distrust(place, entry, fault)
 }
 
-/// An error for the fault, unless the place is mounted read-only.
+/// Returns an error for the fault, unless the component is on a file system that is mounted
+/// read-only.
 fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), PathError> {
     let Some(fault) = fault else {
         return Ok(());
@@ -570,7 +583,8 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
     })
 }
 
-/// The file is on a file system that is mounted read-only, by whoever administers the machine.
+/// Returns whether the file is on a file system that the administrator of the machine has mounted
+/// read-only.
 fn is_fixed(entry: impl AsFd) -> Result<bool, PathError> {
     let is_read_only = fstatvfs(entry.as_fd())?
         .f_flag
@@ -584,10 +598,10 @@ fn is_fixed(entry: impl AsFd) -> Result<bool, PathError> {
 enum Fault {
     Owner {
         owner: u32,
-        /// Who should own it.
+        /// The expected owner.
         expected: String,
     },
-    /// The mode that allows it.
+    /// The mode that allows this.
     Mode(u32),
 }
 
@@ -595,8 +609,9 @@ fn fault(stat: &Stat, own: u32) -> Option<Fault> {
     owner_fault(stat, own).or_else(|| mode_fault(stat))
 }
 
-/// As [`fault`], for a folder on the way to the socket of `server`. That user can own it if whoever can write the parent folder
-/// gave it to that user: in a sticky folder, anyone can create a folder of the expected name. The last folder can have any mode.
+/// Like [`fault`], for a folder in the path to the socket of `server`. That user may own the folder
+/// if no other user can write the parent folder: in a sticky folder, anyone can create a folder
+/// with the expected name. The last folder can have any mode.
 fn server_fault(stat: &Stat, parent: &Stat, server: u32, is_last: bool) -> Option<Fault> {
     let is_given = stat.st_uid == server && parent.st_mode & WRITABLE_BY_OTHERS == 0;
     let owner = match is_given {
@@ -622,13 +637,14 @@ fn owner_fault(stat: &Stat, own: u32) -> Option<Fault> {
     (owner != 0 && owner != own).then_some(Fault::Owner { owner, expected })
 }
 
-/// The user that Walpost runs as.
+/// Returns the user that Walpost runs as.
 fn own() -> u32 {
     geteuid().as_raw()
 }
 
-/// Which permission bits other users lack for a file to be unreadable to them, and the mode that a file should have. A file
-/// of another owner, as root's, has its group so that this user can read it.
+/// Returns which permission bits must be clear so that other users can't read the file, and the
+/// recommended mode. A file with another owner, such as root, is readable for this user through its
+/// group.
 pub(crate) fn private_mode(owner: u32) -> (u32, &'static str) {
     match owner == own() {
         true => (0o077, "0600"),
@@ -636,7 +652,8 @@ pub(crate) fn private_mode(owner: u32) -> (u32, &'static str) {
     }
 }
 
-/// Whether users other than those that [`private_mode`] allows can read the file: its mode, and the command that fixes it.
+/// If users other than those that [`private_mode`] allows can read the file, returns its mode, and
+/// the command that fixes it.
 pub(crate) fn exposure(path: &Path) -> Option<(u32, String)> {
     let found = path.metadata().ok()?;
     let (forbidden, remedy) = private_mode(found.uid());

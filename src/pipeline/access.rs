@@ -1,7 +1,8 @@
-//! PostgreSQL refuses connections that it had accepted. Most often an administrator is at work: a password is being rotated,
-//! a right is granted in another way, or a database is closed for a few seconds.
+//! Detects that PostgreSQL refuses connections that it accepted before. Usually an administrator is
+//! making changes: a password is being rotated, a privilege is being granted in another way, or a
+//! database is closed for a few seconds.
 //!
-//! Pure: time comes in as an argument.
+//! Pure: the time is passed as an argument.
 
 use std::time::Duration;
 
@@ -13,29 +14,30 @@ use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial::DialError;
 use crate::postgres::replication::ConnectionError;
 
-/// Whether the server accepts who we are.
+/// Whether the server accepts the role.
 #[derive(Debug, Default)]
 pub(super) struct Access {
-    /// A connection for questions.
+    /// A catalog connection was accepted.
     was_accepted: bool,
-    /// A walsender, or there was another one in its place.
+    /// A replication connection was accepted, or another process already held the slot.
     was_granted: bool,
     refused_since: Option<Instant>,
 }
 
 impl Access {
-    /// The server has accepted a connection for questions. A walsender may still be refused.
+    /// Records that the server accepted a catalog connection. A replication connection may still be
+    /// refused.
     pub(super) fn accepted(&mut self) {
         self.was_accepted = true;
     }
 
-    /// Every connection that was needed was accepted.
+    /// Records that every required connection was accepted.
     pub(super) fn granted(&mut self) {
         self.was_granted = true;
         self.refused_since = None;
     }
 
-    /// `error`, or what it means of a server that had accepted us.
+    /// Returns `error`, or a [`RoleRefused`] if the server accepted the role before.
     pub(super) fn judge(
         &mut self,
         error: PipelineError,
@@ -62,23 +64,24 @@ impl Access {
     }
 }
 
-/// What an administrator must have changed, if a server that had accepted the role refuses it with this error.
+/// Determines what an administrator must have changed, if a server that accepted the role before
+/// refuses it with this error.
 ///
-/// An SQLSTATE that is not here has its remedy in [`recovery`](super::recovery).
+/// [`recovery`](super::recovery) has the remedies for all other SQLSTATEs.
 fn change(error: &DialError, postgres: &Conninfo) -> Option<Change> {
     let login = || Change::Login {
         origin: postgres.password_origin(),
     };
     match error.decisive() {
         DialError::Server { error, .. } => match error.code.as_str() {
-            // insufficient_privilege: CONNECT or REPLICATION.
+            // insufficient_privilege: CONNECT or REPLICATION was revoked.
             "42501" => Some(Change::Privilege),
             // object_not_in_prerequisite_state: ALLOW_CONNECTIONS false.
             "55000" => Some(Change::Closed),
             // Class 28: invalid authorization specification.
             code => code.starts_with("28").then(login),
         },
-        // The password file is being written.
+        // The password file is being rewritten.
         DialError::NoPassword { .. } => Some(login()),
         _ => None,
     }

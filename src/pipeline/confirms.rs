@@ -1,9 +1,13 @@
-//! Nothing is confirmed that is not written down first: in the table `walpost.slot_state`, so that a slot
-//! that somebody else has moved, or made again, is noticed by whoever has it next.
+//! Keeps a session from confirming a position before it is written to the table
+//! `walpost.slot_state`.
 //!
-//! While events flow, each confirmed LSN is written. Writing makes log of its own, which may be confirmed
-//! too, and so on for ever; so where there are no events, the end of WAL is written down only when
-//! it is worth that.
+//! Because the row is written first, the next process to acquire the slot can detect that something
+//! else has moved it, or dropped and re-created it.
+//!
+//! Each write generates WAL, and confirming that WAL takes another write, and so on indefinitely.
+//! Therefore new positions are written promptly only while events flow. Without events, a write
+//! waits until enough WAL has accumulated; when activity stops, a few more writes follow at
+//! increasing intervals.
 
 use std::time::Duration;
 
@@ -14,58 +18,62 @@ use crate::delivery::watermark::Confirmed;
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::slot_state::SlotOf;
 
-/// While events flow, it is written at most this often.
+/// Minimum interval between writes while events flow.
 const EVENTS: Duration = Duration::from_millis(100);
-/// For so much log without events,
+/// With no events, the position is written after this much WAL, ...
 const MUCH_BYTES: u64 = 1 << 20;
-/// at most this often.
+/// ... but no more often than this.
 const MUCH: Duration = Duration::from_secs(1);
-/// What has followed either of the two is written this much later, and again after twice the time, and so
-/// on: PostgreSQL needs a few steps until it removes the log behind.
+/// When events and heavy WAL traffic stop, the position is written after this delay, then again
+/// after twice the delay, and so on: PostgreSQL needs several confirmations before it removes old
+/// WAL.
 const REST: Duration = Duration::from_secs(2);
-/// That often;
+/// Number of writes with these increasing delays.
 const RESTS: u32 = 8;
-/// and then, for so much
+/// After them, the position is written once this much WAL has accumulated ...
 const SOME_BYTES: u64 = 64 << 10;
-/// after this time.
+/// ... and this much time has passed since the last write.
 const SOME: Duration = Duration::from_secs(300);
-/// How often it is said that nothing can be written.
+/// How often an ongoing write failure is logged.
 const TELL: Duration = Duration::from_secs(60);
 
-/// What may be confirmed, in one session.
+/// Determines which position a session may confirm.
 pub(super) struct Confirms {
-    /// Without one, what is durable is confirmed at once.
+    /// `None` if positions are not written; every durable position may then be confirmed at once.
     writing: Option<Writing>,
 }
 
 struct Writing {
     wanted: watch::Sender<Lsn>,
     written: watch::Receiver<Lsn>,
-    /// It was asked for, and may not be written yet.
+    /// The last position requested, until its write is known to have finished.
     asked: Option<Confirmed>,
     asked_at: Instant,
-    /// What was written last.
+    /// The last position known to be written, which is the highest that may be confirmed.
     may: Confirmed,
-    /// So often it was written since the last events, or much log.
+    /// Number of writes requested since the last one for events or [`MUCH_BYTES`] of WAL.
     rests: u32,
 }
 
-/// The other side: who writes.
+/// The writer's end of the channels.
 pub(super) struct Writer {
     pub(super) of: SlotOf,
     wanted: watch::Receiver<Lsn>,
     written: watch::Sender<Lsn>,
-    /// When it was said last that nothing can be written, since something was.
+    /// When a failure was last logged, or `None` if none has been logged since the last successful
+    /// write.
     told: Option<Instant>,
 }
 
 impl Confirms {
-    /// Nothing is written down.
+    /// Creates an instance that allows every durable position to be confirmed, for when positions
+    /// can't be written.
     pub(super) fn unrecorded() -> Self {
         Self { writing: None }
     }
 
-    /// `confirmed` is written down, and what comes is written by whoever has the other side.
+    /// Creates an instance for a slot whose row already contains `confirmed`, and the writer for
+    /// later positions.
     pub(super) fn written(of: SlotOf, confirmed: Confirmed, now: Instant) -> (Self, Writer) {
         let (wanted, to_write) = watch::channel(confirmed.lsn());
         let (written, is_written) = watch::channel(confirmed.lsn());
@@ -75,7 +83,7 @@ impl Confirms {
             asked: None,
             asked_at: now,
             may: confirmed,
-            // The session before may have left something.
+            // The previous session may have left WAL unconfirmed.
             rests: 0,
         };
         let writer = Writer {
@@ -88,8 +96,9 @@ impl Confirms {
         (Self { writing }, writer)
     }
 
-    /// What may be confirmed, where everything up to `durable` is durable; and when it is worth to ask
-    /// again for that alone. `events` says that some of what is not written down are events.
+    /// Requests a write of `durable` if one is due, and returns the position that may be confirmed
+    /// now. If a write will be due later, also returns when, so that the caller can try again then.
+    /// `events` reports whether any events follow the given position.
     pub(super) fn may(
         &mut self,
         durable: Confirmed,
@@ -126,13 +135,14 @@ impl Confirms {
         (writing.may, None)
     }
 
-    /// Nobody writes any more, so nothing more may be confirmed.
+    /// Returns whether the writer has been dropped. If so, no higher position can be confirmed.
     pub(super) fn are_over(&self) -> bool {
         let writing = self.writing.as_ref();
         writing.is_some_and(|writing| writing.written.has_changed().is_err())
     }
 
-    /// Resolves when more may be confirmed than before.
+    /// Waits for the pending write to finish, after which a higher position may be confirmed. Never
+    /// resolves if no write is pending or the writer has been dropped.
     pub(super) async fn changed(&mut self) {
         match &mut self.writing {
             Some(writing) if writing.asked.is_some() => {
@@ -144,7 +154,8 @@ impl Confirms {
         }
     }
 
-    /// Has `durable` written down, and says what may be confirmed: less where nobody writes.
+    /// Waits until `durable` is written, and returns the position that may be confirmed. The result
+    /// is lower than `durable` only if the writer was dropped before the write finished.
     pub(super) async fn last(&mut self, durable: Confirmed) -> Confirmed {
         let Some(writing) = &mut self.writing else {
             return durable;
@@ -159,7 +170,7 @@ impl Confirms {
         writing.may
     }
 
-    /// What may be confirmed without waiting.
+    /// Returns the position that may be confirmed without waiting for a write.
     pub(super) fn now(&self, durable: Confirmed) -> Confirmed {
         self.writing.as_ref().map_or(durable, |writing| writing.may)
     }
@@ -183,7 +194,8 @@ impl Writing {
 }
 
 impl Writer {
-    /// Resolves with what is to be written. Cancel safe: until [`Writer::has_written`] it is still to be.
+    /// Waits for a position to write. Cancel safe: a request remains outstanding until it is passed
+    /// to [`Writer::has_written`].
     pub(super) async fn wanted(&mut self) -> Lsn {
         loop {
             let wanted = *self.wanted.borrow_and_update();
@@ -196,13 +208,13 @@ impl Writer {
         }
     }
 
-    /// Everything up to `lsn` may be confirmed.
+    /// Allows every position up to `lsn` to be confirmed.
     pub(super) fn has_written(&mut self, lsn: Lsn) {
         self.written.send_replace(lsn);
         self.told = None;
     }
 
-    /// Nothing could be written: whether that is to be said now.
+    /// Records a failed write, and returns whether the caller should log it.
     pub(super) fn has_failed(&mut self, now: Instant) -> bool {
         let says = self.told.is_none_or(|told| now >= told + TELL);
         if says {
@@ -240,7 +252,8 @@ mod tests {
         (confirms, writer, now)
     }
 
-    /// Asks whether `to` may be confirmed that late.
+    /// Calls `may` this many milliseconds after the start. Returns the LSN that may be confirmed,
+    /// and how long after the start to call again.
     fn ask(
         (confirms, _, began): &mut (Confirms, Writer, Instant),
         to: u64,
@@ -267,7 +280,7 @@ mod tests {
         assert_eq!(ask(&mut all, 1000, false, 0), (1000, None));
         assert_eq!(ask(&mut all, 1100, true, 0), (1000, Some(EVENTS)));
         assert_eq!(ask(&mut all, 1100, true, 100), (1000, None));
-        // More has come meanwhile.
+        // More events became durable in the meantime.
         assert_eq!(ask(&mut all, 1200, true, 300), (1000, None));
         assert_eq!(all.1.wanted().await, Lsn(1100));
         all.1.has_written(Lsn(1100));
@@ -293,7 +306,7 @@ mod tests {
             (at, lsn) = (due, lsn + 8);
             all.1.has_written(Lsn(lsn));
         }
-        // What it has written itself.
+        // WAL generated by the write itself does not cause another write.
         assert_eq!(ask(&mut all, lsn + 300, false, at * 10), (lsn, None));
         let due = Some(Duration::from_millis(at) + SOME);
         assert_eq!(ask(&mut all, lsn + SOME_BYTES, false, at + 1), (lsn, due));

@@ -1,49 +1,51 @@
-//! Whether reading the slot crashes the server. When one of its processes crashes, PostgreSQL ends all sessions and recovers, so a
-//! position that cannot be decoded would stop the whole server again and again.
+//! Detects whether reading the slot crashes the server. When one of its processes crashes,
+//! PostgreSQL ends all sessions and recovers, so a position that can't be decoded would take down
+//! the whole server repeatedly.
 //!
-//! A restart by an operator or by Patroni is not counted: it starts another postmaster. Pure.
+//! A restart by an operator or by Patroni is not counted, because it starts a new postmaster. Pure.
 
 use super::session::error::SlotError;
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::ServerStarts;
 
-/// After this many crashes without progress, the slot is not read again.
+/// Number of crashes without progress after which the slot is no longer read.
 const CRASHES_MAX: u32 = 3;
 
 /// The crashes of a server since the stream last made progress.
 #[derive(Debug, Default)]
 pub(crate) struct Crashes {
     starts: Option<ServerStarts>,
-    /// The slot was read, or was about to be.
+    /// The slot was being read, or was about to be.
     has_read: bool,
     count: u32,
-    /// What the stream has reached.
+    /// The position that the stream has reached.
     reached: Lsn,
-    /// What it had reached at the last crash.
+    /// The position that it had reached at the last crash.
     reached_before: Lsn,
 }
 
 impl Crashes {
-    /// The server is told to read the slot.
+    /// Records that the server is about to start reading the slot.
     pub(crate) fn begin_reading(&mut self) {
         self.has_read = true;
     }
 
-    /// The stream has come to this position: a commit record, or the end of what the server has decoded.
+    /// Records that the stream has reached this position: a commit record, or the end of the WAL
+    /// that the server has decoded.
     pub(crate) fn reached(&mut self, position: Lsn) {
         self.reached = self.reached.max(position);
     }
 
-    /// Compares the starts of the server that is to stream with those seen before.
+    /// Compares the start times of the server that will stream with those seen before.
     ///
     /// # Errors
-    /// It has crashed too often.
+    /// The server has crashed too often.
     pub(crate) fn check(&mut self, starts: &ServerStarts, slot: &str) -> Result<(), SlotError> {
         let before = self.starts.replace(starts.clone());
         let has_crashed = before.is_some_and(|before| {
             before.postmaster == starts.postmaster && before.statistics != starts.statistics
         });
-        // Whatever crashes the server in between is not the slot.
+        // A crash while the slot is not being read has another cause.
         if !std::mem::take(&mut self.has_read) || !has_crashed {
             return Ok(());
         }
@@ -85,7 +87,7 @@ mod tests {
         };
         assert!(check(1));
         assert!(check(2));
-        // Without a crash in between.
+        // No crash since the last check.
         assert!(check(2));
         assert!(check(3));
         assert!(!check(4));

@@ -1,4 +1,5 @@
-//! The database, as a session asks it: a trait, so that a simulation can be in its place.
+//! The queries that a session runs in the database: traits, so that tests can substitute a
+//! simulation.
 
 use std::time::Duration;
 
@@ -23,15 +24,15 @@ use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::Target;
 
-/// The database, as a session needs it.
+/// The database that a session uses.
 pub(crate) trait Database: Clone + Send + Sync + 'static {
-    /// A connection for questions.
+    /// A connection for catalog queries.
     type Catalog: CatalogQueries;
 
-    /// Opens one.
+    /// Opens a connection for catalog queries.
     fn catalog(&self) -> impl Future<Output = Result<Self::Catalog, CatalogError>> + Send;
 
-    /// Opens a connection for replication; see [`Connection::open`].
+    /// Opens a replication connection; see [`Connection::open`].
     fn connect(
         &self,
         link_timeout: Duration,
@@ -39,62 +40,65 @@ pub(crate) trait Database: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Connection, ConnectionError>> + Send;
 }
 
-/// A connection for questions.
+/// A connection for catalog queries.
 pub(crate) trait CatalogQueries: Send + Sync + 'static {
     type Locked: LockedQueries;
 
-    /// Locks and examines a table that has not changed since, so that the next statement can name it. Drop the result when that
-    /// statement is planned.
+    /// Locks and examines a table that has not changed since `version` was read, so that the next
+    /// statement can name it. Drop the result once the server has planned that statement.
     fn lock_table(
         &self,
         version: &TableVersion,
     ) -> impl Future<Output = Result<Self::Locked, CatalogError>> + Send;
 
-    /// Asks for everything that `target` names.
+    /// Queries everything that `target` names.
     fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
 
-    /// Those of the tables that exist, in no order, with the columns that this publication sends.
+    /// Returns those of the tables that exist, in any order, with the columns that this publication
+    /// sends.
     fn tables(
         &self,
         tables: &[TableName],
         publication: &str,
     ) -> impl Future<Output = Result<Vec<(TableName, ObservedTable)>, CatalogError>> + Send;
 
-    /// Tables that the patterns stand for and that are not `published`.
+    /// Returns the tables that match the patterns and are not in `published`.
     fn unpublished(
         &self,
         patterns: &TablePatterns,
         published: &[TableName],
     ) -> impl Future<Output = Result<Vec<TableName>, CatalogError>> + Send;
 
-    /// The tables below outbox tables whose rows are not sent as theirs.
+    /// Returns the child tables and partitions of outbox tables whose rows are not sent as rows of
+    /// the outbox.
     fn hidden_rows(
         &self,
         outboxes: &[TableName],
     ) -> impl Future<Output = Result<Vec<HiddenRows>, CatalogError>> + Send;
 
-    /// What is known of the columns of the table with this OID; nothing where that is not there.
+    /// Returns what is known about the columns of the table with this OID; empty if there is no
+    /// such table.
     fn facts(
         &self,
         oid: u32,
     ) -> impl Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send;
 
-    /// Asks how its slot is, and which slots the pipeline has dropped.
+    /// Queries the state of the slot, and which slots the pipeline has dropped.
     fn vitals(
         &self,
         pipeline: &str,
         target: &Target,
     ) -> impl Future<Output = Result<Vitals, CatalogError>> + Send;
 
-    /// Slots of the pipeline that were dropped and not replayed.
+    /// Returns the slots of the pipeline that were dropped and have not been replayed.
     fn dropped_slots(
         &self,
         pipeline: &str,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<DroppedSlot>, CatalogError>> + Send;
 
-    /// Drops its slot, if that retains more than `max_bytes` of WAL; `copies` says whether rows
-    /// are delivered that are older.
+    /// Drops the slot if it retains more than `max_bytes` of WAL. `copies` states whether rows that
+    /// are older than the slot are delivered.
     fn drop_slot_over_budget(
         &self,
         pipeline: &str,
@@ -103,33 +107,35 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         copies: bool,
     ) -> impl Future<Output = Result<Outcome, CatalogError>> + Send;
 
-    /// What is known of a pipeline's past.
+    /// Returns what is known about the history of a pipeline.
     fn snapshot_history(
         &self,
         target: &Target,
         table: &TableName,
     ) -> impl Future<Output = Result<SnapshotHistory, CatalogError>> + Send;
 
-    /// What the journal says of its snapshot.
+    /// Returns what the journal contains about the snapshot of the pipeline.
     fn snapshot_record(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<SnapshotRecord, CatalogError>> + Send;
 
-    /// What the journal says of the snapshots of each table that its slot was for.
+    /// Returns what the journal contains about the snapshots of each table that the slot was used
+    /// for.
     fn table_snapshots(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<TableSnapshot>, CatalogError>> + Send;
 
-    /// The tables whose older rows no start has copied, and which are no longer the outbox.
+    /// Returns the tables whose older rows were not copied by any start, and which are no longer
+    /// the outbox.
     fn uncopied_tables(
         &self,
         target: &Target,
         snapshots: &[TableSnapshot],
     ) -> impl Future<Output = Result<Vec<UncopiedTable>, CatalogError>> + Send;
 
-    /// The columns by which a table's rows are put in order.
+    /// Returns the columns that determine the order of a table's rows.
     fn order_columns(
         &self,
         table: &TableName,
@@ -141,13 +147,14 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         entry: &Entry<'_>,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// The entries about tables of its slot that were set aside.
+    /// Returns the entries about tables of the slot that were set aside.
     fn set_aside(
         &self,
         target: &Target,
     ) -> impl Future<Output = Result<Vec<SetAside>, CatalogError>> + Send;
 
-    /// Records that a table is set aside or delivered again; the result is the entry that is opened by it.
+    /// Records that a table is set aside or delivered again. Returns the entry that this opens, if
+    /// any.
     fn write_set_aside(
         &self,
         pipeline: &str,
@@ -155,20 +162,20 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         note: &TableNote,
     ) -> impl Future<Output = Result<Option<SetAside>, CatalogError>> + Send;
 
-    /// What was written down of its slot.
+    /// Returns the recorded state of the slot.
     fn slot_state(
         &self,
         of: &SlotOf,
     ) -> impl Future<Output = Result<FoundState, CatalogError>> + Send;
 
-    /// Writes down that nothing beyond `confirmed` is confirmed.
+    /// Records that no position above `confirmed` has been confirmed.
     fn write_slot_state(
         &self,
         of: &SlotOf,
         confirmed: Lsn,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// The journal says why the slot is at `found`, beyond `confirmed`.
+    /// Returns whether the journal explains why the slot is at `found`, which is above `confirmed`.
     fn is_accounted_for(
         &self,
         of: &SlotOf,
@@ -176,7 +183,8 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         found: Lsn,
     ) -> impl Future<Output = Result<bool, CatalogError>> + Send;
 
-    /// Adds to the journal what may be missing according to the state of a slot in another history.
+    /// Adds to the journal which events may be missing if the recorded state describes a slot in
+    /// another history.
     fn record_gap_of_other_history(
         &self,
         of: &SlotOf,
@@ -184,8 +192,8 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         first_start: FirstStart,
     ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
-    /// Compares the tables of the publication with what was recorded, and records what has changed and what may be missing. The
-    /// result is why that is impossible, if it is.
+    /// Compares the tables of the publication with what was recorded, and records what has changed
+    /// and what may be missing. If that is not possible, returns the reason.
     fn record_tables(
         &self,
         pipeline: &str,
@@ -193,16 +201,16 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         refresh: Refresh,
     ) -> impl Future<Output = Result<Option<String>, CatalogError>> + Send;
 
-    /// Says of an error with which the server refuses a connection for replication what fixes it.
+    /// If the server refuses a replication connection, adds to the error how to fix the cause.
     fn explain_refusal(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
 
     /// Resolves when the connection has ended.
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// A table that is locked; see [`LockedTable`].
+/// A locked table; see [`LockedTable`].
 pub(crate) trait LockedQueries: Send + Sync {
-    /// The order of its rows, in SQL.
+    /// Returns the order of its rows, as SQL.
     fn row_order(&self) -> impl Future<Output = Result<RowOrder<'_>, CatalogError>> + Send;
 }
 

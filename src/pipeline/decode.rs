@@ -1,4 +1,4 @@
-//! Frames become records: the pure heart of a pipeline, without sockets, time or tasks.
+//! Turns frames into records, without sockets, time or tasks. Pure.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -53,54 +53,56 @@ mod table_errors;
 pub(crate) mod table_names;
 pub(crate) mod table_source;
 
-/// Decodes, maps, routes and hands over, one frame at a time.
+/// Decodes frames, maps and routes their rows, and passes records to the sink, one frame at a time.
 pub struct Core {
     source: Source,
     others: OtherTables,
-    /// Where the next row message is; `None` outside a transaction.
+    /// Position of the next row message; `None` outside a transaction.
     position: Option<Position>,
     warned_of_update: bool,
-    /// Rows that come before the stream, while they do.
+    /// The rows that are copied before the stream; `None` once they are complete.
     snapshot: Option<SnapshotRows>,
     /// See [`Core::isolate`].
     suspects: Option<RangeInclusive<Position>>,
-    /// The last topic that the sink could not prepare, and why.
+    /// The last topic that the sink could not prepare, and the reason.
     refused_topic: Option<(String, SinkError)>,
-    /// What every row goes through.
+    /// Processes every row.
     pub delivery: Delivery,
 }
 
-/// Messages in WAL that are no events of this outbox. What comes again is counted again.
+/// Counts of messages in the WAL that are not events of this outbox. A message that is sent again
+/// is counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeftAlone {
-    /// Those of a transaction, with another prefix.
+    /// Transactional messages with another prefix.
     pub foreign: u64,
-    /// Those of no transaction, with any prefix.
+    /// Non-transactional messages with any prefix.
     pub nontransactional: u64,
 }
 
-/// What came of a frame.
+/// The result of processing a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     Done,
-    /// It is done with, and the server wants to hear from us.
+    /// The frame is processed, and the server requests a status update.
     Answer,
-    /// The sink is full: hand in the same frame again when there is room.
+    /// The sink is full: pass the same frame again when there is space.
     Full,
-    /// The sink has to prepare this topic: hand in the same frame again when it has.
+    /// The sink has to prepare this topic: pass the same frame again afterwards.
     NewTopic(String),
-    /// What the catalog says of the columns of the table with this OID is to be known: hand in the same frame again after
-    /// [`Core::describe_table`].
+    /// The catalog's description of the columns of the table with this OID is required: pass the
+    /// same frame again after [`Core::describe_table`].
     NewTable(u32),
-    /// The row's table is to be set aside: hand in the same frame again after [`Core::recorded`].
+    /// The row's table must be set aside: pass the same frame again after [`Core::recorded`].
     SetAside(Box<TableNote>),
 }
 
 impl Core {
-    /// For the events of `outbox`.
+    /// Creates a core for the events of `outbox`.
     ///
     /// # Errors
-    /// The settings name what an event in a message has not. What a table has is known later.
+    /// The settings name a column that an event in a message does not have. The columns of a table
+    /// become known later.
     pub fn new(
         outbox: Outbox,
         settings: OutboxSettings,
@@ -118,8 +120,8 @@ impl Core {
         })
     }
 
-    /// Delivers dead letters of this pipeline, where `settings` say so, of events that can't be
-    /// delivered.
+    /// Enables dead letters of this pipeline for events that can't be delivered, if `settings`
+    /// allow them.
     pub fn send_dead_letters(&mut self, pipeline: &str, settings: &DeadLetterSettings) {
         let prefix = match &self.source {
             Source::Table(_) => "",
@@ -128,25 +130,27 @@ impl Core {
         self.delivery.dead_letters = DeadLetters::new(pipeline, prefix, settings);
     }
 
-    /// Of an outbox of several tables: rows that were in one when it was added to this publication are events too.
+    /// For an outbox of several tables: treats the rows that a table contained when it was added to
+    /// this publication as events, too.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         self.source.read_older_rows_of(publication);
     }
 
-    /// How many dead letters there were; nothing where there can be none.
+    /// Returns the number of dead letters, or `None` if they are not enabled.
     #[must_use]
     pub fn dead_letters(&self) -> Option<DeadLetterCounts> {
         self.delivery.dead_letters.as_ref().map(DeadLetters::counts)
     }
 
-    /// For exactly-once: leaves out what was `delivered` of a stream that resumes at `confirmed`,
-    /// where everything that ends at or before `safe` was dealt with, and remembers the last of the rest. Comes
-    /// after [`Core::reconnected`].
+    /// For exactly-once delivery: omits `delivered` from a stream that resumes at `confirmed`, if
+    /// everything that ends at or before `safe` has been processed, and remembers the last of the
+    /// other events. Must be called after [`Core::reconnected`].
     pub fn leave_out(&mut self, delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) {
         self.delivery.duplicate_filter = Some(DuplicateFilter::new(delivered, safe, confirmed));
     }
 
-    /// WAL has proved to be the one that was published, or nothing depends on that.
+    /// Returns whether the WAL has been verified to be the one that was published. Always true
+    /// without exactly-once delivery.
     #[must_use]
     pub fn is_proved(&self) -> bool {
         self.delivery
@@ -155,7 +159,7 @@ impl Core {
             .is_none_or(DuplicateFilter::is_proved)
     }
 
-    /// The last event that was delivered since [`Core::leave_out`].
+    /// Returns the last event that was delivered since [`Core::leave_out`].
     #[must_use]
     pub fn last(&self) -> Option<Last> {
         self.delivery
@@ -164,28 +168,29 @@ impl Core {
             .and_then(DuplicateFilter::last)
     }
 
-    /// Takes what the catalog says of the columns of each table, by its OID, for the connection that begins next.
+    /// Sets the catalog's descriptions of the columns of each table, by OID, for the next
+    /// connection.
     pub(crate) fn describe_columns(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
         if let Source::Table(source) = &mut self.source {
             source.describe(facts);
         }
     }
 
-    /// Takes the names that tables have in the catalog when a connection begins, by their OIDs.
+    /// Sets the names that tables have in the catalog when a connection starts, by OID.
     pub(crate) fn name_tables(&mut self, tables: Vec<(u32, TableName)>) {
         if let Source::Table(source) = &mut self.source {
             source.name_tables(tables);
         }
     }
 
-    /// Takes what the catalog says of the columns of the table with this OID.
+    /// Sets the catalog's description of the columns of the table with this OID.
     pub(crate) fn describe_table(&mut self, oid: u32, facts: Vec<ColumnFacts>) {
         if let Source::Table(source) = &mut self.source {
             source.describe_table(oid, facts);
         }
     }
 
-    /// A new connection begins, and resumes at the slot's `confirmed_flush_lsn`.
+    /// Prepares for a new connection, which resumes at the slot's `confirmed_flush_lsn`.
     pub fn reconnected(&mut self, resume: Lsn) {
         self.tell_rows();
         if let Source::Table(source) = &mut self.source {
@@ -197,10 +202,11 @@ impl Core {
         self.delivery.watermark.reconnected(resume);
     }
 
-    /// Rows of a snapshot come first. Comes after [`Core::reconnected`].
+    /// Prepares for rows of a snapshot, which precede the stream. Must be called after
+    /// [`Core::reconnected`].
     ///
     /// # Errors
-    /// Its consistent point is before where the stream resumes.
+    /// The snapshot's consistent point is before the position at which the stream resumes.
     pub fn begin_snapshot(&mut self, from: CopyFrom) -> Result<(), OrderError> {
         let rows = SnapshotRows::new(from);
         let position = rows.position();
@@ -213,10 +219,10 @@ impl Core {
         Ok(())
     }
 
-    /// Takes one line of `COPY` as [`Core::frame`] takes a frame.
+    /// Processes one line of `COPY`, like [`Core::frame`] does with a frame.
     ///
     /// # Errors
-    /// What can't be mapped, routed or produced.
+    /// The row can't be mapped, routed or produced.
     pub fn snapshot_row(&mut self, line: &[u8], sink: &mut impl Sink) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let (Some(snapshot), Source::Table(source)) = (&mut self.snapshot, &self.source) else {
@@ -237,10 +243,10 @@ impl Core {
         self.counted(step)
     }
 
-    /// The snapshot has no more rows; the stream begins at its consistent point.
+    /// Ends the snapshot. The stream starts at its consistent point.
     ///
     /// # Errors
-    /// There was none.
+    /// There is no snapshot.
     pub fn end_snapshot(&mut self) -> Result<(), OrderError> {
         let snapshot = self.snapshot.take().ok_or(OrderError::Stray)?;
         let commit = snapshot.position().commit;
@@ -252,14 +258,14 @@ impl Core {
         Ok(())
     }
 
-    /// For exactly-once: leaves out what older rows were copied of what the stream has.
+    /// For exactly-once delivery: omits rows from the stream that were copied as older rows.
     pub fn leave_out_copied(&mut self, copied: CopyProgress) {
         if let Source::Table(source) = &mut self.source {
             source.copied = Some(Box::new(copied));
         }
     }
 
-    /// The older rows that were copied, if any were.
+    /// Returns which older rows were copied, or `None` if none were.
     #[must_use]
     pub fn copied(&self) -> Option<CopyProgress> {
         match (&self.snapshot, &self.source) {
@@ -269,7 +275,7 @@ impl Core {
         }
     }
 
-    /// Messages that came and were no events of this outbox; nothing for a table.
+    /// Returns the counts of messages that are not events of this outbox, or `None` for a table.
     #[must_use]
     pub fn left_alone(&self) -> Option<LeftAlone> {
         match &self.source {
@@ -278,8 +284,8 @@ impl Core {
         }
     }
 
-    /// Counts on from what [`Core::left_alone`] and [`Core::dead_letters`] said of the core before
-    /// this one.
+    /// Continues the counts that [`Core::left_alone`] and [`Core::dead_letters`] of the previous
+    /// core returned.
     pub fn go_on_counting(
         &mut self,
         left_alone: Option<LeftAlone>,
@@ -293,7 +299,7 @@ impl Core {
         }
     }
 
-    /// Takes the names of tables out of a core that is given up, for the next one.
+    /// Takes the table names out of a core that is being replaced, for the next one.
     pub(crate) fn take_table_names(&mut self) -> Option<TableNames> {
         match &mut self.source {
             Source::Table(source) => Some(source.replace_names(TableNames::default())),
@@ -301,26 +307,26 @@ impl Core {
         }
     }
 
-    /// Continues with the names that the core before this one knew.
+    /// Sets the table names that the previous core knew.
     pub(crate) fn keep_table_names(&mut self, names: Option<TableNames>) {
         if let (Source::Table(source), Some(names)) = (&mut self.source, names) {
             source.replace_names(names);
         }
     }
 
-    /// A transaction has begun and not ended.
+    /// Returns whether a transaction has started and not ended.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.position.is_some()
     }
 
-    /// Of these rows each is produced only when all before it are durable. See
+    /// From now on, produces each of these rows only when all rows before it are durable. See
     /// [`isolation`](crate::delivery::isolation).
     pub(crate) fn isolate(&mut self, suspects: Option<RangeInclusive<Position>>) {
         self.suspects = suspects;
     }
 
-    /// The suspects that the stream is past, with all of them durable.
+    /// Returns the suspects if the stream has passed them and all of them are durable.
     pub(crate) fn passed(&self) -> Option<&RangeInclusive<Position>> {
         let suspects = self.suspects.as_ref()?;
         let is_past = match self.position {
@@ -330,7 +336,8 @@ impl Core {
         (is_past && self.delivery.watermark.in_flight().records == 0).then_some(suspects)
     }
 
-    /// To be called when the next row has its position.
+    /// Applies the isolation to the next row. Must be called whenever `position` is set to the next
+    /// row.
     #[inline]
     fn suspect(&mut self) {
         if let (Some(suspects), Some(position)) = (&self.suspects, &self.position) {
@@ -339,11 +346,12 @@ impl Core {
         }
     }
 
-    /// Takes one frame to its end, or leaves everything as it was and says what to wait for. Anything but
-    /// [`Step::Done`] goes through [`Core::or_set_aside`] before it is acted on.
+    /// Processes one frame completely, or leaves the state unchanged and returns what to wait for.
+    /// Any result except [`Step::Done`] must be passed through [`Core::or_set_aside`] before the
+    /// caller acts on it.
     ///
     /// # Errors
-    /// What can't be decoded, mapped, routed or produced.
+    /// The frame can't be decoded, mapped, routed or produced.
     pub fn frame(&mut self, frame: &Frame<'_>, sink: &mut impl Sink) -> Result<Step, CoreError> {
         match *frame {
             Frame::Keepalive {
@@ -375,13 +383,14 @@ impl Core {
         }
     }
 
-    /// Sets a table aside if `step`, which [`Core::frame`] has returned for this frame, is an error that concerns only
-    /// that table and the settings say so.
+    /// Sets a table aside if `step`, which [`Core::frame`] has returned for this frame, is an error
+    /// that concerns only that table, and the settings allow it.
     ///
-    /// It is apart from [`Core::frame`] because moving a result costs more than a short frame does.
+    /// This is a separate function because moving a result costs more than processing a short
+    /// frame.
     ///
     /// # Errors
-    /// The error, if it sets nothing aside.
+    /// The error, if it does not set a table aside.
     #[cold]
     #[inline(never)]
     pub fn or_set_aside(
@@ -509,7 +518,8 @@ impl Core {
         Ok(Step::Done)
     }
 
-    /// Tells how many rows have come of each table since the last call, of an outbox of several.
+    /// For an outbox of several tables: reports how many rows of each table have arrived since the
+    /// last call.
     pub(crate) fn tell_rows(&self) {
         if let Source::Table(source) = &self.source {
             source.tell_rows(self.delivery.watermark.stats());
@@ -517,7 +527,7 @@ impl Core {
     }
 
     fn relation(&mut self, relation: &Relation<'_>) -> Result<Step, CoreError> {
-        // The table may go, or have another name from now on.
+        // The table may have been dropped, or may have another name from now on.
         if let Source::Table(source) = &self.source {
             source.tell_rows_of(relation.oid, self.delivery.watermark.stats());
         }
@@ -545,8 +555,9 @@ impl Core {
         Ok(Step::Done)
     }
 
-    /// A message that is larger than what is read, of which there is the beginning. It can hold up nothing:
-    /// anybody may have written it. But what `walpost.publish` may have written is an event.
+    /// Processes a message that exceeds the size limit, of which only the beginning was read. Such
+    /// a message must not block the stream, because any role may have written it. But one that
+    /// `walpost.publish` may have written is an event.
     fn large(
         &mut self,
         head: &[u8],
@@ -589,7 +600,8 @@ impl Core {
         self.counted(step)
     }
 
-    /// A row that is larger than what is read. It is an error, unless it is no event, or its table is set aside.
+    /// Processes a row that exceeds the size limit. This is an error, unless the row is not an
+    /// event or its table is set aside.
     fn large_row(
         &mut self,
         row: &RowHead<'_>,
@@ -626,7 +638,7 @@ impl Core {
         }
     }
 
-    /// A row that was updated or deleted: it was delivered when it was inserted.
+    /// Processes an updated or deleted row, which was delivered when it was inserted.
     fn changed(&mut self, relation: u32, is_update: bool) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let Source::Table(source) = &self.source else {
@@ -650,8 +662,9 @@ impl Core {
         }
     }
 
-    /// Every row message and every message of the transaction has an index, whatever becomes of it,
-    /// so that a setting can't shift the positions of others.
+    /// Advances the position after a processed row or message. Each row message and each message of
+    /// a transaction has an index, regardless of how it is handled, so that a setting can't shift
+    /// the positions of others.
     fn counted(&mut self, step: Step) -> Result<Step, CoreError> {
         if matches!(step, Step::Done) {
             self.position.as_mut().ok_or(OrderError::Stray)?.index += 1;
@@ -660,7 +673,7 @@ impl Core {
         Ok(step)
     }
 
-    /// What it means that the next message can't be read.
+    /// Converts an error from reading the next message.
     #[must_use]
     pub(super) fn unread<E: From<CoreError> + From<ConnectionError>>(
         &self,
@@ -685,13 +698,13 @@ impl Core {
         }
     }
 
-    /// Where the next row message is; `None` outside a transaction.
+    /// Returns the position of the next row message; `None` outside a transaction.
     #[must_use]
     pub(crate) fn position(&self) -> Option<Position> {
         self.position
     }
 
-    /// Where the next message is in WAL, for people.
+    /// Describes the position of the next message in the WAL.
     #[must_use]
     pub fn place(&self) -> String {
         match self.position {
@@ -701,7 +714,7 @@ impl Core {
     }
 }
 
-/// Hands over a row from before its table was added.
+/// Processes a row that its table contained when it was added to the publication.
 #[cold]
 fn older_row(
     delivery: &mut Delivery,

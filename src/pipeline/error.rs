@@ -1,4 +1,4 @@
-//! Why a pipeline can't go on.
+//! Errors that interrupt or halt a pipeline.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,16 +14,17 @@ use crate::postgres::catalog::{CatalogError, Problem, SlotInUse};
 use crate::postgres::replication::ConnectionError;
 use crate::sink::SinkError;
 
-/// Why a pipeline can't go on. [`recovery::remedy`](super::recovery::remedy) says what each calls for.
+/// An error that interrupts or halts a pipeline. [`recovery::remedy`](super::recovery::remedy)
+/// returns the remedy for each.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PipelineError {
     /// The replication connection failed.
     #[error(transparent)]
     Connection(#[from] ConnectionError),
-    /// The catalog can't be asked.
+    /// A catalog query failed.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// Outbox, publication or slot are not as they have to be.
+    /// The outbox, the publication or the slot does not meet the requirements.
     #[error(transparent)]
     Problem(#[from] Problem),
     #[error(transparent)]
@@ -36,7 +37,7 @@ pub(crate) enum PipelineError {
     Stream(#[from] StreamError),
     #[error(transparent)]
     ExactlyOnce(#[from] ExactlyOnceError),
-    /// The outbox has not the columns that the settings expect.
+    /// The outbox does not have the columns that the settings require.
     #[error(transparent)]
     Mapping(#[from] MappingError),
     #[error(transparent)]
@@ -47,35 +48,35 @@ pub(crate) enum PipelineError {
     NotRecorded(#[from] Box<NotRecorded>),
     #[error(transparent)]
     Snapshot(#[from] Box<SnapshotError>),
-    /// The sink can't go on.
+    /// The sink failed.
     #[error(transparent)]
     Sink(#[from] SinkError),
 }
 
-/// The server refuses connections that it had accepted.
+/// The server refuses connections that it accepted before.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{error}. PostgreSQL had accepted role {role:?} since Walpost started, and has refused it for {} s: {change}",
     .lasts.as_secs()
 )]
 pub(crate) struct RoleRefused {
-    /// What the server says.
+    /// The error with which the server refuses the connection.
     pub(super) error: Box<PipelineError>,
     pub(super) role: String,
     pub(super) change: Change,
-    /// For how long.
+    /// How long the server has been refusing connections.
     pub(super) lasts: Duration,
 }
 
-/// Why a server refuses a role that it had accepted.
+/// Why a server refuses a role that it accepted before.
 #[derive(Debug)]
 pub(super) enum Change {
-    /// The role may not log in this way.
+    /// The role can't authenticate.
     Login {
-        /// Where its password comes from.
+        /// The source of the role's password.
         origin: String,
     },
-    /// The role lost a privilege.
+    /// The role lost a privilege that it needs to connect.
     Privilege,
     /// The database accepts no connections.
     Closed,
@@ -94,7 +95,7 @@ impl fmt::Display for Change {
     }
 }
 
-/// A table can't be set aside.
+/// A table could not be set aside, because the journal could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "table {table} could not be set aside, because that could not be recorded in walpost.journal: {error}. It was to be set \
@@ -102,9 +103,9 @@ impl fmt::Display for Change {
 )]
 pub(crate) struct NotRecorded {
     pub(super) table: String,
-    /// The error of its row.
+    /// The error in a row of the table.
     pub(super) reason: String,
-    /// The journal's.
+    /// The error from writing the journal.
     pub(super) error: CatalogError,
 }
 
@@ -120,17 +121,17 @@ impl From<SnapshotError> for PipelineError {
     }
 }
 
-/// Who has refused or failed, whichever stage it was met in.
+/// The component that refused or failed, regardless of the stage in which the error occurred.
 pub(super) enum Cause<'e> {
     Connection(&'e ConnectionError),
     Catalog(&'e CatalogError),
     Sink(&'e SinkError),
-    /// None of these: a stage has found it.
+    /// None of these components: a stage detected the error itself.
     Other,
 }
 
 impl PipelineError {
-    /// The error with the command that is a way out of it, if one is.
+    /// Returns the error message, including the command that resolves the error, if there is one.
     pub(crate) fn message(&self, commands: &Commands) -> String {
         match self.way_out(commands) {
             Some((why, command)) => format!("{self}. {why}: {command}"),
@@ -138,7 +139,7 @@ impl PipelineError {
         }
     }
 
-    /// What the command does, and the command.
+    /// Returns the purpose of the command that resolves the error, and the command.
     fn way_out(&self, commands: &Commands) -> Option<(&'static str, String)> {
         const LEAVE_OUT: &str = "To leave out the transaction that has it";
         const ACCEPT: &str = "To accept it";

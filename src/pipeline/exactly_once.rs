@@ -1,5 +1,5 @@
-//! What exactly-once takes beside the stream: what is in Kafka already is left out, and what is produced is
-//! committed together with a checkpoint.
+//! Exactly-once delivery: omits events that are already in Kafka, and commits records together with
+//! a checkpoint.
 
 pub(crate) mod adaptive_window;
 pub(crate) mod committer;

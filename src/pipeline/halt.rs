@@ -1,4 +1,5 @@
-//! The record of a halt in the database, for `walpost status` on another machine or after the process has ended.
+//! Records a halt in the database, so that `walpost status` can show it from another machine or
+//! after the process has ended.
 
 use std::time::Duration;
 
@@ -9,10 +10,10 @@ use super::database::Database;
 use super::settings::PipelineSettings;
 use crate::model::last_halt::LastHalt;
 
-/// The halt itself waits no longer than this for the database.
+/// How long a halt waits for the database.
 const RECORD_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Records why the pipeline halts, if the database answers and lets us.
+/// Records why the pipeline halts, if the database responds and the role has the privilege.
 pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
     let halt = LastHalt::now(reason);
     let recorded = async {

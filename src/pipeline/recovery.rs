@@ -1,4 +1,4 @@
-//! What an error calls for: one map from every kind to its remedy, and how long to wait.
+//! Maps every error to its remedy, and determines the delay before the next attempt.
 
 use std::time::Duration;
 
@@ -15,21 +15,21 @@ use crate::postgres::connect::dial::{DialError, ServerError};
 use crate::postgres::replication::ConnectionError;
 use crate::sink::SinkError;
 
-/// What an error calls for.
+/// The reaction to an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// It can heal by itself: connect again.
+    /// The error can resolve itself: connect again.
     Reconnect,
-    /// It can heal with a new producer: make one, and connect again.
+    /// A new producer can resolve the error: create one, and connect again.
     RebuildSink,
-    /// Another instance is at work: wait until the slot is free.
+    /// Another instance is active: wait until the slot is free.
     StandBy,
-    /// A person has to do something.
+    /// An operator has to act.
     Halt,
 }
 
 impl Remedy {
-    /// What comes of an error that calls for it, for a person.
+    /// Returns a sentence that tells an operator how Walpost reacts to the error.
     #[must_use]
     pub fn describe(self) -> &'static str {
         match self {
@@ -44,19 +44,19 @@ impl Remedy {
     }
 }
 
-/// What `error` is about.
+/// Returns what `error` concerns.
 #[must_use]
 pub(crate) fn kind(error: &PipelineError) -> ErrorKind {
     both(error).0
 }
 
-/// What `error` calls for.
+/// Returns the remedy for `error`.
 #[must_use]
 pub(crate) fn remedy(error: &PipelineError) -> Remedy {
     both(error).1
 }
 
-/// What an error is about, and what it calls for.
+/// The kind of an error, and its remedy.
 type Both = (ErrorKind, Remedy);
 
 fn both(error: &PipelineError) -> Both {
@@ -114,7 +114,7 @@ fn stream(error: &StreamError) -> Both {
     }
 }
 
-/// What an error of decoding calls for.
+/// Returns the remedy for a decoding error.
 #[cfg(any(test, fuzzing))]
 #[must_use]
 pub(crate) fn of_core(error: &CoreError) -> Remedy {
@@ -127,7 +127,8 @@ fn core(error: &CoreError) -> Both {
         | CoreError::Order(_)
         | CoreError::UnknownRelation { .. }
         | CoreError::BadTuple { .. } => (ErrorKind::Protocol, Remedy::Halt),
-        // A new connection begins with none. What was confirmed is not sent again, so it gets further.
+        // A new connection starts with no tables, and progresses further, because confirmed
+        // transactions are not sent again.
         CoreError::TooManyTables { .. } => (ErrorKind::Protocol, Remedy::Reconnect),
         CoreError::Mapping { .. } => (ErrorKind::Setup, Remedy::Halt),
         CoreError::History(_) => (ErrorKind::History, Remedy::Halt),
@@ -144,7 +145,7 @@ fn core(error: &CoreError) -> Both {
     }
 }
 
-/// What an error of a connection for replication calls for.
+/// Returns the remedy for an error of a replication connection.
 #[must_use]
 pub(crate) fn of_connection(error: &ConnectionError) -> Remedy {
     match error {
@@ -160,7 +161,7 @@ pub(crate) fn of_connection(error: &ConnectionError) -> Remedy {
     }
 }
 
-/// What an error of the catalog calls for.
+/// Returns the remedy for a catalog error.
 #[must_use]
 pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
     match error {
@@ -168,7 +169,7 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
         CatalogError::Server(error) => of_server(error),
         CatalogError::Lost(_)
         | CatalogError::OtherServer
-        // A migration, for example: the next attempt reads the catalogs again.
+        // Caused by a migration, for example. The next attempt reads the catalogs again.
         | CatalogError::TableChanged(_) => Remedy::Reconnect,
         CatalogError::NoJournal
         | CatalogError::NewerJournal { .. }
@@ -180,7 +181,7 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
     }
 }
 
-/// What a problem in the database calls for.
+/// Returns the remedy for a problem in the database.
 #[must_use]
 pub(crate) fn of_problem(problem: &Problem) -> Remedy {
     match problem {
@@ -213,14 +214,15 @@ fn of_dial(error: &DialError) -> Remedy {
         | DialError::Connect { .. }
         | DialError::Timeout { .. }
         | DialError::Io { .. }
-        // What it asks can be away for a while too.
+        // The service that the command queries can be unavailable for a while too.
         | DialError::PasswordCommand { .. }
-        // Whoever changes a mode while it runs should not be able to halt it.
+        // Changing a file's mode while Walpost runs must not halt it.
         | DialError::UntrustedFile { .. }
-        // Another user can have the socket's name while PostgreSQL is down.
+        // Another user can take the socket's path while PostgreSQL is down.
         | DialError::OtherPeer { .. }
         | DialError::NotReadWrite { .. } => Remedy::Reconnect,
-        // protocol_violation, before the session is there: it is no PostgreSQL of ours, but a pooler.
+        // protocol_violation before the session is established: the server is a connection pooler,
+        // not PostgreSQL.
         DialError::Server { error, .. } if error.code == "08P01" => Remedy::Halt,
         DialError::Server { error, .. } if error.pooler().is_some() => Remedy::Halt,
         DialError::Server { error, .. } => of_server(error),
@@ -239,28 +241,30 @@ fn of_dial(error: &DialError) -> Remedy {
     }
 }
 
-/// By SQLSTATE: PostgreSQL 18, "Appendix A. PostgreSQL Error Codes".
+/// Returns the remedy for an SQLSTATE (PostgreSQL 18, "Appendix A. PostgreSQL Error Codes").
 fn of_server(error: &ServerError) -> Remedy {
     match error.code.as_str() {
-        // object_in_use: a walsender has the slot.
+        // object_in_use: another walsender holds the slot.
         "55006" => Remedy::StandBy,
         // lock_not_available
         "55P03" => Remedy::Reconnect,
-        // idle_in_transaction_session_timeout, transaction_timeout: set again since we set them.
+        // idle_in_transaction_session_timeout, transaction_timeout: they were enabled again after
+        // Walpost had disabled them.
         "25P03" | "25P04" => Remedy::Reconnect,
         // database_dropped
         "57P04" => Remedy::Halt,
         code => match code.get(..2) {
             // Connection exception, transaction rollback, insufficient resources, operator
-            // intervention, system error, internal error: of the moment.
+            // intervention, system error, internal error: temporary conditions.
             Some("08" | "40" | "53" | "57" | "58" | "XX") => Remedy::Reconnect,
-            // Everything else is about what is there or what we may: it will be the same next time.
+            // All other classes concern existing objects or privileges, so the next attempt would
+            // fail in the same way.
             _ => Remedy::Halt,
         },
     }
 }
 
-/// What an error of exactly-once calls for.
+/// Returns the remedy for an error of exactly-once delivery.
 #[must_use]
 pub(crate) fn of_exactly_once(error: &ExactlyOnceError) -> Remedy {
     match error {
@@ -269,7 +273,7 @@ pub(crate) fn of_exactly_once(error: &ExactlyOnceError) -> Remedy {
     }
 }
 
-/// What an error of a snapshot calls for.
+/// Returns the remedy for a snapshot error.
 #[must_use]
 pub(crate) fn of_snapshot(error: &SnapshotError) -> Remedy {
     snapshot(error).1
@@ -291,7 +295,7 @@ fn snapshot(error: &SnapshotError) -> Both {
     }
 }
 
-/// What an error of the sink calls for.
+/// Returns the remedy for a sink error.
 #[must_use]
 pub(crate) fn of_sink(error: &SinkError) -> Remedy {
     match error {
@@ -312,7 +316,8 @@ pub(crate) fn of_sink(error: &SinkError) -> Remedy {
     }
 }
 
-/// The server is shutting down, or has. Of several hosts, one of them: the others would not do.
+/// Returns whether the server is shutting down or has shut down. With several hosts, one that is
+/// shutting down is enough: the others were not suitable.
 #[must_use]
 pub(crate) fn is_stopping(error: &DialError) -> bool {
     let attempts = error.attempts();
@@ -321,7 +326,8 @@ pub(crate) fn is_stopping(error: &DialError) -> bool {
     attempts.iter().any(refuses) || attempts.iter().all(is_gone)
 }
 
-/// Delays between attempts: doubling, with jitter so that many pipelines don't come back at once.
+/// Delays between attempts. They double each time, with jitter so that many pipelines do not
+/// reconnect simultaneously.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
@@ -329,9 +335,10 @@ pub(crate) struct Backoff {
 
 const BACKOFF_MIN: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
-/// A server that lets us stream, and then ends it, is neither away nor overloaded.
+/// Maximum delay after an attempt that started to stream: the server is neither unavailable nor
+/// overloaded.
 const BACKOFF_ANSWERED: Duration = Duration::from_secs(1);
-/// How soon a hot standby sees that the slot is free.
+/// How often a hot standby checks whether the slot is free.
 const STAND_BY: Duration = Duration::from_secs(1);
 
 impl Default for Backoff {
@@ -341,26 +348,26 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// How long to wait before the next attempt.
+    /// Returns how long to wait before the next attempt.
     pub(crate) fn next_delay(&mut self) -> Duration {
         let delay = self.next;
         self.next = (delay * 2).min(BACKOFF_MAX);
         jittered(delay)
     }
 
-    /// What failed last had begun: the next delay is short.
+    /// Shortens the next delay, because the last attempt had started to stream before it failed.
     pub(crate) fn answered(&mut self) {
         self.next = self.next.min(BACKOFF_ANSWERED);
     }
 }
 
-/// How long a hot standby waits before it looks again.
+/// Returns how long a hot standby waits before it checks the slot again.
 #[must_use]
 pub(crate) fn stand_by_delay() -> Duration {
     jittered(STAND_BY)
 }
 
-/// Between half of `delay` and all of it.
+/// Returns a random duration between half of `delay` and all of it.
 fn jittered(delay: Duration) -> Duration {
     delay.mul_f64(0.5 + fastrand::f64() / 2.0)
 }

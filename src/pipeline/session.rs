@@ -1,8 +1,8 @@
 //! Streaming over one connection.
 //!
-//! [`startup`] checks what a pipeline needs and begins the stream, [`monitor`] looks at the database beside it,
-//! [`keepalive`] confirms what is durable, [`drain`] ends it in order, and [`state`] outlasts it. The loop that joins them is
-//! [`Session::stream`].
+//! [`startup`] checks the requirements of a pipeline and begins the stream, [`monitor`] queries the
+//! database concurrently, [`keepalive`] confirms what is durable, [`drain`] ends the session in an
+//! orderly way, and [`state`] outlives it. [`Session::stream`] is the loop that joins them.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -48,78 +48,81 @@ mod set_aside;
 mod startup;
 pub(super) mod state;
 
-/// How often the database is asked how the slot is, for monitoring.
+/// How often the state of the slot is queried, for monitoring.
 pub(super) const VITALS: Duration = Duration::from_secs(5);
-/// How often it is told how many rows have come of each table, for monitoring.
+/// How often the number of rows from each table is reported, for monitoring.
 const TABLES: Duration = Duration::from_secs(1);
-/// With more records in flight than this, others have company anyway: times are busy.
+/// Number of records in flight above which the pipeline counts as busy: a record then shares its
+/// batch with others anyway.
 const BUSY_IN_FLIGHT: u64 = 100;
-/// So long the connection that confirmed LSNs are written down with may be away.
+/// How long the connection that writes positions to `walpost.slot_state` may be unavailable.
 const UNRECORDED: Duration = Duration::from_secs(10);
-/// While a Kafka transaction is committed, or a topic is created, nothing can be produced, but the log is read on:
-/// this much is kept meanwhile.
+/// While a Kafka transaction is being committed or a topic is being created, no records can be
+/// produced, but reading from the stream continues. This is the maximum size of the data that is
+/// read in the meantime.
 const READ_AHEAD: usize = 1536 << 10;
 
-/// While rows come fast, so large a part of the window is read beside this thread, ...
+/// While rows arrive quickly, another thread reads ahead by at most this fraction of the window ...
 const BESIDE_PART: u64 = 8;
-/// ... and no more than that: what the fastest walsender sends in 10 ms.
+/// ... and by at most this many bytes, which is what the fastest walsender sends in 10 ms.
 const BESIDE_MAX: usize = 1 << 20;
 
-/// A connection that streams.
+/// A streaming connection.
 pub(super) struct Session<'s> {
     settings: &'s PipelineSettings,
     connection: Connection,
     resume: Lsn,
-    /// Looks at the database from the side; ended with the session.
+    /// Queries the database concurrently; ends with the session.
     slot_monitor: JoinSet<MonitorEvent>,
     confirms: Confirms,
     reported: Option<Confirmed>,
     reported_at: Instant,
     status_due: Instant,
-    /// When it is told how many rows have come of each table.
+    /// When to report the number of rows from each table.
     tables_due: Instant,
     stopping_since: Option<Instant>,
     pace: Pace,
-    /// Rows that come before the stream, until they are durable.
+    /// Rows that are copied before the stream starts, until they are durable.
     copying: Option<Copying>,
-    /// It was logged that a restart waits for the copy.
+    /// Whether a message was logged that a restart waits for the copy.
     has_announced_restart: bool,
-    /// Tables that are set aside.
+    /// The tables that are set aside.
     tables: TableWatch,
-    /// Exactly-once.
+    /// Commits Kafka transactions; `None` without exactly-once delivery.
     committer: Option<TransactionCommitter>,
 }
 
-/// What the stream waits for before it reads the next frame.
+/// The reason why the stream does not read the next frame yet.
 enum Wait {
     Nothing,
     Room,
     Topic(String, Preparation),
-    /// For what the catalog says of the table with this OID.
+    /// The catalog's description of the table with this OID.
     Table(u32, Description),
-    /// For the journal to have the note.
+    /// The journal entry for the note.
     Journal(Box<TableNote>, Recording),
 }
 
-/// What the stream has waited for.
+/// The result of a [`Wait`].
 enum Ended<'w> {
-    /// It is certain whether the topic can be used.
+    /// The sink knows whether the topic can be used.
     Topic(&'w str, Prepared),
     /// The sink can't prepare the topic.
     Refused(&'w str, SinkError),
     Table(u32, Vec<ColumnFacts>),
-    /// The journal has the note, which has opened this entry, if it has opened one.
+    /// The note was written to the journal, with the entry that it opened, if any.
     Journal(&'w TableNote, Option<SetAside>),
 }
 
 type Description = Pin<Box<dyn Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send>>;
 
 impl Session<'_> {
-    /// Streams until told to drain: then goes on to the end of a transaction that is open, so that
-    /// none is sent twice without need, unless the server shuts down. Gives the time by which the drain has to be over.
+    /// Streams until asked to drain, and then to the end of an open transaction, so that the
+    /// transaction is not sent twice without need, unless the server shuts down. Returns the
+    /// deadline of the drain.
     ///
     /// # Errors
-    /// Whatever keeps the stream from going on.
+    /// Any error that prevents the stream from continuing.
     pub(super) async fn stream(
         &mut self,
         database: &impl Database,
@@ -158,8 +161,9 @@ impl Session<'_> {
             }
             let has_room = self.connection.unread() < READ_AHEAD;
             let reads = matches!(wait, Wait::Nothing) && (!self.is_committing() || has_room);
-            // While rows are copied the stream is not resumed, but heard, for it tells whether
-            // the server is there. While a topic is created, the next ones that are missing may come.
+            // While rows are copied, frames are not processed, but still read from the connection,
+            // because that shows whether the server is alive. While a topic is created, reading
+            // ahead can find further missing topics.
             let copies = self.is_copying();
             let hears = match copies || matches!(wait, Wait::Topic(..)) {
                 true => has_room,
@@ -201,7 +205,8 @@ impl Session<'_> {
             self.pace.received(received);
             self.end_copy(core, database, session_state).await;
             sink.tend();
-            // Behind a row that waits for its topic there are more, maybe with a topic each.
+            // A row that waits for its topic may be followed by more rows, each with a topic of its
+            // own.
             let more_to_come = busy || matches!(wait, Wait::Topic(..));
             if let Some(committer) = &mut self.committer
                 && let Some(due) = committer.tend(core, sink, now, more_to_come)
@@ -212,7 +217,8 @@ impl Session<'_> {
             let completes_copy = self.completes_copy(orders, now);
             match self.pace.pause(now) {
                 Some(_) if !copies && self.connection.read_ahead(self.beside(), now) => {}
-                // The runtime's timer counts in milliseconds, and the thread is this pipeline's own.
+                // The resolution of the runtime's timer is a millisecond. Blocking is acceptable,
+                // because no other pipeline uses this thread.
                 Some(pause) => std::thread::sleep(pause),
                 None if busy => {}
                 None => self.connection.read_directly(now),
@@ -238,7 +244,7 @@ impl Session<'_> {
                         }
                     }
                 }
-                // Not while it drains: what is in flight may be all that there is.
+                // Not during a drain: the records in flight may be the last ones.
                 () = session_state.watched.until_over(), if drain_until.is_none() => {
                     return Err(session_state.watched.over().into());
                 }
@@ -278,7 +284,7 @@ impl Session<'_> {
         }
     }
 
-    /// Takes the frames that have come, until there are no more or the sink wants to be waited for.
+    /// Processes the frames that have arrived, until there are no more or the stream has to wait.
     fn frames(
         &mut self,
         database: &impl Database,
@@ -328,18 +334,18 @@ impl Session<'_> {
         Wait::Journal(Box::new(note), recording)
     }
 
-    /// How many bytes may be read beside this thread.
+    /// Returns how many bytes another thread may read ahead.
     fn beside(&self) -> usize {
         let part = self.settings.window_bytes / BESIDE_PART;
         usize::try_from(part).map_or(BESIDE_MAX, |part| part.min(BESIDE_MAX))
     }
 
-    /// Rows are copied, and the stream waits for them.
+    /// Returns whether rows are being copied, while the stream waits.
     fn is_copying(&self) -> bool {
         self.copying.as_ref().is_some_and(Copying::reads)
     }
 
-    /// Takes the rows that have come, as [`Session::frames`] takes frames.
+    /// Processes the rows that have arrived, like [`Session::frames`] does with frames.
     fn rows(&mut self, core: &mut Core, sink: &mut impl Sink) -> Result<Wait, PipelineError> {
         let Some(copying) = &mut self.copying else {
             return Ok(Wait::Nothing);
@@ -351,7 +357,7 @@ impl Session<'_> {
                 Read::End => {
                     let (slot, host) = (&self.settings.target.slot, &self.connection.host);
                     info!(pipeline = self.settings.name, slot, from = %core.delivery.watermark.received(), host, "streaming");
-                    // The stream was read meanwhile.
+                    // Frames of the stream were read in the meantime.
                     sink.read_more();
                     return Ok(Wait::Nothing);
                 }
@@ -364,7 +370,7 @@ impl Session<'_> {
         }
     }
 
-    /// Notes that the copy is durable, once it is.
+    /// Records that the copy is durable, once it is.
     async fn end_copy(
         &mut self,
         core: &Core,
@@ -382,7 +388,8 @@ impl Session<'_> {
         }
     }
 
-    /// Older rows are still being copied and make progress, so that a restart with another definition waits for them.
+    /// Returns whether older rows are being copied with progress, so that a restart with another
+    /// definition waits for them.
     fn completes_copy(&mut self, orders: &watch::Receiver<Order>, now: Instant) -> bool {
         let Some(copying) = &mut self.copying else {
             return false;
@@ -403,14 +410,14 @@ impl Session<'_> {
         true
     }
 
-    /// A Kafka transaction is being committed.
+    /// Returns whether a Kafka transaction is being committed.
     fn is_committing(&self) -> bool {
         self.committer
             .as_ref()
             .is_some_and(TransactionCommitter::is_committing)
     }
 
-    /// Something was confirmed beyond where the session began.
+    /// Returns whether a position above the session's start has been confirmed.
     pub(super) fn has_progressed(&self) -> bool {
         self.reported
             .is_some_and(|reported| reported.lsn() > self.resume)
@@ -424,7 +431,7 @@ async fn drain_due(orders: &mut watch::Receiver<Order>, completes_copy: bool) {
     }
 }
 
-/// Resolves when the commit that is under way has succeeded; never without one.
+/// Resolves when the commit in progress has succeeded; never if there is none.
 async fn committed(committer: &mut Option<TransactionCommitter>) -> Result<Committed, SinkError> {
     match committer {
         Some(committer) => committer.committed().await,
@@ -433,7 +440,8 @@ async fn committed(committer: &mut Option<TransactionCommitter>) -> Result<Commi
 }
 
 impl Wait {
-    /// Resolves when the topic or table that is waited for is known; never without one.
+    /// Resolves when what the stream waits for is available. Never resolves for [`Wait::Nothing`]
+    /// and [`Wait::Room`].
     async fn ended(&mut self) -> Result<Ended<'_>, PipelineError> {
         match self {
             Self::Topic(topic, preparation) => Ok(match preparation.await {

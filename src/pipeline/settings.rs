@@ -1,4 +1,4 @@
-//! What one pipeline is to do: validated, with every default filled in.
+//! The settings of one pipeline: validated, with every default filled in.
 
 use std::time::Duration;
 
@@ -21,45 +21,43 @@ use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-/// One pipeline: from one slot to one sink.
+/// The settings of one pipeline, which carries events from one slot to one sink.
 #[derive(Clone, Debug)]
 pub(crate) struct PipelineSettings {
-    /// Its name, in logs and in the defaults of other names.
+    /// Name of the pipeline, used in logs and in the defaults of other names.
     pub name: String,
-    /// The database.
     pub postgres: Conninfo,
-    /// Outbox, publication and slot.
+    /// The outbox, the publication and the slot.
     pub target: Target,
-    /// How records are made of events.
+    /// How records are created from events.
     pub outbox: OutboxSettings,
-    /// Where records go.
+    /// The destination of records.
     pub sink: SinkSettings,
-    /// How often each of them arrives.
+    /// How often each record is delivered.
     pub delivery: Delivery,
-    /// What becomes of events that can't be delivered.
+    /// How events that can't be delivered are handled.
     pub dead_letters: DeadLetterSettings,
-    /// What an error in one of several tables leads to.
+    /// The reaction to an error in one of several tables.
     pub on_table_error: OnTableError,
     /// Whether rows that are older than the slot are delivered.
     pub snapshot: SnapshotMode,
-    /// Records that may be between reading and acknowledged.
+    /// Maximum number of records that have been read and not yet acknowledged.
     pub window_records: u64,
-    /// Bytes that may be between reading and acknowledged.
+    /// Maximum size of the records that have been read and not yet acknowledged, in bytes.
     pub window_bytes: u64,
-    /// The largest message of the server that is accepted, in bytes.
+    /// Maximum size of a message from the server, in bytes.
     pub row_bytes_max: usize,
-    /// How long a connection may be silent before it is taken for dead, on both sides.
+    /// How long a connection may be silent before either side considers it dead.
     pub link_timeout: Duration,
-    /// How long a drain may take.
+    /// Maximum duration of a drain.
     pub drain_timeout: Duration,
-    /// What is kept of the table.
+    /// How long the rows of the table are kept.
     pub retention: Retention,
-    /// How much WAL the slot may retain.
     pub wal_budget: WalBudget,
 }
 
 impl PipelineSettings {
-    /// What the first start with a new slot delivers.
+    /// Returns what the first start with a new slot delivers.
     #[must_use]
     pub(crate) fn first_start(&self) -> FirstStart {
         match self.snapshot {
@@ -68,7 +66,7 @@ impl PipelineSettings {
         }
     }
 
-    /// What the pipeline is about, for monitoring.
+    /// Describes the pipeline for monitoring.
     #[must_use]
     pub(crate) fn about(&self) -> About {
         About {
@@ -95,20 +93,20 @@ impl PipelineSettings {
         }
     }
 
-    /// The command that accepts the slot as it is for exactly-once.
+    /// Returns the command that accepts the slot's current position for exactly-once delivery.
     #[must_use]
     pub(crate) fn adopt(&self) -> String {
         self.target.commands.print(["checkpoint", "adopt"])
     }
 
-    /// Logs what is open to those who share the network with Kafka.
+    /// Logs weaknesses of the connection to Kafka that others on the network could exploit.
     pub(crate) fn log_exposures(&self) {
         for open in self.sink.warnings() {
             warn!(pipeline = self.name, "Kafka: {open}");
         }
     }
 
-    /// The topics that the pipeline keeps for itself, and what each is for.
+    /// Returns the topics that are reserved for the pipeline, and the purpose of each.
     pub(crate) fn own_topics(&self) -> impl Iterator<Item = (&str, TopicUse)> {
         let checkpoints = match &self.delivery {
             Delivery::AtLeastOnce => None,
@@ -120,13 +118,13 @@ impl PipelineSettings {
         checkpoints.into_iter().chain([dead_letters])
     }
 
-    /// Where the pipeline's checkpoints are; nothing where it has none.
+    /// Returns the pipeline's checkpoints, or `None` if it does not use checkpoints.
     #[must_use]
     pub(crate) fn checkpoints(&self) -> Option<Checkpoints> {
         Checkpoints::of(&self.producer()?)
     }
 
-    /// What the producer is made from; nothing where records go elsewhere than to Kafka.
+    /// Returns the settings of the producer, or `None` if records are not sent to Kafka.
     #[must_use]
     pub(crate) fn producer(&self) -> Option<ProducerSettings> {
         let SinkSettings::Kafka {
@@ -153,20 +151,21 @@ impl PipelineSettings {
         })
     }
 
-    /// The topic for dead letters, if an event whose topic cannot be used becomes a dead letter. A topic that the
-    /// configuration names, and not the row, is for the operator to create.
+    /// Returns the topic for dead letters if an event whose topic can't be used becomes a dead
+    /// letter. A topic that is named by the configuration, rather than by the row, must be created
+    /// by the operator instead.
     fn dead_letter_topic_for_unusable(&self) -> Option<&str> {
         let is_row_s = self.outbox.topic.constant().is_none();
         let becomes = self.dead_letters.unroutable == Undeliverable::DeadLetter;
         (is_row_s && becomes).then_some(&*self.dead_letters.topic)
     }
 
-    /// Holds what dropping the slot takes against what was observed, where the settings say
-    /// that it may be.
+    /// If the settings allow the slot to be dropped, checks that its events could be recorded and
+    /// sent again.
     ///
     /// # Errors
-    /// There is no journal to write it down in, or the table has no primary key to send its rows
-    /// again by.
+    /// There is no journal in which to record the dropped slot, or the table has no primary key,
+    /// which is needed to send its rows again.
     pub(crate) fn check_drop_slot(&self, observed: &Observed) -> Result<(), WalBudgetError> {
         if self.wal_budget.on_max != OnMax::DropSlot {
             return Ok(());
@@ -182,23 +181,25 @@ impl PipelineSettings {
         }
     }
 
-    /// The pipeline runs in spite of the problem, which concerns tables that are set aside when rows of them arrive.
+    /// Returns whether the pipeline runs despite the problem. This is the case if the problem
+    /// concerns tables that are set aside when one of their rows arrives.
     #[must_use]
     pub(crate) fn tolerates(&self, problem: &Problem) -> bool {
         self.sets_tables_aside() && matches!(problem, Problem::OtherTables { .. })
     }
 
-    /// A table with an error is set aside. A pipeline of one table has no others to continue with.
+    /// Returns whether a table with an error is set aside. A pipeline with a single table has no
+    /// other tables with which it could continue.
     #[must_use]
     pub(crate) fn sets_tables_aside(&self) -> bool {
         self.target.outbox.is_several() && self.on_table_error == OnTableError::SetAside
     }
 
-    /// Compares the settings with the columns of the table that was observed, or those of an event in a message. Of several
-    /// tables each is to be compared by [`Self::mapping_of`].
+    /// Compares the settings with the columns of the observed table, or with those of an event in a
+    /// message. If the outbox has several tables, use [`Self::mapping_of`] for each instead.
     ///
     /// # Errors
-    /// A column is missing or of a type that can't serve.
+    /// A column is missing or has an unsupported type.
     pub(crate) fn check_columns(&self, observed: &Observed) -> Result<(), MappingError> {
         match &self.target.outbox {
             Outbox::Messages { .. } => Mapping::of_messages(&self.outbox).map(drop),
@@ -209,10 +210,11 @@ impl PipelineSettings {
         }
     }
 
-    /// The settings bound to the columns of a table.
+    /// Binds the settings to the columns of a table.
     ///
     /// # Errors
-    /// A column is missing or of a type that can't serve; all are of one that is not there.
+    /// A column is missing or has an unsupported type. If `found` is `None`, all columns are
+    /// missing.
     pub(crate) fn mapping_of(
         &self,
         table: &TableName,
@@ -232,14 +234,14 @@ impl PipelineSettings {
     }
 }
 
-/// What is to be kept of the outbox table.
+/// How long the rows of the outbox table are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Retention {
-    /// How long a partition is kept after it was delivered; none is for ever.
+    /// How long a partition is kept after its rows were delivered; indefinitely if `None`.
     pub keep: Option<Duration>,
-    /// How many partitions are made ahead of the one for now.
+    /// Number of partitions that are created ahead of the current one.
     pub ahead: u32,
-    /// Rows of a table without partitions may be deleted.
+    /// Whether rows of a table without partitions may be deleted.
     pub delete_rows: bool,
 }
 
@@ -247,44 +249,43 @@ pub(crate) struct Retention {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum SnapshotMode {
-    /// Before the stream, once in the pipeline's life.
+    /// Before the stream, once in the lifetime of the pipeline.
     #[default]
     Initial,
-    /// No.
+    /// Not at all.
     Never,
 }
 
-/// How often a record arrives.
+/// How often a record is delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Delivery {
-    /// Once, and what was in flight again after a crash.
+    /// Once, except that records in flight are delivered again after a crash.
     AtLeastOnce,
-    /// Once, for readers of committed records.
+    /// Once, for consumers that read only committed records.
     ExactlyOnce(CheckpointSettings),
 }
 
-/// What becomes of events that can't be delivered.
+/// How events that can't be delivered are handled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterSettings {
-    /// Of those whose record is larger than the producer may send.
+    /// For events whose record is larger than the producer may send.
     pub oversize: Undeliverable,
-    /// Of those that no record can be made of.
+    /// For events that can't be converted to a record.
     pub unroutable: Undeliverable,
-    /// Of messages in WAL that have the outbox's prefix and are no events. Of a row there is no such
-    /// thing.
+    /// For messages in the WAL that have the outbox's prefix but are not events. Does not apply to
+    /// rows.
     pub malformed: Undeliverable,
-    /// The topic for dead letters.
     pub topic: String,
 }
 
 impl DeadLetterSettings {
-    /// There can be dead letters.
+    /// Returns whether dead letters may be sent.
     #[must_use]
     pub fn are_sent(&self) -> bool {
         self.are_of_events() || self.malformed == Undeliverable::DeadLetter
     }
 
-    /// There can be dead letters of events.
+    /// Returns whether dead letters that replace events may be sent.
     #[must_use]
     pub fn are_of_events(&self) -> bool {
         [self.oversize, self.unroutable].contains(&Undeliverable::DeadLetter)
@@ -302,46 +303,46 @@ impl Default for DeadLetterSettings {
     }
 }
 
-/// What becomes of an event that can't be delivered.
+/// How an event that can't be delivered is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Undeliverable {
     /// The pipeline halts.
     #[default]
     Halt,
-    /// A dead letter is delivered in its place, and the pipeline goes on.
+    /// A dead letter is delivered in place of the event, and the pipeline continues.
     DeadLetter,
 }
 
-/// What an error in one of several tables leads to.
+/// The reaction to an error in one of several tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OnTableError {
     /// The pipeline halts.
     #[default]
     Halt,
-    /// The table is set aside: its rows from there on are recorded for a replay, and the other tables are delivered.
+    /// The table is set aside: its later rows are recorded for a replay, and the other tables are
+    /// delivered.
     SetAside,
 }
 
-/// Where records go.
+/// The destination of records.
 #[derive(Clone)]
 pub(crate) enum SinkSettings {
-    /// Kafka.
     Kafka {
         /// librdkafka's properties.
         properties: Properties,
-        /// How topics that don't exist are made, if they are.
+        /// How missing topics are created; `None` if they are not.
         create_topics: Option<CreateTopics>,
-        /// Those of the properties that prove who we are.
+        /// The properties that authenticate the client.
         credentials: Credentials,
     },
-    /// Standard output, one JSON object a line.
+    /// Standard output, with one JSON object per line.
     Stdout,
 }
 
 impl SinkSettings {
-    /// What is open to those who share the network, each with its remedy.
+    /// Describes weaknesses that others on the network could exploit, each with its remedy.
     #[must_use]
     pub(crate) fn warnings(&self) -> Vec<String> {
         match self {
@@ -360,7 +361,7 @@ impl SinkSettings {
 }
 
 impl std::fmt::Debug for SinkSettings {
-    // Names only: among the values are passwords.
+    // Shows only the names of properties, because their values include passwords.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Stdout => f.write_str("Stdout"),

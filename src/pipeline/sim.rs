@@ -1,15 +1,17 @@
-//! The whole pipeline against a simulated PostgreSQL and Kafka, in simulated time.
+//! Runs the whole pipeline against simulated PostgreSQL and Kafka servers, in simulated time.
 //!
-//! Everything but the two servers is the program's own: [`run`] with its reconnects and
-//! remedies, the session, the protocol's bytes, the core, the watermark, the checkpoints. A seed
-//! draws what is committed and what breaks, when: connections cut at any byte, crashes of Walpost
-//! and of PostgreSQL, failovers that lose commits, Kafka away, deliveries and commits that fail or
-//! whose answers are lost, links too slow for what may be in flight, instances that are taken for
-//! dead and come back, a database that is put back to an earlier copy of itself, batches that are refused
-//! for one record or for their size, a slot that somebody re-creates. Some events can't be delivered, and become dead letters. Some outboxes have rows that are older than the slot. Rules are
-//! checked while it runs and in the end.
+//! Everything except the two servers is the code of the program: [`run`] with its reconnects and
+//! remedies, the session, the bytes of the protocol, the core, the watermark, the checkpoints. A
+//! seed determines what is committed, and which faults occur when: connections cut at any byte,
+//! crashes of Walpost and of PostgreSQL, failovers that lose commits, outages of Kafka, deliveries
+//! and commits that fail or whose responses are lost, links that are too slow for the window,
+//! instances that are considered dead and continue later, a database that is restored to an earlier
+//! copy, batches that are rejected because of one record or their size, and a slot that something
+//! else re-creates. Some events can't be delivered, and become dead letters. Some outboxes have
+//! rows that are older than the slot. Rules are checked during the run and at its end.
 //!
-//! `./dev sim --seed 42` runs one seed again, `./dev sim --seeds 100000 --from 5000` runs more.
+//! `./dev sim --seed 42` runs one seed again; `./dev sim --seeds 100000 --from 5000` runs more
+//! seeds.
 
 use std::num::NonZero;
 use std::pin::Pin;
@@ -70,15 +72,15 @@ mod older;
 mod walsender;
 mod world;
 
-/// Seeds that `cargo test` runs in each mode.
+/// Number of seeds that `cargo test` runs in each mode.
 const SEEDS: u64 = 5_000;
-/// Longer than any outage and any delay between attempts together.
+/// Longer than all outages and all delays between attempts combined.
 const PATIENCE: Duration = Duration::from_secs(3600);
 
 #[derive(Clone)]
 struct SimDatabase {
     shared: Shared,
-    /// Of the server that is asked.
+    /// Incarnation of the server to which this connection was opened.
     incarnation: u64,
 }
 
@@ -90,7 +92,8 @@ impl SimDatabase {
         }
     }
 
-    /// A statement about the journal takes so long, and now and then fails on either side of what it does.
+    /// Simulates the duration of a statement about the journal. Fails occasionally, either before
+    /// or after the statement takes effect.
     async fn journal(&self) -> Result<(), CatalogError> {
         let (pause, fails) = {
             let mut world = self.shared.lock();
@@ -366,7 +369,7 @@ impl CatalogQueries for SimDatabase {
             .filter(|(timeline, _)| *timeline == of.timeline);
         let confirmed = same.map_or(confirmed, |(_, before)| before.max(confirmed));
         world.database.state = Some((of.timeline, confirmed));
-        // A server that was failed over has cut the connection that this came over.
+        // If the server was failed over, the connection for this statement has been cut.
         if world.database.timeline == of.timeline {
             let end = world.database.end;
             world.database.begun.get_or_insert(end);
@@ -394,7 +397,7 @@ impl CatalogQueries for SimDatabase {
     }
 }
 
-/// Settings of a pipeline whose servers are simulated.
+/// Returns the settings of a pipeline whose servers are simulated.
 pub(crate) fn settings(
     exactly_once: bool,
     is_slow: bool,
@@ -427,7 +430,8 @@ pub(crate) fn settings(
         },
         on_table_error: OnTableError::Halt,
         snapshot: SnapshotMode::Initial,
-        // Behind a slow link there is room for more than gets through in a transaction's time.
+        // With a slow link, the window allows more than can be transferred within the transaction
+        // timeout.
         window_records: dice.u64(if is_slow { 100..1000 } else { 1..60 }),
         window_bytes: 1 << 20,
         row_bytes_max: 1 << 20,
@@ -442,7 +446,7 @@ pub(crate) fn settings(
     }
 }
 
-/// A running Walpost.
+/// A running instance of Walpost.
 struct Instance {
     run: Pin<Box<dyn Future<Output = Result<(), PipelineError>>>>,
     orders: watch::Sender<Order>,
@@ -477,7 +481,7 @@ struct Simulation {
     shared: Shared,
     settings: PipelineSettings,
     instances: Vec<Instance>,
-    /// It halted for another history, as it has to.
+    /// Whether an instance has halted because of another history, as it must.
     has_halted: bool,
 }
 
@@ -491,7 +495,7 @@ impl Simulation {
         }
     }
 
-    /// Lets all that are not frozen run, for so long or until all have ended.
+    /// Runs all instances that are not frozen, for this long or until all have ended.
     async fn run(&mut self, within: Duration) {
         let instances = &mut self.instances;
         let all = std::future::poll_fn(|context| {
@@ -551,7 +555,8 @@ impl Simulation {
         self.instances.clear();
     }
 
-    /// Nothing breaks any more: all that was written has to come to an end, and is judged.
+    /// Waits, without further faults, until everything that was written is delivered, and checks
+    /// the result.
     async fn settle(&mut self, is_written: impl Fn() -> bool) -> Result<(), String> {
         let began = tokio::time::Instant::now();
         while !self.has_halted && (!is_written() || !self.shared.lock().is_settled()) {
@@ -584,7 +589,7 @@ impl Simulation {
                 self.stop().await;
                 self.start();
             }
-            // The connection is lost, and the server knows it.
+            // The connection is lost, and the server notices this.
             3 => self.shared.lock().database.active = None,
             4 => {
                 {
@@ -602,7 +607,7 @@ impl Simulation {
                 self.shared.lock().cluster.is_up = true;
             }
             6 => self.shared.lock().fail_over(),
-            // Taken for dead, and back later.
+            // The instances are considered dead, and continue later.
             7 if self.settings.delivery != Delivery::AtLeastOnce => {
                 self.instances
                     .iter_mut()
@@ -619,11 +624,11 @@ impl Simulation {
     }
 }
 
-/// Draws whether the database is put back to an earlier copy in the end, and what else is of that; apart
-/// from all other draws.
+/// Decides whether the database is restored to an earlier copy at the end, and how. Independent of
+/// all other random choices.
 struct Rewind {
     dice: fastrand::Rng,
-    /// After so many faults the copy is made.
+    /// The number of the fault before which the copy is made.
     copied_after: usize,
     is_remade: bool,
     is_down: bool,
@@ -633,12 +638,13 @@ impl Rewind {
     fn draw(seed: u64, exactly_once: bool) -> Option<Self> {
         let mut dice = fastrand::Rng::with_seed(!seed);
         (dice.u8(0..4) == 0).then(|| {
-            // At least once can't know what the slot was at before.
+            // With at-least-once delivery, the previous position of the slot can't be known.
             let is_remade = exactly_once && dice.bool();
             Self {
                 copied_after: dice.usize(0..7),
                 is_remade,
-                // Nor may one that runs on take the slot as it was.
+                // An instance may continue to run only with exactly-once delivery, and only if the
+                // slot is not re-created.
                 is_down: is_remade || !exactly_once || dice.bool(),
                 dice,
             }
@@ -646,14 +652,14 @@ impl Rewind {
     }
 }
 
-/// Draws whether the slot is re-created in the end; apart from all other draws. Exactly once, the checkpoint
-/// tells.
+/// Decides whether the slot is re-created at the end. Independent of all other random choices. Not
+/// with exactly-once delivery, for which the checkpoint shows it.
 fn draw_anew(seed: u64, exactly_once: bool) -> Option<fastrand::Rng> {
     let mut dice = fastrand::Rng::with_seed(seed.rotate_left(16));
     (!exactly_once && dice.u8(0..6) == 0).then_some(dice)
 }
 
-/// Commits now and then.
+/// Commits transactions at random intervals.
 async fn write(shared: Shared) {
     let count = {
         let mut world = shared.lock();
@@ -694,7 +700,7 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
         let mut world = shared.lock();
         if world.chance(10) {
             world.cluster.rate = Some(world.dice.u64(5..10));
-            // Each refused record has everything that is not confirmed sent twice more.
+            // Each rejected record causes everything unconfirmed to be sent twice more.
             world.cluster.batch_max = None;
         }
         if older::draw_older(seed) {
@@ -721,7 +727,7 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
     }
     if let Some(rewind) = &mut rewind {
         simulation.run_a_while().await;
-        // What an instance has under way would change what is known of Kafka.
+        // Work that an instance has in progress would change what is known about Kafka.
         if rewind.is_down {
             simulation.instances.clear();
         }
@@ -761,7 +767,7 @@ fn simulated_time() -> tokio::runtime::Runtime {
 }
 
 fn simulate(seed: u64, exactly_once: bool) {
-    // The pauses between attempts are drawn by this thread.
+    // The delays between attempts are drawn by this thread.
     fastrand::seed(seed);
     let outcome = simulated_time().block_on(scenario(seed, exactly_once));
     if let Err(broken) = outcome {
@@ -770,8 +776,9 @@ fn simulate(seed: u64, exactly_once: bool) {
     }
 }
 
-/// PostgreSQL refuses the role after a while, for so long; how long the instance lived on after the refusal,
-/// and how it ended, if it did.
+/// Makes PostgreSQL refuse the role for this long, after the pipeline has streamed for a while.
+/// Returns how long the instance ran after the refusal started, and its result, or `None` if it did
+/// not end.
 fn refused_for(
     exactly_once: bool,
     lasts: Duration,
@@ -819,8 +826,9 @@ fn role_that_was_accepted_and_is_refused_has_ten_minutes() {
     }
 }
 
-/// The table was empty when the slot was taken. When Kafka is back it has rows, and no statistics say that the slot has
-/// sent them: they are taken for older ones, and the stream that has begun would have them twice.
+/// The table was empty when the slot was acquired. When Kafka is available again, the table has
+/// rows, and no statistics show that the slot has sent them. They are therefore considered older
+/// rows, which the stream that has started would deliver a second time.
 #[test]
 fn start_that_has_the_slot_and_finds_rows_to_copy_begins_again() {
     simulated_time().block_on(async {
@@ -857,7 +865,7 @@ fn start_that_has_the_slot_and_finds_rows_to_copy_begins_again() {
     });
 }
 
-/// Runs the seeds that the environment names, or those of every test run.
+/// Runs the seeds specified by the environment, or the default seeds.
 fn simulate_all(exactly_once: bool) {
     let number = |name| {
         std::env::var(name)
@@ -865,7 +873,7 @@ fn simulate_all(exactly_once: bool) {
             .map(|text| text.parse().expect(name))
     };
     if let Some(seed) = number("SIM_SEED") {
-        // Shown where it fails, or with --nocapture.
+        // Shown if the test fails, or with --nocapture.
         let _ = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::DEBUG)
             .with_test_writer()

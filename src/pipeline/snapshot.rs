@@ -1,10 +1,11 @@
-//! Rows that are older than the slot come first, once in a pipeline's life.
+//! Copies the rows that are older than the slot before the stream starts, once in the lifetime of a
+//! pipeline.
 //!
-//! A temporary slot says which they are: with it the server makes a snapshot that has what was
-//! committed before one LSN, the consistent point, and nothing else. That snapshot is copied, and the
-//! pipeline's own slot streams from the consistent point on. It is taken before the copy begins, so that no
-//! other instance has it meanwhile, and nothing beyond where it stands is confirmed until the copy
-//! is durable.
+//! A temporary slot determines which rows these are: when it is created, the server makes a
+//! snapshot that contains exactly what was committed before one LSN, the consistent point. That
+//! snapshot is copied, and the pipeline's own slot streams from the consistent point on. The
+//! pipeline's slot is acquired before the copy starts, so that no other instance can have it in the
+//! meantime, and no position above the slot's is confirmed until the copy is durable.
 
 use std::fmt;
 use std::time::Duration;
@@ -36,24 +37,25 @@ use crate::postgres::target::{Outbox, Target};
 use crate::progress::Progress;
 use crate::sink::Sink;
 
-/// How long the snapshot may wait for one transaction that is open.
+/// How long the creation of the snapshot may wait for one open transaction.
 const LOCK_TIMEOUT: &str = "30s";
 
-/// Why there is nothing to copy: what is older was delivered when the slot was new.
+/// The reason why there is nothing to copy: the slot has been streamed from, and older rows were
+/// handled when it was new.
 const STREAMED: &str = "streamed before";
 
-/// What to do about rows that are older than the slot.
+/// How to handle rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
-    /// Nothing.
+    /// Nothing needs to be done.
     Stream,
-    /// Nothing, and to write that down, for this reason.
+    /// Nothing needs to be done, which must be recorded with this reason.
     Settled(&'static str),
     /// Copy them.
     Copy,
 }
 
-/// By what is known of the past, for a slot that is at `confirmed`.
+/// Decides based on the pipeline's history, for a slot that is at `confirmed`.
 fn decide(
     snapshot_history: &SnapshotHistory,
     confirmed: Lsn,
@@ -85,43 +87,44 @@ fn decide(
     }
 }
 
-/// What a start does about rows that are older than the slot.
+/// How a start handles rows that are older than the slot.
 pub(super) enum Planned {
     Nothing,
-    /// Nothing, and to record that when it is certain whose slot it is.
+    /// Nothing needs to be done, which is recorded once it is certain which slot this concerns.
     Settled(Settlement),
     /// Copy them.
     Copy(Box<Plan>),
 }
 
-/// That the rows of a table that are older than the slot need not be copied.
+/// The fact that the older rows of a table do not need to be copied.
 pub(super) struct Settlement {
     table: Option<String>,
     why: &'static str,
 }
 
-/// A copy that is to be made. Its statement is composed when the table is locked.
+/// A planned copy. Its statement is composed once the table is locked.
 pub(super) struct Plan {
     table: ObservedTable,
     name: TableName,
     row_filter: Option<String>,
     mapping: Mapping,
     key: Vec<(String, KeyType)>,
-    /// What was copied before it was interrupted.
+    /// The progress of the copy before it was interrupted.
     before: Option<CopyProgress>,
-    /// What the journal said when this was planned.
+    /// The journal's record of the snapshot at the time of planning.
     record: SnapshotRecord,
-    /// Where the slot was then.
+    /// The position of the slot at the time of planning.
     confirmed: Lsn,
-    /// Rows that are to be expected.
+    /// Estimated number of rows.
     about: Option<u64>,
 }
 
-/// Says what to do about older rows; `delivered` is what exactly-once knows of them, and `recorded` the last position that Walpost
-/// may have confirmed of the slot, if that is known.
+/// Decides how to handle older rows. `delivered` is what the checkpoint of exactly-once delivery
+/// shows about them, and `recorded` is the last position of the slot that Walpost may have
+/// confirmed, if known.
 ///
 /// # Errors
-/// The catalog can't be asked, or there is something that can't be copied.
+/// A catalog query failed, or there are rows that can't be copied.
 pub(super) async fn plan(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -138,7 +141,7 @@ pub(super) async fn plan(
     let found = slot.map_or(Lsn::ZERO, |slot| slot.confirmed);
     let confirmed = confirmed_by_us(found, recorded);
     let unfinished = Unfinished::search(target, catalog, &snapshots, confirmed).await?;
-    // A checkpoint with events of the stream and none of a copy says that every copy is in Kafka.
+    // A checkpoint with events of the stream and without a copy shows that every copy is in Kafka.
     let is_passed = delivered.is_some_and(|known| known.has_delivered && known.copied.is_none());
     let unfinished = unfinished.filter(|_| !is_passed);
     if let Some(unfinished) = &unfinished
@@ -189,7 +192,7 @@ pub(super) async fn plan(
             }
             if let SnapshotRecord::Begun(snapshot_lsn) = snapshot_history.record {
                 match delivered {
-                    // A checkpoint without rows of the copy says that none of them is in Kafka.
+                    // A checkpoint without copied rows shows that none of them is in Kafka.
                     Some(_) => info!(
                         pipeline, %snapshot_lsn,
                         "the snapshot of an earlier start had delivered nothing and is begun again"
@@ -206,7 +209,7 @@ pub(super) async fn plan(
                 .collect()
         }
     };
-    // Only what is to be resumed later has to be remembered.
+    // The key is needed only if the copy can be resumed later.
     let key: Vec<_> = match delivered {
         Some(_) => {
             let kinds = columns.into_iter();
@@ -235,21 +238,24 @@ pub(super) async fn plan(
     })))
 }
 
-/// What Walpost has confirmed of a slot that is at `found`. If something else has moved or re-created the slot, `found` says nothing
-/// about the copy of older rows.
+/// Returns the position of a slot up to which Walpost itself has confirmed, if the slot is at
+/// `found`. If something else has moved or re-created the slot, `found` shows nothing about the
+/// copy of older rows.
 fn confirmed_by_us(found: Lsn, recorded: Option<Lsn>) -> Lsn {
     recorded.map_or(found, |recorded| found.min(recorded))
 }
 
-/// A copy that an earlier start has begun, perhaps under another definition of the pipeline, or that no start has begun yet for a table
-/// that the slot was created for. Whether rows are left to deliver depends on it, and not on what the outbox is now.
+/// A copy that an earlier start has begun, possibly under another definition of the pipeline, or
+/// that no start has begun yet for a table that the slot was created for. It determines whether
+/// there are rows left to deliver, regardless of the current outbox.
 struct Unfinished {
     table: Option<String>,
     snapshot_lsn: Lsn,
 }
 
 impl Unfinished {
-    /// Of several, one that is not of the outbox's table.
+    /// Searches for an unfinished copy. If there are several, prefers one of a table other than the
+    /// outbox.
     async fn search(
         target: &Target,
         catalog: &impl CatalogQueries,
@@ -264,7 +270,7 @@ impl Unfinished {
             return Ok(begun);
         }
         let uncopied = match catalog.uncopied_tables(target, snapshots).await {
-            // A start that cannot use walpost.table_state logs that, and continues without it.
+            // A start that can't use walpost.table_state logs this, and continues without it.
             Err(error) if recovery::of_catalog(&error) == Remedy::Halt => Vec::new(),
             uncopied => uncopied?,
         };
@@ -291,7 +297,7 @@ impl Unfinished {
         ours.is_some_and(|ours| found.is_none_or(|found| *found == ours))
     }
 
-    /// The copy is not completed because the configuration says so.
+    /// Records that the copy will not be completed because the configuration excludes it.
     fn leave_out(&self, settings: &PipelineSettings) -> Settlement {
         let pipeline = &settings.name;
         let (table, snapshot_lsn) = (self.table.clone(), self.snapshot_lsn);
@@ -324,14 +330,14 @@ impl Unfinished {
     }
 }
 
-/// The snapshots that the journal has of the slot.
+/// Returns the slot's snapshots that are in the journal.
 async fn table_snapshots(
     target: &Target,
     catalog: &impl CatalogQueries,
 ) -> Result<Vec<TableSnapshot>, CatalogError> {
     match catalog.table_snapshots(target).await {
         Err(CatalogError::NoJournal) => Ok(Vec::new()),
-        // Without this right no copy was begun either.
+        // Without this privilege, no copy was started either.
         Err(CatalogError::Server(error))
             if target.outbox.table().is_none() && error.code == DENIED =>
         {
@@ -341,7 +347,8 @@ async fn table_snapshots(
     }
 }
 
-/// The table whose place the target's table has taken on the slot, if the journal knows nothing of the latter.
+/// Returns the table that the target's table has replaced on the slot, if the journal does not
+/// mention the target's table.
 fn replaced<'s>(snapshots: &'s [TableSnapshot], table: &TableName) -> Option<&'s str> {
     match SnapshotRecord::of_table(snapshots, Some(table)) {
         SnapshotRecord::Nothing => snapshots.iter().find_map(|found| found.table.as_deref()),
@@ -368,20 +375,21 @@ fn settled(
     Planned::Settled(Settlement { table, why })
 }
 
-/// It is certain, before it is known what Kafka has, that a start has nothing to copy.
+/// Returns whether it is certain, before the contents of Kafka are known, that a start has nothing
+/// to copy.
 pub(super) async fn has_nothing_to_copy(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     observed: &Observed,
     recorded: Option<Lsn>,
 ) -> bool {
-    // If that can't be decided, the rest of the start reports why.
+    // If this can't be decided, a later step of the start reports the reason.
     let decided = decided(settings, catalog, observed, recorded).await;
     decided.is_ok_and(|decided| !matches!(decided, Some((Decision::Copy, _))))
 }
 
-/// What the catalog alone decides about older rows, and the rows that are in the table; nothing where the outbox has
-/// none or they are left out.
+/// Returns the decision about older rows that the catalog alone allows, and the rows in the table.
+/// Returns `None` if the outbox has no table or its older rows are not to be delivered.
 async fn decided(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -407,12 +415,12 @@ async fn decided(
     Ok(Some((decision, snapshot_history.rows)))
 }
 
-/// What a start would do about rows that are older than the slot.
+/// How a start would handle rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outlook {
-    /// Deliver about so many.
+    /// Deliver approximately this many rows.
     Copies(u64),
-    /// Nothing more.
+    /// Nothing needs to be done.
     Nothing,
 }
 
@@ -430,10 +438,11 @@ impl fmt::Display for Outlook {
     }
 }
 
-/// What a start would do about older rows now; nothing where the outbox has none or they are left out.
+/// Returns how a start would handle older rows now, or `None` if the outbox has no table or its
+/// older rows are not to be delivered.
 ///
 /// # Errors
-/// The catalog can't be asked, or a start would halt.
+/// A catalog query failed, or a start would halt.
 pub(crate) async fn outlook(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -451,16 +460,16 @@ pub(crate) async fn outlook(
     }))
 }
 
-/// What exactly-once knows of what Kafka has.
+/// The contents of Kafka according to the checkpoint of exactly-once delivery.
 pub(super) struct Known {
-    /// Something of the stream.
+    /// Kafka has events of the stream.
     pub(super) has_delivered: bool,
-    /// Something of older rows.
+    /// The copy of older rows in Kafka.
     pub(super) copied: Option<CopyProgress>,
 }
 
-/// Writes down that there is nothing to copy. What is not written is found out in the same way at
-/// the next start.
+/// Records that there is nothing to copy. If this fails, the next start reaches the same
+/// conclusion.
 pub(super) async fn settle(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -485,7 +494,8 @@ pub(super) async fn settle(
     }
 }
 
-/// The columns by which rows were copied; nothing if the copy can't be continued in this order.
+/// Returns the columns by which rows were ordered in the copy, or `None` if the copy can't be
+/// continued in this order.
 fn go_on(copied: &CopyProgress, table: &ObservedTable) -> Option<Vec<(String, u32)>> {
     let columns = &table.columns;
     let column = |name: &String| {
@@ -497,13 +507,14 @@ fn go_on(copied: &CopyProgress, table: &ObservedTable) -> Option<Vec<(String, u3
     order.filter(|order| !order.is_empty())
 }
 
-/// The row filter that the publication has for the table.
+/// Returns the publication's row filter for the table.
 fn row_filter(table: &TableName, observed: &Observed) -> Result<Option<String>, SnapshotError> {
     let Some(publication) = &observed.publication else {
         return Ok(None);
     };
     if publication.unsafe_filter.is_some() {
-        // It was safe when the session started; the next one says which filter it is.
+        // The filter was safe when the session started. The next session reports which filter it
+        // is.
         return Err(CatalogError::TableChanged(table.clone()).into());
     }
     if publication.has_locked_filter {
@@ -515,7 +526,8 @@ fn row_filter(table: &TableName, observed: &Observed) -> Result<Option<String>, 
 }
 
 impl Plan {
-    /// Reads the columns that the mapping and the key need, of the rows that are published and were not copied before.
+    /// Composes the statement that reads the columns required for the mapping and the key, from the
+    /// rows that are published and were not copied before.
     async fn statement(&self, locked: &impl LockedQueries) -> Result<String, SnapshotError> {
         let resumed = self
             .before
@@ -525,7 +537,7 @@ impl Plan {
             Some(columns) => RowOrder::by(locked, columns),
             None => locked.row_order().await?,
         };
-        // Where keys are compared here too, it has to be by their bytes.
+        // Keys are also compared by Walpost, so they must be ordered by their bytes.
         let order = match self.key.is_empty() {
             true => order,
             false => order.by_bytes(),
@@ -560,16 +572,17 @@ fn entry<'s>(settings: &'s PipelineSettings, snapshot_lsn: Lsn, state: &str) -> 
     }
 }
 
-/// A snapshot that was made and is not copied yet.
+/// A snapshot that was created and has not been copied yet.
 pub(super) struct Snapshot {
     plan: Box<Plan>,
     connection: Connection,
-    /// It has the transactions whose commit record is before this.
+    /// The snapshot contains the transactions whose commit record is before this LSN.
     snapshot_lsn: Lsn,
 }
 
 impl Snapshot {
-    /// Makes it, on the server that `identity` is of. It is there as long as its connection.
+    /// Creates a snapshot on the server identified by `identity`. It exists as long as its
+    /// connection.
     pub(super) async fn make(
         settings: &PipelineSettings,
         database: &impl Database,
@@ -612,9 +625,10 @@ impl Snapshot {
             .ok_or_else(|| {
                 ConnectionError::Protocol(format!("CREATE_REPLICATION_SLOT answered with {made:?}"))
             })?;
-        // As soon as the slot is taken the server counts what that sends, and the next start would take a
-        // slot that has sent something, and of which nothing is written, for one with a life behind it.
-        // An entry that the slot has passed, because something else moved it, says nothing about this copy.
+        // Once the slot is acquired, the server counts what the slot sends. The next start would
+        // assume that a slot that has sent something and has no entry was in use before, so the
+        // entry is written first. An entry that the slot has passed, because something else moved
+        // it, says nothing about this copy.
         if !plan.record.is_open(plan.confirmed) && plan.before.is_none() {
             let record = catalog.snapshot_record(&settings.target).await?;
             if record != plan.record {
@@ -631,13 +645,13 @@ impl Snapshot {
         })
     }
 
-    /// Where the stream begins: at the consistent point of the first chunk of the copy.
+    /// Returns where the stream starts: at the consistent point of the copy's first chunk.
     pub(super) fn stream_from(&self) -> Lsn {
         let before = self.plan.before.as_ref();
         before.map_or(self.snapshot_lsn, CopyProgress::first_snapshot_lsn)
     }
 
-    /// Begins to copy it, now that the pipeline's slot is ours and is at `confirmed`.
+    /// Starts the copy, now that the pipeline's slot is acquired and at `confirmed`.
     pub(super) async fn copy(
         mut self,
         settings: &PipelineSettings,
@@ -656,13 +670,14 @@ impl Snapshot {
             catalog.write_journal(&entry).await?;
         }
         let locked = catalog.lock_table(&self.plan.table.version).await?;
-        // The publication can have changed alone. With the table locked, its filter stays as it is.
+        // The publication can have changed independently. While the table is locked, its filter
+        // can't change.
         let observed = catalog.look(target).await?;
         if row_filter(&self.plan.name, &observed)? != self.plan.row_filter {
             return Err(CatalogError::TableChanged(self.plan.name).into());
         }
         let statement = self.plan.statement(&locked).await?;
-        // The server answers after planning.
+        // The server responds once it has planned the statement.
         self.connection.copy_out(&statement).await?;
         drop(locked);
         let Plan {
@@ -697,8 +712,8 @@ impl Snapshot {
     }
 }
 
-/// Another instance has had the slot since the snapshot was planned: the journal says something else
-/// than it did then, or the slot is confirmed beyond where the stream is to begin.
+/// Returns whether another instance has had the slot since the snapshot was planned: either the
+/// journal's record has changed, or the slot's confirmed position is after the start of the stream.
 fn is_outrun(
     planned: SnapshotRecord,
     record: SnapshotRecord,
@@ -712,31 +727,31 @@ const LOCK_NOT_AVAILABLE: &str = "55P03";
 /// insufficient_privilege
 const DENIED: &str = "42501";
 
-/// A snapshot that is copied, or was and is not durable yet.
+/// A snapshot that is being copied, or whose copy is not durable yet.
 pub(super) struct Copying {
-    /// None when all rows were read.
+    /// `None` once all rows have been read.
     connection: Option<Connection>,
     snapshot_lsn: Lsn,
-    /// Where the slot stood when it began.
+    /// The position of the slot when the copy started.
     resumed: Lsn,
     progress: Option<Progress>,
-    /// How many rows there were when it last made progress, and when that was.
+    /// The number of rows when the copy last made progress, and the time.
     progressed: Option<(u64, Instant)>,
-    /// Rows that were read, and those of them that the progress has counted.
+    /// Number of rows that were read. The counters include `counted` of them.
     rows: u64,
     counted: u64,
 }
 
-/// Rows that are read between two looks at the clock.
+/// Number of rows between two updates of the counters and the progress.
 const BATCH: u64 = 1024;
 
-/// What came of an attempt to read a row.
+/// The result of trying to read a row.
 pub(super) enum Read {
-    /// A row was taken.
+    /// A row was processed.
     Row,
-    /// None is there yet.
+    /// No row has arrived yet.
     Nothing,
-    /// There are no more.
+    /// There are no more rows.
     End,
     /// The sink is full.
     Full,
@@ -744,7 +759,7 @@ pub(super) enum Read {
     NewTopic(String),
 }
 
-/// Resolves when more of the copy was received; never without one.
+/// Resolves when more of the copy was received; never if there is no copy.
 pub(super) async fn fill(copying: &mut Option<Copying>) -> Result<(), ConnectionError> {
     match copying
         .as_mut()
@@ -756,12 +771,13 @@ pub(super) async fn fill(copying: &mut Option<Copying>) -> Result<(), Connection
 }
 
 impl Copying {
-    /// Rows are still to come.
+    /// Returns whether there are more rows to read.
     pub(super) fn reads(&self) -> bool {
         self.connection.is_some()
     }
 
-    /// A row was read within the last `limit`: the sink accepts more.
+    /// Returns whether a row was read within the last `limit`, which means that the sink accepts
+    /// records.
     pub(super) fn progresses(&mut self, now: Instant, limit: Duration) -> bool {
         match self.progressed {
             Some((rows, since)) if rows == self.rows => now < since + limit,
@@ -772,7 +788,7 @@ impl Copying {
         }
     }
 
-    /// Takes the next row, if it is there.
+    /// Processes the next row, if it has arrived.
     pub(super) fn row(
         &mut self,
         core: &mut Core,
@@ -800,7 +816,7 @@ impl Copying {
                 }
                 Step::Full => Ok(Read::Full),
                 Step::NewTopic(topic) => Ok(Read::NewTopic(topic)),
-                // Those of the stream alone are.
+                // These steps occur only in the stream.
                 Step::NewTable(_) | Step::SetAside(_) => {
                     Err(CoreError::from(OrderError::Stray).into())
                 }
@@ -810,7 +826,7 @@ impl Copying {
                 self.count(core);
                 let stats = core.delivery.watermark.stats();
                 stats.snapshot_entered(SnapshotPhase::Delivering, None);
-                // With it go the temporary slot and the snapshot.
+                // This drops the temporary slot and the snapshot.
                 self.connection = None;
                 if let Some(progress) = self.progress.take() {
                     progress.finish();
@@ -820,7 +836,7 @@ impl Copying {
         }
     }
 
-    /// The topics of the rows that have come.
+    /// Returns the topics of the rows that have arrived.
     pub(super) fn topics_ahead(&self, core: &Core) -> Vec<String> {
         match &self.connection {
             Some(connection) => core.snapshot_topics_ahead(connection.buffered()),
@@ -837,13 +853,15 @@ impl Copying {
         }
     }
 
-    /// All rows were read, and `confirmed` says that they are durable. Where the slot stood before says nothing
-    /// of them, and after a failover to a standby that had nothing behind that, it is the consistent point.
+    /// Returns whether all rows were read, and `confirmed` shows that they are durable. The slot's
+    /// position before the copy shows nothing about them: after a failover to a standby that has no
+    /// WAL after the consistent point, the slot is at the consistent point.
     pub(super) fn is_durable(&self, confirmed: Lsn) -> bool {
         !self.reads() && confirmed >= self.snapshot_lsn && confirmed > self.resumed
     }
 
-    /// Writes down that it is done. Without that the next start finds out by what was confirmed.
+    /// Records that the copy is complete. Without this entry, the next start determines that from
+    /// the confirmed position.
     pub(super) async fn note(&self, settings: &PipelineSettings, database: &impl Database) {
         let pipeline = &settings.name;
         info!(pipeline, rows = self.rows, snapshot_lsn = %self.snapshot_lsn, "snapshot delivered");
@@ -862,7 +880,7 @@ impl Copying {
     }
 }
 
-/// How long the journal's last entry may take: the stream waits meanwhile.
+/// How long writing the last journal entry may take. The stream waits in the meantime.
 const NOTE: Duration = Duration::from_secs(5);
 
 pub(crate) mod error;

@@ -1,5 +1,5 @@
-//! A row that the server can't send in UTF-8: where it is, and which table has it. The server says only that it can't, so the row
-//! is read once more without conversion.
+//! Locates a row that the server can't convert to UTF-8, and the table that contains it. The
+//! server's error identifies neither, so the row is read again without conversion.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,10 +17,11 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::Message;
 
-/// How long a server that has released the slot may take to send why.
+/// How long a server that has released the slot may take to send the reason.
 const REASON_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why the server has ended the stream before anything of it was read, if it says so. What it has sent is lost with `connection`.
+/// Returns why the server ended the stream before any of it was read, if the server sends a reason.
+/// Discards the data that was received on `connection`.
 pub(super) async fn reason_of_end(connection: &mut Connection) -> Option<PipelineError> {
     let mut rows = Rows::default();
     let preview = connection.preview(Lsn(u64::MAX), REASON_TIMEOUT, |data| {
@@ -41,7 +42,7 @@ pub(super) async fn reason_of_end(connection: &mut Connection) -> Option<Pipelin
     }
 }
 
-/// Adds the table to an error about such a row. Nobody has the slot any more.
+/// Adds the name of the table to an error about such a row. The slot must be free.
 pub(super) async fn with_table(
     error: PipelineError,
     settings: &PipelineSettings,
@@ -86,12 +87,12 @@ async fn find_table(
             _ => rows.next.is_none_or(|next| next <= sought),
         })
         .await?;
-    // The server may be in the middle of a large transaction, and ends the stream later.
+    // The server may be in the middle of a large transaction and end the stream later.
     let _ = connection.close().await;
     Ok(found)
 }
 
-/// Follows the positions of rows.
+/// Tracks the positions of rows.
 #[derive(Default)]
 struct Rows {
     tables: HashMap<u32, String>,
@@ -100,7 +101,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// Takes a message; returns its position and its table if it is a row, or a message of the transaction.
+    /// Processes a message. If it is a row, or a transactional logical decoding message, returns
+    /// its position and, for a row, its table.
     fn message(&mut self, data: &[u8]) -> Option<(Position, Option<String>)> {
         let relation = match Message::decode(data).ok()? {
             Message::Begin(begin) => {

@@ -1,5 +1,7 @@
-//! WAL from before the publication existed. PostgreSQL looks it up as of each transaction that it decodes: up to version 17 it ends
-//! the stream, from 18 on it leaves the rows out. To create the publication, or to restart, changes nothing about that WAL.
+//! Errors about WAL that was written before the publication existed. PostgreSQL looks up the
+//! publication as of each transaction that it decodes: versions 14 to 17 end the stream, and
+//! version 18 omits the rows. Creating the publication afterwards, or restarting, does not help for
+//! that WAL.
 
 use super::error::PipelineError;
 use super::settings::PipelineSettings;
@@ -8,10 +10,11 @@ use crate::postgres::replication::ConnectionError;
 use crate::postgres::sql::escape_literal;
 use crate::postgres::target::Target;
 
-/// The code of the error (undefined_object), which a missing slot has, too.
+/// SQLSTATE of the error (undefined_object), which a missing slot also has.
 const UNDEFINED_OBJECT: &str = "42704";
 
-/// The function of PostgreSQL 14 to 17 that reports the error, in src/backend/catalog/pg_publication.c. Its message is translated.
+/// Function of PostgreSQL 14 to 17 that reports the error, in src/backend/catalog/pg_publication.c.
+/// The message itself may be translated, so it can't be compared.
 const PUBLICATION_LOOKUP: &str = "get_publication_oid";
 
 /// Adds the remedy to an error about such WAL.

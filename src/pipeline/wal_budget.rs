@@ -1,4 +1,4 @@
-//! How much WAL the slot may retain, and what follows from it.
+//! How much WAL the slot may retain, and the reaction when it retains more.
 
 pub(crate) mod budget;
 pub(crate) mod error;

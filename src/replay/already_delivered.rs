@@ -1,4 +1,5 @@
-//! Settles entries of the journal about events that may be missing, without sending anything: an operator knows that they were delivered.
+//! Settles journal entries about events that may be missing without sending anything, because the
+//! operator knows that they were delivered.
 
 use serde_json::json;
 use uuid::Builder;
@@ -11,7 +12,8 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::Catalog;
 use crate::postgres::catalog::journal::{ALREADY_DELIVERED, Action, DROPPED_SLOTS, Entry};
 
-/// The open entries of a pipeline, or of one of its tables. Other processes cannot replay them while this exists.
+/// The open entries of a pipeline, or of one of its tables. While this exists, other processes
+/// can't replay them.
 pub(crate) struct OpenEntries<'s> {
     settings: &'s PipelineSettings,
     catalog: Catalog,
@@ -19,10 +21,11 @@ pub(crate) struct OpenEntries<'s> {
 }
 
 impl<'s> OpenEntries<'s> {
-    /// Looks up the open entries. Nothing is changed.
+    /// Looks up the open entries. Changes nothing.
     ///
     /// # Errors
-    /// There are none, a slot that was to be dropped still exists, another process sends their events, or a catalog query failed.
+    /// There are none, a slot that was to be dropped still exists, another process is sending their
+    /// events, or a catalog query failed.
     pub(crate) async fn find(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let target = &settings.target;
         let catalog = Catalog::open(&settings.postgres).await?;
@@ -45,16 +48,17 @@ impl<'s> OpenEntries<'s> {
         })
     }
 
-    /// Which events, and why they may be missing, for each entry.
+    /// Describes, for each entry, which events may be missing and why.
     pub(crate) fn describe(&self) -> impl Iterator<Item = String> {
         let line = |entry: &DroppedSlot| format!("{}: {}", entry.describe(), entry.cause());
         self.entries.iter().map(line)
     }
 
-    /// Adds an entry to the journal that settles these, with the role of the session, and returns its id.
+    /// Adds an entry to the journal that settles these entries, with the role of the session, and
+    /// returns its ID.
     ///
     /// # Errors
-    /// The journal cannot be written.
+    /// The journal can't be written.
     pub(crate) async fn settle(&self) -> Result<i64, ReplayError> {
         let ids: Vec<_> = self.entries.iter().map(|entry| entry.id).collect();
         let run = Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();

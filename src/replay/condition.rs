@@ -1,9 +1,10 @@
-//! A condition in SQL that a person gives, before any of it is run.
+//! Examines a condition in SQL that the operator specifies, before any part of it runs.
 //!
-//! A transaction that can only read bounds little: a function that a condition calls can drop a
-//! replication slot, end sessions, read files or reach out to another server, as far as its role may.
-//! `SET ROLE` bounds nothing, since the function can set it back. So a condition runs where the session
-//! itself has no such rights, and only as the one expression that it is shown as.
+//! A read-only transaction prevents little: within the privileges of its role, a function called by
+//! a condition can drop a replication slot, end sessions, read files or connect to another server.
+//! `SET ROLE` prevents nothing, because the function can reset the role. Therefore a condition runs
+//! only if the session itself lacks such privileges, and only as the single expression that it
+//! appears to be.
 
 use super::ReplayError;
 use crate::postgres::catalog::{Catalog, CatalogError, Statement, TableVersion};
@@ -11,13 +12,13 @@ use crate::postgres::table::TableName;
 
 const FLAG: &str = "--where";
 
-/// The roles that the session is, or can become at will, and that make whoever has them the master of the
-/// server. `session_user` is what counts: every other role can be set back to it.
+/// The roles that the session has or can assume and that give control over the server.
+/// `session_user` is decisive, because the session can return to it from any other role.
 const MIGHTY: &str = "SELECT session_user::text, r.rolname::text FROM pg_catalog.pg_roles r \
      WHERE (r.rolsuper OR r.rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')) \
      AND pg_catalog.pg_has_role(session_user, r.oid, 'MEMBER') ORDER BY r.rolname <> session_user, r.rolname LIMIT 1";
 
-/// Refuses a condition that must not, or can't, be run for rows of the table. Runs nothing of it.
+/// Rejects a condition that must not or can't run for rows of the table. Runs no part of it.
 pub(super) async fn examine(
     catalog: &Catalog,
     table: &TableName,
@@ -46,12 +47,13 @@ pub(super) async fn examine(
     Ok(())
 }
 
-/// Statements that the server can all parse only if the condition is one expression. To leave its place,
-/// it would have to close a bracket that it did not open: a round one in the first statement, and in the
-/// second, where the same bytes are the same words, a square one. What is one expression here is one
-/// wherever it stands in round brackets, in the statements that are run.
+/// Returns statements that the server can all parse only if the condition is a single expression.
+/// To escape from its place, it would have to close a bracket that it did not open: a round one in
+/// the first statement and, with the same bytes parsed as the same tokens, a square one in the
+/// second. A single expression here is a single expression anywhere in round brackets, as in the
+/// statements that are run.
 fn statements(from_item: &str, condition: &str) -> [String; 2] {
-    // A comment at its end ends with the line.
+    // The line feed ends a comment at the end of the condition.
     [
         format!("SELECT FROM {from_item} WHERE (\n{condition}\n)"),
         format!("SELECT FROM {from_item} WHERE (ARRAY[\n{condition}\n])[1]"),

@@ -1,4 +1,4 @@
-//! Which rows may be missing after slots were dropped, once that can be known.
+//! Determines which rows may be missing after slots were dropped, once that is possible.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use crate::postgres::sql::ToSql;
 use crate::postgres::table::TableName;
 use crate::retention;
 
-/// How long transactions are waited for that are open.
+/// How long to wait for open transactions.
 const PATIENCE: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(200);
 
-/// The open entries of the journal, and the condition for rows that may be missing; it is empty for
-/// all rows. A snapshot that is taken after this has every row that no slot has.
+/// Returns the open journal entries, and the condition for rows that may be missing, which is empty
+/// for all rows. A snapshot taken after this call contains every row that is in no slot.
 pub(super) async fn rows(
     settings: &PipelineSettings,
     table: &TableName,
@@ -33,7 +33,8 @@ pub(super) async fn rows(
         });
     }
     let observed = catalog.look(target).await?;
-    // The rows of a table that left the publication may be missing too. Later ones are not events.
+    // The rows of a table that left the publication may be missing too. Its later rows are not
+    // events.
     let problem = observed
         .problems(target)
         .into_iter()
@@ -53,7 +54,7 @@ pub(super) async fn rows(
                 ),
             });
         }
-        // What commits before there is a slot would be missing still.
+        // Without a slot, events that are committed until there is one would still be missing.
         (problem, _) => {
             let init = target.init_slot();
             let slot = target.slot.clone();
@@ -90,7 +91,7 @@ pub(super) fn expect_dropped(
     }
 }
 
-/// The open entries that are about the table. A slot can have had other tables before.
+/// Returns the open entries about the table. The slot may have delivered other tables before.
 async fn open_entries(
     settings: &PipelineSettings,
     table: &TableName,
@@ -104,8 +105,8 @@ async fn open_entries(
     Ok(entries)
 }
 
-/// The condition for rows that may be missing, after entries of the journal that are all open; nothing
-/// if one is not.
+/// Returns the condition for rows that may be missing according to these journal entries, or `None`
+/// if one of them is not open.
 pub(super) async fn condition(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -122,8 +123,9 @@ pub(super) async fn condition(
     Ok(Some(DroppedSlot::condition(&open, &cluster)))
 }
 
-/// Waits until every transaction of this database has ended that is open now. Of one whose commit is in
-/// the log before the slot begins, and which waits for a standby, the rows can't be seen yet.
+/// Waits until every transaction of this database that is open now has ended. The rows of a
+/// transaction are not visible yet if its commit record is in the WAL before the start of the slot,
+/// but it waits for a synchronous standby.
 pub(super) async fn wait_for_open(catalog: &Catalog) -> Result<(), ReplayError> {
     const NOW: &str = "SELECT pg_current_xact_id()::xid::text";
     const ENDED: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \

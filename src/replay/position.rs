@@ -1,4 +1,5 @@
-//! Which row has the record at a position of WAL: the topics know, and the table does not.
+//! Finds the row of the record with a given position in the WAL. The table does not contain the
+//! position, but records in Kafka do.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::{Catalog, Statement};
 use crate::postgres::table::TableName;
 
-/// How long transactions that are open in a topic are waited for.
+/// How long to wait for open transactions in a topic.
 const OPEN: Duration = Duration::from_secs(10);
 
-/// The id of the row whose record has that position.
+/// Returns the ID of the row whose record has that position.
 pub(super) async fn id(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -55,7 +56,7 @@ pub(super) async fn id(
         position,
     };
     let (reader, topics) = (Arc::clone(&search.reader), search.topics.join(", "));
-    // A panic of it is a defect, which ends the command as well.
+    // A panic is a bug, and ends the command too.
     let found = tokio::task::spawn_blocking(move || search.run()).await;
     let found = found.map_err(|error| ReadError::from(std::io::Error::other(error)))?;
     match found {
@@ -67,7 +68,7 @@ pub(super) async fn id(
     }
 }
 
-/// The topics that rows of the table belong to.
+/// Returns the topics of the table's rows.
 async fn topics(
     catalog: &Catalog,
     table: &TableName,
@@ -94,18 +95,19 @@ async fn topics(
         names.sort_unstable();
         names.dedup();
     }
-    // No event is in a reserved topic.
+    // Reserved topics contain no events.
     names.retain(|name| is_topic_name(name) && outbox.reserved_topics.find(name).is_none());
     Ok(names)
 }
 
-/// A column's value as text, or null. Unlike a cast, `concat` calls the output function of the type alone.
+/// Returns SQL for a column's value as text, or NULL. Unlike a cast, `concat` calls only the output
+/// function of the type.
 fn text_of(column: &str) -> String {
     let column = escape_identifier(column);
     format!("CASE num_nulls({column}) WHEN 0 THEN concat({column}) END")
 }
 
-/// The template's value as SQL; null where a column is.
+/// Returns SQL for the template's value, which is NULL if one of its columns is.
 fn expression(template: &Template, table: &TableName) -> String {
     let parts = template.parts().iter().map(|part| match part {
         Part::Literal(text) => escape_literal(text),

@@ -5,7 +5,7 @@ use crate::postgres::catalog::copy::{Query, Reader};
 use crate::postgres::catalog::{CatalogError, CreatedAt, LockedTable, RowOrder, Statement};
 
 impl Plan<'_> {
-    /// What reads the rows that are to be sent.
+    /// Returns the kind of statement that reads the rows to be sent.
     fn statement(&self) -> Statement {
         let selected = self.planned.selected();
         selected.map_or(Statement::Compare, |selected| selected.statement())
@@ -18,7 +18,7 @@ impl Plan<'_> {
             .await
     }
 
-    /// The condition for the rows of the run.
+    /// Returns the condition for the rows of the run.
     fn rows_condition(&self, order: &RowOrder<'_>) -> String {
         match &self.planned.selected() {
             Some(selected) if self.recorded_rows.is_empty() => selected.sql(order),
@@ -26,11 +26,11 @@ impl Plan<'_> {
         }
     }
 
-    /// The condition for the rows that are to be sent.
+    /// Returns the condition for the rows to be sent.
     fn condition(&self, order: &RowOrder<'_>) -> String {
         let mut all = vec![self.rows_condition(order)];
         all.retain(|condition| !condition.is_empty());
-        // A run that is resumed has another snapshot than when it began.
+        // A resumed run has a different snapshot than when it was started.
         if let (Some(until), true) = (&self.planned.until, self.is_resumed) {
             all.push(order.compared("<=", until));
         }
@@ -40,7 +40,7 @@ impl Plan<'_> {
         all.join(" AND ")
     }
 
-    /// ` WHERE` of the rows that are to be sent.
+    /// Returns a ` WHERE` clause for the rows to be sent.
     fn filter(&self, order: &RowOrder<'_>) -> String {
         match self.condition(order).as_str() {
             "" => String::new(),
@@ -63,7 +63,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// The key of the last row.
+    /// Returns the key of the last row.
     pub(super) async fn last(&self) -> Result<Option<Vec<String>>, ReplayError> {
         let locked = self.lock().await?;
         let order = locked.row_order(CreatedAt::First).await?;
@@ -77,7 +77,7 @@ impl Plan<'_> {
         Ok(row.map(|row| texts(&row)).transpose()?)
     }
 
-    /// Reads the rows that are to be sent.
+    /// Starts reading the rows to be sent.
     pub(super) async fn copy(&self) -> Result<Reader, ReplayError> {
         let locked = self.lock().await?;
         let order = locked.row_order(CreatedAt::First).await?;

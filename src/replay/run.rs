@@ -1,4 +1,4 @@
-//! What the journal has of a run: where it began, how far it is, and its end.
+//! The journal entries of a run: its start, its progress and its end.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,27 +15,27 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{Catalog, CatalogError, Holder};
 
-/// How long the server may take to notice that a run's process is gone.
+/// How long the server may take to detect that a run's process has ended.
 const GONE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What the journal says of a run.
+/// The contents of a journal entry about a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Note {
     pub(super) run: Uuid,
     pub(super) state: State,
-    /// Rows that Kafka has.
+    /// Number of rows that Kafka has.
     pub(super) sent: u64,
-    /// When the run begins.
+    /// At the start of the run.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) plan: Option<Planned>,
-    /// The key of the last of the rows that Kafka has.
+    /// Key of the last row up to which Kafka has all rows.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) last: Option<Vec<String>>,
-    /// At its end, the entries about slots that were dropped that it closes.
+    /// At the end of the run, the entries about dropped slots that it closes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// At its end, the entries about a table that was set aside whose rows it has sent.
+    /// At the end of the run, the entries about a table that was set aside whose rows it has sent.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
     /// See [`SentRows::snapshot_xmin`].
@@ -43,12 +43,12 @@ pub(super) struct Note {
     pub(super) snapshot_xmin: Option<String>,
 }
 
-/// The rows of a table that was set aside that a run has sent at its end.
+/// Describes which rows of a table that was set aside have been sent at the end of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SentRows {
-    /// All whose commit LSN is before this.
+    /// All rows whose commit LSN is before this.
     pub(super) before: Lsn,
-    /// All of transactions before this one, as text.
+    /// All rows of transactions before this one, as text.
     pub(super) snapshot_xmin: String,
 }
 
@@ -60,35 +60,35 @@ pub(super) enum State {
     Done,
 }
 
-/// What a run is about, as it was when it began. Roles that may add to the journal wrote it: whoever
-/// resumes the run takes values from it, and no SQL.
+/// The subject of a run at its start. It was written by a role that may add to the journal: the
+/// role that resumes the run uses only values from it, and no SQL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Planned {
     pub(super) table: String,
-    /// Which rows.
+    /// The selected rows.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) selected: Option<Selected>,
-    /// The columns that rows are ordered by.
+    /// The columns by which rows are ordered.
     pub(super) order: Vec<String>,
-    /// The key of the last row.
+    /// Key of the last row.
     pub(super) until: Option<Vec<String>>,
     pub(super) topic: String,
     pub(super) rows: u64,
-    /// Entries of the journal about slots that were dropped.
+    /// Journal entries about dropped slots.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// Entries of the journal about the table, which was set aside.
+    /// Journal entries about the table, which was set aside.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
-    /// What the run has sent of that table at its end.
+    /// The rows of that table that the run has sent at its end.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) sent_rows: Option<SentRows>,
 }
 
 impl Planned {
-    /// Returns which rows were selected, or `None` if the entry does not contain it.
+    /// Returns which rows were selected, or `None` if the entry does not contain this.
     pub(super) fn selected(&self) -> Option<Selected> {
-        // The journal entries about dropped slots or a table that was set aside select the rows.
+        // The journal entries about dropped slots or a table that was set aside determine the rows.
         if !self.dropped_slots.is_empty() || !self.set_aside.is_empty() {
             return Some(Selected::default());
         }
@@ -96,9 +96,9 @@ impl Planned {
     }
 }
 
-/// What the journal says of a run.
+/// A run as recorded in the journal.
 pub(super) struct RecordedRun {
-    /// The entry that it began with.
+    /// The entry about its start.
     pub(super) entry: EntryId,
     pub(super) begun: Begun,
     pub(super) planned: Planned,
@@ -115,20 +115,21 @@ impl EntryId {
     }
 }
 
-/// Who began a run.
+/// The role that started a run, and when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Begun {
-    /// The role that the server wrote down.
+    /// The role, as recorded by the server.
     pub by_role: String,
-    /// When, as the server prints it.
+    /// The time, as formatted by the server.
     pub at: String,
-    /// It is the role of this session.
+    /// Whether it is the role of this session.
     pub is_ours: bool,
 }
 
 impl RecordedRun {
-    /// The run as the role that began it wrote it down, and this session's. Others who may add to the
-    /// journal can't change what a run sends, or make it look complete.
+    /// Finds the run in the journal, using only entries of the role that started it and of this
+    /// session's role. Other roles that may add to the journal can't change what a run sends, or
+    /// make it look complete.
     pub(super) async fn find(
         writer: &Catalog,
         settings: &PipelineSettings,
@@ -191,16 +192,17 @@ impl RecordedRun {
     }
 }
 
-/// Keeps others from sending the same run, for as long as the connection lasts. To be called before the journal is asked about
-/// the run, which others may end until then.
+/// Prevents other processes from sending the same run, as long as the connection lasts. Must be
+/// called before the journal is queried about the run, which another process may end until then.
 pub(super) async fn lock(writer: &Catalog, run: Uuid) -> Result<(), ReplayError> {
     let name = format!("walpost replay {run}");
     let locked = try_lock(writer, &name).await?;
     locked.map_err(|holder| ReplayError::Running { run, holder })
 }
 
-/// Keeps other runs from sending what `flag` selects for the slot, for as long as the connection lasts. To be called before the
-/// journal is asked for open entries, which others may close until then.
+/// Prevents other runs from sending what `flag` selects for the slot, as long as the connection
+/// lasts. Must be called before the journal is queried for open entries, which another run may
+/// close until then.
 pub(super) async fn lock_entries(
     writer: &Catalog,
     slot: &str,
@@ -215,10 +217,11 @@ pub(super) async fn lock_entries(
     })
 }
 
-/// The session that has an advisory lock. Any role can take one, so the operator is told which session that is.
+/// The session that holds an advisory lock. Any role can acquire such a lock, so the operator is
+/// shown the session.
 #[derive(Debug)]
 pub(crate) struct LockHolder {
-    /// Its process and who it is; `None` if the session has ended since.
+    /// PID and identity of the session; `None` if it has ended in the meantime.
     session: Option<(i32, Holder)>,
 }
 
@@ -235,7 +238,7 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// Takes the lock; returns its holder if another session still has it after [`GONE`].
+/// Acquires the lock, or returns its holder if another session still holds it after [`GONE`].
 async fn try_lock(writer: &Catalog, name: &str) -> Result<Result<(), LockHolder>, CatalogError> {
     let until = Instant::now() + GONE;
     loop {
@@ -252,7 +255,8 @@ async fn try_lock(writer: &Catalog, name: &str) -> Result<Result<(), LockHolder>
 }
 
 async fn lock_holder(writer: &Catalog, name: &str) -> Result<LockHolder, CatalogError> {
-    // PostgreSQL 18, 53.13 "pg_locks": the halves of a bigint key are in classid and objid, and objsubid is 1.
+    // PostgreSQL 18, 53.13 "pg_locks": classid and objid contain the halves of a bigint key, and
+    // objsubid is 1.
     let sql = "SELECT l.pid, a.usename::text, coalesce(a.application_name, ''), host(a.client_addr) \
          FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
          WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1 \

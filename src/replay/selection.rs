@@ -1,5 +1,5 @@
-//! Which rows are sent again: from what a person says to values that the journal can have, and from
-//! those to a condition in SQL.
+//! Determines which rows are sent again: converts the operator's selection to values that the
+//! journal can store, and those to a condition in SQL.
 
 use std::str::FromStr;
 
@@ -17,9 +17,9 @@ use crate::postgres::table::TableName;
 /// One end of a range of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Bound {
-    /// The start of the transaction that wrote the row, as `created_at` has it.
+    /// The start time of the transaction that wrote the row, from `created_at`.
     Time(String),
-    /// The row with this id.
+    /// The row with this ID.
     Id(String),
     /// The row whose record has this position.
     Position(Position),
@@ -28,7 +28,8 @@ pub(crate) enum Bound {
 impl FromStr for Bound {
     type Err = String;
 
-    /// A text that begins as a date is a time, and one that reads as a position is that.
+    /// Parses text that starts like a date as a time, text in the format of a position as a
+    /// position, and other text as an ID.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let begins_with = |pattern: &str| {
             text.len() >= pattern.len()
@@ -76,23 +77,24 @@ impl FromStr for Aggregate {
     }
 }
 
-/// What a person says of the rows; all of it has to be true of a row.
+/// The operator's selection of rows. A row must match all parts of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// Rows from here on,
+    /// The first rows of a range.
     pub from: Option<Bound>,
-    /// up to and with these.
+    /// The last rows of the range, inclusive.
     pub to: Option<Bound>,
     /// A condition in SQL.
     pub condition: Option<String>,
-    /// Rows of one of these, where there are any.
+    /// If not empty, only rows of one of these aggregates.
     pub aggregates: Vec<Aggregate>,
-    /// Rows with one of these ids, where there are any.
+    /// If not empty, only rows with one of these IDs.
     pub ids: Vec<String>,
 }
 
-/// A selection with what was looked up for it: values alone, but for the condition that a person gave.
-/// An entry of the journal has it; a part that is not known here is an error, lest more rows are sent.
+/// A selection with everything that was looked up for it. It contains only values, except for the
+/// operator's condition. It is stored in a journal entry. Unknown parts are an error, because more
+/// rows would be sent without them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Selected {
@@ -104,12 +106,13 @@ pub(super) struct Selected {
     pub(super) aggregates: Vec<Aggregate>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) ids: Vec<String>,
-    /// From the journal it is text to compare what a person gives with, and never run.
+    /// If read from the journal, this text is only compared with what the operator specifies, and
+    /// never run.
     #[serde(rename = "where", skip_serializing_if = "Option::is_none")]
     pub(super) condition: Option<String>,
 }
 
-/// One end of a range of rows, as the table has it.
+/// One end of a range of rows, as values of the table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Edge {
@@ -120,7 +123,7 @@ pub(super) enum Edge {
 }
 
 impl Selected {
-    /// The condition in SQL; empty for all rows.
+    /// Returns the condition in SQL, which is empty for all rows.
     pub(super) fn sql(&self, order: &RowOrder<'_>) -> String {
         let mut all = Vec::new();
         for (edge, operator) in [(&self.from, ">="), (&self.to, "<=")] {
@@ -148,13 +151,13 @@ impl Selected {
             all.push(format!("id IN ({})", ids.join(", ")));
         }
         if let Some(condition) = &self.condition {
-            // A comment at its end ends with the line.
+            // The line feed ends a comment at the end of the condition.
             all.push(format!("({condition}\n)"));
         }
         all.join(" AND ")
     }
 
-    /// What a statement with this condition is, for the examination of the table.
+    /// Returns the kind of a statement with this condition, for the examination of the table.
     pub(super) fn statement(&self) -> Statement {
         match self.aggregates.is_empty() && self.ids.is_empty() {
             _ if self.condition.is_some() => Statement::Condition,
@@ -163,14 +166,15 @@ impl Selected {
         }
     }
 
-    /// The ends of the range have another number of values than the key has columns.
+    /// Returns whether the number of values in an end of the range differs from the number of key
+    /// columns.
     pub(super) fn is_of_other_key(&self, key_columns: usize) -> bool {
         let mut edges = [&self.from, &self.to].into_iter().flatten();
         edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != key_columns))
     }
 }
 
-/// The table that rows are selected from.
+/// The table from which rows are selected.
 pub(super) struct Table<'t> {
     pub(super) name: &'t TableName,
     pub(super) columns: &'t [String],
@@ -178,7 +182,7 @@ pub(super) struct Table<'t> {
 }
 
 impl Selection {
-    /// With what has to be looked up for it.
+    /// Looks up everything that the selection refers to.
     pub(super) async fn look_up(
         &self,
         settings: &PipelineSettings,
@@ -239,7 +243,7 @@ impl Table<'_> {
     }
 }
 
-/// The time as the server understands it, in UTC.
+/// Returns the time as the server interprets it, in UTC.
 async fn time(catalog: &Catalog, text: &str, flag: &'static str) -> Result<String, ReplayError> {
     let sql = "SELECT $1::text::timestamptz::text";
     match catalog.client().query_one(sql, &[&text]).await {
@@ -248,7 +252,7 @@ async fn time(catalog: &Catalog, text: &str, flag: &'static str) -> Result<Strin
     }
 }
 
-/// The values of the key of the row with this id.
+/// Returns the key values of the row with this ID.
 async fn key_of(
     catalog: &Catalog,
     table: &Table<'_>,
@@ -268,7 +272,7 @@ async fn key_of(
     let columns = order.selected();
     let row = catalog.select_first(locked, &columns, &rest).await;
     let row = row.map_err(|error| match error {
-        // Data exception: the column's type has no such value.
+        // Data exception: the type of the column has no such value.
         CatalogError::Server(server) if server.code.starts_with("22") => ReplayError::NoBound {
             flag,
             text: id.to_owned(),

@@ -1,4 +1,4 @@
-//! Rows on their way: from the table through the window to the sink.
+//! Sends rows from the table through the window to the sink.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,30 +19,30 @@ use crate::pipeline::decode::delivery::Delivery;
 use crate::postgres::catalog::copy::Copied;
 use crate::sink::Sink;
 
-/// How often the journal is told how far the run is, after it was told sooner at first.
+/// Maximum interval between journal entries about the progress. The first ones are written sooner.
 const NOTE: Duration = Duration::from_secs(10);
 const NOTE_FIRST: Duration = Duration::from_secs(1);
-/// How often a row is remembered that the journal can be told of.
+/// How often a row is remembered for the journal.
 const MARK: Duration = Duration::from_millis(100);
-/// How often the sink is tended while it is waited for.
+/// How often the sink is tended while waiting for it.
 const TEND: Duration = Duration::from_secs(1);
-/// A run that fell behind its rate catches up with at most so much of it.
+/// A run that fell behind its rate catches up by at most the rows of this duration.
 const BURST: Duration = Duration::from_millis(100);
 
-/// Rows on their way.
+/// Sends the rows of a run.
 pub(super) struct Sender<'p, S, F> {
     plan: &'p Plan<'p>,
     sink: &'p mut S,
     delivery: Delivery,
-    /// How many rows the sink has taken.
+    /// Number of rows that the sink has accepted.
     taken: u64,
-    /// The key of the last of them.
+    /// Key of the last of them.
     latest: Vec<String>,
-    /// Rows that the journal can be told of: their number from one, and their key.
+    /// Rows that the journal could record: their number, starting at one, and their key.
     marks: VecDeque<(u64, Vec<String>)>,
-    /// Kafka has so many rows, and everything before them.
+    /// Number of rows that Kafka has, without gaps.
     pub(super) acknowledged: u64,
-    /// The last of the marks that Kafka has.
+    /// The last mark that Kafka has.
     pub(super) last: Option<(u64, Vec<String>)>,
     marked_at: Instant,
     noted_at: Instant,
@@ -50,7 +50,7 @@ pub(super) struct Sender<'p, S, F> {
     told: F,
 }
 
-/// What came of waiting.
+/// The result of waiting.
 enum Waited {
     Enough,
     Stop,
@@ -106,20 +106,20 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         }
     }
 
-    /// Waits for what is on its way, for as long as stopping may take. What is not acknowledged by
-    /// then is sent again when the run is resumed.
+    /// Waits for rows in flight, for at most the drain timeout. Rows that are not acknowledged by
+    /// then are sent again when the run is resumed.
     pub(super) async fn settle(&mut self) {
         let limit = self.plan.settings.drain_timeout;
         let (_never, mut stop) = watch::channel(false);
         if self.taken > 0 {
             self.marks.push_back((self.taken, self.latest.clone()));
         }
-        // What it was that failed is known already.
+        // The cause of a failure is known already.
         let _ = timeout(limit, self.drained(&mut stop)).await;
         self.look();
     }
 
-    /// Hands one row to the sink, or a dead letter of it.
+    /// Passes one row, or a dead letter in its place, to the sink.
     async fn row(
         &mut self,
         copied: &Copied<'_>,
@@ -148,7 +148,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                         error,
                     })?;
                 }
-                // Those of the stream alone are.
+                // These steps occur only in the stream.
                 Step::NewTable(_) | Step::SetAside(_) => return Err(OrderError::Stray.into()),
             }
         }
@@ -166,7 +166,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         handed.map_err(|error| ReplayError::of(error, || mapping.describe(row)))
     }
 
-    /// Remembers the row now and then, and tells the journal how far we are.
+    /// Remembers the row at intervals, and records the progress in the journal.
     async fn mark(&mut self, copied: &Copied<'_>) -> Result<(), ReplayError> {
         for (index, value) in self.latest.iter_mut().enumerate() {
             value.clear();
@@ -189,7 +189,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         Ok(())
     }
 
-    /// Looks how far Kafka is.
+    /// Updates how many rows Kafka has.
     pub(super) fn look(&mut self) {
         let acknowledged = self.delivery.watermark.durable_rows();
         (self.told)(acknowledged - self.acknowledged);
@@ -203,12 +203,12 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         }
     }
 
-    /// How many rows there are up to the last mark that Kafka has.
+    /// Returns the number of rows up to the last mark that Kafka has.
     pub(super) fn last_number(&self) -> u64 {
         self.last.as_ref().map_or(0, |(number, _)| *number)
     }
 
-    /// How many dead letters the sink has taken.
+    /// Returns the number of dead letters that the sink has accepted.
     pub(super) fn dead_letters(&self) -> DeadLetterCounts {
         let letters = self.delivery.dead_letters.as_ref();
         letters.map(DeadLetters::counts).unwrap_or_default()
@@ -231,7 +231,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         }
     }
 
-    /// Resolves when everything that was taken is in Kafka.
+    /// Resolves when everything that the sink accepted is in Kafka.
     async fn drained(&mut self, stop: &mut watch::Receiver<bool>) -> Result<Waited, ReplayError> {
         self.sink.flush(false)?;
         loop {
@@ -250,7 +250,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     }
 }
 
-/// Resolves when there may be room for one more record.
+/// Resolves when there may be space for another record.
 async fn room(
     watermark: &Watermark,
     sink: &mut impl Sink,
@@ -266,7 +266,7 @@ async fn room(
     Ok(Waited::Enough)
 }
 
-/// A record that was refused holds up all that come after it.
+/// Returns an error if a record was rejected, because this blocks all later records.
 fn check(watermark: &Watermark) -> Result<(), ReplayError> {
     match watermark.deliveries().failure() {
         Some(failure) => Err(ReplayError::Delivery(failure)),
@@ -275,13 +275,13 @@ fn check(watermark: &Watermark) -> Result<(), ReplayError> {
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // Nobody can say it any more: it goes on.
+    // The sender was dropped, so there can be no request to stop.
     if stop.wait_for(|stop| *stop).await.is_err() {
         std::future::pending().await
     }
 }
 
-/// At most so many a second.
+/// Limits the number of rows per second.
 struct Rate {
     pause: Duration,
     due: Option<Instant>,
@@ -295,7 +295,7 @@ impl Rate {
         }
     }
 
-    /// When the next row is due, if that is not yet.
+    /// Returns when the next row is due, or `None` if it is due now.
     fn due(&mut self, now: Instant) -> Option<Instant> {
         let due = self.due.unwrap_or(now);
         let earliest = now.checked_sub(BURST).unwrap_or(now);
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(rate.due(at(0)), None, "the first at once");
         assert_eq!(rate.due(at(0)), Some(at(100)));
         assert_eq!(rate.due(at(100)), Some(at(200)));
-        // After a long wait, one burst.
+        // After a long wait, one burst is allowed.
         assert_eq!(rate.due(at(10_000)), None);
         assert_eq!(rate.due(at(10_000)), None);
         assert_eq!(rate.due(at(10_000)), Some(at(10_100)));

@@ -1,7 +1,9 @@
-//! Which rows of a table that is set aside may be missing, and who delivers the rows that follow.
+//! Determines which rows of a table that is set aside may be missing, and how delivery of the later
+//! rows continues.
 //!
-//! A run sends every row that was committed before some LSN. The stream takes over there if no row with a higher commit LSN has
-//! been left out, which the pipeline decides: it knows what it has left out.
+//! A run sends every row that was committed before some LSN. The stream takes over there if no row
+//! with a higher commit LSN was omitted. The pipeline decides this, because it knows which rows it
+//! has omitted.
 
 use std::time::Duration;
 
@@ -21,18 +23,19 @@ use crate::retention;
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What follows from the end of a run.
+/// The consequence of a run's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HandOver {
     /// The stream delivers the table again.
     Resumed,
-    /// No pipeline has answered yet.
+    /// No pipeline has responded yet.
     Pending,
     /// The table stays set aside, for this reason.
     Missed(String),
 }
 
-/// The open entries of the journal about the table, and the condition for rows that may be missing.
+/// Returns the open journal entries about the table, and the condition for rows that may be
+/// missing.
 pub(super) async fn open(
     settings: &PipelineSettings,
     table: &TableName,
@@ -52,7 +55,7 @@ pub(super) async fn open(
         return Err(problem.into());
     }
     if observed.slot.is_none() {
-        // What commits before there is a slot would be missing still.
+        // Without a slot, events that are committed until there is one would still be missing.
         let (slot, init) = (target.slot.clone(), target.init_slot());
         return Err(Problem::NoSlot { slot, init }.into());
     }
@@ -60,7 +63,8 @@ pub(super) async fn open(
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
 }
 
-/// An LSN such that a snapshot that is taken from now on has every row whose commit LSN is before it.
+/// Returns an LSN such that every snapshot taken from now on contains all rows whose commit LSN is
+/// before it.
 pub(super) async fn end(
     table: &TableName,
     catalog: &Catalog,
@@ -70,7 +74,7 @@ pub(super) async fn end(
     let row = catalog.client().query_one(sql, &[]).await;
     let before = row.and_then(|row| row.try_get(0));
     let before = before.map_err(CatalogError::from)?;
-    // A commit record is in WAL before the rows are visible.
+    // The commit record is in the WAL before the rows are visible.
     wait_for_open(catalog).await?;
     for partition in retention::taken_off(catalog, table).await? {
         if has_rows(catalog, &partition, condition).await? {
@@ -81,7 +85,7 @@ pub(super) async fn end(
     Ok(before)
 }
 
-/// The first transaction that the snapshot of this session's transaction may not have.
+/// Returns the first transaction that the snapshot of this session's transaction may not contain.
 pub(super) async fn snapshot_xmin(reader: &Catalog) -> Result<String, ReplayError> {
     let sql = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text";
     let row = reader.client().query_one(sql, &[]).await;
@@ -89,7 +93,8 @@ pub(super) async fn snapshot_xmin(reader: &Catalog) -> Result<String, ReplayErro
     Ok(xmin.map_err(CatalogError::from)?)
 }
 
-/// The condition for rows that may be missing, after entries of the journal that are all open; `None` if one is not.
+/// Returns the condition for rows that may be missing according to these journal entries, or `None`
+/// if one of them is not open.
 pub(super) async fn condition(
     settings: &PipelineSettings,
     table: &TableName,
@@ -104,7 +109,7 @@ pub(super) async fn condition(
     Ok(Some(missing(catalog, &open).await?))
 }
 
-/// Waits until the pipeline has recorded what follows from the end of a run about these entries.
+/// Waits until the pipeline has recorded the consequence of the end of a run about these entries.
 pub(super) async fn hand_over(
     settings: &PipelineSettings,
     catalog: &Catalog,

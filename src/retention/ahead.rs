@@ -1,4 +1,4 @@
-//! Partitions that are made ahead.
+//! Creates partitions ahead of time.
 
 use std::fmt::Write as _;
 
@@ -8,11 +8,12 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::sql::{escape_identifier, escape_literal};
 use crate::postgres::table::TableName;
 
-/// How many partitions one transaction makes: each transaction examines the table with all partitions that it has by then.
+/// Number of partitions that one transaction creates. Each transaction examines the table with all
+/// partitions that exist by then.
 const PARTITIONS_PER_TRANSACTION: usize = 20;
 
 impl Pass<'_> {
-    /// Makes the partitions that are missing.
+    /// Creates the missing partitions.
     pub(super) async fn make(
         &mut self,
         found: &Found,
@@ -40,7 +41,8 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Makes several partitions in one transaction, all or none. False if that fails, or takes too long.
+    /// Creates several partitions in one transaction, all or none. Returns false if that fails or
+    /// takes too long.
     async fn make_together(&mut self, steps: &[Step]) -> Result<bool, CatalogError> {
         let (mut create, mut attach) = (Vec::new(), String::new());
         let mut done = Vec::with_capacity(steps.len());
@@ -52,7 +54,8 @@ impl Pass<'_> {
                 done.push(made(name, *range));
             }
         }
-        // ATTACH locks the default partition, and who writes to that waits. So all of them are one statement, which is bounded.
+        // ATTACH locks the default partition, and sessions that write to it wait. Therefore all
+        // ATTACH commands are one statement, whose duration is limited.
         let attach = escape_literal(&format!("BEGIN {attach}END"));
         let sql = format!("{}; DO {attach}", create.join("; "));
         if self.attempt(&bounded(&sql)).await?.is_some() {
@@ -63,7 +66,8 @@ impl Pass<'_> {
         Ok(true)
     }
 
-    /// CREATE TABLE ... PARTITION OF would have writers wait; ATTACH lets them through.
+    /// Returns the statements that create a partition. CREATE TABLE ... PARTITION OF would block
+    /// writers; ATTACH does not.
     pub(super) fn make_sql(&self, name: &TableName, range: Range) -> String {
         format!(
             "{}; {}",
@@ -94,7 +98,7 @@ impl Pass<'_> {
     }
 }
 
-/// What the report says of a partition that was made.
+/// Describes a partition that was created, for the report.
 pub(super) fn made(name: &TableName, range: Range) -> String {
     format!("partition {name} made for {range}")
 }

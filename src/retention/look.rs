@@ -1,4 +1,4 @@
-//! Asks for everything that a plan is made of.
+//! Queries the facts that a plan is based on.
 
 use crate::postgres::sql::{Client, Row};
 use jiff::Timestamp;
@@ -11,42 +11,44 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Target;
 
-/// The table, as far as keeping it goes. Statements are composed from this, so it is read again under the lock, and has to be the same.
+/// The facts about a table that matter for its maintenance. Statements are composed from them, so
+/// they are read again under the lock and must be the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Maintained {
     pub(crate) name: TableName,
     pub(crate) origin: Origin,
-    /// It is partitioned in one of these ways, if it is.
+    /// How the table is partitioned; `None` if it is not.
     pub(crate) partitioning: Option<Partitioning>,
     pub(crate) default: Option<TableName>,
     pub(crate) owner: String,
     pub(crate) owner_is_superuser: bool,
-    /// The role we are.
+    /// The role of the session.
     pub(crate) user: String,
-    /// We are the owner, or have its rights.
+    /// Whether the role is the owner, or has its privileges.
     pub(crate) is_ours: bool,
     pub(crate) may_create: bool,
-    /// It has the column that says how old a row is.
+    /// Whether the table has the column that shows the age of a row.
     pub(crate) has_time: bool,
 }
 
-/// By what a table is partitioned.
+/// How a table is partitioned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Partitioning {
-    /// Ranges of one column with a time.
+    /// By ranges of one column with a date or time.
     Time,
-    /// Anything else.
+    /// In any other way.
     Other,
 }
 
-/// Prepares the session: times are read and written in UTC, and nobody waits long behind us.
+/// Prepares the session: times are read and written in UTC, and other sessions do not wait long for
+/// this one.
 pub(crate) async fn prepare(client: &Client, lock_timeout: u128) -> Result<(), CatalogError> {
     let sql =
         format!("SET TimeZone = 'UTC'; SET DateStyle = ISO; SET lock_timeout = {lock_timeout}");
     Ok(client.batch_execute(&sql).await?)
 }
 
-/// The table; none if it isn't there.
+/// Returns the facts about the table, or `None` if it does not exist.
 pub(crate) async fn maintained(
     client: &Client,
     table: &TableName,
@@ -95,13 +97,13 @@ pub(crate) async fn maintained(
     }))
 }
 
-/// Tells others that keep the same table to stay away, until [`release`] or the end of the session. False if another has
-/// told us.
+/// Claims the table, until [`release`] or the end of the session, so that other sessions do not
+/// maintain it. Returns false if another session has claimed it.
 pub(crate) async fn claim(client: &Client, table: &Maintained) -> Result<bool, CatalogError> {
     lock(client, "pg_try_advisory_lock", table).await
 }
 
-/// Which session has made [`claim`] fail.
+/// Returns the error that names the session because of which [`claim`] failed.
 pub(crate) async fn claimed(
     client: &Client,
     table: &Maintained,
@@ -126,14 +128,14 @@ pub(crate) async fn claimed(
     })
 }
 
-/// Lets others keep the table.
+/// Releases the claim on the table.
 pub(crate) async fn release(client: &Client, table: &Maintained) -> Result<(), CatalogError> {
     lock(client, "pg_advisory_unlock", table).await?;
     Ok(())
 }
 
 async fn lock(client: &Client, function: &str, table: &Maintained) -> Result<bool, CatalogError> {
-    // "walp", so that locks of others are not ours.
+    // "walp", so that the locks of other applications do not conflict.
     let row = client
         .query_one(
             &format!("SELECT {function}(x'77616c70'::int, $1::oid::int8::bit(32)::int)"),
@@ -143,7 +145,7 @@ async fn lock(client: &Client, function: &str, table: &Maintained) -> Result<boo
     Ok(row.try_get(0)?)
 }
 
-/// A column of a time, as microseconds since 1970; null where it is infinite.
+/// Returns SQL that converts a time to microseconds since 1970, or to NULL if it is infinite.
 fn micros(expression: &str) -> String {
     format!(
         "(extract(epoch FROM CASE WHEN isfinite({expression}) THEN {expression} END) * 1000000)::int8"
@@ -152,7 +154,8 @@ fn micros(expression: &str) -> String {
 
 fn timestamp(row: &Row, column: usize) -> Result<Option<Timestamp>, CatalogError> {
     let micros: Option<i64> = row.try_get(column)?;
-    // PostgreSQL's calendar is longer than ours: what is beyond it is as good as infinite.
+    // PostgreSQL's calendar has a larger range. Times outside the supported range are treated like
+    // infinity.
     Ok(micros.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
 }
 
@@ -163,12 +166,12 @@ fn name(row: &Row, schema: usize, name: usize) -> Result<TableName, CatalogError
     })
 }
 
-/// What the plan for a table that is partitioned by time is made of, but for the slots.
+/// Queries the facts for the plan of a table that is partitioned by time, except for the slots.
 pub(crate) async fn found(client: &Client, outbox: &Maintained) -> Result<Found, CatalogError> {
     let now = micros("now()");
     let row = client.query_one(&format!("SELECT {now}"), &[]).await?;
     let now = clock(&row)?;
-    // Others' transactions are shown to members of pg_read_all_stats alone.
+    // Only members of pg_read_all_stats see the transactions of other roles.
     let began = micros("xact_start");
     let oldest_open = client
         .query_opt(
@@ -232,9 +235,9 @@ async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, 
     rows.iter().map(partition).collect()
 }
 
-/// Tables whose comments say that they were partitions of the outbox. Any role can write such a comment on a table of its own, so a
-/// table counts only if its owner could give the outbox a partition, or owns one: `ALTER TABLE ... OWNER TO` leaves partitions with
-/// their owners.
+/// Returns tables whose comments show that they were partitions of the outbox. Any role can write
+/// such a comment on its own table, so a table counts only if its owner could attach a partition to
+/// the outbox, or owns one: `ALTER TABLE ... OWNER TO` does not change the owners of partitions.
 async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, CatalogError> {
     let rows = client
         .query(
@@ -264,7 +267,7 @@ async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, Cat
     rows.iter().map(table).collect()
 }
 
-/// Names of tables that were partitions, and of partitions that are being detached.
+/// Returns the names of tables that were partitions, and of partitions that are being detached.
 pub(crate) async fn taken_off(
     client: &Client,
     origin: &Origin,
@@ -285,7 +288,7 @@ pub(crate) async fn taken_off(
     Ok(names)
 }
 
-/// The database's clock, and the end of the table's own comment.
+/// Returns the time of the database server, and the end of the table's own comment.
 pub(crate) async fn generation(
     client: &Client,
     outbox: &Maintained,
@@ -296,7 +299,7 @@ pub(crate) async fn generation(
     Ok((clock(&row)?, row.try_get(1)?))
 }
 
-/// Where WAL is: all that is committed by now is before it.
+/// Returns the current WAL position. Everything committed by now is before it.
 pub(crate) async fn position(client: &Client) -> Result<Lsn, CatalogError> {
     let row = client
         .query_one("SELECT pg_current_wal_insert_lsn()", &[])
@@ -304,16 +307,17 @@ pub(crate) async fn position(client: &Client) -> Result<Lsn, CatalogError> {
     Ok(row.try_get(0)?)
 }
 
-/// The first column, which is `now()`.
+/// Returns the first column, which contains `now()`.
 fn clock(row: &Row) -> Result<Timestamp, CatalogError> {
     timestamp(row, 0)?
         .ok_or_else(|| CatalogError::Unexpected("now() is beyond the calendar".to_owned()))
 }
 
-/// The query for [`slots`] on a server of this version. The view `pg_publication_tables` would lock every table of every publication
-/// from PostgreSQL 17 on, so that the lock of an unrelated table would keep this one from being maintained.
+/// Returns the query for [`slots`] on a server of this version. From PostgreSQL 17 on, the view
+/// `pg_publication_tables` would lock every table of every publication, so that a lock on an
+/// unrelated table would prevent this one from being maintained.
 fn slots_sql(version: i32) -> String {
-    // Schemas in publications came with PostgreSQL 15.
+    // Publications can contain schemas since PostgreSQL 15.
     let in_schema = match version >= 150_000 {
         true => {
             "OR EXISTS (SELECT FROM pg_publication_namespace s JOIN tree ON tree.schema = s.pnnspid WHERE s.pnpubid = p.oid)"
@@ -336,9 +340,11 @@ fn slots_sql(version: i32) -> String {
     )
 }
 
-/// The slots that read the table, and where they stand: the pipeline's own, and if another publication has the
-/// table too, every other with pgoutput in this database. Nobody can ask which publication a slot is used
-/// with. The slots of `readers` are among them too, if they exist. None without the pipeline's own.
+/// Returns the slots that read the table, and their positions. These are the pipeline's own slot
+/// and, if another publication contains the table too, all other slots of this database that use
+/// pgoutput, because the server does not show which publication a slot is used with. The slots in
+/// `readers` are included, if they exist. Returns nothing if the pipeline's own slot does not
+/// exist.
 pub(crate) async fn slots(
     client: &Client,
     target: &Target,

@@ -1,4 +1,4 @@
-//! Retention beside a pipeline, over a connection of its own. It never stops delivery.
+//! Runs retention alongside a pipeline, over its own connection. It never stops delivery.
 
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,17 @@ use crate::model::rounded::Elapsed;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
-/// At most this long between two passes; less where the retention is short.
+/// Maximum interval between two passes. The interval is smaller if the retention is short.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// How long the pass over one table may take before its connection is given up.
+/// How long the pass over one table may take before its connection is closed.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Of so many tables' troubles a line each is logged: thousands can have the same.
+/// Maximum number of problems that are logged with a line each, because thousands of tables can
+/// have the same problem.
 const TROUBLES: usize = 10;
 
-/// Passes at work. They end when this is dropped.
+/// Running passes, which end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Maintenance(JoinHandle<()>);
 
@@ -31,7 +32,7 @@ impl Drop for Maintenance {
     }
 }
 
-/// Starts passes over the pipeline's tables on this runtime, where a retention is set.
+/// Starts passes over the pipeline's tables on the current runtime, if a retention is configured.
 #[must_use]
 pub(crate) fn beside(settings: &PipelineSettings) -> Option<Maintenance> {
     let keep = settings.retention.keep?;
@@ -46,7 +47,7 @@ pub(crate) fn beside(settings: &PipelineSettings) -> Option<Maintenance> {
     })))
 }
 
-/// Tells what is done and what is waited for; returns what is wrong.
+/// Performs a pass, logs what was done and what it waits for, and returns the problems.
 async fn pass(settings: &PipelineSettings) -> Vec<String> {
     let opened = async {
         let catalog = Catalog::open(&settings.postgres).await?;
@@ -62,7 +63,8 @@ async fn pass(settings: &PipelineSettings) -> Vec<String> {
         let pass = pass_of_table(&catalog, settings, target, tables.len(), false);
         match in_time(pass).await {
             Ok(report) => troubles.extend(told(&settings.name, report)),
-            // What is wrong with one table keeps nothing from the next, and neither does a connection that is busy with it.
+            // A problem with one table, or a connection that is still busy with it, does not affect
+            // the next table.
             Err(reason) => {
                 troubles.push(format!("{}: {reason}", target.outbox));
                 catalog = match in_time(Catalog::open(&settings.postgres)).await {
@@ -85,7 +87,7 @@ async fn in_time<T>(asked: impl Future<Output = Result<T, CatalogError>>) -> Res
     }
 }
 
-/// Tells what a pass has come to, and returns what is wrong.
+/// Logs the result of a pass, and returns the problems.
 fn told(pipeline: &str, report: Report) -> Vec<String> {
     for done in report.done {
         info!(pipeline, "maintenance: {done}");
@@ -93,7 +95,7 @@ fn told(pipeline: &str, report: Report) -> Vec<String> {
     for wait in report.waits {
         debug!(pipeline, "maintenance: {wait}");
     }
-    // A hot standby keeps the same table.
+    // A hot standby maintains the same table.
     let mut troubles = report.troubles;
     troubles.retain(|trouble| !matches!(trouble, RetentionError::Claimed(_)));
     troubles.iter().map(ToString::to_string).collect()

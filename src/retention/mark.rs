@@ -1,31 +1,33 @@
-//! What is known of a partition so far, kept in the last line of its comment: it lasts as long as the
-//! partition, and goes with it. Pure.
+//! Records how far the removal of a partition has progressed. This mark is stored in the last line
+//! of the partition's comment, so it exists exactly as long as the partition. Pure.
 
 use jiff::Timestamp;
 
 use crate::model::lsn::Lsn;
 
-/// What a line of ours begins with.
+/// The start of Walpost's line.
 const START: &str = "walpost: ";
 
-/// More characters than a line of ours has.
+/// Longer than any line of Walpost, in characters.
 const LINE_CHARS_MAX: usize = 300;
 
-/// What follows where it is about rows of a table without partitions.
+/// Follows the start if the mark concerns rows of a table without partitions.
 const ROWS: &str = "rows before ";
 
-/// What is known of a partition so far.
+/// How far the removal of a partition has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// Its time is over, and what it had then was committed before this place in WAL.
+    /// The time range has ended, and the rows that the partition contained then were committed
+    /// before this WAL position.
     Closed(Lsn),
-    /// The slots had passed that place at this time.
+    /// The slots had passed that position at this time.
     Delivered(Timestamp),
-    /// It was detached, and whatever it has was committed before this place.
+    /// The partition was detached, and all its rows were committed before this WAL position.
     Detached(Lsn),
 }
 
-/// What a mark is about. LSNs and OIDs of another cluster, say of a dump, mean nothing here.
+/// The table that a mark concerns. LSNs and OIDs of another cluster, for example in a dump, have no
+/// meaning here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// OID of the outbox table.
@@ -35,19 +37,19 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
-    /// What each line of ours about this table ends with.
+    /// Returns the end of each line about this table.
     #[must_use]
     pub(crate) fn suffix(&self) -> String {
         format!(" (table {}, cluster {})", self.table, self.cluster)
     }
 
-    /// The mark in a partition's comment, if it is one of this table.
+    /// Returns the mark in a partition's comment, if it concerns this table.
     #[must_use]
     pub(crate) fn read(&self, comment: Option<&str>) -> Option<Mark> {
         Mark::read(&self.line(comment)?)
     }
 
-    /// The mark in the table's own comment, and the time before which rows are meant.
+    /// Returns the mark in the table's own comment, and the time before which rows are concerned.
     #[must_use]
     pub(crate) fn read_generation(&self, comment: Option<&str>) -> Option<(Timestamp, Mark)> {
         let line = self.line(comment)?;
@@ -55,7 +57,7 @@ impl Origin {
         Some((before.parse().ok()?, Mark::read(mark)?))
     }
 
-    /// Our line, without what each begins and ends with.
+    /// Returns Walpost's line, without its fixed start and end.
     fn line(&self, comment: Option<&str>) -> Option<String> {
         let line = comment?.lines().next_back()?;
         let what = line.strip_prefix(START)?.strip_suffix(&self.suffix())?;
@@ -77,14 +79,16 @@ impl Mark {
     }
 }
 
-/// SQL for the end of the comment on a table, which `oid` names: more than a line of ours can have. The owner chooses how long a
-/// comment is, and one of megabytes must not fail the query that has those of all tables.
+/// Returns SQL for the end of the comment on the table with OID `oid`, longer than any line of
+/// Walpost. The owner determines the length of a comment, and one with megabytes must not fail the
+/// query that reads the comments of all tables.
 #[must_use]
 pub(crate) fn end_of_comment(oid: &str) -> String {
     format!("right(obj_description({oid}, 'pg_class'), {LINE_CHARS_MAX})")
 }
 
-/// SQL for the lines of the comment on a table that are not ours, each with its end. `oid` names the table.
+/// Returns SQL for the lines of the comment on a table that are not Walpost's, each with its line
+/// feed. `oid` is the table's OID.
 #[must_use]
 pub(crate) fn other_lines(oid: &str) -> String {
     format!(
@@ -94,7 +98,7 @@ pub(crate) fn other_lines(oid: &str) -> String {
     )
 }
 
-/// A kind of mark, before its place or time is known.
+/// A kind of mark, before its position or time is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkKind {
     /// [`Mark::Closed`]
@@ -103,18 +107,18 @@ pub(crate) enum MarkKind {
     Delivered,
     /// [`Mark::Detached`]
     Detached,
-    /// [`Mark::Closed`], of the rows of a table before the moment.
+    /// [`Mark::Closed`], for the rows of a table that exist at that moment.
     RowsClosed,
-    /// [`Mark::Delivered`], of the rows before that time.
+    /// [`Mark::Delivered`], for the rows before that time.
     RowsDelivered(Timestamp),
 }
 
 impl MarkKind {
-    /// What a line of this kind begins with, and the SQL expression for what comes next: the place
-    /// or time of the moment.
+    /// Returns the start of a line of this kind, and the SQL expression for the rest: the current
+    /// position or time.
     #[must_use]
     pub(crate) fn parts(self) -> (String, String) {
-        // All that is committed by now is in WAL before this place, flushed or not.
+        // Everything committed by now is in the WAL before this position, whether flushed or not.
         let lsn = "pg_current_wal_insert_lsn()::text";
         let now = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
         let (what, expression) = match self {
@@ -175,7 +179,7 @@ mod tests {
         let delivered = comment(MarkKind::RowsDelivered(before_time), at);
         let expected = Some((before_time, Mark::Delivered(at_time)));
         assert_eq!(read(&delivered), expected);
-        // That of a table is none of a partition, and the other way round.
+        // A mark for rows of a table is not one for a partition, and vice versa.
         assert_eq!(origin().read(Some(&closed)), None);
         assert_eq!(read(&comment(MarkKind::Closed, "0/1")), None);
     }

@@ -1,5 +1,5 @@
-//! What is to be done with a table's partitions, and what has to be waited for. Pure: time and
-//! places in WAL come in as arguments.
+//! Determines what to do with a table's partitions, and what to wait for. Pure: the time and
+//! positions in the WAL are passed as arguments.
 
 use std::fmt;
 
@@ -11,18 +11,18 @@ use super::mark::Mark;
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 
-/// What was found of a table that is partitioned by time.
+/// The facts about a table that is partitioned by time.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// The database's clock.
+    /// The time of the database server.
     pub now: Timestamp,
-    /// When the oldest transaction began that we can see, and which process has it open.
+    /// Start of the oldest visible transaction, and PID of its server process.
     pub oldest_open: Option<(Timestamp, i32)>,
     /// The partitions, in any order.
     pub partitions: Vec<Partition>,
     /// Tables that were partitions, and have a mark.
     pub detached: Vec<Detached>,
-    /// The slot that is furthest behind of those that read the table; none where nothing may be
+    /// Of the slots that read the table, the one with the lowest position; `None` if nothing may be
     /// removed.
     pub slot: Option<(String, Lsn)>,
 }
@@ -30,43 +30,43 @@ pub(crate) struct Found {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Partition {
     pub name: TableName,
-    /// Its bounds; for the default partition both are open.
+    /// Its bounds. Both are open for the default partition.
     pub bounds: Bounds,
-    /// It takes what fits no other.
+    /// Whether it is the default partition.
     pub is_default: bool,
-    /// Somebody began to detach it, and did not end.
+    /// Whether detaching it was started and not completed.
     pub is_pending: bool,
-    /// What is known of it.
+    /// Its current mark.
     pub mark: Option<Mark>,
 }
 
 /// A table that was a partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Detached {
-    /// Its OID, so that another table of the name is not taken for it.
+    /// Distinguishes the table from another one with the same name.
     pub oid: u32,
     pub name: TableName,
-    /// What is known of it.
+    /// Its current mark.
     pub mark: Option<Mark>,
-    /// The end of its comment, with the mark.
+    /// The end of its comment, which contains the mark.
     pub comment_end: String,
 }
 
-/// Bounds of a partition; none is an open side.
+/// The bounds of a partition. `None` is an open side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// From here, inclusive.
+    /// The lower bound, inclusive.
     pub lower: Option<Timestamp>,
-    /// To here, exclusive.
+    /// The upper bound, exclusive.
     pub upper: Option<Timestamp>,
 }
 
-/// A span of time.
+/// A time range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
-    /// From here, inclusive.
+    /// The lower bound, inclusive.
     pub lower: Timestamp,
-    /// To here, exclusive.
+    /// The upper bound, exclusive.
     pub upper: Timestamp,
 }
 
@@ -76,71 +76,68 @@ impl fmt::Display for Range {
     }
 }
 
-/// How long partitions are.
+/// The length of a partition's range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
     Month,
     Fixed(SignedDuration),
 }
 
-/// Something to be done.
+/// A step to perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Make a partition for this range.
+    /// Create a partition for this range.
     Make(TableName, Range),
-    /// Its time is over: note where WAL is.
+    /// The partition's time range has ended: record the current WAL position.
     Close(Partition),
-    /// The slots have passed that place: note when.
+    /// The slots have passed that position: record the time.
     NoteDelivered(Partition),
-    /// Take it off the table.
+    /// Detach it from the table.
     Detach(Partition),
-    /// End what was interrupted.
+    /// Complete an interrupted detachment.
     Finalize(Partition),
-    /// Note where WAL is, after all that it has.
+    /// Record the current WAL position, which is after everything that the table contains.
     NoteDetached(Detached),
     /// Drop the table.
     Drop(Detached),
 }
 
-/// Why something is not done yet.
+/// Why something has not been done yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Wait {
-    /// A slot has not passed a place.
+    /// A slot has not passed a position.
     #[error("{table} waits until slot {slot:?}, confirmed up to {confirmed}, has passed {needed}")]
     Slot {
-        /// The partition.
         table: TableName,
         slot: String,
-        /// Where it is.
+        /// The current position of the slot.
         confirmed: Lsn,
-        /// Where it has to be.
+        /// The position that the slot has to pass.
         needed: Lsn,
     },
-    /// It is younger than the retention.
+    /// The partition is younger than the retention.
     #[error("{table} is delivered and kept until {until}")]
     Age {
-        /// The partition.
         table: TableName,
-        /// By the database's clock.
+        /// According to the database server's clock.
         until: Timestamp,
     },
-    /// A transaction may still insert into it.
+    /// A transaction may still insert into the partition.
     #[error(
         "{table} waits for the end of a transaction of PID {pid}, which began at {began} and can still insert into it. \
          If it was forgotten: SELECT pg_catalog.pg_terminate_backend({pid})"
     )]
     Transaction {
-        /// The partition.
         table: TableName,
-        /// The server process.
+        /// PID of the server process.
         pid: i32,
-        /// When it began.
+        /// When the transaction began.
         began: Timestamp,
     },
-    /// Rows of a table without partitions are in use.
+    /// Rows of a table without partitions are locked.
     #[error("rows of {0} that are to be deleted are locked by someone else")]
     Rows(TableName),
-    /// Somebody else is detaching it.
+    /// Another session is detaching the partition.
     #[error(
         "{table} is being detached by someone else. If that was interrupted: ALTER TABLE ... DETACH PARTITION {table} \
          FINALIZE"
@@ -151,7 +148,7 @@ pub(crate) enum Wait {
     },
 }
 
-/// The partitions that `table` lacks: for now, and for `ahead` more.
+/// Returns steps that create the partitions that `table` lacks: the current one, and `ahead` more.
 #[must_use]
 pub(crate) fn missing(table: &TableName, found: &Found, ahead: u32) -> Vec<Step> {
     let Some(model) = model(found) else {
@@ -172,7 +169,7 @@ pub(crate) fn missing(table: &TableName, found: &Found, ahead: u32) -> Vec<Step>
     steps
 }
 
-/// What is to be done about partitions that are older than `keep`, and what has to be waited for.
+/// Returns what to do with partitions that are older than `keep`, and what to wait for.
 #[must_use]
 pub(crate) fn removals(found: &Found, keep: SignedDuration) -> (Vec<Step>, Vec<Wait>) {
     let (mut steps, mut waits) = (Vec::new(), Vec::new());
@@ -198,13 +195,13 @@ pub(crate) fn removals(found: &Found, keep: SignedDuration) -> (Vec<Step>, Vec<W
             continue;
         }
         match partition.mark {
-            // One that was detached and attached again starts anew.
+            // A partition that was detached and attached again starts over.
             None | Some(Mark::Detached(_)) => steps.push(Step::Close(partition.clone())),
             Some(Mark::Closed(needed)) if needed <= *confirmed => {
                 steps.push(Step::NoteDelivered(partition.clone()));
             }
             Some(Mark::Closed(needed)) => waits.push(behind(&table, needed)),
-            // The clock went back: what it said then counts no more.
+            // The clock went backwards, so the recorded time does not count.
             Some(Mark::Delivered(at)) if at > found.now => {
                 steps.push(Step::NoteDelivered(partition.clone()));
             }
@@ -226,7 +223,7 @@ pub(crate) fn removals(found: &Found, keep: SignedDuration) -> (Vec<Step>, Vec<W
                 steps.push(Step::Drop(detached.clone()));
             }
             Some(Mark::Detached(needed)) => waits.push(behind(&detached.name, needed)),
-            // It was detached, and the end of that not noted.
+            // The table was detached, but this was not recorded.
             Some(_) => steps.push(Step::NoteDetached(detached.clone())),
             None => {}
         }
@@ -242,7 +239,7 @@ impl Partition {
             && upper.is_none_or(|upper| upper > range.lower)
     }
 
-    /// It has both bounds.
+    /// Returns whether the partition has both bounds.
     #[must_use]
     pub(crate) fn is_range(&self) -> bool {
         self.range().is_some()
@@ -254,7 +251,8 @@ impl Partition {
     }
 }
 
-/// The range that others are made after: the last that has begun, else the first.
+/// Returns the range that serves as a model for others: the last one that has started, or else the
+/// first one.
 fn model(found: &Found) -> Option<Range> {
     let ranges = || found.partitions.iter().filter_map(Partition::range);
     ranges()
@@ -270,7 +268,8 @@ fn width(range: Range) -> Width {
     }
 }
 
-/// The range of this width, and in line with `model`, that `at` is in; none beyond the calendar.
+/// Returns the range that contains `at`, has this width and is aligned with `model`. Returns `None`
+/// outside the supported calendar.
 fn range_at(model: Range, width: Width, at: Timestamp) -> Option<Range> {
     let length = match width {
         Width::Month => return month_at(at),
@@ -284,7 +283,7 @@ fn range_at(model: Range, width: Width, at: Timestamp) -> Option<Range> {
     })
 }
 
-/// The month of UTC that `at` is in.
+/// Returns the UTC month that contains `at`.
 fn month_at(at: Timestamp) -> Option<Range> {
     let day = at.to_zoned(TimeZone::UTC).date();
     let begin = |date: Date| Some(date.to_zoned(TimeZone::UTC).ok()?.timestamp());
@@ -294,8 +293,8 @@ fn month_at(at: Timestamp) -> Option<Range> {
     })
 }
 
-/// The name of a table's partition: with as much of its begin as the width needs, as
-/// sql/outbox_partitioned.sql names those of a day.
+/// Returns the name of a table's partition. It contains as much of the start time as the width
+/// requires, in the format that sql/outbox_partitioned.sql uses for days.
 fn name(table: &TableName, range: Range, width: Width) -> TableName {
     let is_whole = |unit: i64| match width {
         Width::Month => true,
@@ -315,7 +314,7 @@ fn name(table: &TableName, range: Range, width: Width) -> TableName {
         Width::Fixed(_) => "_p%Y%m%d%H%M%S_%6f",
     };
     let ending = range.lower.strftime(format).to_string();
-    // A name is at most 63 bytes.
+    // A name has at most 63 bytes.
     let mut stem = table.name.as_str();
     while stem.len() + ending.len() > 63 {
         let mut chars = stem.chars();

@@ -1,12 +1,13 @@
-//! Retention of a table without partitions: rows are deleted in batches. It is the second choice:
-//! each row costs a dead tuple, its vacuum, and log.
+//! Retention of a table without partitions, whose rows are deleted in batches. Partitions are
+//! preferable, because each deleted row costs a dead tuple, its vacuum, and WAL.
 //!
-//! As with partitions, the log decides. The table is marked with the time and the place where the log
-//! is then: what is older is one generation. When the slots have passed that place, the mark says
-//! when. When the retention since then is over, the rows that were created before the first time are
-//! deleted, and the next generation begins: so a row stays between once and twice as long as the
-//! retention. A transaction can commit such a row late: so the log's place is noted once more after a
-//! batch was read, and the slots have to pass that before the batch is deleted.
+//! As with partitions, positions in the WAL are decisive. The table is marked with the current time
+//! and WAL position: older rows form one generation. Once the slots have passed that position, the
+//! time is added to the mark. When the retention since then has elapsed, the rows that were created
+//! before the first time are deleted, and the next generation starts, so a row is kept for one to
+//! two times the retention. A transaction can commit such a row late. Therefore the WAL position is
+//! queried again after a batch was read, and the slots have to pass that position before the batch
+//! is deleted.
 
 use std::time::Instant;
 
@@ -21,27 +22,28 @@ use crate::model::lsn::Lsn;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::target::Target;
 
-/// Rows that are deleted in one transaction.
+/// Number of rows that are deleted in one transaction.
 const BATCH: i64 = 5_000;
 
-/// Places of rows, and the transactions that wrote them: a place can get another row.
+/// Locations of rows, and the transactions that wrote them, because a location can be reused for
+/// another row.
 struct Batch {
     places: Vec<String>,
     writers: Vec<String>,
 }
 
-/// What came of waiting for the slots.
+/// The result of waiting for the slots.
 enum Waited {
-    /// They have passed the place.
+    /// The slots have passed the position.
     Passed,
-    /// They have not.
+    /// The slots have not passed the position.
     For(Wait),
-    /// There is none that says what is delivered.
+    /// No slot shows what was delivered.
     Unknown,
 }
 
 impl Pass<'_> {
-    /// Goes as far as it can with the generation that the table's comment tells of.
+    /// Progresses as far as possible with the generation recorded in the table's comment.
     pub(crate) async fn rows(
         &mut self,
         target: &Target,
@@ -75,7 +77,7 @@ impl Pass<'_> {
                     continue;
                 }
                 Some((before, Mark::Closed(_))) => MarkKind::RowsDelivered(before),
-                // The clock went back: what it said then counts no more.
+                // The clock went backwards, so the recorded time does not count.
                 Some((before, Mark::Delivered(at))) if at > now => MarkKind::RowsDelivered(before),
                 Some((before, Mark::Delivered(at))) => {
                     let end = at.checked_add(keep).unwrap_or(Timestamp::MAX);
@@ -107,7 +109,8 @@ impl Pass<'_> {
         }
     }
 
-    /// Deletes the rows that were created before that time. False where some have to stay for now.
+    /// Deletes the rows that were created before that time. Returns false if some have to be kept
+    /// for now.
     async fn delete(&mut self, target: &Target, before: Timestamp) -> Result<bool, CatalogError> {
         let table = self.outbox.name.clone();
         let mut deleted = 0;
@@ -133,7 +136,7 @@ impl Pass<'_> {
             self.commit().await?;
             deleted += gone;
             if gone == 0 {
-                // Somebody else has locked them.
+                // Another session has locked them.
                 break (false, Some(Wait::Rows(table.clone())));
             }
         };
@@ -145,7 +148,7 @@ impl Pass<'_> {
         Ok(is_done)
     }
 
-    /// Waits a while until the slots have passed a place; says if they have not.
+    /// Waits for a while until the slots have passed a position. Returns whether they have.
     async fn wait_for(&mut self, target: &Target, needed: Lsn) -> Result<Waited, CatalogError> {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -193,8 +196,8 @@ async fn read(
     Ok(batch)
 }
 
-/// Deletes what is still where it was, and returns how many rows that were. What somebody else has
-/// locked stays.
+/// Deletes the rows that are still at the same location, and returns their number. Rows that
+/// another session has locked are kept.
 async fn delete(client: &Client, outbox: &Maintained, batch: &Batch) -> Result<u64, CatalogError> {
     let table = outbox.name.quoted();
     let deleted = client

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A folder of this user below a sticky one.
+/// A folder of this user in a sticky folder.
 struct Fixture(TempDir);
 
 impl Fixture {
@@ -38,7 +38,7 @@ impl Fixture {
         path
     }
 
-    /// Where the folder is without links.
+    /// Returns the path of the file with all links resolved.
     fn real(&self, name: &str) -> PathBuf {
         self.0.path().canonicalize().expect("a folder").join(name)
     }
@@ -48,7 +48,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).expect("a mode");
 }
 
-/// The place that the error is about, and the command that fixes it.
+/// Returns the path in the error, and the command that fixes it.
 fn expect_writable(path: &Path) -> (PathBuf, String) {
     match read(path) {
         Err(PathError::Writable { place, remedy, .. }) => (place.into(), remedy),
@@ -65,7 +65,7 @@ fn expect_text(path: &Path, text: &str) {
     );
 }
 
-/// Fails instead of hanging where a file that blocks is opened.
+/// Fails, instead of blocking forever, if a file that blocks is opened.
 fn without_blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(work()));
@@ -101,7 +101,8 @@ fn rejects_files_and_folders_that_others_can_write() {
     }
 }
 
-/// `/opt/app/current -> /opt/releases/1` with `/opt/app` open to others, who can have the link lead elsewhere.
+/// `/opt/app/current -> /opt/releases/1`, with `/opt/app` writable by other users, who can change
+/// the target of the link.
 #[test]
 fn rejects_a_link_in_a_folder_that_others_can_write() {
     for target in ["../releases/1", "ABSOLUTE"] {
@@ -118,13 +119,13 @@ fn rejects_a_link_in_a_folder_that_others_can_write() {
         set_mode(&app, 0o777);
         assert_eq!(expect_writable(&path).0, fixture.real("app"));
         set_mode(&app, 0o755);
-        // A chain of links ends there.
+        // A chain of links whose last link this is.
         let first = fixture.link("app/current/password", "first");
         let second = fixture.link(&first, "second");
         expect_text(&second, "text");
         set_mode(&app, 0o775);
         assert_eq!(expect_writable(&second).0, fixture.real("app"));
-        // The way back is a way too.
+        // Components that precede `..` are examined too.
         set_mode(&app, 0o755);
         let through = fixture.path("app/current/../1/./password");
         expect_text(&through, "text");
@@ -136,7 +137,7 @@ fn rejects_a_link_in_a_folder_that_others_can_write() {
 #[test]
 fn rejects_links_and_files_of_other_users() {
     if own() != 0 {
-        // Only root can give files away. What `fault` makes of other owners is tested below.
+        // Only root can give files away. A test below checks how `fault` handles other owners.
         return;
     }
     let fixture = Fixture::new();
@@ -144,9 +145,9 @@ fn rejects_links_and_files_of_other_users() {
     let shared = fixture.folder("shared");
     let link = fixture.link("../file", "shared/link");
     lchown(&link, Some(12345), None).expect("an owner");
-    // Nobody but root can replace it.
+    // Only root can replace it.
     expect_text(&link, "text");
-    // Its owner can.
+    // Its owner can replace it.
     set_mode(&shared, 0o1777);
     let (place, remedy) = expect_writable(&link);
     assert_eq!(place, fixture.real("shared/link"));
@@ -199,7 +200,7 @@ fn rejects_what_is_not_a_regular_file_without_opening_it() {
             fixture.folder("folder"),
             "is a folder, expected a regular file",
         ),
-        // Everybody can write it, which is found first.
+        // All users can write it, which is detected first.
         (endless, "/dev/zero can be written by others"),
     ] {
         type Check = fn(&Path) -> Result<(), PathError>;
@@ -244,7 +245,7 @@ fn reports_missing_files_and_endless_links() {
     assert!(error.to_string().contains("Not a directory"), "{error}");
 }
 
-/// Kubernetes has a ConfigMap's files lead through `..data`, which it replaces.
+/// The files of a ConfigMap in Kubernetes are links through `..data`, which Kubernetes replaces.
 #[test]
 fn follows_the_links_of_a_config_map() {
     let fixture = Fixture::new();
@@ -272,7 +273,8 @@ fn checks_every_file_of_a_folder() {
     }
 }
 
-/// A library looks for the file of an authority at each handshake, and a reload lists the files of a folder again.
+/// A library looks up the file of an authority at each handshake, and a reload lists the files of a
+/// folder again.
 #[test]
 fn rejects_a_folder_in_which_others_can_create_a_file_later() {
     let fixture = Fixture::new();
@@ -330,7 +332,8 @@ fn names_the_owner_of_a_socket_s_folder_if_nobody_else_could_have_put_it_there()
     let own = own();
     let folder = fixture.folder("run/postgresql");
     let link = fixture.link("run/postgresql", "link");
-    // Others may create sockets in it: whether the owner listens there is another question.
+    // Other users may create sockets in it. This function does not check whether the owner listens
+    // there.
     for mode in [0o700, 0o2775, 0o1777, 0o777] {
         set_mode(&folder, mode);
         assert_eq!(socket_folder_owner(&folder), Ok(own), "{mode:o}");
@@ -355,7 +358,7 @@ fn names_the_owner_of_a_socket_s_folder_if_nobody_else_could_have_put_it_there()
     lchown(fixture.path("run"), Some(other + 1), None).expect("root");
     socket_folder_owner(&folder).expect_err("a third user can replace it");
     lchown(fixture.path("run"), Some(own), None).expect("root");
-    // As /tmp: anyone can create a folder of that name.
+    // Like /tmp: any user can create a folder with that name.
     set_mode(&fixture.path("run"), 0o1777);
     socket_folder_owner(&folder).expect_err("its owner may have put it there");
     lchown(&folder, Some(own), None).expect("root");

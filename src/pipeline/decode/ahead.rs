@@ -1,5 +1,5 @@
-//! The topics of events that were received and not handed over yet, so that those that are missing can be
-//! created together.
+//! Finds the topics of events that were received but not yet passed to the sink, so that missing
+//! topics can be created together.
 
 use std::collections::HashSet;
 
@@ -14,8 +14,9 @@ use crate::postgres::wire::frame::Frame;
 use crate::postgres::wire::pgoutput::Message;
 
 impl Core {
-    /// The topics of the events in the bodies of these `CopyData` messages, which come next in the stream, in their
-    /// order. Ends where it is not sure what a row means, or whether it is delivered.
+    /// Returns the topics of the events in the bodies of these `CopyData` messages, which are next
+    /// in the stream, in order. Stops when it is uncertain what a row means or whether it will be
+    /// delivered.
     pub(in crate::pipeline) fn topics_ahead<'b>(
         &self,
         bodies: impl Iterator<Item = &'b [u8]>,
@@ -54,7 +55,7 @@ impl Core {
                         topics.note(mapping, &envelope.row(mapping, &mut texts));
                     }
                 }
-                // What comes behind it may have other columns.
+                // The following rows may have other columns.
                 Meaning::Relation(_) => break,
                 _ => {}
             }
@@ -62,7 +63,7 @@ impl Core {
         topics.ahead
     }
 
-    /// As [`Core::topics_ahead`], for lines of the snapshot's `COPY`.
+    /// Like [`Core::topics_ahead`], for lines of the snapshot's `COPY`.
     pub(in crate::pipeline) fn snapshot_topics_ahead<'l>(
         &self,
         lines: impl Iterator<Item = &'l [u8]>,
@@ -80,7 +81,7 @@ impl Core {
         topics.ahead
     }
 
-    /// Rows behind this one may have been delivered before.
+    /// Returns whether rows from this position on may have been delivered before.
     fn may_leave_out(&self, at: Position) -> bool {
         let is_copied = match &self.source {
             Source::Table(source) => {
@@ -102,7 +103,7 @@ struct Topics {
 
 impl Topics {
     fn note(&mut self, mapping: &Mapping, row: &Row<'_>) {
-        // Without its position a record would have another header, and that is all.
+        // The position affects only a header of the record.
         if let Ok(record) = self.router.route(mapping, row, b"")
             && !self.seen.contains(record.topic)
         {

@@ -1,10 +1,11 @@
-//! Events that are rows of a snapshot: those that were in the table before the stream begins.
+//! Events that are rows of a snapshot, which the table contained before the stream starts.
 //!
-//! The snapshot has the rows of the transactions whose commit record is before its consistent point, the
-//! stream has the rest. For everything behind the core it is one transaction more, the first:
-//! it ends at the consistent point, and its commit record counts as one byte before that, where the log has
-//! none, for its records begin at multiples of eight. So its positions come before all of the stream's, and the
-//! consistent point is confirmed when all of its records are durable, and not before.
+//! The snapshot contains the rows of transactions whose commit record is before its consistent
+//! point, and the stream contains the others. To all code downstream of the core, the snapshot is
+//! one more transaction, the first one. It ends at the consistent point, and its commit record is
+//! assumed to be one byte before that. There is no actual record at that LSN, because WAL records
+//! start at multiples of eight. Therefore its positions precede all positions of the stream, and
+//! the consistent point is confirmed only when all records of the snapshot are durable.
 
 use crate::delivery::chunks::{Chunk, CopyProgress, KeyError, KeyType};
 use crate::model::lsn::{Lsn, Position};
@@ -12,15 +13,15 @@ use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
 use crate::pipeline::decode::error::LineError;
 use crate::postgres::wire::copy_text::Lines;
 
-/// What is copied, from which snapshot.
+/// The snapshot to copy, and its columns.
 pub struct CopyFrom {
-    /// The snapshot has the transactions whose commit record is before this.
+    /// The snapshot contains the transactions whose commit record is before this LSN.
     pub snapshot_lsn: Lsn,
-    /// What the rows mean.
+    /// The mapping of the rows.
     pub mapping: Mapping,
-    /// The columns of the key, which stand in each line behind those that the mapping needs.
+    /// The columns of the key, which follow those of the mapping in each line.
     pub key: Vec<(String, KeyType)>,
-    /// What was copied from other snapshots before.
+    /// The progress of the copy with earlier snapshots.
     pub before: Option<CopyProgress>,
 }
 
@@ -30,7 +31,7 @@ pub(crate) struct SnapshotRows {
     /// Slots of the columns, in the order in which they are copied.
     slots: Vec<usize>,
     lines: Lines,
-    /// Rows that were taken, and the key of the last.
+    /// Number of rows accepted by the sink. `last` is the key of the last one.
     rows: u64,
     last: Vec<Vec<u8>>,
 }
@@ -49,13 +50,13 @@ impl SnapshotRows {
         }
     }
 
-    /// Where the stream begins.
+    /// Returns where the stream starts.
     pub(crate) fn snapshot_lsn(&self) -> Lsn {
         let before = self.from.before.as_ref();
         before.map_or(self.from.snapshot_lsn, CopyProgress::first_snapshot_lsn)
     }
 
-    /// The position of the first row that is copied now.
+    /// Returns the position of the first row of this copy.
     pub(crate) fn position(&self) -> Position {
         Position {
             commit: Lsn(self.snapshot_lsn().0.saturating_sub(1)),
@@ -63,7 +64,7 @@ impl SnapshotRows {
         }
     }
 
-    /// The row of a line of `COPY`, and what it means.
+    /// Returns the row in a line of `COPY`, and its mapping.
     pub(crate) fn row<'l>(
         &'l mut self,
         line: &'l [u8],
@@ -71,7 +72,7 @@ impl SnapshotRows {
         read(&self.from, &self.slots, line, &mut self.lines)
     }
 
-    /// As [`SnapshotRows::row`], with room for the values beside it.
+    /// Like [`SnapshotRows::row`], but stores the values in `lines`.
     pub(crate) fn read<'l>(
         &'l self,
         line: &'l [u8],
@@ -80,7 +81,8 @@ impl SnapshotRows {
         read(&self.from, &self.slots, line, lines)
     }
 
-    /// The sink has taken the row of the line that was read last.
+    /// Records that the sink has accepted the row in this line, which is the line that was read
+    /// last.
     pub(crate) fn taken(&mut self, line: &[u8]) {
         self.rows += 1;
         if self.last.is_empty() {
@@ -94,7 +96,7 @@ impl SnapshotRows {
         }
     }
 
-    /// What was copied by now; nothing where that is nothing.
+    /// Returns what has been copied so far, or `None` if nothing has.
     pub(crate) fn copied(&self) -> Option<CopyProgress> {
         if self.rows == 0 {
             return self.from.before.clone();
@@ -103,7 +105,7 @@ impl SnapshotRows {
         Some(self.with(Some(self.last.iter().map(text).collect())))
     }
 
-    /// What was copied when there is nothing more.
+    /// Returns what has been copied once there are no more rows.
     pub(crate) fn all(&self) -> CopyProgress {
         self.with(None)
     }

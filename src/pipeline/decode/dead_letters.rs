@@ -1,4 +1,4 @@
-//! Events that can't be delivered as they are: a dead letter in their place, or a halt.
+//! Events that can't be delivered: each is replaced by a dead letter, or halts the pipeline.
 
 use std::time::Instant;
 
@@ -18,27 +18,27 @@ use crate::outbox::envelope::EnvelopeError;
 use crate::pipeline::settings::{DeadLetterSettings, Undeliverable};
 use crate::sink::{Sink, SinkError};
 
-/// A reason can quote a column's value, which can be long.
+/// Maximum length of a reason, in bytes. A reason can quote a column's value, which can be long.
 const REASON_BYTES_MAX: usize = 1000;
 
-/// What kind of failure it is.
+/// The kind of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Oversize,
     Unroutable,
-    /// Unroutable because of its timestamp, which the dead letter therefore must not have either.
+    /// Unroutable because of its timestamp, which the dead letter must therefore not have either.
     Untimely,
     Malformed,
 }
 
-/// What keeps an event from being delivered.
+/// The reason why an event can't be delivered.
 pub(super) struct Failure {
     kind: Kind,
     reason: String,
 }
 
 impl Failure {
-    /// The sink does not take its record; `None` where that is not for the record's sake.
+    /// Returns the failure if the sink rejects a record, or `None` if the record is not the reason.
     fn of_record(error: &SinkError) -> Option<Self> {
         let kind = match error {
             SinkError::TooLarge { .. }
@@ -63,7 +63,7 @@ impl Failure {
         })
     }
 
-    /// The message is no event.
+    /// Returns the failure for a message that is not an event.
     pub(super) fn malformed(error: &EnvelopeError) -> Self {
         Self {
             kind: Kind::Malformed,
@@ -71,7 +71,7 @@ impl Failure {
         }
     }
 
-    /// What a dead letter says of it; `None` where that is not for the event's sake.
+    /// Returns the failure for an undelivered event, or `None` if the event is not the reason.
     pub(super) fn of(error: &Undelivered) -> Option<Self> {
         match error {
             Undelivered::Route(error) => Some(Self {
@@ -83,7 +83,7 @@ impl Failure {
         }
     }
 
-    /// Why, or the beginning of that.
+    /// Returns the reason, truncated if necessary.
     fn reason(&self) -> &str {
         let text = &self.reason;
         let mut ends = (0..=text.len().min(REASON_BYTES_MAX)).rev();
@@ -92,11 +92,11 @@ impl Failure {
     }
 }
 
-/// Makes dead letters, and counts them.
+/// Creates and counts dead letters.
 pub(crate) struct DeadLetters {
     settings: DeadLetterSettings,
     pipeline: String,
-    /// The prefix of an outbox of messages.
+    /// The prefix, if the outbox consists of messages.
     prefix: String,
     writer: Writer,
     said: Outage,
@@ -104,8 +104,8 @@ pub(crate) struct DeadLetters {
 }
 
 impl DeadLetters {
-    /// Of `pipeline`, if its settings have any sent. `prefix` is that of an outbox of messages; rows say themselves which
-    /// table they are of.
+    /// Creates an instance for `pipeline`, if its settings enable dead letters. `prefix` is the
+    /// prefix of an outbox of messages; rows contain the name of their table.
     pub(crate) fn new(pipeline: &str, prefix: &str, settings: &DeadLetterSettings) -> Option<Self> {
         settings.are_sent().then(|| Self {
             settings: settings.clone(),
@@ -125,7 +125,7 @@ impl DeadLetters {
         self.counts = before;
     }
 
-    /// Whether such a failure calls for a dead letter.
+    /// Returns whether such a failure results in a dead letter.
     pub(super) fn are_for(&self, failure: &Failure) -> bool {
         let becomes = match failure.kind {
             Kind::Oversize => self.settings.oversize,
@@ -135,7 +135,7 @@ impl DeadLetters {
         becomes == Undeliverable::DeadLetter
     }
 
-    /// Delivers a dead letter of what remains of the event with the header `mark`.
+    /// Delivers a dead letter with the header `mark` and what is available of the event.
     pub(super) fn deliver(
         &mut self,
         failure: &Failure,
@@ -162,7 +162,8 @@ impl DeadLetters {
         Ok(step)
     }
 
-    /// Hands over a dead letter with the header `mark`. The inner error is the sink's refusal.
+    /// Passes a dead letter with the header `mark` to the sink. The inner error means that the sink
+    /// rejected it.
     fn send(
         &mut self,
         failure: &Failure,
@@ -229,7 +230,7 @@ impl DeadLetters {
     }
 }
 
-/// What there is of the event, for a person.
+/// Describes what is available of the event.
 fn describe(remains: Remains<'_>) -> String {
     match remains {
         Remains::Row(mapping, row) => mapping.describe(row),
@@ -237,7 +238,7 @@ fn describe(remains: Remains<'_>) -> String {
     }
 }
 
-/// The sink does not take this record, and may take a smaller one.
+/// Returns whether the sink rejects this record, but may accept a smaller one.
 fn is_refused(sent: &Result<Step, SinkError>) -> bool {
     matches!(
         sent,
@@ -246,7 +247,8 @@ fn is_refused(sent: &Result<Step, SinkError>) -> bool {
 }
 
 impl Kind {
-    /// How much of the event its dead letter has, and how much less if the sink does not take it.
+    /// Returns how much of the event its dead letter contains, and which smaller extents to try if
+    /// the sink rejects it.
     fn extents(self, oversize: Undeliverable) -> (Extent, &'static [Extent]) {
         const SMALLER: [Extent; 4] = [
             Extent::Cut,
@@ -255,13 +257,13 @@ impl Kind {
             Extent::Reference,
         ];
         match (self, oversize) {
-            // What was too large would be so with more headers.
+            // With more headers, the record would be too large again.
             (Self::Oversize, _) => (Extent::NoPayload, &SMALLER[2..]),
-            // Its payload must not be left out.
+            // The payload must not be omitted.
             (Self::Unroutable, Undeliverable::Halt) => (Extent::Whole, &SMALLER[..1]),
             (Self::Untimely, Undeliverable::Halt) => (SMALLER[0], &[]),
             (Self::Untimely, Undeliverable::DeadLetter) => (SMALLER[0], &SMALLER[1..]),
-            // A message that is no event must not halt for its size either.
+            // A message that is not an event must not halt the pipeline because of its size either.
             (Self::Unroutable, Undeliverable::DeadLetter) | (Self::Malformed, _) => {
                 (Extent::Whole, &SMALLER)
             }

@@ -1,4 +1,4 @@
-//! The way of one row from its mapping to the sink: a record of it, or a dead letter in its place.
+//! Turns one mapped row into a record, or a dead letter in its place, and passes it to the sink.
 
 use super::Step;
 use super::dead_letters::{DeadLetters, Failure};
@@ -14,21 +14,23 @@ use crate::pipeline::decode::error::CoreError;
 use crate::pipeline::exactly_once::duplicate_filter::DuplicateFilter;
 use crate::sink::Sink;
 
-/// What rows go through, whether they come from the stream, from a snapshot or from a replay.
+/// Processes rows, regardless of whether they come from the stream, from a snapshot or from a
+/// replay.
 pub struct Delivery {
     router: Router,
-    /// Exactly-once: what is left out and what was dealt with.
+    /// With exactly-once delivery, determines which events are omitted and tracks which have been
+    /// processed.
     pub(super) duplicate_filter: Option<DuplicateFilter>,
-    /// None where every event that can't be delivered is an error.
+    /// `None` if every event that can't be delivered is an error.
     pub(crate) dead_letters: Option<DeadLetters>,
-    /// Values may be no UTF-8, though they are texts.
+    /// Whether text values may contain invalid UTF-8.
     pub(crate) checks_texts: bool,
-    /// Deliveries in any order to one confirmed LSN.
+    /// Turns deliveries in any order into one confirmed LSN.
     pub watermark: Watermark,
 }
 
 impl Delivery {
-    /// All records count in `watermark`.
+    /// Creates an instance whose records are counted in `watermark`.
     pub(crate) fn new(watermark: Watermark) -> Self {
         Self {
             router: Router::default(),
@@ -39,7 +41,8 @@ impl Delivery {
         }
     }
 
-    /// Hands over an event of the stream, or a dead letter of it, unless the duplicate filter says that Kafka has it.
+    /// Passes an event of the stream, or a dead letter in its place, to the sink, unless the
+    /// duplicate filter finds that Kafka has it.
     #[inline]
     pub(super) fn event(
         &mut self,
@@ -61,7 +64,7 @@ impl Delivery {
         Ok(step)
     }
 
-    /// Hands over a row that has this position, or a dead letter of it.
+    /// Passes the row at this position, or a dead letter in its place, to the sink.
     #[inline]
     pub(super) fn row(
         &mut self,
@@ -74,7 +77,8 @@ impl Delivery {
             .map_err(|error| error.at(at, || mapping.describe(row)))
     }
 
-    /// Hands over a message of the stream that is no event: a dead letter of it, where the settings say so.
+    /// Processes a message of the stream that is not an event: sends a dead letter if the settings
+    /// allow it.
     pub(super) fn malformed(
         &mut self,
         at: Position,
@@ -107,7 +111,7 @@ impl Delivery {
         Ok(step)
     }
 
-    /// Hands over a record of the row with that header, or a dead letter of it.
+    /// Passes a record of the row with this header, or a dead letter in its place, to the sink.
     #[inline]
     pub(crate) fn hand_over(
         &mut self,
@@ -122,7 +126,7 @@ impl Delivery {
         }
     }
 
-    /// Makes a record of it and gives that to the sink.
+    /// Creates a record of the row and passes it to the sink.
     #[inline]
     fn record(
         &mut self,

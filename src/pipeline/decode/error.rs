@@ -1,4 +1,4 @@
-//! What a frame or a copied row can end with.
+//! Errors that a frame or a copied row can cause.
 
 use crate::delivery::checkpoint::HistoryError;
 use crate::delivery::chunks::KeyError;
@@ -15,30 +15,30 @@ use crate::postgres::wire::copy_text::TextError;
 use crate::postgres::wire::pgoutput::DecodeError;
 use crate::sink::SinkError;
 
-/// Why [`Core`](super::Core) can't take what has come.
+/// Why [`Core`](super::Core) can't process its input.
 #[derive(Debug, thiserror::Error)]
 pub enum CoreError {
-    /// A message of the plugin can't be decoded.
+    /// A message of the output plugin can't be decoded.
     #[error("{error}, at {at}")]
     Decode {
         /// Position of the message.
         at: String,
-        /// What is wrong with it.
+        /// The decoding error.
         error: DecodeError,
     },
     /// The stream violates the protocol.
     #[error("replication protocol violation: {0}")]
     Order(#[from] OrderError),
-    /// The table lacks the columns that the settings expect.
+    /// The table lacks the columns that the settings require.
     #[error("{error}{hint}", hint = form_hint(error, at))]
     Mapping {
-        /// Position of the first row that has this form.
+        /// Position of the first row for which the table has these columns.
         at: String,
         error: Box<MappingError>,
     },
     #[error(transparent)]
     History(HistoryConflict),
-    /// The publication has another table's rows.
+    /// The publication contains rows of another table.
     #[error(
         "the publication sends a row of table {found} at {at}, but the outbox is {expected}. Let it contain {expected} alone, \
          with publish_via_partition_root = true if that is partitioned. The publication of the time decides about rows that were \
@@ -49,10 +49,10 @@ pub enum CoreError {
         at: Position,
         /// The table of the row.
         found: String,
-        /// The outbox of the settings.
+        /// The configured outbox.
         expected: Box<Outbox>,
     },
-    /// The publication has a table's rows, and the outbox is no table.
+    /// The publication contains rows of a table, but the outbox consists of messages.
     #[error(
         "the publication sends a change to table {found} at {at}, but the outbox is of messages. Take its tables out \
          of the publication: ALTER PUBLICATION ... DROP TABLE ONLY {found}"
@@ -63,7 +63,7 @@ pub enum CoreError {
         /// The table of the row.
         found: String,
     },
-    /// A message with the outbox's prefix is no event.
+    /// A message with the outbox's prefix is not an event.
     #[error(
         "the message with prefix {prefix:?} at {at} can't be read: {error}. Events have to be written with \
          walpost.publish, and everything else with another prefix. on_malformed = \"dead-letter\" sends such messages to the \
@@ -73,7 +73,7 @@ pub enum CoreError {
         /// Position of the message.
         at: Position,
         prefix: String,
-        /// What is wrong with it.
+        /// Why the message is not an event.
         error: EnvelopeError,
     },
     /// A row is larger than the configuration allows.
@@ -85,7 +85,7 @@ pub enum CoreError {
     RowTooLarge {
         /// Position of the row.
         at: String,
-        /// Length of the message.
+        /// Size of the message.
         bytes: usize,
         /// `max_row_bytes`
         max: usize,
@@ -99,20 +99,20 @@ pub enum CoreError {
     Unconvertible {
         /// Position of the row.
         at: String,
-        /// The table of the row, if that was found.
+        /// The table of the row, if it could be determined.
         table: Option<String>,
         /// The server's error.
         error: String,
     },
-    /// A row of a table that was not described before.
+    /// A row of a table that the stream has not described.
     #[error("the row at {at} is of the unknown relation {oid}")]
     UnknownRelation {
         /// Position of the row.
         at: Position,
-        /// OID of its table.
+        /// OID of the row's table.
         oid: u32,
     },
-    /// More tables than are kept for one connection.
+    /// More tables than Walpost keeps for one connection.
     #[error(
         "the server has described {max} tables of the outbox since Walpost connected, and describes another one at {at}: this needs a \
          new connection"
@@ -120,28 +120,28 @@ pub enum CoreError {
     TooManyTables {
         /// Position of the first row of the table.
         at: String,
-        /// As many are kept.
+        /// Maximum number of tables.
         max: usize,
     },
-    /// A row that the protocol doesn't allow.
+    /// A row that violates the protocol.
     #[error("{table}: the stream has {found} at {at}")]
     BadTuple {
         /// Position of the row.
         at: Position,
         table: TableName,
-        /// What is there.
+        /// Describes the violation.
         found: &'static str,
     },
-    /// A row that can't be copied, or not be told from one that was.
+    /// A row that can't be copied, or for which it can't be determined whether it was copied.
     #[error("{table}: the row at {at} can't be copied, or told from those that were: {error}")]
     BadLine {
         /// Position of the row.
         at: Position,
         table: String,
-        /// What is wrong with it.
+        /// Why the row can't be read or compared.
         error: LineError,
     },
-    /// A row that can't become a record.
+    /// A row that can't be converted to a record.
     #[error(
         "{row} at {at} can't become a record: {error}. on_unroutable = \"dead-letter\" sends such events to the topic for dead \
          letters"
@@ -149,39 +149,40 @@ pub enum CoreError {
     Route {
         /// Position of the row.
         at: Position,
-        /// The row, for a person.
+        /// A description of the row.
         row: String,
-        /// Why.
+        /// The routing error.
         error: RouteError,
     },
-    /// A record that the sink doesn't take.
+    /// A record that the sink does not accept.
     #[error("{row} at {at}: {error}{hint}", hint = dead_letter_hint(error))]
     Produce {
         /// Position of the row.
         at: Position,
-        /// The row, for a person.
+        /// A description of the row.
         row: String,
-        /// Why.
+        /// The sink's error.
         error: Box<SinkError>,
     },
-    /// A dead letter that the sink doesn't take.
+    /// A dead letter that the sink does not accept.
     #[error(
         "the dead letter of {row} at {at} can't be delivered either: {error}. It was to be one because: {reason}"
     )]
     DeadLetter {
         /// Position of the row.
         at: Position,
-        /// The row, for a person.
+        /// A description of the row.
         row: String,
-        /// Why.
+        /// The sink's error.
         error: Box<SinkError>,
-        /// Why the row can't become a record.
+        /// Why the row can't be converted to a record.
         reason: String,
     },
 }
 
 impl CoreError {
-    /// The position that `walpost skip` is given to leave out the transaction, if that is a way out and nothing else is wrong.
+    /// Returns the position to pass to `walpost skip` in order to omit the transaction, if that
+    /// resolves the error and nothing else is wrong.
     pub(crate) fn skip_to(&self) -> Option<String> {
         match self {
             Self::Mapping { at, .. }
@@ -208,7 +209,7 @@ impl CoreError {
         }
     }
 
-    /// Returns the error that a mapping error is for a row at this position.
+    /// Returns a function that converts a mapping error for a row at this position.
     pub(crate) fn mapping(at: impl ToString) -> impl FnOnce(MappingError) -> Self {
         let at = at.to_string();
         |error| Self::Mapping {
@@ -218,10 +219,11 @@ impl CoreError {
     }
 }
 
-/// Why altering the table does not change the row that `error` is about: WAL keeps its form.
+/// Explains why altering the table does not change the row that `error` concerns: the columns of a
+/// row in the WAL do not change afterwards.
 fn form_hint(error: &MappingError, at: &str) -> String {
     match error {
-        // It says so itself.
+        // The message already contains the explanation.
         MappingError::Renamed { .. } => String::new(),
         _ => format!(
             ". The rows at {at} have the table's form of the time when they were written, and the publication's, which nothing \
@@ -230,7 +232,8 @@ fn form_hint(error: &MappingError, at: &str) -> String {
     }
 }
 
-/// How to deliver the events after one whose record is refused; nothing if the record is not the reason.
+/// Explains how to deliver the events that follow one whose record is rejected. Empty if the record
+/// is not the reason.
 fn dead_letter_hint(error: &SinkError) -> String {
     let setting = match error {
         SinkError::TooLarge { .. }
@@ -255,13 +258,13 @@ impl From<HistoryError> for CoreError {
     }
 }
 
-/// A line that can't be taken.
+/// A line of `COPY` that can't be processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// It is none of COPY's.
+    /// The line does not have the format of COPY.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// It could not be gone on behind it.
+    /// A copy could not be resumed after the line.
     #[error(transparent)]
     Key(#[from] KeyError),
 }
@@ -277,7 +280,8 @@ mod tests {
         index: 7,
     };
 
-    /// Whether `walpost skip` can be used; a variant that is added has to say so here.
+    /// Returns whether the error concerns a row, so that `walpost skip` applies. Each new variant
+    /// must be added here.
     fn is_about_a_row(error: &CoreError) -> bool {
         match error {
             CoreError::Order(_) | CoreError::History(_) => false,

@@ -1,4 +1,4 @@
-//! Streams of frames, with deliveries in any order between them.
+//! Fuzzing of the core with streams of frames, and with deliveries in any order between them.
 
 use std::sync::Arc;
 
@@ -16,21 +16,21 @@ const WINDOW: Window = Window {
     bytes: 8192,
 };
 
-/// Bytes as a stream: the first chooses the outbox, the mode and whether there are dead letters; then
-/// come steps, each with a letter before it.
+/// Processes the bytes as a stream. The first byte selects the outbox, the mode and whether there
+/// are dead letters. Steps follow, each preceded by a letter.
 ///
 /// | Letter | Step |
 /// |---|---|
-/// | `w`, u16, message | a message of so many bytes |
+/// | `w`, u16, message | a message of this many bytes |
 /// | `k`, u64 | a keepalive with this LSN |
 /// | `d`, u8 | the sink delivers one of its records |
 /// | `a` | the sink delivers all of them |
-/// | `f`, `t` | the sink is full, or has to make the topic, at the next record |
-/// | `r` | a new connection, from what was confirmed |
+/// | `f`, `t` | for the next record, the sink is full or has to create the topic |
+/// | `r` | a new connection, which resumes at the confirmed position |
 ///
 /// # Panics
-/// What is confirmed goes back, or ahead of what was delivered or received; records are out of
-/// order; the window is exceeded.
+/// The confirmed LSN decreases, or is higher than what was delivered or received; records are out
+/// of order; the window is exceeded.
 pub fn core(data: &[u8]) {
     let Some((&kind, mut rest)) = data.split_first() else {
         return;
@@ -42,16 +42,16 @@ pub fn core(data: &[u8]) {
     stream.end();
 }
 
-/// A sink that counts.
+/// A sink that checks and counts records.
 #[derive(Default)]
 struct Counter {
-    /// The answer to the next record, if it is not taken.
+    /// The response to the next record, if it is not accepted.
     answer: Option<Produced>,
-    /// The records that are not delivered yet: their tags, and where they are in WAL. Those of
-    /// earlier connections are nowhere.
+    /// The records that have not been delivered: their tags, and their positions in the WAL.
+    /// Records of earlier connections have no position.
     held: Vec<(Tag, Option<Position>)>,
     last: Option<Position>,
-    /// How many messages of the transaction have an index.
+    /// Number of messages in the transaction that have an index.
     counted: u64,
 }
 
@@ -130,7 +130,7 @@ impl Stream {
         }
     }
 
-    /// Takes one step; nothing when the stream has ended, well or not.
+    /// Performs one step. Returns `None` when the stream has ended, with or without an error.
     fn step(&mut self, rest: &mut &[u8]) -> Option<()> {
         let (&letter, after) = rest.split_first()?;
         *rest = after;
@@ -175,7 +175,7 @@ impl Stream {
         Some(())
     }
 
-    /// Hands in a message, again and again until there is room for it.
+    /// Passes a message to the core, repeatedly until there is space for it.
     fn message(&mut self, data: &[u8]) -> Option<()> {
         let frame = Frame::XLogData {
             start: Lsn::ZERO,
@@ -202,7 +202,7 @@ impl Stream {
         }
     }
 
-    /// Counts a message that was taken.
+    /// Counts a message that was processed.
     fn count(&mut self, data: &[u8]) -> Option<()> {
         let is_log = matches!(self.core.source, Source::Messages(_));
         match Message::decode(data).expect("it was taken") {
@@ -218,12 +218,13 @@ impl Stream {
         Some(())
     }
 
-    /// What has to be so at any time.
+    /// Checks the conditions that always apply.
     fn hold(&mut self) {
         let confirmed = self.core.delivery.watermark.confirmed().lsn();
         assert!(confirmed >= self.confirmed, "it never goes back");
         assert!(confirmed <= self.core.delivery.watermark.received());
-        // A transaction ends after its commit record, and the one after it is beyond its end.
+        // A transaction ends after its commit record, and the next transaction starts after that
+        // end.
         let held = self.sink.held.iter().filter_map(|(_, position)| *position);
         let first = held.map(|position| position.commit).min();
         assert!(
@@ -237,7 +238,7 @@ impl Stream {
         self.confirmed = confirmed;
     }
 
-    /// When all is delivered, everything that was received is confirmed.
+    /// Delivers everything, and checks that everything received is confirmed then.
     fn end(&mut self) {
         self.step(&mut &b"a"[..]);
         self.hold();

@@ -1,4 +1,4 @@
-//! One record, an event's or a dead letter's, is counted and given to the sink.
+//! Counts one record, of an event or a dead letter, and passes it to the sink.
 
 use super::Step;
 use crate::delivery::watermark::{OrderError, Watermark};
@@ -8,24 +8,24 @@ use crate::outbox::route::RouteError;
 use crate::pipeline::decode::error::CoreError;
 use crate::sink::{Produced, Sink, SinkError};
 
-/// Bytes of the window that a record takes beside its key, value and headers: what librdkafka
-/// keeps for each message and for each header, and what the allocator has left over beside them.
+/// How much of the window a record uses in addition to its key, value and headers, in bytes:
+/// librdkafka's memory for each message and each header, and the allocator's overhead.
 const RECORD_OVERHEAD: usize = 384;
 const HEADER_OVERHEAD: usize = 64;
 
-/// A header that says which event a record is.
+/// A header that identifies the event of a record.
 pub(crate) type Mark<'m> = (&'static str, &'m [u8]);
 
-/// Why neither a record nor a dead letter was handed over.
+/// Why neither a record nor a dead letter was passed to the sink.
 #[derive(Debug)]
 pub(crate) enum Undelivered {
-    /// The row can't become a record.
+    /// The row can't be converted to a record.
     Route(RouteError),
-    /// The sink does not take the record.
+    /// The sink rejects the record.
     Produce(SinkError),
-    /// The sink does not take the dead letter, which was to be sent for this reason.
+    /// The sink rejects the dead letter, which was sent for this reason.
     DeadLetter { error: SinkError, reason: String },
-    /// A record at a place where there can be none.
+    /// A record at an invalid point of the stream.
     Order(OrderError),
 }
 
@@ -36,7 +36,7 @@ impl From<OrderError> for Undelivered {
 }
 
 impl Undelivered {
-    /// The same, of the event at this position. `row` is for a person.
+    /// Converts the error for the event at this position. `row` returns a description of the row.
     pub(super) fn at(self, at: Position, row: impl FnOnce() -> String) -> CoreError {
         match self {
             Self::Route(error) => CoreError::Route {
@@ -60,7 +60,7 @@ impl Undelivered {
     }
 }
 
-/// Counts a record and gives it to the sink. The inner error is the sink's refusal.
+/// Counts a record and passes it to the sink. The inner error means that the sink rejected it.
 #[inline]
 pub(super) fn give(
     record: &Record<'_>,
@@ -80,7 +80,7 @@ pub(super) fn give(
     Ok(step)
 }
 
-/// What a record takes of the window, in bytes.
+/// Returns how much of the window a record uses, in bytes.
 fn cost(record: &Record<'_>) -> u64 {
     let of = |bytes: Option<&[u8]>| bytes.map_or(0, <[u8]>::len);
     let headers = record

@@ -1,4 +1,4 @@
-//! Events that are messages in WAL.
+//! Events that are logical decoding messages in the WAL.
 
 use tracing::warn;
 
@@ -7,7 +7,7 @@ use crate::outbox::columns::{Mapping, MappingError};
 use crate::outbox::envelope::{Envelope, EnvelopeError};
 use crate::outbox::settings::OutboxSettings;
 
-/// The messages of one prefix.
+/// The messages with one prefix.
 pub(crate) struct MessageSource {
     prefix: String,
     mapping: Mapping,
@@ -37,12 +37,12 @@ impl MessageSource {
         &self.mapping
     }
 
-    /// The event of a message with our prefix.
+    /// Decodes the event in a message with the outbox's prefix.
     pub(crate) fn event<'a>(&self, content: &'a [u8]) -> Result<Envelope<'a>, EnvelopeError> {
         Envelope::decode(content)
     }
 
-    /// A message has come that belongs to no transaction.
+    /// Processes a non-transactional message.
     pub(crate) fn outside_of_transactions(&mut self, prefix: &str) {
         self.left_alone.nontransactional += 1;
         if self.is_ours(prefix) && !std::mem::replace(&mut self.warned, true) {

@@ -1,6 +1,7 @@
-//! Rows that a table had when it was added to the outboxes of a publication: `walpost.add_outbox` of `sql/tables.sql` writes
-//! them into `walpost.outbox_row`, in the transaction that adds it. So they are in the stream like any other row, before all that
-//! the table has later.
+//! Rows that a table contained when it was added to the outboxes of a publication.
+//! `walpost.add_outbox` in `sql/tables.sql` writes them to `walpost.outbox_row`, in the transaction
+//! that adds the table. They therefore appear in the stream like any other row, before all later
+//! rows of the table.
 
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use crate::postgres::table::TableName;
@@ -17,10 +18,10 @@ const COLUMNS: [&str; 6] = [
     "row_values",
 ];
 
-/// `walpost.outbox_row`, as the stream has described it.
+/// `walpost.outbox_row`, as described by the stream.
 pub(super) struct RowTable {
     oid: u32,
-    /// Where each of [`COLUMNS`] is.
+    /// Index of each of [`COLUMNS`].
     places: [usize; COLUMNS.len()],
 }
 
@@ -59,7 +60,8 @@ impl RowTable {
         self.oid == relation
     }
 
-    /// OID and name of the table, in a row of it that has these values.
+    /// Returns the OID and name of the table that contained the row, given the values of a row of
+    /// `walpost.outbox_row`.
     pub(super) fn table_of(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
         let [_, relation, schema, name, ..] = self.places;
         let text = |place: usize| str::from_utf8(values.get(place)?).ok();
@@ -67,7 +69,8 @@ impl RowTable {
         Some((relation, TableName::of(text(schema)?, text(name)?)))
     }
 
-    /// The row that is in a row of it; the error says what else is there.
+    /// Reads the row that a row of `walpost.outbox_row` contains. The error describes what was
+    /// found instead.
     pub(super) fn read(&self, tuple: &Tuple<'_>) -> Result<OlderRow, &'static str> {
         let text = |place: usize| match tuple.values().nth(place) {
             Some(Value::Text(text)) => str::from_utf8(text).map_err(|_| "text that is not UTF-8"),
@@ -89,10 +92,10 @@ impl RowTable {
     }
 }
 
-/// A row of a table from before that was added.
+/// A row that its table contained when it was added to the publication.
 pub(super) struct OlderRow {
     pub(super) publication: String,
-    /// OID of the table.
+    /// OID of the row's table.
     pub(super) oid: u32,
     pub(super) table: TableName,
     /// Names of its columns, and OIDs of their types.

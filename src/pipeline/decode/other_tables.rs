@@ -1,12 +1,13 @@
-//! Names of relations that are not the outbox. Messages need them, and nothing else.
+//! Names of relations that are not the outbox, for log messages, errors and journal entries.
 
 use std::collections::HashMap;
 
-/// When more names than this are known, all are forgotten: a server can describe any number of tables.
+/// When this many names are known, all are forgotten, because a server can describe any number of
+/// tables.
 const NAMES_MAX: usize = 10_000;
 
-/// The names, by OID. The partitions of the outbox are among them: they are described too, although their rows come under the root's
-/// OID.
+/// The names, by OID. They include the partitions of the outbox, which the stream also describes,
+/// although their rows have the OID of the root table.
 #[derive(Default)]
 pub(super) struct OtherTables(HashMap<u32, String>);
 

@@ -1,5 +1,5 @@
-//! What would become of the messages of a stretch of WAL, without a sink: for a person who
-//! decides whether to leave them out. Pure.
+//! Determines how the messages in a range of WAL would be handled, without a sink, for an operator
+//! who decides whether to skip them. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -18,56 +18,58 @@ use crate::pipeline::decode::error::CoreError;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Message, Relation};
 
-/// So many events are shown one by one.
+/// Maximum number of events that are shown individually.
 const SHOWN_MAX: usize = 20;
-/// So many topics are counted apart.
+/// Maximum number of topics that are counted individually.
 const TOPICS_MAX: usize = 1000;
-/// So much is shown of why one can't become a record.
+/// Maximum length of the reason why an event can't be converted to a record, in characters.
 const REASON_CHARS_MAX: usize = 300;
 
-/// Where the stretch ends.
+/// The end of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// Transactions whose commit record is before this are in it.
+    /// The range includes transactions whose commit record is before this LSN.
     Before(Lsn),
-    /// The transaction with the commit record here is the last.
+    /// The transaction whose commit record is at this LSN is the last one.
     Commit(Lsn),
 }
 
-/// Takes the messages in their order, and counts.
+/// Processes messages in order, and counts events.
 pub(crate) struct Preview {
     source: Source,
     others: OtherTables,
-    /// Why the table's rows mean nothing.
+    /// Why the table's rows can't be mapped.
     unmapped: Option<String>,
     router: Router,
     position: Option<Position>,
     until: Until,
-    /// What was dealt with before.
+    /// The events that were processed before.
     delivered: Option<Delivered>,
-    /// What was found.
+    /// The result.
     pub found: Found,
 }
 
-/// What is in a stretch of WAL.
+/// The contents of a range of WAL.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Transactions with events.
+    /// Number of transactions with events.
     pub transactions: u64,
     pub events: u64,
-    /// so many were dealt with before, as the checkpoint says: delivered or left out; and
+    /// Number of events that were processed before according to the checkpoint, either delivered or
+    /// skipped.
     pub dealt_with: u64,
-    /// so many can't become a record.
+    /// Number of events that can't be converted to a record.
     pub unroutable: u64,
-    /// The others by topic; those of more topics than can be told apart are under "".
+    /// Number of the other events for each topic. If there are too many topics, the excess is
+    /// counted under "".
     pub topics: BTreeMap<String, u64>,
-    /// Rows of other tables, and messages with another prefix.
+    /// Number of rows of other tables, and of messages with another prefix.
     pub foreign: u64,
     /// The first events.
     pub first: Vec<Shown>,
-    /// The last event.
+    /// Position of the last event.
     pub last: Option<Position>,
-    /// Where the transaction with the sought commit record ends, and how many row messages it has.
+    /// End of the transaction with the requested commit record, and its number of row messages.
     pub end: Option<(Lsn, u64)>,
 }
 
@@ -76,13 +78,13 @@ pub(crate) struct Found {
 pub(crate) struct Shown {
     at: Position,
     row: String,
-    /// Its topic, or why it can't become a record.
+    /// The event's topic, or why it can't be converted to a record.
     fate: Result<String, String>,
     dealt_with: bool,
 }
 
 impl Shown {
-    /// Where it is.
+    /// Returns the event's position.
     #[must_use]
     pub(crate) fn at(&self) -> Position {
         self.at
@@ -105,11 +107,11 @@ impl fmt::Display for Shown {
 }
 
 impl Preview {
-    /// Of the log up to there, for an outbox with these settings; `delivered` is what its checkpoint
-    /// says.
+    /// Creates a preview of the WAL up to `until`, for an outbox with these settings. `delivered`
+    /// comes from its checkpoint.
     ///
     /// # Errors
-    /// The settings name what an event in a message has not.
+    /// The settings name a column that an event in a message does not have.
     pub(crate) fn new(
         outbox: Outbox,
         settings: OutboxSettings,
@@ -128,19 +130,20 @@ impl Preview {
         })
     }
 
-    /// As [`Core::describe_columns`](super::Core::describe_columns).
+    /// Same as [`Core::describe_columns`](super::Core::describe_columns).
     pub(crate) fn describe_columns(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
         if let Source::Table(source) = &mut self.source {
             source.describe(facts);
         }
     }
 
-    /// As [`Core::read_older_rows_of`](super::Core::read_older_rows_of).
+    /// Same as [`Core::read_older_rows_of`](super::Core::read_older_rows_of).
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         self.source.read_older_rows_of(publication);
     }
 
-    /// Takes one message of the plugin, and says whether the stretch goes on behind it.
+    /// Processes one message of the output plugin, and returns whether the range continues after
+    /// it.
     pub(crate) fn message(&mut self, data: &[u8]) -> bool {
         let message = match Message::decode(data) {
             Ok(message) => message,
@@ -241,7 +244,7 @@ impl Preview {
         }
     }
 
-    /// An event has been seen.
+    /// Counts an event.
     fn counted(&mut self, row: String, fate: Result<String, String>) {
         let Some(at) = self.position else { return };
         let found = &mut self.found;
@@ -279,7 +282,7 @@ impl Preview {
         self.next();
     }
 
-    /// A row or a message has been seen that is no event of this outbox.
+    /// Counts a row or a message that is not an event of this outbox.
     fn passed_over(&mut self) {
         self.found.foreign += u64::from(self.position.is_some());
         self.next();
@@ -292,7 +295,7 @@ impl Preview {
     }
 }
 
-/// The row for a person, and its topic or why it has none.
+/// Returns a description of the row, and its topic or why it has none.
 fn fate(
     router: &mut Router,
     mapping: &Mapping,

@@ -1,6 +1,6 @@
-//! Tables that are set aside: which of their rows are left out.
+//! Determines which rows of tables that are set aside are omitted.
 //!
-//! A row that is left out has its index in the transaction like any other, so positions stay the same.
+//! An omitted row has an index in the transaction like any other row, so positions do not change.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,25 +14,25 @@ use crate::postgres::table::TableName;
 /// The tables of a pipeline that are set aside, or may be.
 #[derive(Default)]
 pub(super) struct SetAsideTables {
-    /// An error that concerns one table sets it aside.
+    /// Whether an error that concerns one table sets it aside.
     pub(super) is_enabled: bool,
     entries: Vec<Range>,
-    /// The cluster that OIDs belong to.
+    /// The cluster to which the OIDs belong.
     cluster: String,
-    /// Rows that were left out before this session began have a lower commit LSN.
+    /// Rows that were omitted before this session started have a lower commit LSN.
     known_from: Lsn,
-    /// Relations of the stream with entries, and which these are.
+    /// The entries about each relation of the stream, as indexes.
     relations: HashMap<u32, Vec<usize>>,
-    /// Tables that the settings do not fit.
+    /// Tables that do not match the settings.
     unmapped: HashMap<u32, (TableName, MappingError)>,
-    /// Rows that were left out since this was read; written by one thread.
+    /// Number of omitted rows since this was last read. Only one thread writes it.
     rows: AtomicU64,
 }
 
 /// The rows that one entry covers.
 struct Range {
     entry: SetAside,
-    /// The commit LSN of the last row that was left out in this session.
+    /// Commit LSN of the last row that was omitted in this session.
     last: AtomicU64,
 }
 
@@ -55,13 +55,14 @@ impl Range {
 }
 
 impl SetAsideTables {
-    /// Forgets what the connection before has described.
+    /// Forgets the relations that the previous connection described.
     pub(super) fn reconnected(&mut self) {
         self.relations.clear();
         self.unmapped.clear();
     }
 
-    /// Takes the entries of the journal for a stream that has every row whose commit LSN is at or after `known_from`.
+    /// Loads the journal's entries for a stream that contains every row whose commit LSN is at or
+    /// above `known_from`.
     pub(super) fn load(&mut self, entries: Vec<SetAside>, cluster: String, known_from: Lsn) {
         self.relations.clear();
         self.entries = entries
@@ -72,12 +73,12 @@ impl SetAsideTables {
         self.known_from = known_from;
     }
 
-    /// How many relations of the stream are known here.
+    /// Returns the number of relations of the stream that are stored here.
     pub(super) fn relations(&self) -> usize {
         self.relations.len() + self.unmapped.len()
     }
 
-    /// The stream has described a relation. True if there are entries about it.
+    /// Processes the description of a relation. Returns whether there are entries about it.
     pub(super) fn relate(&mut self, relation: u32, table: &TableName) -> bool {
         self.unmapped.remove(&relation);
         self.relations.remove(&relation);
@@ -99,7 +100,8 @@ impl SetAsideTables {
         of.map(|(index, _)| index).collect()
     }
 
-    /// The settings do not fit the table. If a row of it arrives, that is an error.
+    /// Records that the table does not match the settings, which is an error if one of its rows
+    /// arrives.
     pub(super) fn unmapped(&mut self, relation: u32, table: TableName, error: MappingError) {
         self.unmapped.insert(relation, (table, error));
     }
@@ -108,35 +110,35 @@ impl SetAsideTables {
         self.unmapped.get(&relation).map(|(_, error)| error)
     }
 
-    /// There are entries about the relation.
+    /// Returns whether there are entries about the relation.
     pub(super) fn has(&self, relation: u32) -> bool {
         self.relations.contains_key(&relation)
     }
 
-    /// The name of a table that the settings do not fit.
+    /// Returns the name of a table that does not match the settings.
     pub(super) fn unmapped_name(&self, relation: u32) -> Option<&TableName> {
         self.unmapped.get(&relation).map(|(name, _)| name)
     }
 
-    /// How many rows were left out since the last call.
+    /// Returns the number of rows omitted since the last call.
     pub(super) fn take_rows(&self) -> u64 {
         self.rows.swap(0, Ordering::Relaxed)
     }
 
-    /// The row at this position is left out.
+    /// Returns whether the row at this position is omitted.
     #[cold]
     pub(super) fn covers(&self, relation: u32, at: Position) -> bool {
         let entries = self.relations.get(&relation);
         entries.is_some_and(|entries| entries.iter().any(|&index| self.entries[index].covers(at)))
     }
 
-    /// A row of this table at this position is to be left out.
+    /// Returns whether a row of this table at this position must be omitted.
     pub(super) fn covers_table(&self, relation: u32, table: &str, at: Position) -> bool {
         let mut entries = self.entries.iter();
         entries.any(|range| range.covers(at) && range.entry.is_of(table, relation, &self.cluster))
     }
 
-    /// Counts a row that is left out.
+    /// Counts an omitted row.
     #[cold]
     pub(super) fn count(&self, relation: u32, at: Position) {
         if let Some(entries) = self.relations.get(&relation) {
@@ -144,7 +146,7 @@ impl SetAsideTables {
         }
     }
 
-    /// Counts an older row of this table if it is left out, and returns whether it is.
+    /// Counts an older row of this table if it is omitted, and returns whether it is.
     pub(super) fn count_older(&self, relation: u32, table: &TableName, at: Position) -> bool {
         if self.entries.is_empty() {
             return false;
@@ -168,8 +170,8 @@ impl SetAsideTables {
         self.rows.store(rows + 1, Ordering::Relaxed);
     }
 
-    /// What follows from entries as the journal has them by now: of the first replay that is complete and has no consequence
-    /// yet.
+    /// Compares the entries now in the journal with those in use. Returns what to record about the
+    /// first complete replay that has not been taken into account.
     pub(super) fn hand_over(&self, found: &[SetAside]) -> Option<TableNote> {
         let is_open = |entry: &&SetAside| {
             let mut ranges = self.entries.iter();
@@ -213,7 +215,8 @@ impl SetAsideTables {
         last.unwrap_or_default()
     }
 
-    /// The journal has the note; it has opened the entry `opened`, if it has opened one.
+    /// Applies a note that was written to the journal. `opened` is the entry that the note opened,
+    /// if any.
     pub(super) fn apply(&mut self, note: &TableNote, opened: Option<SetAside>) {
         let (closed, before) = match note {
             TableNote::Begun { .. } => (&[][..], None),

@@ -1,5 +1,5 @@
-//! Where events come from, and what a message of the plugin is to them: the same for who delivers, who shows and who looks
-//! ahead.
+//! The source of events, and how it interprets messages of the output plugin. Delivery, preview and
+//! the search for topics ahead use the same interpretation.
 
 use super::message_source::MessageSource;
 use super::table_source::TableSource;
@@ -8,7 +8,7 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Begin, Commit, Message, Relation, Tuple};
 
-/// Where events come from.
+/// The source of events.
 pub(super) enum Source {
     Table(TableSource),
     Messages(MessageSource),
@@ -29,7 +29,7 @@ impl Source {
         }
     }
 
-    /// What the message is to an outbox of this kind.
+    /// Returns what the message means for an outbox of this kind.
     #[inline]
     pub(super) fn meaning<'s, 'm, 't>(&'s self, message: &'m Message<'t>) -> Meaning<'s, 'm, 't> {
         match (message, self) {
@@ -74,7 +74,7 @@ impl Source {
                 },
                 (true, false) => Meaning::Foreign,
             },
-            // A publication that is asked for no messages sends none.
+            // The server sends such messages only if the session requests them.
             (Message::Logical { .. }, Self::Table(_))
             | (Message::Truncate { .. } | Message::Origin { .. } | Message::Type { .. }, _) => {
                 Meaning::Nothing
@@ -83,43 +83,43 @@ impl Source {
     }
 }
 
-/// What a message of the plugin is to an outbox.
+/// The meaning of a message of the output plugin for an outbox.
 pub(super) enum Meaning<'s, 'm, 't> {
     Begin(&'m Begin),
     Commit(&'m Commit),
     Relation(&'m Relation<'t>),
-    /// An inserted row, of the outbox table if the publication is as it has to be.
+    /// An inserted row. It belongs to the outbox table if the publication is set up correctly.
     Row {
         source: &'s TableSource,
         relation: u32,
         tuple: &'m Tuple<'t>,
     },
-    /// A row from before its table was added.
+    /// A row that its table contained when it was added to the publication.
     Older {
         source: &'s TableSource,
         tuple: &'m Tuple<'t>,
     },
-    /// An inserted row, and the outbox is of messages.
+    /// An inserted row, although the outbox consists of messages.
     RowBeside {
         relation: u32,
     },
-    /// A row was updated or deleted.
+    /// An updated or deleted row.
     Changed {
         relation: u32,
         is_update: bool,
     },
-    /// A message with our prefix.
+    /// A transactional message with the outbox's prefix.
     Published {
         source: &'s MessageSource,
         prefix: &'t str,
         content: &'t [u8],
     },
-    /// A message of a transaction with another prefix.
+    /// A transactional message with another prefix.
     Foreign,
-    /// A message of no transaction.
+    /// A non-transactional message.
     OutsideOfTransactions {
         prefix: &'t str,
     },
-    /// Nothing that is counted.
+    /// A message that is not counted.
     Nothing,
 }

@@ -1,4 +1,4 @@
-//! Errors that concern one of several tables, which is set aside.
+//! Errors that concern one of several tables, which is then set aside.
 
 use super::error::CoreError;
 use super::source::{Meaning, Source};
@@ -12,19 +12,22 @@ use crate::postgres::wire::frame::Frame;
 use crate::postgres::wire::pgoutput::{Message, RowHead};
 use crate::sink::SinkError;
 
-/// A reason can quote a column's value, which can be long.
+/// Maximum length of a reason, in characters. A reason can quote a column's value, which can be
+/// long.
 const REASON_CHARS_MAX: usize = 1000;
 
 impl Core {
-    /// An error that concerns one of several tables sets that aside, and is not returned by [`Core::frame`].
+    /// Sets whether an error that concerns one of several tables sets that table aside instead of
+    /// being returned.
     pub(crate) fn set_tables_aside(&mut self, is_enabled: bool) {
         if let Source::Table(source) = &mut self.source {
             source.set_aside.is_enabled = is_enabled;
         }
     }
 
-    /// Leaves out rows of tables that are set aside, as the journal's `entries` of this cluster have them. The stream has every
-    /// row whose commit LSN is at or after `known_from`. Comes after [`Core::reconnected`].
+    /// Omits rows of tables that are set aside according to `entries`, the journal's entries about
+    /// this cluster. The stream contains every row whose commit LSN is at or above `known_from`.
+    /// Must be called after [`Core::reconnected`].
     pub(crate) fn load_set_aside(
         &mut self,
         entries: Vec<SetAside>,
@@ -36,7 +39,8 @@ impl Core {
         }
     }
 
-    /// What to record about tables whose rows were sent again, as the journal has their entries by now.
+    /// Returns what to record about tables whose rows were sent again, given the entries now in the
+    /// journal.
     pub(crate) fn hand_over(&self, found: &[SetAside]) -> Option<TableNote> {
         match &self.source {
             Source::Table(source) => source.set_aside.hand_over(found),
@@ -44,7 +48,7 @@ impl Core {
         }
     }
 
-    /// The note is recorded, and has opened this entry, if it has opened one.
+    /// Applies a note that was recorded. `opened` is the entry that the note opened, if any.
     pub(crate) fn recorded(&mut self, note: &TableNote, opened: Option<SetAside>) {
         if let Source::Table(source) = &mut self.source {
             source.set_aside.apply(note, opened);
@@ -52,7 +56,8 @@ impl Core {
         }
     }
 
-    /// How many rows of tables that are set aside were left out since the last call.
+    /// Returns the number of rows that were omitted since the last call because their table is set
+    /// aside.
     pub(crate) fn take_rows_left_out(&self) -> u64 {
         match &self.source {
             Source::Table(source) => source.set_aside.take_rows(),
@@ -60,12 +65,13 @@ impl Core {
         }
     }
 
-    /// The sink can't prepare this topic: a record for it is an error from now on.
+    /// Records that the sink can't prepare this topic, so that the row for which it was needed
+    /// becomes an error.
     pub(crate) fn refuse_topic(&mut self, topic: String, error: SinkError) {
         self.refused_topic = Some((topic, error));
     }
 
-    /// The error of a row whose topic was refused.
+    /// Returns the error for a row whose topic was refused.
     pub(super) fn refused(&mut self, topic: &str) -> Option<CoreError> {
         let (_, error) = self
             .refused_topic
@@ -77,10 +83,10 @@ impl Core {
         })
     }
 
-    /// What to record about the table whose row is in `frame` and has led to `error`.
+    /// Returns what to record about the table whose row is in `frame` and has caused `error`.
     ///
     /// # Errors
-    /// The error, if it concerns more than one table.
+    /// The error, if it does not concern a single table.
     #[cold]
     pub(super) fn set_aside(&self, frame: &Frame<'_>, error: CoreError) -> Result<Step, CoreError> {
         let (Source::Table(source), Some(position)) = (&self.source, self.position) else {
@@ -92,12 +98,12 @@ impl Core {
         let Some((relation, table)) = self.table_of(source, frame) else {
             return Err(error);
         };
-        // It would be set aside again and again.
+        // The table would be set aside again and again.
         if source.set_aside.covers_table(relation, &table, position) {
             return Err(error);
         }
         let reason = match error {
-            // Nothing has to be skipped: the table's rows are left out, and can be replayed.
+            // Nothing has to be skipped, because the table's rows are omitted and can be replayed.
             CoreError::Mapping { error, .. } => error.to_string(),
             error => error.to_string(),
         };
@@ -110,7 +116,7 @@ impl Core {
         })))
     }
 
-    /// OID and name of the table whose row is in the frame.
+    /// Returns the OID and name of the table whose row is in the frame.
     fn table_of(&self, source: &TableSource, frame: &Frame<'_>) -> Option<(u32, String)> {
         let named = |relation: u32| {
             let name = source.name(relation);
@@ -146,7 +152,8 @@ impl Core {
     }
 }
 
-/// The error concerns the table of one row, and neither the stream nor Kafka as a whole.
+/// Returns whether the error concerns the table of one row, and neither the stream nor Kafka as a
+/// whole.
 fn concerns_one_table(error: &CoreError) -> bool {
     match error {
         CoreError::Mapping { .. }
@@ -157,7 +164,7 @@ fn concerns_one_table(error: &CoreError) -> bool {
         CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
             concerns_one_record(error)
         }
-        // The server ends the stream at such a row, also if it would be left out.
+        // The server ends the stream at such a row, even if the row would be omitted.
         CoreError::Unconvertible { .. }
         | CoreError::Decode { .. }
         | CoreError::Order(_)
@@ -170,7 +177,7 @@ fn concerns_one_table(error: &CoreError) -> bool {
     }
 }
 
-/// The sink does not accept the record because of what is in it.
+/// Returns whether the sink rejects the record because of its contents.
 fn concerns_one_record(error: &SinkError) -> bool {
     match error {
         SinkError::TopicMissing { .. }

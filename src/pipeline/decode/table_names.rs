@@ -1,8 +1,10 @@
-//! Which names a table may have: a table that is renamed while Walpost runs is not published as another one.
+//! Determines which names a table may have: a table that is renamed while Walpost runs is not
+//! published under its new name.
 //!
-//! With `topic = "{table.schema}.{aggregatetype}"` whoever owns a tenant's schema could rename it to that of a tenant that is
-//! gone, and write into its topics. A table is recognized by its OID. The names that tables have when the pipeline starts are
-//! accepted, as are those that WAL from before has for them; any later one is not.
+//! With `topic = "{table.schema}.{aggregatetype}"`, the owner of a tenant's schema could rename it
+//! to the name of a tenant that no longer exists, and write to that tenant's topics. Tables are
+//! identified by their OID. Names that tables have when the pipeline starts are accepted, as are
+//! names in older WAL; later names are not.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,31 +13,31 @@ use crate::outbox::settings::OutboxSettings;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Outbox;
 
-/// Tables that are gone are forgotten when more names than this are known.
+/// If more names than this are known, tables that no longer exist are forgotten.
 const NAMES_MAX: usize = 20_000;
-/// How many names a table can have had in WAL from before it was first seen.
+/// Maximum number of names that a table can have had in the WAL before it was first seen.
 const EARLIER_MAX: usize = 100;
 
-/// The names of tables, by their OIDs, since the pipeline started.
+/// The names of tables since the pipeline started, by OID.
 #[derive(Default)]
 pub(crate) struct TableNames {
-    /// The setting that puts them into records; without one, a name does not matter.
+    /// The setting that puts names into records. If `None`, names do not matter.
     setting: Option<String>,
     known: HashMap<u32, KnownName>,
 }
 
 struct KnownName {
-    /// Its name in the catalog, or in the stream, when it was first seen.
+    /// The name in the catalog, or in the stream, when the table was first seen.
     name: TableName,
     /// The stream has described the table by that name.
     is_reached: bool,
-    /// Names that the stream had for it before.
+    /// Names that the stream contained for the table before that.
     earlier: Vec<TableName>,
 }
 
 impl TableNames {
     pub(super) fn new(outbox: &Outbox, settings: &OutboxSettings) -> Self {
-        // One table is known by its name alone.
+        // A single table is identified by its name alone.
         let setting = match outbox.is_several() {
             true => settings.setting_with_table_name(),
             false => None,
@@ -46,7 +48,7 @@ impl TableNames {
         }
     }
 
-    /// Accepts the names that `tables` have in the catalog, unless another one is known.
+    /// Accepts the names that `tables` have in the catalog, unless another name is known.
     pub(super) fn add(&mut self, tables: Vec<(u32, TableName)>) {
         if self.setting.is_none() {
             return;
@@ -67,7 +69,7 @@ impl TableNames {
     /// Checks the name by which the stream describes a table at position `at`.
     ///
     /// # Errors
-    /// The table was renamed since it was last seen.
+    /// The table was renamed after it was last seen.
     pub(super) fn check(
         &mut self,
         oid: u32,
@@ -101,7 +103,7 @@ impl TableNames {
     }
 }
 
-/// The statement that gives a table its name from before.
+/// Returns the statements that give a table its previous name.
 fn rename_back(before: &TableName, found: &TableName) -> String {
     let mut statements = Vec::new();
     if before.name != found.name {
@@ -154,7 +156,7 @@ mod tests {
         ] {
             assert!(error.contains(text), "{text} in {error}");
         }
-        // A new connection does not change what is known.
+        // A new connection does not change the known names.
         names.add(vec![(7, table("tenant_b.outbox"))]);
         assert!(check(&mut names, "tenant_b.outbox").is_err());
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));

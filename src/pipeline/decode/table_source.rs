@@ -1,4 +1,4 @@
-//! Events that are rows of a table, or of several.
+//! Events that are rows of one or several tables.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,42 +18,46 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::Outbox;
 use crate::postgres::wire::pgoutput::{Relation, Tuple, Value};
 
-/// A connection is replaced when the stream has described more outbox tables than this: the server can describe any number of them.
-/// What counts are tables with rows that were inserted since it was opened, and every definition that one of them had if it was dropped
-/// and created again.
+/// Maximum number of outbox tables that the stream may describe before the connection is replaced,
+/// because the server can describe any number of them. Tables count if rows were inserted into them
+/// since the connection was opened. A table that was dropped and re-created counts once for each
+/// definition.
 pub(crate) const TABLES_MAX: usize = 10_000;
 
-/// The outbox tables, as the stream has described them.
+/// The outbox tables, as described by the stream.
 pub(crate) struct TableSource {
     outbox: Outbox,
     settings: Box<OutboxSettings>,
-    /// What the catalog says of the columns of tables, by their OIDs; empty for one that it has no more.
+    /// The catalog's descriptions of the columns of tables, by OID; empty for a table that no
+    /// longer exists.
     facts: HashMap<u32, Vec<ColumnFacts>>,
-    /// The OIDs of `tables`, rising: together they fit into a processor's cache.
+    /// The OIDs of `tables`, in ascending order. Stored together, they fit into a processor's
+    /// cache.
     oids: Vec<u32>,
-    /// In the order of their OIDs. Of one name there are several where the table was re-created.
+    /// In the order of their OIDs. A table that was re-created occurs several times with the same
+    /// name.
     tables: Vec<Table>,
-    /// Names under which tables may be published, of an outbox of several.
+    /// For an outbox of several tables, the names under which tables may be published.
     names: TableNames,
-    /// The publication whose older rows are read, of an outbox of several tables.
+    /// For an outbox of several tables, the publication whose older rows are read.
     publication: Option<String>,
-    /// What these come in, once it is described.
+    /// The table that contains these older rows, once the stream has described it.
     row_table: Option<RowTable>,
-    /// Older rows that were copied; what of them the stream has too is left out.
+    /// Older rows that were copied, and are omitted from the stream.
     pub(crate) copied: Option<Box<CopyProgress>>,
-    /// Tables whose rows are left out.
+    /// Tables whose rows are omitted.
     pub(super) set_aside: SetAsideTables,
 }
 
-/// An outbox table, as the stream has described it.
+/// An outbox table, as described by the stream.
 pub(super) struct Table {
     name: TableName,
     mapping: Mapping,
-    /// Some rows of it are left out.
+    /// Some of its rows are omitted.
     is_set_aside: bool,
-    /// Where the columns of the copied rows' key are, and what they are.
+    /// Index and type of each column in the key of the copied rows.
     key: Option<Vec<(usize, KeyType)>>,
-    /// Rows that have come since this was told; written by one thread.
+    /// Number of rows since the last report. Only one thread writes it.
     rows: AtomicU64,
 }
 
@@ -62,14 +66,14 @@ impl Table {
         &self.mapping
     }
 
-    /// One more row is done with.
+    /// Counts one processed row.
     #[inline]
     pub(super) fn count(&self) {
         let rows = self.rows.load(Ordering::Relaxed);
         self.rows.store(rows + 1, Ordering::Relaxed);
     }
 
-    /// How many rows were counted since the last call, if any.
+    /// Returns the table's name and the number of rows counted since the last call, if any.
     fn counted(&self) -> Option<(&TableName, u64)> {
         let rows = self.rows.swap(0, Ordering::Relaxed);
         (rows > 0).then_some((&self.name, rows))
@@ -92,7 +96,8 @@ impl TableSource {
         }
     }
 
-    /// Of several tables, rows that were in one when it was added to this publication are events too.
+    /// For an outbox of several tables: treats the rows that a table contained when it was added to
+    /// this publication as events, too.
     pub(crate) fn read_older_rows_of(&mut self, publication: &str) {
         let is_several = self.outbox.is_several();
         self.publication = is_several.then(|| publication.to_owned());
@@ -102,22 +107,22 @@ impl TableSource {
         &self.outbox
     }
 
-    /// Takes what the catalog says of the columns of each table, by its OID.
+    /// Sets the catalog's descriptions of the columns of each table, by OID.
     pub(crate) fn describe(&mut self, facts: HashMap<u32, Vec<ColumnFacts>>) {
         self.facts = facts;
     }
 
-    /// Takes the names that tables have in the catalog, by their OIDs.
+    /// Sets the names that tables have in the catalog, by OID.
     pub(crate) fn name_tables(&mut self, tables: Vec<(u32, TableName)>) {
         self.names.add(tables);
     }
 
-    /// Replaces the names that are known, and returns them.
+    /// Replaces the known names, and returns the previous ones.
     pub(crate) fn replace_names(&mut self, names: TableNames) -> TableNames {
         std::mem::replace(&mut self.names, names)
     }
 
-    /// Takes what the catalog says of the columns of one more table.
+    /// Adds the catalog's description of the columns of one table.
     pub(crate) fn describe_table(&mut self, oid: u32, facts: Vec<ColumnFacts>) {
         self.facts.insert(oid, facts);
     }
@@ -130,14 +135,15 @@ impl TableSource {
         self.set_aside.reconnected();
     }
 
-    /// Entries about tables that are set aside have changed.
+    /// Updates each table after entries about tables that are set aside have changed.
     pub(super) fn mark_set_aside(&mut self) {
         for (oid, table) in self.oids.iter().zip(&mut self.tables) {
             table.is_set_aside = self.set_aside.has(*oid);
         }
     }
 
-    /// The relation is an outbox, and what records of its rows are depends on what the catalog says of it, which is not known.
+    /// Returns whether the relation is an outbox whose records depend on the catalog's description
+    /// of it, and that description is missing.
     pub(crate) fn lacks_facts(&self, relation: &Relation<'_>) -> bool {
         let has_domains = || {
             let mut columns = relation.columns.iter();
@@ -148,7 +154,7 @@ impl TableSource {
             && self.outbox.has(relation.namespace, relation.name)
     }
 
-    /// As [`Self::lacks_facts`], for an older row.
+    /// Like [`Self::lacks_facts`], for an older row.
     pub(super) fn lacks_facts_for(&self, row: &OlderRow) -> bool {
         let has_domains = || {
             row.columns()
@@ -162,14 +168,15 @@ impl TableSource {
         self.outbox.is_several() && !self.facts.contains_key(&oid)
     }
 
-    /// Rows of the relation have older rows of other tables in them.
+    /// Returns whether rows of the relation contain older rows of other tables.
     #[inline]
     pub(super) fn has_older_rows(&self, relation: u32) -> bool {
         let row_table = self.row_table.as_ref();
         row_table.is_some_and(|row_table| row_table.has(relation))
     }
 
-    /// The older row in a row of `walpost.outbox_row`; none where it is another publication's.
+    /// Returns the older row that a row of `walpost.outbox_row` contains, or `None` if it was
+    /// written for another publication.
     pub(super) fn older(
         &self,
         at: Position,
@@ -196,7 +203,7 @@ impl TableSource {
         }
     }
 
-    /// What an older row means.
+    /// Returns the mapping for an older row.
     pub(super) fn mapping_of(&self, row: &OlderRow) -> Result<Mapping, MappingError> {
         self.bind(&row.table, row.oid, &row.columns())
     }
@@ -209,7 +216,7 @@ impl TableSource {
     ) -> Result<Mapping, MappingError> {
         let mut facts = self.facts.get(&oid);
         if facts.is_none() && !self.outbox.is_several() {
-            // One that was re-created has the columns of before, as far as anybody knows.
+            // As far as is known, a re-created table has the same columns as before.
             facts = self.facts.values().next();
         }
         let facts = facts.map_or(&[][..], Vec::as_slice);
@@ -223,7 +230,7 @@ impl TableSource {
 
     #[inline]
     fn table(&self, oid: u32) -> Option<&Table> {
-        // Mostly there is one.
+        // Usually there is only one table.
         let index = match self.oids.first() {
             Some(first) if *first == oid => 0,
             _ => self.oids.binary_search(&oid).ok()?,
@@ -231,18 +238,20 @@ impl TableSource {
         self.tables.get(index)
     }
 
-    /// The name of the table, if it is an outbox.
+    /// Returns the name of the table, if it is an outbox.
     pub(crate) fn name(&self, oid: u32) -> Option<&TableName> {
         self.table(oid).map(|table| &table.name)
     }
 
-    /// Whether the stream may describe this relation: it is known, or few are.
+    /// Returns whether the stream may describe this relation: it is known already, or the limit has
+    /// not been reached.
     pub(crate) fn has_room_for(&self, oid: u32) -> bool {
         let described = self.oids.len() + self.set_aside.relations();
         described < TABLES_MAX || self.oids.binary_search(&oid).is_ok()
     }
 
-    /// Takes the shape of the outbox, which rows from position `at` on have; says whether the relation is that.
+    /// Processes a relation message, whose columns apply to rows from position `at` on. Returns
+    /// whether the relation is an outbox.
     pub(crate) fn relation(
         &mut self,
         relation: &Relation<'_>,
@@ -256,7 +265,7 @@ impl TableSource {
         let name = TableName::of(relation.namespace, relation.name);
         let is_set_aside = self.set_aside.relate(relation.oid, &name);
         if !self.outbox.has(relation.namespace, relation.name) {
-            // It may have been one before it was renamed.
+            // The relation may have been an outbox before it was renamed.
             self.forget(place);
             if self.outbox.is_several() {
                 self.facts.remove(&relation.oid);
@@ -304,7 +313,7 @@ impl TableSource {
         Ok(true)
     }
 
-    /// Removes the table that was found at this place, if one was.
+    /// Removes the table found at this index, if one was found.
     fn forget(&mut self, place: Result<usize, usize>) {
         if let Ok(index) = place {
             self.oids.remove(index);
@@ -312,8 +321,8 @@ impl TableSource {
         }
     }
 
-    /// Whether the row was copied already, though its transaction is one of the stream's: in another
-    /// chunk than the first.
+    /// Returns whether the row was copied although its transaction is part of the stream. This is
+    /// the case for rows in a chunk other than the first.
     pub(crate) fn has_copied(
         &self,
         at: Position,
@@ -346,22 +355,24 @@ impl TableSource {
         })
     }
 
-    /// Tells how many rows have come of each table since the last call, where there are several.
+    /// For an outbox of several tables: reports how many rows of each table have arrived since the
+    /// last call.
     pub(super) fn tell_rows(&self, stats: &PipelineStats) {
         if self.outbox.is_several() {
             stats.rows_of_tables(self.tables.iter().filter_map(Table::counted));
         }
     }
 
-    /// The same of one table: with a thousand of them each is described in turn.
+    /// Like [`Self::tell_rows`], for one table. With a thousand tables, the stream describes each
+    /// in turn.
     pub(super) fn tell_rows_of(&self, oid: u32, stats: &PipelineStats) {
         if self.outbox.is_several() {
             stats.rows_of_tables(self.table(oid).and_then(Table::counted));
         }
     }
 
-    /// Lays out the row's values, and returns its table; `None` if the row is left out because its table is set aside. `others`
-    /// are the names of relations that are not the outbox.
+    /// Lays out the row's values, and returns its table, or `None` if the row is omitted because
+    /// its table is set aside. `others` contains the names of relations that are not the outbox.
     pub(super) fn row<'a>(
         &self,
         at: Position,
@@ -387,7 +398,7 @@ impl TableSource {
         Ok(Some(table))
     }
 
-    /// The error that a row of a relation without a mapping is.
+    /// Returns the error for a row of a relation without a mapping.
     #[cold]
     fn without_mapping(&self, at: Position, relation: u32, others: &OtherTables) -> CoreError {
         if let Some(error) = self.set_aside.mapping_error(relation) {
@@ -403,7 +414,8 @@ impl TableSource {
         }
     }
 
-    /// The values of a row of `walpost.outbox_row` that are texts, from its first column on.
+    /// Returns the values of a row of `walpost.outbox_row`, from its first column up to the first
+    /// value that is not text.
     pub(super) fn texts_of<'t>(&self, tuple: &Tuple<'t>) -> Vec<&'t [u8]> {
         let text = |value| match value {
             Value::Text(text) => Some(text),
@@ -412,19 +424,21 @@ impl TableSource {
         tuple.values().map_while(text).collect()
     }
 
-    /// Counts a row of `walpost.outbox_row` with these values if it is left out, and returns whether it is.
+    /// Counts a row of `walpost.outbox_row` with these values if it is omitted, and returns whether
+    /// it is.
     pub(super) fn leaves_out_older(&self, at: Position, values: &[&[u8]]) -> bool {
         self.older_table(values)
             .is_some_and(|(oid, table)| self.set_aside.count_older(oid, &table, at))
     }
 
-    /// OID and name of the table that a row of `walpost.outbox_row` with these values is of.
+    /// Returns the OID and name of the table whose older row is in a row of `walpost.outbox_row`
+    /// with these values.
     pub(super) fn older_table(&self, values: &[&[u8]]) -> Option<(u32, TableName)> {
         self.row_table.as_ref()?.table_of(values)
     }
 }
 
-/// Puts the values that `mapping` needs into their slots of a row that has none yet.
+/// Puts the values that `mapping` needs into their slots of an empty row.
 fn lay_out<'a>(
     mapping: &Mapping,
     tuple: &Tuple<'a>,

@@ -16,13 +16,13 @@ mod tables;
 
 const OUTBOX: u32 = 16_500;
 
-/// A scripted sink: takes records, and answers as it is told.
+/// A scripted sink, which returns predefined results for records.
 #[derive(Default)]
 struct Script {
-    /// Answers to come, before it takes everything.
+    /// Results to return before it accepts every record.
     answers: Vec<Result<Produced, SinkError>>,
     taken: Vec<(String, Tag)>,
-    /// Headers of the record that was taken last.
+    /// Headers of the last accepted record.
     headers: Vec<String>,
 }
 
@@ -178,7 +178,7 @@ fn outbox() -> Vec<u8> {
     )
 }
 
-/// The lines that are logged meanwhile.
+/// Returns the lines that are logged while `run` executes.
 fn logged(run: impl FnOnce()) -> Vec<String> {
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
@@ -236,7 +236,7 @@ fn logical(transactional: bool, prefix: &str, content: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// An event in the log whose payload is `payload`.
+/// Returns a message with an event that has this payload.
 fn published(payload: &str) -> Vec<u8> {
     let mut out = [&[1][..], &[0xab; 16], &[0; 8]].concat();
     for text in ["order", "key", "Placed"] {
@@ -598,7 +598,7 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     assert_eq!((last.position(), last.xid), (position, 7));
     assert_eq!(last.event_id.as_deref(), Some("b"));
 
-    // The connection breaks, and the transaction comes again from its first row.
+    // The connection breaks, and the transaction is sent again from its first row.
     let mut scene = Scene::new();
     scene
         .core
@@ -618,7 +618,7 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
         "{taken:?}"
     );
 
-    // Another event is in the place of the last one.
+    // Another event has the position of the last one.
     let mut scene = Scene::new();
     scene
         .core
@@ -630,8 +630,9 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     assert!(matches!(error, CoreError::History(_)), "{error}");
 }
 
-/// A transaction between the consistent points of two chunks has rows of which some were copied. Those count
-/// too: otherwise a position would depend on how often the copy was interrupted.
+/// A transaction between the consistent points of two chunks contains rows of which some were
+/// copied. These also count: otherwise, a position would depend on how often the copy was
+/// interrupted.
 #[test]
 fn a_row_that_was_copied_has_an_index_among_those_of_its_transaction() {
     let chunk = |snapshot_lsn, upto: Option<&str>| Chunk {
@@ -703,7 +704,7 @@ fn a_transaction_is_open_from_its_beginning_to_its_end() {
     assert!(!scene.core.is_open(), "it comes again");
 }
 
-/// The server is ahead of a transaction while it sends it.
+/// The server's position is after a transaction while it sends that transaction.
 #[test]
 fn a_keepalive_amid_a_transaction_that_has_to_come_again_says_nothing_about_it() {
     let delivered = |scene: &mut Scene, last: Option<Last>| {
@@ -786,7 +787,7 @@ fn a_copied_row_is_known_by_its_key_wherever_the_table_has_it_by_now() {
     );
 }
 
-/// librdkafka keeps a structure for each, and the allocator has something left over beside it.
+/// librdkafka allocates a structure for each record, and the allocator has some overhead.
 #[test]
 fn a_record_takes_of_the_window_what_it_has_and_what_is_kept_beside_it() {
     let mut scene = Scene::new();

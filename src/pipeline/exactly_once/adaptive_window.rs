@@ -1,27 +1,29 @@
-//! How much may be in flight in exactly-once mode, so that a Kafka transaction ends in time.
+//! Limits how much may be in flight with exactly-once delivery, so that Kafka transactions end in
+//! time.
 //!
-//! A commit waits for everything in flight, and the brokers give up a transaction that is open for
-//! longer than `transaction.timeout.ms`. Behind a slow link or a quota a full window can take longer
-//! than that, and would again each time that it is produced. So less is in flight after a transaction
-//! that failed or took long, and more again where it would have been acknowledged soon. Pure: time
-//! comes in as an argument.
+//! A commit waits for everything in flight, and the brokers abort a transaction that is open for
+//! longer than `transaction.timeout.ms`. With a slow link or a quota, delivering a full window can
+//! take longer than that, each time that it is produced. Therefore the window is reduced after a
+//! transaction that failed or took long, and enlarged after one that was acknowledged quickly.
+//! Pure: the time is passed as an argument.
 
 use std::time::Duration;
 
 use crate::model::window::Window;
 
-/// A commit that takes longer had too much to wait for.
+/// A commit that takes longer than this had too many records to wait for.
 const LONG: Duration = Duration::from_secs(5);
-/// After one that took less, four times as much takes no longer than [`LONG`].
+/// After a commit that took less than this, four times as much should take no longer than [`LONG`].
 const SOON: Duration = Duration::from_secs(1);
-/// A broker that can't take that in the time of a transaction is as good as dead, and a failure that
-/// has other reasons shall not cost more.
+/// Lower limit of the window. A broker that can't accept this much within the transaction timeout
+/// is effectively unavailable, and a failure with another cause should not reduce the window any
+/// further.
 const LEAST: Window = Window {
     records: 100,
     bytes: 64 << 10,
 };
 
-/// What may be in flight by now.
+/// How much may be in flight at the moment.
 #[derive(Debug)]
 pub(crate) struct AdaptiveWindow {
     most: Window,
@@ -29,17 +31,17 @@ pub(crate) struct AdaptiveWindow {
 }
 
 impl AdaptiveWindow {
-    /// The whole of what the settings allow.
+    /// Creates a window with the maximum size that the settings allow.
     pub(crate) fn new(most: Window) -> Self {
         Self { most, now: most }
     }
 
-    /// What may be in flight.
+    /// Returns how much may be in flight.
     pub(crate) fn window(&self) -> Window {
         self.now
     }
 
-    /// A commit has succeeded that took so long, with that much `in_flight` when it began.
+    /// Records that a commit took this long, with this much `in_flight` when it started.
     pub(crate) fn committed(&mut self, in_flight: Window, took: Duration) {
         let was_full = |part: u64, whole: u64| part >= whole / 2;
         if took > LONG {
@@ -52,14 +54,14 @@ impl AdaptiveWindow {
         }
     }
 
-    /// A transaction was given up with that much `in_flight`.
+    /// Records that a transaction was abandoned with this much `in_flight`.
     pub(crate) fn gave_up(&mut self, in_flight: Window) {
         if in_flight != Window::default() {
             self.set(in_flight.map(|part| part / 4));
         }
     }
 
-    /// As near to that as the bounds allow.
+    /// Sets the window, within its limits.
     fn set(&mut self, window: Window) {
         let bound = |part: u64, least: u64, most: u64| part.clamp(least.min(most), most);
         self.now = Window {
@@ -94,7 +96,7 @@ mod tests {
         assert_eq!(adaptive_window.window(), MOST);
     }
 
-    /// Whatever its rate, it comes to commits that end in time, and stays there.
+    /// Regardless of the broker's rate, the window converges to one with which commits end in time.
     #[test]
     fn broker_of_any_rate_gets_what_it_can_take() {
         const TIMEOUT: Duration = Duration::from_secs(30);
@@ -125,7 +127,7 @@ mod tests {
         assert_eq!(adaptive_window.window(), LEAST);
         let mut commits = 0;
         while adaptive_window.window() != MOST {
-            // Quiet times prove nothing.
+            // A commit of few records does not show that the broker is fast.
             adaptive_window.committed(window(3, 1500), MOMENT);
             adaptive_window.committed(adaptive_window.window(), MOMENT);
             commits += 1;

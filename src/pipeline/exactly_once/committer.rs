@@ -1,4 +1,4 @@
-//! Exactly-once: what the open Kafka transaction has, and the checkpoint it ends with.
+//! Exactly-once delivery: commits Kafka transactions, each with a checkpoint.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use crate::model::window::Window;
 use crate::pipeline::decode::Core;
 use crate::sink::{Commit, Sink, SinkError};
 
-/// The books of one connection.
+/// Commits the Kafka transactions of one connection.
 pub(crate) struct TransactionCommitter {
-    /// The last checkpoint, and what the next one has in common with it.
+    /// The last checkpoint, from which the next one is derived.
     checkpoint: Checkpoint,
     schedule: CommitSchedule,
     under_way: Option<UnderWay>,
     stats: Arc<PipelineStats>,
 }
 
-/// The commit that is under way.
+/// A commit in progress.
 struct UnderWay {
     safe: Lsn,
     since: Instant,
@@ -31,18 +31,18 @@ struct UnderWay {
     commit: Commit,
 }
 
-/// A commit that has succeeded.
+/// A commit that succeeded.
 pub(crate) struct Committed {
-    /// What may be confirmed after it.
+    /// The LSN that may be confirmed after it.
     pub(crate) safe: Lsn,
-    /// What was in flight when it began.
+    /// The records in flight when the commit started.
     pub(crate) in_flight: Window,
-    /// How long it took from then on.
+    /// How long the commit took.
     pub(crate) took: Duration,
 }
 
 impl TransactionCommitter {
-    /// Goes on from `checkpoint` on a server that stands so.
+    /// Resumes from `checkpoint` on a server in this state.
     pub(crate) fn open(
         checkpoint: &Checkpoint,
         server: &ServerState,
@@ -52,7 +52,8 @@ impl TransactionCommitter {
     ) -> Self {
         let delivered = resume.delivered.clone();
         core.leave_out(delivered, resume.safe_lsn, server.confirmed);
-        // What the checkpoint covers counts when WAL has proved to be the one that was published.
+        // The checkpoint's LSN may be confirmed only after the WAL has been verified to be the one
+        // that was published.
         core.delivery
             .watermark
             .checkpointed(match core.is_proved() {
@@ -70,17 +71,17 @@ impl TransactionCommitter {
         }
     }
 
-    /// The server wants to hear how far we are.
+    /// Records that the server has requested a status update.
     pub(crate) fn ask(&mut self) {
         self.schedule.ask();
     }
 
-    /// A commit is under way: nothing can be produced.
+    /// Returns whether a commit is in progress, during which nothing can be produced.
     pub(crate) fn is_committing(&self) -> bool {
         self.under_way.is_some()
     }
 
-    /// Begins a commit if it is time for one; otherwise says when it will be.
+    /// Starts a commit if one is due; otherwise returns when one will be due.
     pub(crate) fn tend(
         &mut self,
         core: &Core,
@@ -102,11 +103,11 @@ impl TransactionCommitter {
         None
     }
 
-    /// Begins a commit of everything up to here.
+    /// Starts a commit of everything received so far.
     pub(crate) fn begin(&mut self, core: &Core, sink: &mut impl Sink, now: Instant) {
         self.schedule.begin(now, core.delivery.watermark.sent());
         let received = core.delivery.watermark.received();
-        // What is sent again at first ends before that.
+        // Transactions that are sent again at first end before the checkpoint's position.
         self.checkpoint.safe_lsn = received.max(self.checkpoint.safe_lsn);
         let last = core.last().map(Delivered::UpTo);
         self.checkpoint.delivered = last.or(self.checkpoint.delivered.take());
@@ -121,8 +122,9 @@ impl TransactionCommitter {
         });
     }
 
-    /// Transactions whose commit record is before the stream's beginning were copied, and are left
-    /// out; when the stream is past the copy's last snapshot, so are all before that.
+    /// Updates the checkpoint for a copy of older rows. Transactions whose commit record is before
+    /// the start of the stream were copied and are omitted. Once the stream has passed the copy's
+    /// last snapshot, the same applies to all transactions before that.
     fn note_copied(&mut self) {
         let Some(copied) = &self.checkpoint.snapshot else {
             return;
@@ -146,21 +148,22 @@ impl TransactionCommitter {
         }
     }
 
-    /// There is something that was not committed.
+    /// Returns whether anything has not been committed.
     pub(crate) fn is_behind(&self, core: &Core) -> bool {
         self.has_moved(core) || self.schedule.has_records(core.delivery.watermark.sent())
     }
 
-    /// More may be confirmed after the next checkpoint than after the last one. Nothing is said of a log
-    /// that has not proved itself.
+    /// Returns whether the next checkpoint would allow a higher LSN to be confirmed than the last
+    /// one. Always false until the WAL has been verified.
     fn has_moved(&self, core: &Core) -> bool {
         core.is_proved() && core.delivery.watermark.received() > self.checkpoint.safe_lsn
     }
 
-    /// Resolves when the commit that is under way has succeeded; never without one.
+    /// Resolves when the commit in progress has succeeded; never if there is none.
     ///
     /// # Errors
-    /// It has failed, or nobody knows: what is in Kafka then says the checkpoint there.
+    /// The commit failed, or its result is unknown. The checkpoint in Kafka then shows what was
+    /// committed.
     pub(crate) async fn committed(&mut self) -> Result<Committed, SinkError> {
         let Some(under_way) = &mut self.under_way else {
             return std::future::pending().await;

@@ -1,24 +1,25 @@
-//! What exactly-once has to know of the events that pass.
+//! Tracks the events in the stream for exactly-once delivery.
 
 use self::overlap::Overlap;
 use crate::delivery::checkpoint::{Delivered, HistoryError, Last};
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::wire::pgoutput::Begin;
 
-/// So much of an event's id is kept: enough for any that tells events apart.
+/// How much of an event's ID is kept, in bytes. Enough for any ID that distinguishes events.
 const ID_BYTES_MAX: usize = 100;
 
-/// Leaves out of the stream what Kafka has already, and remembers the last event for the next checkpoint.
+/// Omits events from the stream that are already in Kafka, and remembers the last event for the
+/// next checkpoint.
 pub(crate) struct DuplicateFilter {
-    /// What Kafka has already, until the stream is past it.
+    /// The events that are already in Kafka, until the stream has passed them.
     overlap: Option<Overlap>,
-    /// Everything that ends at or before this was dealt with when they were opened.
+    /// Everything that ends at or before this LSN had been processed when the filter was created.
     safe: Lsn,
     /// The transaction that is open, or was open last.
     begin: Option<Begin>,
-    /// The last event that was delivered, and its transaction.
+    /// The last delivered event, and its transaction.
     last: Option<(Position, Begin)>,
-    /// Its id; kept apart, so that its room is used again.
+    /// ID of that event. A separate buffer, so that its allocation is reused.
     last_id: Vec<u8>,
     last_has_id: bool,
 }
@@ -36,7 +37,7 @@ impl DuplicateFilter {
         }
     }
 
-    /// A transaction begins.
+    /// Processes the start of a transaction.
     pub(crate) fn begin(&mut self, begin: &Begin) -> Result<(), HistoryError> {
         self.begin = Some(*begin);
         match &mut self.overlap {
@@ -45,7 +46,7 @@ impl DuplicateFilter {
         }
     }
 
-    /// Kafka has the event at this position.
+    /// Returns whether Kafka has the event at this position.
     pub(crate) fn has<'r>(
         &mut self,
         at: Position,
@@ -57,7 +58,7 @@ impl DuplicateFilter {
         }
     }
 
-    /// The sink has taken the event at this position.
+    /// Records that the sink has accepted the event at this position.
     pub(crate) fn delivered(&mut self, at: Position, id: Option<&[u8]>) {
         self.last = self.begin.map(|begin| (at, begin));
         self.last_id.clear();
@@ -65,8 +66,9 @@ impl DuplicateFilter {
         self.last_has_id = id.is_some();
     }
 
-    /// The transaction ends at `end`; `next` is the position of the row message that it would have had
-    /// next. Where WAL has proved itself by that, gives what was dealt with before.
+    /// Processes the end of a transaction, at `end`. `next` is the position that the transaction's
+    /// next row message would have had. If this verifies the WAL, returns the LSN up to which
+    /// everything had been processed before.
     pub(crate) fn commit(&mut self, next: Position, end: Lsn) -> Result<Option<Lsn>, HistoryError> {
         let is_over = match &mut self.overlap {
             Some(overlap) => overlap.commit(next.commit, end, next.index)?,
@@ -75,7 +77,8 @@ impl DuplicateFilter {
         Ok(self.end(is_over))
     }
 
-    /// The server has nothing to send before `lsn`; the result is that of [`DuplicateFilter::commit`].
+    /// Processes a message that the server has nothing to send before `lsn`. Returns the same as
+    /// [`DuplicateFilter::commit`].
     pub(crate) fn idle(&mut self, lsn: Lsn) -> Result<Option<Lsn>, HistoryError> {
         let is_over = match &mut self.overlap {
             Some(overlap) => overlap.idle(lsn)?,
@@ -91,7 +94,7 @@ impl DuplicateFilter {
         })
     }
 
-    /// WAL has proved to be the one that was published.
+    /// Returns whether the WAL has been verified to be the one that was published.
     pub(crate) fn is_proved(&self) -> bool {
         self.overlap.is_none()
     }
@@ -120,7 +123,8 @@ pub(crate) mod overlap;
 mod tests {
     use super::*;
 
-    /// There is no event up to there, and nothing else says that WAL is past it.
+    /// There is no event before the safe LSN, so only the end of a transaction shows that the WAL
+    /// has reached it.
     #[test]
     fn the_end_of_a_transaction_proves_what_is_safe_once() {
         let mut filter = DuplicateFilter::new(None, Lsn(0x310), Lsn(0x100));

@@ -1,14 +1,15 @@
-//! Checkpoints: whoever may write to their topic can write anything there.
+//! Fuzzing of checkpoints, because any user with write access to their topic can write arbitrary
+//! data.
 
 use crate::delivery::checkpoint::{Checkpoint, Delivered, Last, Resume, ServerState, Switch};
 use crate::model::lsn::{Lsn, Position};
 use crate::pipeline::exactly_once::duplicate_filter::overlap::Overlap;
 use crate::postgres::wire::pgoutput::Begin;
 
-/// Bytes as a checkpoint in its topic.
+/// Processes the bytes as a checkpoint from its topic.
 ///
 /// # Panics
-/// What was decoded is written as something else; going on from it goes beyond it.
+/// The decoded checkpoint is encoded differently, or resuming from it goes beyond what it covers.
 pub fn checkpoint(data: &[u8]) {
     let Ok(checkpoint) = Checkpoint::decode(data) else {
         return;
@@ -61,7 +62,7 @@ pub fn checkpoint(data: &[u8]) {
         match resume.delivered {
             Some(Delivered::UpTo(last)) => assert!(!lost(&last)),
             Some(Delivered::Before(from)) if has_lost => assert_eq!(from, at),
-            // Nothing of the new timeline is left out.
+            // Nothing on the new timeline is omitted.
             Some(Delivered::Before(from)) => {
                 let Some(Delivered::Before(before)) = checkpoint.delivered else {
                     panic!("{:?} became {from}", checkpoint.delivered);
@@ -81,7 +82,7 @@ pub fn checkpoint(data: &[u8]) {
     }
 }
 
-/// Sends the last transaction again, and no more than what was delivered of it is left out.
+/// Sends the last transaction again, and checks that only its delivered part is omitted.
 fn comes_again(last: &Last) {
     let position = last.position();
     let id = last.event_id.as_deref().map(str::as_bytes);

@@ -1,8 +1,9 @@
-//! When a Kafka transaction is committed: soon when little comes, seldom when much does. Pure: time
-//! comes in as an argument.
+//! Decides when to commit a Kafka transaction: soon if few records arrive, and less often if many
+//! do. Pure: the time is passed as an argument.
 //!
-//! A commit costs the brokers some milliseconds, whatever is in it, and what was produced can be
-//! read only after it. So in quiet times it follows at once, and in busy ones many records share it.
+//! A commit costs the brokers some milliseconds regardless of its contents, and consumers can read
+//! records only after it. Therefore a commit follows immediately in quiet times, and many records
+//! share one in busy times.
 
 use std::time::Duration;
 
@@ -10,35 +11,36 @@ use tokio::time::Instant;
 
 use crate::model::window::Window;
 
-/// How long after one commit the next begins, at the least. Records that come later than that wait for nothing.
+/// Minimum interval between the starts of two commits. A record that is sent after this interval is
+/// committed immediately.
 const QUIET: Duration = Duration::from_millis(5);
 /// How long a transaction is open in busy times.
 const BUSY: Duration = Duration::from_millis(250);
-/// How often a checkpoint is written that only says that nothing has come.
+/// How often a checkpoint without new records is written.
 const IDLE: Duration = Duration::from_secs(10);
-/// How soon, where the server waits for it.
+/// The delay of such a checkpoint if the server waits for it.
 const ASKED: Duration = Duration::from_millis(100);
-/// What a transaction may have at most.
+/// Maximum size of a transaction.
 const MOST: Window = Window {
     records: 200_000,
     bytes: 64 << 20,
 };
 
-/// What has come since the last commit.
+/// Tracks what was sent since the last commit, and determines when to commit next.
 #[derive(Debug)]
 pub(crate) struct CommitSchedule {
-    /// When that commit began.
+    /// When the last commit started.
     committed_at: Instant,
-    /// Totals of what was sent, as of the last commit.
+    /// Totals of what had been sent by the last commit.
     committed: Window,
     /// When the first record since then was sent.
     first_at: Option<Instant>,
-    /// The server waits for what it sent to be confirmed.
+    /// The server waits for a confirmation.
     asked: bool,
 }
 
 impl CommitSchedule {
-    /// Nothing has come.
+    /// Creates a schedule for which nothing has been sent yet.
     pub(crate) fn new(now: Instant, sent: Window) -> Self {
         Self {
             committed_at: now,
@@ -48,18 +50,19 @@ impl CommitSchedule {
         }
     }
 
-    /// The server wants to hear how far we are.
+    /// Records that the server has requested a status update.
     pub(crate) fn ask(&mut self) {
         self.asked = true;
     }
 
-    /// Records were sent since the last commit.
+    /// Returns whether records were sent since the last commit.
     pub(crate) fn has_records(&self, sent: Window) -> bool {
         sent.records > self.committed.records
     }
 
-    /// When to commit next, given the totals of what was `sent`, whether the log has `moved` on
-    /// since the last commit, and whether times are `busy`; `None` where there is nothing to commit.
+    /// Returns when to commit next, or `None` if there is nothing to commit. `sent` contains the
+    /// totals of what was sent, `moved` states whether the WAL position has advanced since the last
+    /// commit, and `busy` whether traffic is high.
     pub(crate) fn due(
         &mut self,
         now: Instant,
@@ -83,7 +86,7 @@ impl CommitSchedule {
         })
     }
 
-    /// A commit of what was `sent` begins.
+    /// Records that a commit of what was `sent` starts.
     pub(crate) fn begin(&mut self, now: Instant, sent: Window) {
         *self = Self::new(now, sent);
     }
@@ -111,7 +114,7 @@ mod tests {
     fn quiet_records_are_committed_soon_and_busy_ones_together() {
         let (mut schedule, now) = schedule();
         assert_eq!(schedule.due(now, RECORD, true, false), Some(now + QUIET));
-        // The first record counts, whatever comes after it.
+        // The time of the first record counts, regardless of later records.
         let later = now + Duration::from_millis(3);
         let due = schedule.due(later, times(RECORD, 2), true, true);
         assert_eq!(due, Some(now + BUSY));

@@ -1,4 +1,4 @@
-//! The end of a session that is to end: what is in flight is waited for, and what is durable confirmed.
+//! The end of a session: waits for records in flight, and confirms what is durable.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use crate::pipeline::decode::Core;
 use crate::pipeline::exactly_once::committer::TransactionCommitter;
 use crate::sink::{Sink, SinkError};
 
-/// How long the last status update may take to be sent.
+/// How long the last status update may take.
 const LAST_STATUS: Duration = Duration::from_secs(2);
 
 impl Session<'_> {
-    /// Waits until what is in flight is durable, `until` has passed or the server shuts down; then confirms what is durable and
-    /// closes the connection.
+    /// Waits until everything in flight is durable, `until` has passed, or the server shuts down.
+    /// Then confirms what is durable, and closes the connection.
     pub(in crate::pipeline) async fn end(
         mut self,
         core: &mut Core,
@@ -91,16 +91,16 @@ impl Session<'_> {
     }
 }
 
-/// How waiting for what is in flight has ended.
+/// The result of waiting for the records in flight.
 enum Settled {
-    /// Everything is durable, or an error says that it will not be.
+    /// Everything is durable, or an error prevents that.
     Ended(Result<(), SinkError>),
     TimedOut,
     ServerStopping,
 }
 
-/// Resolves when a server that is shutting down has waited for [`SHUTDOWN_GRACE`]; `since` is when the shutdown was noticed, if it
-/// was noticed before.
+/// Resolves when a server that is shutting down has waited for [`SHUTDOWN_GRACE`]. `since` is when
+/// the shutdown was detected, if it has been.
 async fn wait_for_shutdown(slot_monitor: &mut JoinSet<MonitorEvent>, since: Option<Instant>) {
     let mut since = since;
     while since.is_none() {

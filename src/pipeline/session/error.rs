@@ -1,4 +1,4 @@
-//! What keeps a session from beginning or from going on.
+//! Errors that prevent a session from starting or continuing.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use crate::model::lsn::{Lsn, Position};
 use crate::model::rounded::Elapsed;
 use crate::postgres::target::Target;
 
-/// The slot is not the one that was left.
+/// The slot or its server is not the one that was used before, or the slot can't be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SlotError {
-    /// The replication connection and the one for questions don't see the same slot.
+    /// The replication connection and the catalog connection reach different slots.
     #[error(
         "slot {slot:?} is streamed by PID {walsender}, and the catalog has {found} for it: the two connections have reached \
          two servers, of which one may have been left, or the walsender has just ended. Where this goes on, have the \
@@ -18,23 +18,23 @@ pub(crate) enum SlotError {
     )]
     TwoServers {
         slot: String,
-        /// The server process that streams to us.
+        /// PID of the server process that streams to Walpost.
         walsender: i32,
-        /// What the catalog says, for a person.
+        /// PID that the catalog contains, as text.
         found: String,
     },
-    /// The server that answers is another one than before.
+    /// The server belongs to another cluster than before.
     #[error(
         "the server's system identifier is {found}, but it was {expected} before: this is another PostgreSQL \
          cluster, and what it has delivered is not known. If it is the right one, restart walpost"
     )]
     OtherCluster {
-        /// Now.
+        /// The current system identifier.
         found: String,
-        /// Before.
+        /// The previous system identifier.
         expected: String,
     },
-    /// Somebody else moved or re-created the slot.
+    /// Something else moved or re-created the slot.
     #[error(
         "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and \
          re-created by someone else. Events committed between {confirmed} and {found} may be missing in Kafka. \
@@ -42,13 +42,13 @@ pub(crate) enum SlotError {
     )]
     SlotMoved {
         slot: String,
-        /// Where it stands.
+        /// The current position of the slot.
         found: Lsn,
-        /// What was confirmed last.
+        /// The last confirmed position.
         confirmed: Lsn,
-        /// How the events between are delivered.
+        /// How to deliver the events in between.
         resend: String,
-        /// What a person does then.
+        /// The step that the operator has to take afterwards.
         then: String,
     },
     /// Reading the slot crashes the server.
@@ -62,17 +62,18 @@ pub(crate) enum SlotError {
     ServerCrashes {
         slot: String,
         times: u32,
-        /// The farthest position that was received.
+        /// The highest position that was received.
         at: Lsn,
     },
-    /// The table was set aside while it was one of several, and as the only one its rows could not be left out.
+    /// The table was set aside while it was one of several. Now that it is the only table, its rows
+    /// can't be left out.
     #[error(
         "table {table} is set aside, and only an outbox of several tables can leave its rows out: {missing} are not delivered, and \
          would come after those that are inserted now. Put the former definition back (tables = [...]), send the rows: \
          {replay}; and then change the definition"
     )]
     TableSetAside {
-        /// Which events.
+        /// The events that are not delivered.
         missing: String,
         table: String,
         /// The command that sends them.
@@ -90,10 +91,10 @@ impl SlotError {
     }
 }
 
-/// A stream that had begun can't go on, though both connections are there.
+/// A stream that had started can't continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
-    /// What is delivered can't be confirmed.
+    /// Delivered events can't be confirmed.
     #[error(
         "what is delivered of slot {slot:?} can't be recorded, and so not be confirmed: for {elapsed} there was no \
          second connection to the server that streams it: {reason}",
@@ -101,37 +102,37 @@ pub(crate) enum StreamError {
     )]
     Unrecorded {
         slot: String,
-        /// For so long.
+        /// How long positions could not be written.
         lasts: Duration,
-        /// Why.
+        /// The error from the last attempt.
         reason: String,
     },
-    /// The server is shutting down, which the connection would hold up.
+    /// The server is shutting down, and an open connection would delay it.
     #[error("PostgreSQL is shutting down; closing the connection")]
     ServerStopping,
-    /// As [`StreamError::ServerStopping`], with something still in flight.
+    /// Like [`StreamError::ServerStopping`], but with records in flight.
     #[error(
         "PostgreSQL is shutting down before Kafka has acknowledged everything; closing the connection"
     )]
     ServerStoppingUnacknowledged,
-    /// The sink took a record and could not make it durable.
+    /// The sink accepted a record but could not make it durable.
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),
-    /// Rows of a refused batch were accepted one by one.
+    /// The rows of a rejected batch were accepted one by one.
     #[error(
         "Kafka has refused the rows from {from} to {until} in one batch, and accepted each of them alone: batches are \
          smaller from here on. To spare the search: a larger max.message.bytes of the topic, or a smaller batch.size in [kafka]"
     )]
     Passed {
-        /// The first of the batch.
+        /// The first row of the batch.
         from: Position,
-        /// The last.
+        /// The last row of the batch.
         until: Position,
     },
 }
 
 impl StreamError {
-    /// The connection closes because the server shuts down.
+    /// Returns whether the connection is closed because the server is shutting down.
     pub(super) fn is_server_stopping(&self) -> bool {
         matches!(
             self,

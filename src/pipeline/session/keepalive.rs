@@ -1,4 +1,4 @@
-//! What keeps a connection and says how far its stream is durable.
+//! Keeps a connection alive, and reports up to which position its stream is durable.
 
 use std::time::Duration;
 
@@ -13,22 +13,25 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::replication::ConnectionError;
 
-/// A confirmed LSN that has risen is reported at most this often: it bounds what a crash repeats.
+/// Minimum interval between reports of a higher confirmed LSN. Limits how much is delivered again
+/// after a crash.
 const CONFIRM: Duration = Duration::from_millis(100);
-/// The server hears from us at least this often.
+/// Maximum interval between status updates to the server.
 const STATUS_MAX: Duration = Duration::from_secs(10);
-/// How long a server that is shutting down may wait for its walsender. It waits until everything that was sent is confirmed,
-/// including WAL without events, which the server writes while it shuts down.
+/// How long a server that is shutting down may wait for its walsender. It waits until everything
+/// that was sent is confirmed, including WAL without events, which the server writes while it shuts
+/// down.
 pub(super) const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
-/// The server hears from us that often.
+/// Returns the interval between status updates to the server.
 pub(super) fn status_pause(link_timeout: Duration) -> Duration {
     STATUS_MAX.min(link_timeout / 3)
 }
 
 impl Session<'_> {
-    /// Confirms what is due, and says what may be confirmed and when to come back for it. Finds a dead link, and leaves a
-    /// server that shuts down. There is more that waits for Kafka if it `has_more` than what is in flight.
+    /// Confirms what is due, and returns the confirmed position and when to call again. Detects a
+    /// dead connection, and ends the session if the server is shutting down. `has_more` states
+    /// whether anything besides the records in flight waits for Kafka.
     pub(super) async fn keep_in_touch(
         &mut self,
         core: &mut Core,
@@ -46,7 +49,8 @@ impl Session<'_> {
         let events = |written| copies || carried > written;
         let (confirmed, worth) = self.confirms.may(durable, events, now);
         if let Some(since) = self.stopping_since {
-            // The server accepts no more writes, so what is not in walpost.slot_state yet can never be confirmed.
+            // The server accepts no more writes, so a position that is not in `walpost.slot_state`
+            // yet can never be confirmed.
             let cannot_confirm = self.confirms.are_over() && confirmed < durable;
             if cannot_confirm || now >= since + SHUTDOWN_GRACE {
                 return Err(match in_flight || has_more || self.is_committing() {
@@ -59,7 +63,8 @@ impl Session<'_> {
         let risen = self.reported != Some(confirmed);
         if now >= self.status_due || (risen && now >= self.reported_at + CONFIRM) {
             let status = status_pause(limit);
-            // Frequent status updates keep the server from asking us, so we ask it.
+            // The server does not request replies while it receives frequent status updates, so a
+            // reply is requested from the server.
             let ask = now.duration_since(self.connection.last_heard()) >= status;
             self.connection.confirm(confirmed, ask, limit).await?;
             session_state.confirmed = Some(confirmed);
@@ -80,8 +85,9 @@ impl Session<'_> {
         Ok((confirmed, next.min(self.status_due)))
     }
 
-    /// Keeps the connection, and with it the slot, until `ready` resolves or the connection has to be closed: it has failed, or
-    /// the slot monitor has ended. Reads and confirms nothing more.
+    /// Keeps the connection, and thereby the slot, until `ready` resolves or the connection has to
+    /// be closed because it has failed or the slot monitor has ended. Reads no frames and confirms
+    /// no higher position.
     pub(in crate::pipeline) async fn hold(
         &mut self,
         watched: &Watched,
@@ -111,7 +117,8 @@ impl Session<'_> {
         tokio::select! {
             () = ready => {}
             () = held => {}
-            // Whatever the monitor has found ends it, and nothing else notices that the server is shutting down.
+            // Any event of the monitor ends the wait. In particular, nothing else detects that the
+            // server is shutting down.
             _ = self.slot_monitor.join_next() => {}
             () = watched.until_over() => {}
         }

@@ -1,4 +1,4 @@
-//! A connection for replication before it streams.
+//! A replication connection before it streams.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use crate::postgres::catalog::Problem;
 use crate::postgres::replication::{Connection, ConnectionError, Identity};
 use crate::postgres::target::Outbox;
 
-/// A connection that is to stream, and then a session's.
+/// A replication connection that will stream and then becomes part of a session.
 pub(super) struct Link {
     pub(super) connection: Connection,
     pub(super) identity: Identity,
-    /// The server process on the other side.
+    /// PID of the server process that serves the connection.
     pub(super) walsender: i32,
-    /// Where the slot stands, once it is ours.
+    /// The position of the slot, once it is acquired.
     pub(super) resume: Option<Lsn>,
 }
 
@@ -51,7 +51,8 @@ impl Link {
         })
     }
 
-    /// Starts replication, and gives where the slot stands: only once it is ours does nobody else move it.
+    /// Starts replication, and returns the position of the slot. The position is read after the
+    /// slot is acquired, because only then can no other process move it.
     pub(super) async fn take_slot(
         &mut self,
         settings: &PipelineSettings,
@@ -68,10 +69,10 @@ impl Link {
             slot: target.slot.clone(),
             init: target.init_slot(),
         })?;
-        // An address can go over to another server between two connections, and what that one's slot has
-        // confirmed says nothing of this one's.
+        // Between two connections, the address can start leading to another server, and the
+        // position of that server's slot says nothing about this one's.
         if slot.active_pid != Some(self.walsender) {
-            // Or this one ends the stream at the first row.
+            // Alternatively, the server may have ended the stream at the first row.
             if let Some(error) = unconvertible::reason_of_end(&mut self.connection).await {
                 return Err(error);
             }
@@ -83,8 +84,9 @@ impl Link {
     }
 }
 
-/// Keeps the slot of a link that has it, reading nothing, until the link is lost. `confirmed` is where the
-/// slot stands.
+/// If `link` has acquired the slot, keeps the slot without reading anything, until the connection
+/// is lost. `confirmed` is the position of the slot. If `link` has not acquired the slot, never
+/// resolves.
 pub(super) async fn hold(
     link: &mut Option<Link>,
     confirmed: Confirmed,
@@ -94,7 +96,7 @@ pub(super) async fn hold(
         return std::future::pending().await;
     };
     loop {
-        // The link is read on when the slot is no longer only held.
+        // Reading resumes once the caller uses the link again.
         link.connection.pause();
         sleep(status_pause(link_timeout)).await;
         if let Err(error) = link
@@ -107,8 +109,8 @@ pub(super) async fn hold(
     }
 }
 
-/// The error, with what fixes it as far as the catalog knows: who has the walsenders or slots if the server has no more,
-/// and the right that the role lacks.
+/// Returns the error with a fix added, as far as the catalog shows one: which processes use the
+/// walsenders or slots if the server has no more, or which privilege the role lacks.
 pub(super) async fn explained(
     mut error: ConnectionError,
     catalog: &impl CatalogQueries,

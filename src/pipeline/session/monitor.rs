@@ -1,4 +1,5 @@
-//! What is looked at from beside the stream: the slot, the publication, and whether the server stays.
+//! Monitors the database while the stream runs: the slot, the publication, and whether the server
+//! is shutting down.
 
 use std::time::Duration;
 
@@ -17,22 +18,23 @@ use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::{CatalogError, Observed, Problem};
 use crate::postgres::target::Target;
 
-/// The publication is looked at while streaming every so many times.
+/// Number of slot queries for each query of the publication.
 const PUBLICATION: u32 = 6;
 
 const REOPEN: Duration = Duration::from_secs(1);
 
-/// What can be seen of the database from beside the stream.
+/// An event detected by the monitor.
 pub(super) enum MonitorEvent {
-    /// The publication would leave rows out.
+    /// The publication would omit rows.
     Problem(Problem),
-    /// The server ends its sessions and takes no new ones.
+    /// The server is ending its sessions and accepts no new ones.
     Stopping,
-    /// Nothing can be written down, for this reason.
+    /// Positions can't be written to `walpost.slot_state`, for this reason.
     Unrecorded(String),
 }
 
-/// Asks how the slot is every few seconds, until it is to be dropped or nobody answers.
+/// Queries the state of the slot every few seconds, until the slot must be dropped or the
+/// connection is lost.
 pub(super) async fn monitor_until_lost(
     catalog: &mut impl CatalogQueries,
     watched: &Watched,
@@ -44,17 +46,18 @@ pub(super) async fn monitor_until_lost(
             Err(error @ CatalogError::Lost(_)) => return error.into(),
             Err(error) => debug!(%error, "catalog query failed"),
         }
-        // A server that stops waits for whoever has a slot, and ends this connection first.
+        // A server that is shutting down waits for the connections that have a slot, and ends this
+        // connection first.
         let _ = timeout(VITALS, catalog.closed()).await;
     }
 }
 
-/// Asks how the slot is, and resolves when there is something to be seen. Has what may be confirmed
-/// written down beside that.
+/// Queries the state of the slot, and resolves when there is an event to report. Concurrently
+/// writes the positions that may be confirmed.
 ///
-/// PostgreSQL 18 says in the stream that it leaves rows out for want of the publication, and that
-/// halts the pipeline by itself; looking at the catalog is the second line. That a server is
-/// shutting down can't be heard in the stream while nothing is read from it, with Kafka down.
+/// PostgreSQL 18 reports in the stream that it omits rows because the publication is missing, and
+/// that alone halts the pipeline; querying the catalog is a second check. While Kafka is down,
+/// nothing is read from the stream, so the stream does not show that the server is shutting down.
 pub(super) async fn monitor_slot<D: Database>(
     database: D,
     watched: Watched,
@@ -66,7 +69,7 @@ pub(super) async fn monitor_slot<D: Database>(
     let target = &watched.target;
     for turn in 1_u32.. {
         match watched.ask(&catalog).await {
-            // A session that drains goes on, and has to hear of a shutdown of the server.
+            // A session that is draining continues, and must learn of a shutdown of the server.
             Ok(true) => watched.note_over(),
             Ok(false) => {}
             Err(error) => debug!(%error, "catalog query failed"),
@@ -102,7 +105,8 @@ pub(super) async fn monitor_slot<D: Database>(
         };
         match looked {
             Ok(observed) => {
-                // Also where the pipeline halts: what is committed until it runs again is missing.
+                // Also recorded if the pipeline halts, because rows that are committed before it
+                // runs again will be missing.
                 publication.record(&catalog, &watched).await;
                 if let Some(problem) = watched.publication_problem(&observed) {
                     return MonitorEvent::Problem(problem);
@@ -115,7 +119,8 @@ pub(super) async fn monitor_slot<D: Database>(
     std::future::pending().await
 }
 
-/// A new connection for questions, to the server that streams: its address can lead to another one by now.
+/// Opens a new catalog connection, and checks that it reaches the server that streams: the address
+/// may lead to another server by now.
 async fn reopened<D: Database>(
     database: &D,
     target: &Target,
@@ -130,7 +135,7 @@ async fn reopened<D: Database>(
     }
 }
 
-/// Resolves when the connection has ended; until then, writes down what may be confirmed.
+/// Resolves when the connection has ended; until then, writes the positions that may be confirmed.
 async fn closed(catalog: &mut impl CatalogQueries, writer: &mut Option<Writer>) {
     let Some(writer) = writer else {
         return catalog.closed().await;

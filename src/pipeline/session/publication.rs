@@ -1,5 +1,6 @@
-//! What a publication leaves out since somebody changed it while the pipeline ran. Where nothing would be left of the outbox
-//! the pipeline halts ([`Observed::publication_problem`]); what is noticed here leaves out a part of it.
+//! Detects what a publication omits since it was changed while the pipeline runs. If it would omit
+//! the whole outbox, the pipeline halts ([`Observed::publication_problem`]); this module detects
+//! partial omissions.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +16,7 @@ use crate::postgres::catalog::{Observed, ObservedPublication, hidden_rows_warnin
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// What the publication contained since the pipeline started; clones share it.
+/// The contents of the publication since the pipeline started, shared by all clones.
 #[derive(Clone, Default)]
 pub(crate) struct WatchedPublication(Arc<Mutex<Seen>>);
 
@@ -23,19 +24,22 @@ pub(crate) struct WatchedPublication(Arc<Mutex<Seen>>);
 struct Seen {
     /// Every table that it has contained.
     tables: HashSet<TableName>,
-    /// Its row filter at the start.
+    /// Its row filter when the pipeline started; `None` if it has not been read yet.
     filter: Option<Option<String>>,
-    /// When its tables were last recorded as published, and how many events had been delivered by then.
+    /// When its tables were last recorded as published, and how many events had been delivered by
+    /// then.
     refreshed: Option<(Instant, u64)>,
-    /// It was logged that its tables can't be recorded.
+    /// A warning was logged that its tables can't be recorded.
     has_warned: bool,
 }
 
-/// How long a table at least stays as it was recorded, times the number of tables: for thousands of them each takes a write.
+/// Minimum interval between two recordings of the tables as published, multiplied by the number of
+/// tables, because each table requires a write.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 
 impl WatchedPublication {
-    /// Compares the publication with what it contained before, and records in the counters what it leaves out now.
+    /// Compares the publication with its earlier contents, and records in the counters what it
+    /// omits now.
     pub(super) async fn compare(
         &self,
         catalog: &impl CatalogQueries,
@@ -65,7 +69,7 @@ impl WatchedPublication {
         watched.stats().record_left_out(found);
     }
 
-    /// Records how the tables are published. An outage of the connection shows elsewhere.
+    /// Records how the tables are published. Failures to connect are reported elsewhere.
     pub(super) async fn record(&self, catalog: &impl CatalogQueries, watched: &Watched) {
         let delivered = watched.stats().totals().delivered;
         let refresh = self.seen().refresh(Instant::now(), delivered);
@@ -91,7 +95,8 @@ impl WatchedPublication {
 }
 
 impl Seen {
-    /// Whether to record that the tables are published as before. Without events since, there is no row that could be sent twice.
+    /// Returns whether to record that the tables are published as before. If no events were
+    /// delivered since the last time, there is no row that could be sent twice.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
         let pause = REFRESH_PAUSE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);
         match self.refreshed {
@@ -104,7 +109,8 @@ impl Seen {
         }
     }
 
-    /// What `publication` leaves out, and the command that changes that; `unpublished` are tables that exist and that it lacks.
+    /// Returns what `publication` omits, and the command that fixes this. `unpublished` contains
+    /// existing tables that are not in the publication.
     fn left_out(
         &mut self,
         target: &Target,
@@ -131,7 +137,7 @@ impl Seen {
                 ),
             ));
         }
-        // Another look compares it, when the table is no longer locked.
+        // A later query compares the filter, when the table is no longer locked.
         if publication.has_locked_filter {
             return None;
         }
@@ -139,7 +145,7 @@ impl Seen {
             .filter
             .get_or_insert_with(|| publication.row_filter.clone());
         let filter = publication.row_filter.as_ref()?;
-        // With several tables it is unknown which one's filter this is.
+        // With several tables, it is unknown to which of them this filter belongs.
         let is_new = match target.outbox.is_several() {
             true => filter_before.is_none(),
             false => filter_before.as_ref() != Some(filter),
@@ -205,7 +211,7 @@ mod tests {
         let command = "ALTER PUBLICATION tenants ADD TABLE tenant_a.outbox";
         assert!(remedy.contains(command), "{remedy}");
         assert_eq!(seen.left_out(&several(), &both, &unpublished[1..]), None);
-        // A table that was dropped is not among those that exist.
+        // A dropped table is not among the existing ones.
         assert_eq!(seen.left_out(&several(), &one, &[]), None);
     }
 

@@ -1,4 +1,4 @@
-//! Tables that are set aside or delivered again: both are recorded before the stream continues.
+//! Tables that are set aside or delivered again. Both are recorded before the stream continues.
 
 use std::pin::Pin;
 
@@ -17,23 +17,23 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::table::TableName;
 use crate::sink::SinkError;
 
-/// A note on its way into the journal. The result is the entry that it has opened, if it has opened one.
+/// A note that is being written to the journal. Resolves to the entry that it has opened, if any.
 pub(super) type Recording =
     Pin<Box<dyn Future<Output = Result<Option<SetAside>, PipelineError>> + Send>>;
 
-/// The open entries of the journal, as a session follows them.
+/// The open journal entries, as tracked by a session.
 pub(super) struct TableWatch {
-    /// As the slot monitor has read them last.
+    /// The entries last read by the slot monitor.
     read: watch::Receiver<Vec<SetAside>>,
-    /// Those that may have consequences.
+    /// Entries that may require a note.
     pending: Vec<SetAside>,
     reminder: Outage,
-    /// Rows that were left out since the last reminder.
+    /// Number of rows omitted since the last reminder.
     rows: u64,
 }
 
 impl TableWatch {
-    /// For a session that has begun with these entries.
+    /// Creates the tracker of a session that started with these entries.
     pub(super) fn new(entries: Vec<SetAside>, read: watch::Receiver<Vec<SetAside>>) -> Self {
         Self {
             read,
@@ -43,7 +43,7 @@ impl TableWatch {
         }
     }
 
-    /// Resolves when the slot monitor has read other entries than before. Cancel safe.
+    /// Resolves when the slot monitor has read different entries than before. Cancel safe.
     pub(super) async fn changed(&mut self) {
         match self.read.changed().await {
             Ok(()) => self.pending.clone_from(&self.read.borrow_and_update()),
@@ -51,7 +51,7 @@ impl TableWatch {
         }
     }
 
-    /// What to record next.
+    /// Returns what to record next.
     pub(super) fn next(&mut self, core: &Core) -> Option<TableNote> {
         if self.pending.is_empty() {
             return None;
@@ -63,7 +63,7 @@ impl TableWatch {
         note
     }
 
-    /// Counts rows that were left out, and logs them now and then.
+    /// Counts omitted rows, and logs their number at intervals.
     pub(super) fn count(&mut self, settings: &PipelineSettings, core: &Core) {
         let rows = core.take_rows_left_out();
         if rows == 0 {
@@ -85,7 +85,7 @@ impl TableWatch {
     }
 }
 
-/// Writes the note into the journal.
+/// Writes the note to the journal.
 pub(super) fn record(
     settings: &PipelineSettings,
     database: &impl Database,
@@ -150,10 +150,10 @@ pub(super) fn log(settings: &PipelineSettings, note: &TableNote, opened: Option<
     }
 }
 
-/// Checks that the only table of an outbox is not one that was set aside while it was one of several.
+/// Checks that the only table of an outbox was not set aside while it was one of several.
 ///
 /// # Errors
-/// It is, and its rows were not sent again.
+/// It was, and its rows were not sent again.
 pub(super) fn check_single(
     settings: &PipelineSettings,
     entries: &[SetAside],
@@ -187,7 +187,8 @@ pub(super) fn remind(settings: &PipelineSettings, entries: &[SetAside]) {
     }
 }
 
-/// A topic that the sink can't prepare concerns the table of the row alone: other rows have other topics.
+/// Returns whether an error about a topic concerns only the table of the current row, because other
+/// rows have other topics.
 pub(super) fn is_topic_of_row(settings: &PipelineSettings, topic: &str, error: &SinkError) -> bool {
     let is_shared = settings.outbox.topic.constant() == Some(topic)
         || settings.dead_letters.are_sent() && settings.dead_letters.topic == topic;

@@ -1,5 +1,5 @@
-//! From the checks of what a pipeline needs to a connection that streams, in phases: each is a type that owns what is
-//! known by then, and a method of it leads to the next.
+//! The startup of a session, from checking the requirements to a streaming connection. Each phase
+//! is a type that owns what is known by then, and has a method that leads to the next phase.
 //!
 //! ```text
 //! Checked ──▶ Connected ──▶ Planned ──▶ SlotTaken ──▶ Session
@@ -27,8 +27,8 @@ mod connected;
 mod planned;
 mod slot_taken;
 
-/// Checks what the pipeline needs, connects, and starts replication. Nothing if told to drain
-/// meanwhile.
+/// Checks the requirements of the pipeline, connects, and starts replication. Returns `None` if
+/// asked to drain in the meantime.
 pub(in crate::pipeline) async fn open<'s>(
     settings: &'s PipelineSettings,
     database: &impl Database,
@@ -57,17 +57,17 @@ pub(in crate::pipeline) async fn open<'s>(
     }
 }
 
-/// What becomes of rows that are older than the slot.
+/// How rows that are older than the slot are handled.
 enum OlderRows {
-    /// They are dealt with, and that is known.
+    /// They have been handled, and that is recorded.
     Nothing,
-    /// They are, and that is to be recorded.
+    /// They have been handled, and that must be recorded.
     Settled(Settlement),
-    /// They come first.
+    /// They are copied before the stream.
     Copy(Box<Snapshot>),
 }
 
-/// What every phase works with.
+/// The state that every phase uses.
 struct Startup<'a, 's, D> {
     settings: &'s PipelineSettings,
     database: &'a D,
@@ -93,7 +93,8 @@ impl<D: Database> Startup<'_, '_, D> {
         Ok(resume)
     }
 
-    /// What was recorded of the slot; nothing where that can't be done, which is said once.
+    /// Returns what is recorded about the slot: `None` if positions can't be recorded, which is
+    /// logged once, and `Some(None)` if nothing is recorded yet.
     async fn slot_state(
         &mut self,
         catalog: &D::Catalog,

@@ -1,4 +1,4 @@
-//! What outlasts a connection.
+//! State that outlives a connection.
 
 use tracing::warn;
 
@@ -19,27 +19,28 @@ use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::slot_state::SlotOf;
 use crate::postgres::replication::Identity;
 
-/// What a pipeline remembers from one connection to the next, to notice another history.
+/// The state that a pipeline keeps from one connection to the next, in order to detect another
+/// history.
 pub(crate) struct SessionState {
     pub(super) system_id: Option<String>,
     pub(super) timeline: u32,
     pub(super) confirmed: Option<Confirmed>,
     pub(super) another_owner: bool,
-    /// A checkpoint that did not fit the slot.
+    /// A checkpoint that did not match the slot.
     pub(super) doubted: Option<Checkpoint>,
-    /// Rows that are older than the slot are dealt with.
+    /// Rows that are older than the slot have been copied, or will not be.
     pub(super) snapshot_done: bool,
-    /// Some were to be copied at the last start.
+    /// The last start had rows to copy.
     pub(super) copies: bool,
-    /// Dropped slots were reported.
+    /// Dropped slots have been logged.
     pub(super) has_reminded: bool,
-    /// Tables that are set aside were logged.
+    /// Tables that are set aside have been logged.
     pub(super) has_listed_tables: bool,
-    /// It was said that what is confirmed is not written down.
+    /// A warning was logged that confirmed positions can't be written to `walpost.slot_state`.
     pub(super) has_warned_unrecorded: bool,
-    /// Exactly-once: what may be in flight.
+    /// With exactly-once delivery, how much may be in flight.
     pub(super) adaptive_window: AdaptiveWindow,
-    /// Whether PostgreSQL accepts who we are.
+    /// Whether PostgreSQL accepts the role.
     pub(in crate::pipeline) access: Access,
     /// Crashes of the server.
     pub(in crate::pipeline) crashes: Crashes,
@@ -48,7 +49,7 @@ pub(crate) struct SessionState {
 }
 
 impl SessionState {
-    /// Of a pipeline that has just begun.
+    /// Creates the state of a pipeline that has just started.
     pub(crate) fn new(window: Window, watched: Watched) -> Self {
         Self {
             system_id: None,
@@ -69,7 +70,7 @@ impl SessionState {
         }
     }
 
-    /// What the slot monitor watches.
+    /// Returns what the slot monitor watches.
     pub(crate) fn watched(&self) -> &Watched {
         &self.watched
     }
@@ -79,17 +80,17 @@ impl SessionState {
         self.publication.record(catalog, &self.watched).await;
     }
 
-    /// What may be in flight.
+    /// Returns how much may be in flight.
     pub(crate) fn window(&self) -> Window {
         self.adaptive_window.window()
     }
 
-    /// Exactly-once: a transaction was given up with that much in flight.
+    /// Records that a Kafka transaction was abandoned with this much in flight.
     pub(crate) fn gave_up(&mut self, in_flight: Window) {
         self.adaptive_window.gave_up(in_flight);
     }
 
-    /// Records how far the stream has come when a connection has ended.
+    /// Records how far the stream progressed before the connection ended.
     pub(crate) fn reached(&mut self, core: &Core) {
         let open = core
             .position()
@@ -98,18 +99,19 @@ impl SessionState {
             .reached(core.delivery.watermark.received().max(open));
     }
 
-    /// What was confirmed to PostgreSQL last.
+    /// Returns the last position that was confirmed to PostgreSQL.
     pub(crate) fn confirmed(&self) -> Option<Confirmed> {
         self.confirmed
     }
 
-    /// Another process had the slot, and may rightly have moved it.
+    /// Records that another process had the slot, and may have moved it legitimately.
     pub(crate) fn note_another_owner(&mut self) {
         self.another_owner = true;
     }
 
-    /// `checkpoint` does not fit the slot. It was read before the slot was ours, and another
-    /// instance may have moved both since: only if it is the same still, that is how it is.
+    /// Returns the error for a `checkpoint` that does not match the slot. The checkpoint was read
+    /// before the slot was acquired, and another instance may have advanced both since then. The
+    /// mismatch is therefore real only if the next attempt reads the same checkpoint.
     pub(super) fn doubt(
         &mut self,
         checkpoint: Checkpoint,
@@ -122,7 +124,8 @@ impl SessionState {
         ExactlyOnceError::Outrun(error)
     }
 
-    /// A server of another cluster has not what was read so far, and its LSNs mean something else.
+    /// Checks that the server belongs to the same cluster as before. Another cluster does not
+    /// contain the events read so far, and its LSNs have a different meaning.
     pub(super) fn check_cluster(&self, found: &Identity) -> Result<(), SlotError> {
         match &self.system_id {
             Some(expected) if *expected != found.system_id => Err(SlotError::OtherCluster {
@@ -133,7 +136,7 @@ impl SessionState {
         }
     }
 
-    /// The server that will stream: whose slot that is from here on.
+    /// Records which server will stream, and returns the identity of the slot from now on.
     pub(super) fn note_server(&mut self, settings: &PipelineSettings, found: &Identity) -> SlotOf {
         if self.system_id.is_some() && self.timeline != found.timeline {
             let (from, to) = (self.timeline, found.timeline);
@@ -163,8 +166,9 @@ impl SessionState {
         }
     }
 
-    /// `written` is what was written down of the slot. Whoever has had it meanwhile has written that too;
-    /// without it, another owner may rightly have moved it.
+    /// Checks that nothing else has moved the slot. `written` is the recorded position of the slot,
+    /// which every other Walpost that had the slot has updated too. If nothing is recorded, another
+    /// owner may have moved the slot legitimately.
     pub(super) fn check_slot(
         &mut self,
         of: &SlotOf,
@@ -173,7 +177,8 @@ impl SessionState {
     ) -> Result<(), SlotError> {
         let another_owner = std::mem::take(&mut self.another_owner);
         let ours = self.confirmed.map(Confirmed::lsn);
-        // What was confirmed while the table could not be written is in our memory alone.
+        // Positions that were confirmed while the table could not be written are known only to this
+        // process.
         match written.max(ours.filter(|_| !another_owner)) {
             Some(confirmed) if found > confirmed => Err(SlotError::SlotMoved {
                 slot: of.target.slot.clone(),

@@ -18,7 +18,8 @@ const WINDOW: Window = Window {
 const CONFIRMED: Lsn = Lsn(0x200);
 const BEYOND: Lsn = Lsn(0x201);
 
-/// The memory of a pipeline that has confirmed something on one cluster, and its target.
+/// Returns the state of a pipeline that has confirmed a position on one cluster, and the identity
+/// of its slot.
 fn session_state() -> (SessionState, SlotOf) {
     let settings = sim::settings(false, false, &mut fastrand::Rng::with_seed(1));
     let watched = Watched::new(&settings, &Arc::default());
@@ -80,7 +81,8 @@ fn slot_beyond_what_was_confirmed_was_moved_by_someone() {
     assert!(session_state.check_slot(&of, None, BEYOND).is_ok());
 }
 
-/// Otherwise nobody would ever notice again that the slot was moved, once a standby has waited.
+/// Otherwise, once an instance has been a standby, it would never again detect that the slot was
+/// moved.
 #[test]
 fn another_owner_of_the_slot_explains_its_place_once() {
     let (mut session_state, of) = session_state();
@@ -90,7 +92,7 @@ fn another_owner_of_the_slot_explains_its_place_once() {
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
 
-/// The role may not have been allowed to write it down.
+/// The role may have lacked the privilege to write the row.
 #[test]
 fn what_was_confirmed_without_being_written_down_was_not_moved() {
     let (mut session_state, of) = session_state();
@@ -98,13 +100,13 @@ fn what_was_confirmed_without_being_written_down_was_not_moved() {
     assert!(session_state.check_slot(&of, before, CONFIRMED).is_ok());
     let moved = session_state.check_slot(&of, before, BEYOND);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
-    // The memory of an instance that has lost the slot to another one proves nothing.
+    // The memory of an instance that lost the slot to another one is not evidence.
     session_state.note_another_owner();
     let moved = session_state.check_slot(&of, before, CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
 
-/// Who stands by has no memory of its own, and whoever has had the slot has written down how far it is.
+/// A standby has no memory of its own, but every owner of the slot records its position.
 #[test]
 fn what_is_written_down_counts_whoever_had_the_slot() {
     let (mut session_state, of) = session_state();

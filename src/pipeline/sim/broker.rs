@@ -1,4 +1,5 @@
-//! A simulated producer and its brokers: late, in any order between partitions, and failing.
+//! A simulated producer and its brokers: with delays, in any order between partitions, and with
+//! failures.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,19 +20,20 @@ use crate::outbox::Record;
 use crate::outbox::headers::POSITION_HEADER;
 use crate::sink::{Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver};
 
-/// A producer. When it is dropped, what it still has may or may not arrive.
+/// A simulated producer. When it is dropped, the records that it still has may or may not arrive.
 pub(super) struct SimSink {
     producer: Arc<Producer>,
     window_records: usize,
     known: BTreeSet<String>,
     refused: Vec<RefusedRecord>,
-    /// Where batches are of one record: the last row that is looked for, and the transactions behind it.
+    /// If each batch has one record: the last suspected row. `behind` contains the transactions
+    /// after it.
     suspected_until: Option<Position>,
     behind: BTreeSet<Lsn>,
 }
 
 struct Producer {
-    /// Records of a partition that it sends together.
+    /// Maximum number of records of a partition that are sent together.
     batch: usize,
     shared: Shared,
     deliveries: Arc<Deliveries>,
@@ -41,15 +43,17 @@ struct Producer {
 
 #[derive(Default)]
 struct State {
-    /// Taken and not appended, by partition.
+    /// Accepted and not yet appended, by partition.
     queued: [VecDeque<Queued>; PARTITIONS],
-    /// Appended, and not yet told.
+    /// Appended, but not yet reported as delivered.
     appended: Vec<Tag>,
-    /// Exactly-once: the epoch it has taken over with, and its open transaction.
+    /// With exactly-once delivery: the epoch with which it has taken over. `transaction` is its
+    /// open transaction.
     epoch: u64,
     transaction: Option<u64>,
     has_failed: bool,
-    /// A batch was refused: what is told of it, and when. Until then it only takes nothing more.
+    /// After a rejected batch: when to report it, and the failure to report. Until then, the
+    /// producer only stops accepting records.
     untold: Option<(Instant, DeliveryFailure)>,
 }
 
@@ -57,14 +61,14 @@ struct Queued {
     id: u64,
     tag: Tag,
     is_dead_letter: bool,
-    /// What would be told of it.
+    /// The refusal that would be reported for it.
     record: RefusedRecord,
 }
 
-/// Records in a batch as the configuration has it.
+/// Maximum number of records in a batch according to the configuration.
 const BATCH: u32 = 16;
-/// Behind the rows of a refused batch, so many transactions are sent row by row at most. One that is open
-/// when Walpost is told to stop is ended so.
+/// Maximum number of transactions after the rows of a rejected batch that are sent row by row. A
+/// transaction that is open when Walpost is asked to stop is completed in this way.
 const BEHIND_MAX: usize = 3;
 
 impl SimSink {
@@ -86,7 +90,7 @@ impl SimSink {
             is_gone: AtomicBool::new(false),
         });
         tokio::spawn(work(Arc::clone(&producer)));
-        // Older rows are in another place each time that they are copied.
+        // Older rows have different positions each time they are copied.
         let suspected_until = match producer.shared.lock() {
             world if batching.single && !world.has_older => world.cluster.refused_until,
             _ => None,
@@ -102,7 +106,7 @@ impl SimSink {
     }
 }
 
-/// Delivers, a few records at a time.
+/// Delivers records, a few at a time.
 async fn work(producer: Arc<Producer>) {
     loop {
         sleep(producer.pace(4000)).await;
@@ -113,7 +117,7 @@ async fn work(producer: Arc<Producer>) {
     }
 }
 
-/// The brokers refuse the batch.
+/// Returns whether the brokers reject the batch.
 fn is_too_much(batch: &[Queued], cluster: &Cluster) -> bool {
     cluster.batch_max.is_some_and(|most| {
         let is_refused = |queued: &Queued| is_refused(queued.id) && !queued.is_dead_letter;
@@ -152,13 +156,13 @@ impl Producer {
                 self.fail(&mut state, "fenced");
                 return;
             }
-            // The transaction of another is none of its business.
+            // It must not abort the transaction of another producer.
             if state.epoch != 0 && world.cluster.give_up_late() {
                 drop(world);
                 self.fail(&mut state, "the transaction was open for too long");
                 return;
             }
-            // A slow link carries one record at a time, and is as likely to fail in a second.
+            // A slow link transfers one record at a time, and is as likely to fail within a second.
             let (mut room, sound) = match world.cluster.rate {
                 Some(_) => (1, 20_000),
                 None => (usize::MAX, 400),
@@ -172,7 +176,7 @@ impl Producer {
                 while !sent.is_empty() {
                     let batch: Vec<_> = sent.drain(..self.batch.min(sent.len())).collect();
                     if is_too_much(&batch, &world.cluster) {
-                        // After a reconnect rows come again, behind later ones.
+                        // After a reconnect, rows are sent again, after later ones.
                         let last = batch.iter().map(|queued| queued.record.at).max();
                         world.cluster.refused_until = world.cluster.refused_until.max(last);
                         state.has_failed = true;
@@ -189,7 +193,7 @@ impl Producer {
                 }
             }
             if !state.appended.is_empty() && world.dice.u16(0..sound) == 0 {
-                // What was appended is not told: the answer was lost.
+                // Appended records are not reported, because the response was lost.
                 drop(world);
                 self.fail(&mut state, "the broker went away");
                 return;
@@ -218,8 +222,8 @@ impl Producer {
         state.appended.is_empty() && state.queued.iter().all(VecDeque::is_empty)
     }
 
-    /// What passes until the brokers may have got further: up to so many microseconds, or what a
-    /// record takes on a slow link.
+    /// Returns the delay until the brokers may have made progress: a random delay up to `most`
+    /// microseconds, or the time that a slow link takes for one record.
     fn pace(&self, most: u64) -> Duration {
         let mut world = self.shared.lock();
         match world.cluster.rate {
@@ -277,7 +281,7 @@ impl Producer {
             return Err(SinkError::Fenced("commit".to_owned()));
         }
         if fate < 3 {
-            // Aborted, or committed and the answer was lost.
+            // The transaction was aborted, or it was committed and the response was lost.
             return Err(SinkError::Broken("commit".to_owned()));
         }
         state.transaction = Some(world.cluster.begin());
@@ -292,7 +296,7 @@ impl Sink for SimSink {
         }
         {
             let mut world = self.producer.shared.lock();
-            // Behind a slow link nothing but the window shall bound what is taken.
+            // With a slow link, only the window should limit what is accepted.
             if world.cluster.rate.is_none() && world.chance(2) {
                 return Ok(Produced::Full);
             }
@@ -415,7 +419,7 @@ impl Drop for SimSink {
         if state.has_failed || world.exactly_once && world.cluster.epoch != state.epoch {
             return;
         }
-        // What was on the wire arrives, unheard of.
+        // Records in transit arrive without being reported.
         for partition in 0..PARTITIONS {
             let ready = state.queued[partition].len();
             let count = world.dice.usize(0..=ready);

@@ -1,10 +1,10 @@
-//! What was delivered, compared with what was committed and copied.
+//! Compares what was delivered with what was committed and copied.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Exactly once: first come rows of `copies`, in the order of their ids, and then all that is left of what is
-/// `expected`, as it is there.
+/// Checks exactly-once delivery: rows of `copies` come first, in the order of their IDs, followed
+/// by the rest of `expected`, in order.
 pub(super) fn judge_each_once(
     found: &[u64],
     expected: &[u64],
@@ -24,9 +24,10 @@ pub(super) fn judge_each_once(
     }
 }
 
-/// At least once: nothing lacks of what is `expected`, and what comes again is in order and without holes. A
-/// copy begins at its first row, and what it has not follows when all of it is there. Behind those that were
-/// `undone` the stream goes on from the slot of the database that was put back, before which so many events are.
+/// Checks at-least-once delivery: no event of `expected` is missing, and repeated events are in
+/// order and without gaps. A copy starts at its first row, and events that it does not contain
+/// follow after all its rows. After copies that were `undone`, the stream continues from the slot
+/// of the restored database, which is after this many events.
 pub(super) fn judge_repeats(
     found: &[u64],
     expected: &[u64],
@@ -34,10 +35,11 @@ pub(super) fn judge_repeats(
     undone: Option<(Range<usize>, usize)>,
 ) -> Result<(), String> {
     let begins_in_stream = copies.is_empty() || copies.iter().any(Vec::is_empty);
-    // The stream that has begun behind no copy, or long after it.
+    // The stream, if it starts without a preceding copy, or long after one.
     let stream = copies.len();
     copies.push(Vec::new());
-    // What may have been read last: of which copy, and how many rows of that and what follows.
+    // The possible positions of the reader: a copy, and a number of events in that copy and the
+    // stream after it.
     let mut places: BTreeSet<(usize, usize)> = begins_in_stream
         .then_some((stream, 0))
         .into_iter()

@@ -1,4 +1,5 @@
-//! Rows that are older than the slot: the journal, the snapshots that have them, and what is asked of both.
+//! Rows that are older than the slot: the journal, the snapshots that contain the rows, and the
+//! rules for both.
 
 use super::world::{Event, World};
 use crate::delivery::checkpoint::Delivered;
@@ -6,21 +7,22 @@ use crate::delivery::chunks::CopyProgress;
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::catalog::{Rows, SnapshotRecord};
 
-/// Whether the outbox has rows from before its slot; apart from all other draws.
+/// Decides whether the outbox has rows that are older than its slot. Independent of all other
+/// random choices.
 pub(super) fn draw_older(seed: u64) -> bool {
     fastrand::Rng::with_seed(seed.rotate_left(48)).u8(0..4) == 0
 }
 
-/// What a transaction of the server sees that began when it was made.
+/// The rows visible to a transaction that started when the snapshot was created.
 pub(super) struct Snapshot {
-    /// It has what was committed before this.
+    /// The snapshot contains what was committed before this LSN.
     pub(super) snapshot_lsn: Lsn,
-    /// In the order of their ids.
+    /// In the order of their IDs.
     rows: Vec<Event>,
 }
 
 impl World {
-    /// Commits some transactions, and makes the slot behind them.
+    /// Commits some transactions, and creates the slot after them.
     pub(super) fn write_older(&mut self) {
         self.has_older = true;
         for _ in 0..self.dice.usize(1..8) {
@@ -32,8 +34,8 @@ impl World {
         database.on_disk = database.end;
     }
 
-    /// The id of an event that is committed now. Of two transactions the one that commits last may have
-    /// taken the lower one.
+    /// Returns the ID of an event that is committed now. Of two transactions, the one that commits
+    /// last may have the lower ID.
     pub(super) fn take_id(&mut self) -> u64 {
         let open = self.database.open_ids.len();
         if open > 0 && self.chance(20) {
@@ -44,14 +46,14 @@ impl World {
         self.database.next_id
     }
 
-    /// A transaction takes an id, and goes on.
+    /// Starts a transaction that takes an ID and remains open.
     pub(super) fn leave_id_open(&mut self) {
         self.database.next_id += 1;
         let id = self.database.next_id;
         self.database.open_ids.push(id);
     }
 
-    /// What the journal says of the snapshot.
+    /// Returns what the journal contains about the snapshot.
     pub(super) fn record(&self) -> SnapshotRecord {
         let journal = &self.database.journal;
         let done = journal
@@ -61,7 +63,8 @@ impl World {
         counts.map_or(SnapshotRecord::Nothing, |(_, record)| *record)
     }
 
-    /// Rows of the table; where there were none when the slot was made, what is there came later.
+    /// Returns the rows of the table. If there were none when the slot was created, none of the
+    /// existing rows is older than the slot.
     pub(super) fn rows(&self) -> Rows {
         let log = self.database.log.iter();
         let count: usize = log.map(|transaction| transaction.events.len()).sum();
@@ -71,8 +74,8 @@ impl World {
         }
     }
 
-    /// All older rows were confirmed, and everybody can know. That says nothing of a slot that somebody has
-    /// re-created.
+    /// Returns whether it can be known that all older rows were confirmed. Always false if the
+    /// database was restored or the slot re-created.
     pub(super) fn is_copied(&self) -> bool {
         match self.record() {
             _ if self.put_back.is_some() => false,
@@ -82,9 +85,10 @@ impl World {
         }
     }
 
-    /// Exactly once can tell that the log was put back to where it ended at `end`, while nobody runs if it
-    /// `is_down`. Copied rows have left no trace in WAL: until an event of the stream is behind them, one
-    /// that has outgrown their last consistent point may be the same.
+    /// Returns whether exactly-once delivery can detect that the database was restored to a state
+    /// in which the WAL ended at `end`. `is_down` states whether no instance runs at that time.
+    /// Copied rows leave no trace in the WAL: until an event of the stream follows them, WAL that
+    /// has grown past their last consistent point may be the same.
     pub(super) fn can_be_told(&self, end: Lsn, is_down: bool) -> bool {
         if !self.exactly_once || !self.has_older {
             return true;
@@ -101,7 +105,8 @@ impl World {
         (is_down || self.is_copied()) && snapshot_lsn.max(left_out) <= end
     }
 
-    /// Somebody writes into the journal what is true of what was committed before `snapshot_lsn`.
+    /// Adds an entry to the journal, and checks that it is true for what was committed before
+    /// `snapshot_lsn`.
     pub(super) fn write_journal(&mut self, record: SnapshotRecord, snapshot_lsn: Lsn) {
         match record {
             SnapshotRecord::Done if self.has_older => {
@@ -113,7 +118,8 @@ impl World {
                     self.break_rule(text);
                 }
             }
-            // An instance that was frozen may be late, with a consistent point that everybody is past.
+            // An instance that was frozen may write this late, with a consistent point that all
+            // others have passed.
             SnapshotRecord::Begun(_)
                 if self.is_copied() && snapshot_lsn > self.database.confirmed =>
             {
@@ -129,9 +135,10 @@ impl World {
         self.database.journal.push((self.database.end, record));
     }
 
-    /// Makes a snapshot of the table.
+    /// Creates a snapshot of the table.
     pub(super) fn snapshot(&mut self) -> Snapshot {
-        // The server logs what transactions are open, and the consistent point is behind that.
+        // The server logs which transactions are open, and the consistent point is after that
+        // record.
         self.database.end.0 += 0x30;
         let log = self.database.log.iter();
         let mut rows: Vec<_> = log.flat_map(|t| &t.events).copied().collect();
@@ -142,7 +149,7 @@ impl World {
         }
     }
 
-    /// The rows of a snapshot whose ids are above `after`, which are copied now.
+    /// Records a copy of a snapshot, and returns its rows whose IDs are above `after`.
     pub(super) fn copy(&mut self, snapshot: Snapshot, after: u64) -> Vec<Event> {
         if self.is_copied() {
             let text = format!(
@@ -160,9 +167,9 @@ impl World {
         rows
     }
 
-    /// A record says where its row is in WAL.
+    /// Checks the position that a record contains against the position of its row in the WAL.
     pub(super) fn check_position(&mut self, id: u64, at: Position) {
-        // WAL has no record where copied rows are.
+        // The WAL has no record at the position of copied rows.
         if !at.commit.0.is_multiple_of(8) {
             return;
         }

@@ -1,4 +1,4 @@
-//! A simulated walsender, down to the bytes of the protocol.
+//! A simulated walsender, including the bytes of the protocol.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use super::world::{Event, SYSTEM_ID, Shared, Transaction, is_unroutable};
 use crate::model::lsn::Lsn;
 
 const OUTBOX: u32 = 16_500;
-/// Room in the pipe, as in a socket's buffer.
+/// Capacity of the pipe, like that of a socket's buffer.
 const PIPE: usize = 4096;
 
-/// The client's end of a connection to a walsender; that runs by itself.
+/// Starts a walsender in its own task, and returns the client's end of the connection.
 pub(super) fn connect(shared: &Shared) -> DuplexStream {
     let (client, server) = tokio::io::duplex(PIPE);
     let (number, cut, incarnation) = {
         let mut world = shared.lock();
         let number = world.database.next_connection;
         world.database.next_connection += 1;
-        // Most connections last, some are cut amid a message.
+        // Most connections last; some are cut in the middle of a message.
         let cut = world.chance(30).then(|| world.dice.usize(1..20_000));
         let incarnation = world.database.incarnation;
         (number, cut.unwrap_or(usize::MAX), incarnation)
@@ -44,21 +44,21 @@ pub(super) fn connect(shared: &Shared) -> DuplexStream {
 struct Walsender {
     shared: Shared,
     number: u64,
-    /// Of the server's, when the connection was made.
+    /// Incarnation of the server when the connection was opened.
     incarnation: u64,
     stream: DuplexStream,
-    /// Bytes until the connection is cut.
+    /// Number of bytes until the connection is cut.
     left: usize,
     input: BytesMut,
-    /// The end of what was sent.
+    /// End of what was sent.
     sent: Lsn,
-    /// The table was described on this connection.
+    /// Whether the table was described on this connection.
     described: bool,
-    /// What the transaction sees that is open.
+    /// The snapshot of the open transaction.
     snapshot: Option<Snapshot>,
 }
 
-/// The connection has ended.
+/// The end of the connection.
 struct Ended;
 
 type Going<T> = Result<T, Ended>;
@@ -107,7 +107,7 @@ impl Walsender {
         }
     }
 
-    /// Makes a temporary slot, and with it a snapshot for the transaction that is open.
+    /// Creates a temporary slot, and with it a snapshot for the open transaction.
     async fn make_snapshot(&mut self) -> Going<()> {
         self.pause(100..20_000).await?;
         let made = {
@@ -129,7 +129,8 @@ impl Walsender {
         }
     }
 
-    /// Sends the rows of a snapshot: `COPY (SELECT columns FROM ... WHERE ("id") > ('1') ...) TO STDOUT`.
+    /// Sends the rows of a snapshot. The query is
+    /// `COPY (SELECT columns FROM ... WHERE ("id") > ('1') ...) TO STDOUT`.
     async fn copy(&mut self, query: &str, snapshot: Snapshot) -> Going<()> {
         let columns = query
             .split_once("SELECT ")
@@ -140,7 +141,7 @@ impl Walsender {
         let after = after.map_or(0, |(id, _)| id.parse().expect("an id"));
         let (rows, most) = {
             let mut world = self.shared.lock();
-            // Some tables are read at leisure, so that it is interrupted.
+            // Some copies are slow, so that they are interrupted.
             let most = if world.dice.bool() { 300 } else { 30_000 };
             (world.copy(snapshot, after), most)
         };
@@ -163,7 +164,7 @@ impl Walsender {
         self.done().await
     }
 
-    /// Takes so many microseconds, in which the server may crash.
+    /// Waits for a random number of microseconds, during which the server may crash.
     async fn pause(&mut self, micros: std::ops::Range<u64>) -> Going<()> {
         let pause = self.shared.lock().dice.u64(micros);
         sleep(Duration::from_micros(pause)).await;
@@ -291,7 +292,7 @@ impl Walsender {
         self.done().await
     }
 
-    /// The statement is done.
+    /// Sends the end of a statement.
     async fn done(&mut self) -> Going<()> {
         self.send(b'C', b"SIM\0").await?;
         self.send(b'Z', b"I").await
@@ -302,7 +303,7 @@ impl Walsender {
         let message = [&[tag][..], &len.to_be_bytes(), body].concat();
         let part = &message[..message.len().min(self.left)];
         self.left -= part.len();
-        // The client reads nothing while it waits for Kafka, but it goes on talking.
+        // The client does not read while it waits for Kafka, but continues to send messages.
         let mut rest = part;
         while !rest.is_empty() {
             match timeout(Duration::from_millis(20), self.stream.write(rest)).await {
@@ -314,7 +315,7 @@ impl Walsender {
         if self.left == 0 { Err(Ended) } else { Ok(()) }
     }
 
-    /// Reads what the client says, for so long.
+    /// Processes the client's messages, and waits for at most this long.
     async fn hear(&mut self, within: Duration) -> Going<()> {
         match timeout(within, self.stream.read_buf(&mut self.input)).await {
             Ok(Ok(1..)) => {}
@@ -387,7 +388,7 @@ fn relation() -> Vec<u8> {
     out
 }
 
-/// The values of an event's row.
+/// Returns the values of an event's row.
 fn row(event: &Event) -> [String; 4] {
     let topic = if is_unroutable(event.id) {
         "no topic"

@@ -1,4 +1,4 @@
-//! The simulated servers' state, and what is asked of them after each step.
+//! The state of the simulated servers, and the rules that are checked after each step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -16,78 +16,79 @@ use crate::postgres::catalog::SnapshotRecord;
 pub(super) const PARTITIONS: usize = 2;
 pub(super) const SYSTEM_ID: &str = "7000000000000000001";
 pub(super) const DEAD_LETTERS: &str = "dead-letters";
-/// `transaction.timeout.ms`. In this time the slowest link takes what is always allowed to be in
-/// flight, and not the whole of what is written.
+/// `transaction.timeout.ms`. Within this time, the slowest link transfers the minimum window, but
+/// not everything that is written.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A committed transaction in WAL.
+/// A committed transaction in the WAL.
 #[derive(Clone, Debug)]
 pub(super) struct Transaction {
     pub(super) commit: Lsn,
     pub(super) end: Lsn,
     pub(super) xid: u32,
-    /// When it was committed: no two at the same time, in whatever history.
+    /// Commit time, which is unique across all histories.
     pub(super) time: i64,
     pub(super) events: Vec<Event>,
 }
 
-/// An event: a number that no other has, and the partition it belongs to.
+/// An event: a unique number, and the partition to which it belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) id: u64,
     pub(super) partition: usize,
 }
 
-/// The event has a column that is no topic.
+/// Returns whether the event has a column that is not a valid topic.
 pub(super) fn is_unroutable(id: u64) -> bool {
     id.is_multiple_of(11)
 }
 
-/// Kafka does not take the event's payload.
+/// Returns whether the event's payload is too large for Kafka.
 pub(super) fn is_oversize(id: u64) -> bool {
     id.is_multiple_of(13) && !is_unroutable(id)
 }
 
-/// The brokers do not take the event's payload, which they say only when they get it.
+/// Returns whether the brokers reject the event's payload, which is known only after it has been
+/// sent.
 pub(super) fn is_refused(id: u64) -> bool {
     id.is_multiple_of(29) && !is_unroutable(id) && !is_oversize(id)
 }
 
-/// PostgreSQL.
+/// The state of PostgreSQL.
 #[derive(Clone)]
 pub(super) struct Database {
     pub(super) timeline: u32,
     pub(super) history: Vec<Switch>,
     pub(super) log: Vec<Transaction>,
-    /// The end of WAL.
+    /// End of the WAL.
     pub(super) end: Lsn,
     next_xid: u32,
     pub(super) next_id: u64,
-    /// Taken by transactions that are open.
+    /// IDs taken by open transactions.
     pub(super) open_ids: Vec<u64>,
     next_time: i64,
-    /// Where the slot was made at first.
+    /// The LSN at which the slot was first created.
     pub(super) made: Lsn,
-    /// What was written into the journal about the snapshot, and where in the log that ends.
+    /// The journal's entries about the snapshot, and where in the WAL each ends.
     pub(super) journal: Vec<(Lsn, SnapshotRecord)>,
-    /// The server's statistics have transactions that the slot has sent.
+    /// Whether the server's statistics contain transactions that the slot has sent.
     pub(super) has_sent: bool,
-    /// Where in the log it was recorded that the slot was read.
+    /// The LSN at which it was recorded that the slot was read.
     pub(super) begun: Option<Lsn>,
-    /// Rises when all its connections end.
+    /// Incremented when all connections end.
     pub(super) incarnation: u64,
-    /// The slot, as the server knows it, and as it is on its disk.
+    /// The slot's position in memory. `on_disk` is its position on disk.
     pub(super) confirmed: Lsn,
     pub(super) on_disk: Lsn,
-    /// The timeline and what was written down of the slot.
+    /// The timeline and position recorded in `walpost.slot_state`.
     pub(super) state: Option<(u32, Lsn)>,
-    /// The walsender that holds the slot.
+    /// The walsender that has the slot.
     pub(super) active: Option<u64>,
-    /// Where the last stream began.
+    /// The LSN at which the last stream started.
     pub(super) streamed_from: Lsn,
     pub(super) next_connection: u64,
     pub(super) is_up: bool,
-    /// It does not accept who asks.
+    /// Whether the server refuses the role.
     pub(super) refuses: bool,
 }
 
@@ -95,11 +96,11 @@ pub(super) struct Database {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stored {
     pub(super) id: u64,
-    /// The Kafka transaction it is in; none is always visible.
+    /// The Kafka transaction of the record. If `None`, the record is always visible.
     transaction: Option<u64>,
 }
 
-/// What became of a Kafka transaction.
+/// The state of a Kafka transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Open,
@@ -107,69 +108,69 @@ enum Fate {
     Aborted,
 }
 
-/// Kafka.
+/// The state of Kafka.
 pub(super) struct Cluster {
     pub(super) partitions: [Vec<Stored>; PARTITIONS],
     transactions: BTreeMap<u64, Fate>,
     next_transaction: u64,
-    /// When the open transaction got its first record.
+    /// When the open transaction received its first record.
     open_since: Option<Instant>,
-    /// Behind a slow link, the records a second that come through.
+    /// With a slow link, the number of records per second that it transfers.
     pub(super) rate: Option<u64>,
-    /// Where records are refused, that many at once are too many in a batch.
+    /// If records are rejected, batches with more records than this are rejected too.
     pub(super) batch_max: Option<usize>,
-    /// Of all batches that were refused, the last row.
+    /// The last row of all rejected batches.
     pub(super) refused_until: Option<Position>,
-    /// The epoch of the producer that has taken over last.
+    /// Epoch of the last producer that took over.
     pub(super) epoch: u64,
     pub(super) checkpoint: Option<Checkpoint>,
     pub(super) is_up: bool,
 }
 
-/// Everything.
+/// The complete state of the simulation.
 pub(super) struct World {
     pub(super) dice: fastrand::Rng,
     pub(super) exactly_once: bool,
-    /// The outbox has rows that are older than its slot.
+    /// Whether the outbox has rows that are older than its slot.
     pub(super) has_older: bool,
-    /// What was copied of snapshots, in this order.
+    /// The rows of each copy, in the order of the copies.
     pub(super) copies: Vec<Vec<Event>>,
-    /// Of each copy, where the last stream had begun by then, and its consistent point.
+    /// For each copy, where the last stream before it had started, and the consistent point.
     pub(super) streams_of_copies: Vec<(Lsn, Lsn)>,
     pub(super) undone: Option<Undone>,
     pub(super) database: Database,
     pub(super) cluster: Cluster,
-    /// Events of transactions that a failover has lost.
+    /// Events of transactions that were lost in a failover.
     pub(super) lost: BTreeSet<u64>,
-    /// The database as it was once, and how many copies were begun by then.
+    /// A copy of the database, and the number of copies of the table that had started by then.
     copy: Option<(Database, usize)>,
     pub(super) put_back: Option<PutBack>,
-    /// What a rule found broken; the first is what counts.
+    /// The first violation of a rule.
     pub(super) broken: Option<String>,
 }
 
-/// The database was put back to an earlier state, or the slot re-created, and nobody has told.
+/// A database that was restored to an earlier state, or a slot that was re-created, without notice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PutBack {
-    /// Where the slot stood when it was up again.
+    /// Position of the slot when it became available again.
     confirmed: Lsn,
-    /// Events from this one on are of the other history.
+    /// ID of the first event of the other history.
     first_id: u64,
 }
 
-/// Copies that a database which was put back knows nothing of, for it had all of an earlier one: they are not
-/// resumed, and not begun again.
+/// Copies that are unknown to a restored database that contained a complete earlier copy. They are
+/// neither resumed nor started again.
 pub(super) struct Undone {
     pub(super) copies: Range<usize>,
-    /// Where its slot stood.
+    /// Position of the database's slot.
     pub(super) confirmed: Lsn,
 }
 
-/// The world, shared by the tasks of one simulation.
+/// The state shared by the tasks of one simulation.
 #[derive(Clone)]
 pub(super) struct Shared {
     world: Arc<Mutex<World>>,
-    /// Something has changed that a walsender waits for.
+    /// Notified of changes that a walsender waits for.
     pub(super) changed: Arc<Notify>,
 }
 
@@ -233,7 +234,7 @@ impl Shared {
     }
 }
 
-/// Apart from all other draws.
+/// Decides whether batches are rejected. Independent of all other random choices.
 fn draw_batch_max(seed: u64) -> Option<usize> {
     let mut dice = fastrand::Rng::with_seed(seed.rotate_left(32));
     (dice.u8(0..8) == 0).then(|| dice.usize(1..20))
@@ -260,7 +261,8 @@ impl World {
         let count = match self.dice.u8(0..10) {
             0 => 0,
             1..8 => self.dice.usize(1..5),
-            // Cut in two they would get through.
+            // With a slow link, transactions are so large that they are transferred in time only if
+            // they are split.
             _ if self.cluster.rate.is_some() => self.dice.usize(100..400),
             _ => self.dice.usize(5..40),
         };
@@ -274,7 +276,7 @@ impl World {
             })
             .collect();
         let database = &mut self.database;
-        // Commit records of neighbours touch each other now and then.
+        // Adjacent transactions sometimes have no gap between them.
         let gap = self.dice.u64(0..3) * 8;
         let commit = Lsn(database.end.0 + gap);
         let end = Lsn(commit.0 + 0x20);
@@ -290,21 +292,23 @@ impl World {
         });
     }
 
-    /// Writes log that is nobody's event.
+    /// Writes WAL that contains no events.
     pub(super) fn write_other_log(&mut self) {
         self.database.end.0 += self.dice.u64(1..20) * 8;
     }
 
-    /// The server crashes: what it knew of the slot is what is on its disk, and statistics are lost.
+    /// Crashes the server: the slot's position is reset to the one on disk, and statistics are
+    /// lost.
     pub(super) fn crash_database(&mut self) {
         self.database.confirmed = self.database.on_disk;
         self.database.end_connections();
         self.database.has_sent = false;
     }
 
-    /// A standby is promoted that has the log up to some place, but all that the slot on it knows.
+    /// Promotes a standby that has the WAL up to a random position, and a slot that is otherwise up
+    /// to date.
     pub(super) fn fail_over(&mut self) {
-        // One that had not come as far as an earlier failover would be another history.
+        // A standby that had not reached an earlier failover would have another history.
         let since = self
             .database
             .history
@@ -337,13 +341,14 @@ impl World {
         database.end_connections();
     }
 
-    /// Keeps the database as it is, to be put back.
+    /// Makes a copy of the database, which can be restored later.
     pub(super) fn keep_copy(&mut self) {
         self.copy = Some((self.database.clone(), self.copies.len()));
     }
 
-    /// Puts the copy back, if there is one: the same timeline, and transactions that were committed since
-    /// never were. Some others are before anybody connects. Where the slot is made again it is behind them.
+    /// Restores the copy, if there is one: the timeline is the same, but transactions committed
+    /// since the copy no longer exist. Other transactions are committed before any instance
+    /// connects. If the slot is re-created, it is after those.
     pub(super) fn put_back(&mut self, dice: &mut fastrand::Rng, is_remade: bool, is_down: bool) {
         let Some((copy, begun)) = self.copy.take() else {
             return;
@@ -356,7 +361,7 @@ impl World {
         database.next_id = old.next_id;
         database.next_time = old.next_time;
         database.next_connection = old.next_connection;
-        // The old history may have committed them.
+        // They may be committed in the old history.
         database.open_ids.clear();
         database.confirmed = database.on_disk;
         database.incarnation = old.incarnation;
@@ -374,7 +379,7 @@ impl World {
         };
         let kept = ids(&self.database.log);
         self.lost.extend(ids(&old.log).difference(&kept));
-        // Also what a failover had lost since.
+        // Events that a failover has lost since the copy exist again.
         self.lost.retain(|id| !kept.contains(id));
         for _ in 0..dice.usize(0..30) {
             self.commit();
@@ -390,8 +395,8 @@ impl World {
             None => (Lsn::ZERO, Lsn::ZERO),
         };
         if is_remade {
-            // A slot at a place where Walpost may have confirmed it with nothing to deliver can't be told
-            // from one that it did confirm there.
+            // A slot at a position that Walpost may have confirmed without events can't be
+            // distinguished from one that it did confirm there.
             if self.database.end > published && self.database.end <= safe {
                 self.database.end = Lsn(safe.0 + 8);
             }
@@ -410,8 +415,9 @@ impl World {
         });
     }
 
-    /// Somebody drops the slot while Walpost does not run, or stands by, and makes it again. What was committed
-    /// meanwhile is in no stream. Where Walpost has never written down how far it was, nobody can know.
+    /// Drops and re-creates the slot while Walpost is not running or is standing by. What was
+    /// committed in between is in no stream. If Walpost has never recorded a position, this can't
+    /// be detected, and nothing is done.
     pub(super) fn make_slot_anew(&mut self, dice: &mut fastrand::Rng) {
         let database = &self.database;
         let known = database
@@ -423,7 +429,7 @@ impl World {
             self.commit();
         }
         let database = &mut self.database;
-        // At an end of the log that was confirmed there is nothing to be told.
+        // A slot re-created at an end of WAL that was confirmed could not be detected.
         database.end = database.end.max(Lsn(written.0 + 8));
         database.confirmed = database.end;
         database.on_disk = database.end;
@@ -435,7 +441,8 @@ impl World {
         });
     }
 
-    /// Walpost has halted since then: nothing of it was delivered or confirmed.
+    /// Checks that Walpost, which has halted, has not delivered or confirmed anything since the
+    /// change.
     pub(super) fn judge_halt(&mut self) {
         let Some(put_back) = self.put_back else {
             return;
@@ -451,7 +458,7 @@ impl World {
         }
     }
 
-    /// A client says what is durable.
+    /// Processes a client's status update.
     pub(super) fn confirm(&mut self, connection: u64, lsn: Lsn, sent: Lsn) {
         if self.database.active != Some(connection) || lsn == Lsn::ZERO {
             return;
@@ -459,7 +466,7 @@ impl World {
         if lsn > sent {
             self.break_rule(format!("{lsn} was confirmed, and {sent} sent"));
         }
-        // What the slot was made at is nobody's claim.
+        // The position at which the slot was created was not confirmed by a client.
         if lsn > self.database.confirmed {
             if let Some(event) = self.lacking(lsn) {
                 let text = format!("{lsn} was confirmed, and event {} is not durable", event.id);
@@ -472,7 +479,7 @@ impl World {
         }
     }
 
-    /// An event of what ends at or before `lsn` that nobody can read.
+    /// Returns an event of a transaction that ends at or before `lsn`, if consumers can't see it.
     pub(super) fn lacking(&self, lsn: Lsn) -> Option<Event> {
         let visible = self.visible();
         let log = self.database.log.iter();
@@ -482,7 +489,7 @@ impl World {
         events.find(|event| !visible.contains(&event.id)).copied()
     }
 
-    /// The ids of records that a reader of committed records can see.
+    /// Returns the IDs of records that are visible to a consumer of committed records.
     fn visible(&self) -> BTreeSet<u64> {
         let all = self.cluster.partitions.iter().flatten();
         all.filter(|stored| self.cluster.is_visible(stored))
@@ -490,7 +497,8 @@ impl World {
             .collect()
     }
 
-    /// Everything that was committed is delivered and confirmed. Log without events need not be.
+    /// Returns whether everything that was committed is delivered and confirmed. WAL without events
+    /// does not have to be confirmed.
     pub(super) fn is_settled(&self) -> bool {
         let visible = self.visible();
         let log = &self.database.log;
@@ -502,7 +510,7 @@ impl World {
             && last.is_none_or(|last| self.database.confirmed >= last.end)
     }
 
-    /// Judges what is in Kafka.
+    /// Checks the contents of Kafka.
     pub(super) fn judge(&mut self) {
         for partition in 0..PARTITIONS {
             if let Err(what) = self.judge_partition(partition) {
@@ -551,14 +559,14 @@ impl Cluster {
         }
     }
 
-    /// A producer takes over: whatever an earlier one left open is aborted.
+    /// Makes a new producer take over, which aborts any open transaction. Returns its epoch.
     pub(super) fn take_over(&mut self) -> u64 {
         self.epoch += 1;
         self.abort_open();
         self.epoch
     }
 
-    /// Opens a transaction.
+    /// Opens a transaction, and returns its number.
     pub(super) fn begin(&mut self) -> u64 {
         let number = self.next_transaction;
         self.next_transaction += 1;
@@ -567,7 +575,7 @@ impl Cluster {
         number
     }
 
-    /// Aborts the transaction that is open, if it is for too long.
+    /// Aborts the open transaction if it has been open for too long, and returns whether it has.
     pub(super) fn give_up_late(&mut self) -> bool {
         let is_late = self
             .open_since
@@ -587,7 +595,8 @@ impl Cluster {
         self.open_since = None;
     }
 
-    /// Ends one, if it is open still.
+    /// Ends a transaction, and returns whether it was still open. Commits it if there is a
+    /// checkpoint, and aborts it otherwise.
     pub(super) fn end(&mut self, number: u64, checkpoint: Option<Checkpoint>) -> bool {
         match self.transactions.get_mut(&number) {
             Some(fate @ Fate::Open) => {

@@ -1,4 +1,4 @@
-//! What keeps rows that are older than the slot from being delivered.
+//! Errors that prevent rows that are older than the slot from being delivered.
 
 use crate::model::lsn::Lsn;
 use crate::outbox::columns::MappingError;
@@ -18,7 +18,7 @@ pub(crate) enum SnapshotError {
     Mapping(#[from] MappingError),
     #[error(transparent)]
     Core(#[from] CoreError),
-    /// Nobody knows whether they are already.
+    /// It is unknown whether they were already delivered.
     #[error(
         "table {table} has rows, and whether those that are older than slot {slot:?} were delivered is not known: table \
          walpost.journal, which would say it, does not exist. To have them delivered before the stream, create \
@@ -29,7 +29,7 @@ pub(crate) enum SnapshotError {
         table: TableName,
         slot: String,
     },
-    /// The role may not read them.
+    /// The role lacks the privilege to read them.
     #[error(
         "table {table} has rows that may be older than slot {slot:?}, and to deliver them before the stream the role has \
          to read the table. Let it: {grant}. If they were delivered, or are not to be: snapshot = \"never\""
@@ -38,7 +38,7 @@ pub(crate) enum SnapshotError {
         /// The outbox.
         table: TableName,
         slot: String,
-        /// The statement that lets it.
+        /// The statement that grants the privilege.
         grant: String,
     },
     /// A transaction was open for too long.
@@ -47,7 +47,7 @@ pub(crate) enum SnapshotError {
          in pg_stat_activity ({0})"
     )]
     Waits(String),
-    /// Exactly-once can't go on with a copy.
+    /// Exactly-once delivery can't continue a copy.
     #[error(
         "the snapshot of table {table} was interrupted after {rows} rows, which are in Kafka, and its rows have no order \
          in which it could be resumed: that requires a primary key of integers, uuid, text, bytea or times. To have all \
@@ -57,12 +57,13 @@ pub(crate) enum SnapshotError {
     Interrupted {
         /// The outbox.
         table: TableName,
-        /// How many rows.
+        /// Number of rows that were copied.
         rows: u64,
-        /// The command that accepts the slot as it is.
+        /// The command that accepts the slot's current position.
         adopt: String,
     },
-    /// A copy that was begun under another definition of the pipeline can't go on under this one.
+    /// A copy that was started under another definition of the pipeline can't continue under this
+    /// one.
     #[error(
         "the copy of the older rows of table {table} is not complete, and the configuration has {outbox} in its place: rows of \
          {table} that were committed before {snapshot_lsn} may be missing in Kafka. Have it completed first: put table = \
@@ -73,13 +74,13 @@ pub(crate) enum SnapshotError {
         table: String,
         outbox: String,
         snapshot_lsn: Lsn,
-        /// Exactly-once: the command that comes before.
+        /// With exactly-once delivery, the command to run first.
         adopt: String,
     },
-    /// The second connection has reached another server than the first.
+    /// The second connection has reached a different server than the first.
     #[error("the snapshot's connection was answered by another server than the stream's")]
     OtherServer,
-    /// Another instance has begun or ended a snapshot since the journal was read.
+    /// Another instance has started or completed a snapshot since the journal was read.
     #[error("another instance has written about the snapshot since the journal was read")]
     Outrun,
 }

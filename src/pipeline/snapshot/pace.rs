@@ -1,57 +1,63 @@
-//! When much comes, reads less often and more at a time.
+//! Reads less often and more at a time when many rows arrive.
 //!
-//! The walsender does one `send` for each row. A reader that waits on the socket is woken for each
-//! of them, and what that costs, on both sides, is more than everything else that is done with a
-//! row. So while rows come fast, the reader lets the socket's buffer fill for a moment before it
-//! reads again, or has another thread do so ([`crate::postgres::replication::Connection::read_ahead`]);
-//! while they come slowly, it never waits.
+//! The walsender calls `send` once for each row. A reader that waits on the socket is woken for
+//! each call, which costs both sides more than all other processing of a row. So while rows arrive
+//! quickly, the reader lets the socket's buffer fill for a moment before it reads again, or lets
+//! another thread read ([`crate::postgres::replication::Connection::read_ahead`]). While they
+//! arrive slowly, it never waits.
 //!
-//! Pure: time comes in as an argument.
+//! Pure: the time is passed as an argument.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Over which time the rate is taken.
+/// Minimum duration of the span over which the rate is measured.
 const SPAN: Duration = Duration::from_millis(1);
-/// Frames in a span from which on they count as fast: 20,000 a second.
+/// Number of frames in a span from which traffic counts as fast: 20,000 per second.
 const FAST: u32 = 20;
-/// Fewer that are large are fast too, from 64 MB a second on, ...
+/// Traffic with fewer but large frames also counts as fast from this many bytes in a span, which is
+/// 64 MB/s, ...
 const FAST_BYTES: u64 = 64 << 10;
-/// ... if there are so many: with fewer, a wake-up for each costs little beside copying it, and reading ahead copies once more.
+/// ... and this many frames. With fewer frames, a wakeup for each costs little compared to copying
+/// it, and reading ahead copies it once more.
 const FAST_LARGE: u32 = 5;
-/// A span that is this long had a lull in it.
+/// A span that is at least this long contains a lull.
 const LULL: Duration = Duration::from_millis(4);
-/// What has been fast for so long is no burst, such as the backlog of a moment in which the disk or the scheduler was slow.
-/// Records of a burst shall not wait for company: they are late already.
+/// Traffic that has been fast for a shorter time may be a burst, such as the backlog of a moment in
+/// which the disk or the scheduler was slow. Records of a burst should not wait to share a batch,
+/// because they are late already.
 const BURST: Duration = Duration::from_millis(10);
-/// Where the receive buffer is small, how long the sender's rows may gather: at first, at least and at most.
+/// With a small receive buffer, how long to let rows accumulate at the sender: initially, at least
+/// and at most.
 const GATHER: Duration = Duration::from_millis(1);
 const GATHER_LIMITS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
-/// How long the socket may fill: less than its buffer takes at the fastest rate seen, and less than
-/// anybody notices.
+/// How long to let the socket's buffer fill. At the highest rate observed, the buffer does not
+/// become full in this time, and the delay is imperceptible.
 const PAUSE: Duration = Duration::from_micros(300);
 
-/// The rate of frames, as far as it is needed.
+/// The rate at which frames arrive.
 #[derive(Debug)]
 pub(crate) struct Pace {
     span_began: Instant,
     frames: u32,
     bytes: u64,
     fast: bool,
-    /// When what is fast now began to be.
+    /// When the traffic that is fast now became fast.
     fast_since: Instant,
     small_buffer: Option<SmallBuffer>,
 }
 
-/// A receive buffer that was made small ([`crate::postgres::replication::Connection::shrink_receive_buffer`]). What it has no
-/// room for gathers in the sender's buffer, for whom that is cheap: so ours has to be full when it is read, but that one not, or
-/// the sender waits. Each read that finds ours full shortens the pause before the next a little, and each that does not lengthens
-/// it, by more.
+/// A receive buffer that was made small
+/// ([`crate::postgres::replication::Connection::shrink_receive_buffer`]). Data that does not fit
+/// into it accumulates in the sender's buffer, which is cheap for the sender. So the receive buffer
+/// should be full when it is read, but the sender's buffer should not be, because the sender would
+/// wait. Each read that finds the receive buffer full shortens the pause before the next read a
+/// little, and each other read lengthens it by more.
 #[derive(Debug)]
 struct SmallBuffer {
     pause: Duration,
-    /// The largest read of late.
+    /// Size of the largest recent read, in bytes.
     full: u64,
 }
 
@@ -68,7 +74,7 @@ impl SmallBuffer {
 }
 
 impl Pace {
-    /// Nothing has come yet.
+    /// Creates an instance to which no frames have been reported yet.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             span_began: now,
@@ -80,7 +86,7 @@ impl Pace {
         }
     }
 
-    /// The receive buffer was made small.
+    /// Records that the receive buffer was made small.
     pub(crate) fn buffer_is_small(&mut self) {
         self.small_buffer = Some(SmallBuffer {
             pause: GATHER,
@@ -88,12 +94,12 @@ impl Pace {
         });
     }
 
-    /// A frame has come.
+    /// Records that a frame has arrived.
     pub(crate) fn frame(&mut self) {
         self.frames = self.frames.saturating_add(1);
     }
 
-    /// So many bytes were read.
+    /// Records that this many bytes were read.
     pub(crate) fn received(&mut self, bytes: u64) {
         self.bytes += bytes;
         if let Some(buffer) = &mut self.small_buffer
@@ -104,14 +110,15 @@ impl Pace {
         }
     }
 
-    /// Frames have come fast for a while, and more will. What was fast before a lull says nothing about now.
+    /// Returns whether frames have been arriving quickly for a while, so that more are likely to
+    /// follow. The rate before a lull does not count.
     pub(crate) fn is_busy(&self, now: Instant) -> bool {
         self.fast
             && now.duration_since(self.span_began) < LULL
             && now.duration_since(self.fast_since) >= BURST
     }
 
-    /// How long to wait before the next read, if at all.
+    /// Returns how long to wait before the next read, if at all.
     pub(crate) fn pause(&mut self, now: Instant) -> Option<Duration> {
         let elapsed = now.duration_since(self.span_began);
         if elapsed >= SPAN {
@@ -136,7 +143,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// The pauses when `frames` come every `every` for 100 reads.
+    /// Returns the number of pauses in 100 reads if `frames` arrive every `every`.
     fn pauses(frames: u32, every: Duration) -> usize {
         let start = Instant::now();
         let mut pace = Pace::new(start);
@@ -147,7 +154,7 @@ mod tests {
         (1..=100).filter(read).count()
     }
 
-    /// One that has had `spans` of fast frames, and when the last of them ended.
+    /// Returns an instance after `spans` spans of fast frames, and the end of the last span.
     fn fast(spans: u32) -> (Pace, Instant) {
         let start = Instant::now();
         let mut pace = Pace::new(start);
@@ -162,10 +169,10 @@ mod tests {
     fn a_lull_ends_a_busy_time() {
         let (mut pace, now) = fast(10);
         assert!(pace.is_busy(now + SPAN));
-        // The next frame comes long after.
+        // The next frame arrives much later.
         pace.frame();
         assert!(!pace.is_busy(now + SPAN * 1000));
-        // Nor is it busy at once with the next ones that are fast.
+        // The first fast frames after that do not make it busy immediately.
         assert!(pace.pause(now + SPAN * 1000).is_none());
         (0..FAST).for_each(|_| pace.frame());
         assert!(pace.pause(now + SPAN * 1001).is_some());
@@ -217,7 +224,8 @@ mod tests {
         }
     }
 
-    /// With a small receive buffer, how long to wait after `reads` of so many bytes each, all while rows come fast.
+    /// Returns how long to wait, with a small receive buffer, after `reads` of the given numbers of
+    /// bytes while rows arrive quickly.
     fn with_small_buffer(reads: &[u64]) -> Duration {
         let (mut pace, mut now) = fast(1);
         pace.buffer_is_small();
@@ -240,7 +248,7 @@ mod tests {
         assert_eq!(with_small_buffer(&[FULL; 100]), least);
         let little: Vec<_> = std::iter::once(FULL).chain([FULL / 10; 12]).collect();
         assert_eq!(with_small_buffer(&little), most);
-        // What full is changes with the size of rows.
+        // The size of a full buffer changes with the size of rows.
         let smaller: Vec<_> = std::iter::once(FULL).chain([FULL / 2; 200]).collect();
         assert_eq!(with_small_buffer(&smaller), least);
     }
@@ -255,7 +263,7 @@ mod tests {
             pace.received(500);
             assert_eq!(pace.pause(start + SPAN * span), None);
         }
-        // And that little was read says nothing about how much it takes.
+        // A small read does not show how much the buffer can hold.
         (0..FAST).for_each(|_| pace.frame());
         assert_eq!(pace.pause(start + SPAN * 100), Some(GATHER));
     }

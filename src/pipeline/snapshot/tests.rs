@@ -17,7 +17,7 @@ fn copying(connection: Option<Connection>, resumed: Lsn) -> Copying {
     }
 }
 
-/// A connection on which nothing ever comes.
+/// Returns a connection on which nothing ever arrives.
 fn silent() -> Connection {
     let session = crate::postgres::connect::dial::Session {
         socket: crate::postgres::connect::dial::Socket::Memory(tokio::io::duplex(1).0),
@@ -40,8 +40,8 @@ fn decided(record: SnapshotRecord, has_streamed: bool, rows: Rows, confirmed: Ls
     decide(&snapshot_history, confirmed, &table, "slot").expect("it can go on")
 }
 
-/// Before, a start would take it for delivered, and copy nothing: what the sink had not written yet
-/// would be lost.
+/// Otherwise, a start would consider the copy delivered and copy nothing, so rows that the sink had
+/// not written yet would be lost.
 #[tokio::test]
 async fn copy_is_durable_when_all_was_read_and_its_snapshot_lsn_is_confirmed() {
     let all_read = copying(None, Lsn::ZERO);
@@ -51,7 +51,8 @@ async fn copy_is_durable_when_all_was_read_and_its_snapshot_lsn_is_confirmed() {
     assert!(!copying(Some(silent()), Lsn::ZERO).is_durable(BEYOND));
 }
 
-/// A standby was promoted that had nothing behind that, and the copy goes on from there.
+/// A standby was promoted that has no WAL after the consistent point, and the copy continues from
+/// there.
 #[tokio::test]
 async fn copy_whose_snapshot_lsn_the_slot_was_at_is_durable_when_more_is_confirmed() {
     let all_read = copying(None, SNAPSHOT_LSN);
@@ -70,7 +71,7 @@ fn begun_copy_is_made_again_unless_the_slot_is_confirmed_up_to_its_snapshot_lsn(
         )
     };
     assert_eq!(begun(BEFORE), Decision::Copy);
-    // The consistent point is confirmed by the copy, and by nothing before it.
+    // The consistent point is confirmed only by a complete copy.
     assert_eq!(begun(SNAPSHOT_LSN), Decision::Settled("copied"));
     assert_eq!(begun(BEYOND), Decision::Settled("copied"));
 }
@@ -101,7 +102,7 @@ fn rows_are_copied_only_where_nothing_says_that_they_were() {
         let decision = decided(record, has_streamed, rows, SNAPSHOT_LSN);
         assert_eq!(decision, Decision::Stream, "{record:?}");
     }
-    // The table may be empty by now, and what was begun is ended all the same.
+    // The table may be empty by now; a copy that was started is completed nevertheless.
     assert_eq!(
         decided(
             SnapshotRecord::Begun(SNAPSHOT_LSN),
@@ -118,11 +119,11 @@ fn snapshot_that_another_instance_has_outrun_is_not_copied() {
     for planned in [SnapshotRecord::Nothing, SnapshotRecord::Begun(BEFORE)] {
         let outrun = |record, confirmed| is_outrun(planned, record, confirmed, SNAPSHOT_LSN);
         assert!(!outrun(planned, BEFORE));
-        // It may stand there, and has nothing beyond it.
+        // The slot may be exactly at the consistent point, with nothing after it confirmed.
         assert!(!outrun(planned, SNAPSHOT_LSN));
-        // It has confirmed what the stream would begin with.
+        // The slot has confirmed events at the start of the stream.
         assert!(outrun(planned, BEYOND));
-        // It has begun a copy of its own, or ended one.
+        // The other instance has started or completed a copy of its own.
         for record in [SnapshotRecord::Done, SnapshotRecord::Begun(SNAPSHOT_LSN)] {
             assert!(outrun(record, BEFORE), "{record:?}");
         }
@@ -146,8 +147,8 @@ fn copy_makes_progress_until_no_row_was_read_for_a_while() {
     assert!(!progresses(3, 21));
 }
 
-/// The table of docs/pipelines.md, "While older rows are being copied": every kind of outbox that a definition can have before and
-/// after a change, with a copy that is open.
+/// The table in docs/pipelines.md, "While older rows are being copied": every kind of outbox that a
+/// definition can have before and after a change, with an unfinished copy.
 #[test]
 fn open_copy_is_continued_by_the_same_table_only() {
     let table = |name: &str| Outbox::Table(name.parse().expect("a table"));
@@ -177,7 +178,7 @@ fn open_copy_is_continued_by_the_same_table_only() {
         (messages, false),
     ] {
         assert_eq!(continues(&of_a, &outbox), expected, "{outbox}");
-        // What is complete is of no concern to any of them.
+        // A complete copy affects none of them.
         for (confirmed, record) in [
             (SNAPSHOT_LSN, SnapshotRecord::Begun(SNAPSHOT_LSN)),
             (BEFORE, SnapshotRecord::Done),
@@ -188,10 +189,10 @@ fn open_copy_is_continued_by_the_same_table_only() {
             assert!(found.is_none(), "{outbox}");
         }
     }
-    // An entry that names no table is of whichever the definition has.
+    // An entry that names no table concerns the current table of the definition.
     assert!(continues(&[begun(None)], &table("public.a")));
     assert!(!continues(&[begun(None)], &Outbox::Tables(patterns())));
-    // The one that the definition does not continue is named.
+    // The error names the copy that the definition does not continue.
     let both = [begun(Some("public.a")), begun(Some("public.b"))];
     assert!(!continues(&both, &table("public.a")));
 }

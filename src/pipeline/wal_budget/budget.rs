@@ -1,10 +1,10 @@
-//! The WAL budget: how much WAL the slot may retain on the server's disk, and what follows when
-//! it keeps more.
+//! The WAL budget: how much WAL the slot may retain on the server's disk, and the reaction when it
+//! retains more.
 //!
-//! What counts is the log from `restart_lsn` on: that is what fills the disk, whether it is kept for
-//! events that are not confirmed or for a transaction that is open.
+//! WAL counts from `restart_lsn`, because that WAL occupies disk space, whether it is retained for
+//! unconfirmed events or for an open transaction.
 //!
-//! Pure: time comes in as an argument.
+//! Pure: the time is passed as an argument.
 
 use std::time::{Duration, Instant};
 
@@ -13,26 +13,26 @@ use crate::model::outage::{Outage, Say};
 /// How much WAL the slot may retain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WalBudget {
-    /// Beyond this a person is warned.
+    /// Above this, a warning is logged.
     pub warn_bytes: Option<u64>,
-    /// Beyond this it is as `on_max` says.
+    /// Above this, `on_max` determines the reaction.
     pub max_bytes: Option<u64>,
-    /// What is done beyond `max_bytes`.
+    /// The reaction above `max_bytes`.
     pub on_max: OnMax,
 }
 
-/// What is done when the slot retains more WAL than it may.
+/// The reaction when the slot retains more WAL than allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OnMax {
-    /// It is kept, with an error in the log.
+    /// The slot is kept, and an error is logged.
     #[default]
     Hold,
-    /// The slot is dropped, and the journal says what it had not delivered.
+    /// The slot is dropped, and the journal records what it had not delivered.
     DropSlot,
 }
 
-/// What was found of the slot, and of what was said.
+/// Tracks the WAL retained by the slot, and which messages were logged about it.
 #[derive(Debug, Default)]
 pub(crate) struct Budget {
     limits: WalBudget,
@@ -40,25 +40,24 @@ pub(crate) struct Budget {
     held: Outage,
 }
 
-/// What is to be said or done.
+/// The message to log or the action to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// Nothing.
     Nothing,
-    /// It is beyond `warn`, for so long.
+    /// The slot has been above `warn` for this long.
     Warn(Duration),
-    /// It is beyond `max` and is held, for so long.
+    /// The slot has been above `max` for this long, and is kept.
     Held(Duration),
-    /// It is no longer beyond `max`, but beyond `warn`.
+    /// The slot is no longer above `max`, after this long, but still above `warn`.
     BelowMax(Duration),
-    /// It is within the budget again, after so long.
+    /// The slot is within the budget again, after this long.
     Within(Duration),
-    /// It is beyond `max`, and to be dropped.
+    /// The slot is above `max` and must be dropped.
     Drop,
 }
 
 impl Budget {
-    /// Nothing was found yet.
+    /// Creates a budget for which nothing has been measured yet.
     #[must_use]
     pub(crate) fn new(limits: WalBudget) -> Self {
         Self {
@@ -67,14 +66,14 @@ impl Budget {
         }
     }
 
-    /// The slot keeps so much.
+    /// Evaluates the amount of WAL that the slot retains.
     pub(crate) fn judge(&mut self, retained_bytes: u64, now: Instant) -> Finding {
         let beyond = |limit: Option<u64>| limit.is_some_and(|limit| retained_bytes > limit);
         if beyond(self.limits.max_bytes) {
             if self.limits.on_max == OnMax::DropSlot {
                 return Finding::Drop;
             }
-            // What was said of `warn` lasts, and is not said beside this.
+            // The outage for `warn` continues, but is not logged in addition.
             return said(&mut self.held, now).map_or(Finding::Nothing, Finding::Held);
         }
         let held = self.held.ended(now);
@@ -87,7 +86,7 @@ impl Budget {
     }
 }
 
-/// How long it has lasted, if that is to be said now.
+/// Records a failure, and returns how long the outage has lasted if that should be logged now.
 fn said(outage: &mut Outage, now: Instant) -> Option<Duration> {
     match outage.failed(now) {
         Say::Begins => Some(Duration::ZERO),
@@ -168,7 +167,7 @@ mod tests {
                 (80, Finding::Within(seconds(80))),
             ]
         );
-        // Without a warning it is said of the maximum.
+        // Without `warn_bytes`, the end is logged for the maximum.
         let alone = WalBudget {
             warn_bytes: None,
             ..limits

@@ -1,5 +1,5 @@
-//! What a pipeline says and does about its [`budget`](super::budget): a line in the log, or dropping
-//! of the slot.
+//! The reaction of a pipeline to its [`budget`](super::budget): logging a message or dropping the
+//! slot.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -22,7 +22,7 @@ use crate::postgres::catalog::drop_slot::Outcome;
 use crate::postgres::catalog::{CatalogError, Observed, Problem, SlotInUse};
 use crate::postgres::target::Target;
 
-/// What the slot monitor watches, in every session of a pipeline.
+/// The slot and the WAL budget that the slot monitor watches, shared by all sessions of a pipeline.
 #[derive(Clone)]
 pub(crate) struct Watched {
     pipeline: String,
@@ -31,14 +31,14 @@ pub(crate) struct Watched {
     budget: Arc<Mutex<Budget>>,
     stats: Arc<PipelineStats>,
     sets_tables_aside: bool,
-    /// Open entries about tables that are set aside, as they were read last.
+    /// The open entries about tables that are set aside, as last read.
     set_aside: Arc<watch::Sender<Vec<SetAside>>>,
-    /// The slot is to be dropped.
+    /// Whether the slot must be dropped.
     is_over: Arc<watch::Sender<bool>>,
 }
 
 impl Watched {
-    /// Nothing was looked at yet.
+    /// Creates an instance that has not queried anything yet.
     pub(crate) fn new(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
         Self {
             pipeline: settings.name.clone(),
@@ -52,28 +52,29 @@ impl Watched {
         }
     }
 
-    /// A session begins, and nothing was found of its slot yet.
+    /// Records that a session starts, for which the slot has not been measured yet.
     pub(crate) fn begin_session(&self) {
         self.is_over.send_replace(false);
     }
 
-    /// The slot is to be dropped.
+    /// Records that the slot must be dropped.
     pub(crate) fn note_over(&self) {
         self.is_over.send_replace(true);
     }
 
-    /// Resolves when the slot is to be dropped.
+    /// Resolves when the slot must be dropped.
     pub(crate) async fn until_over(&self) {
         // The sender lives as long as `self`.
         let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
     }
 
-    /// The open entries about tables that are set aside, each time that they have changed.
+    /// Returns a receiver for the open entries about tables that are set aside, which is notified
+    /// when they change.
     pub(crate) fn set_aside(&self) -> watch::Receiver<Vec<SetAside>> {
         self.set_aside.subscribe()
     }
 
-    /// A problem of the publication that halts the pipeline.
+    /// Returns a problem with the publication that halts the pipeline.
     pub(crate) fn publication_problem(&self, observed: &Observed) -> Option<Problem> {
         let is_tolerated = |problem: &Problem| {
             self.sets_tables_aside && matches!(problem, Problem::OtherTables { .. })
@@ -84,7 +85,7 @@ impl Watched {
             .or_else(|| observed.publisher_problem(&self.target))
     }
 
-    /// The same, and the slot is held whatever the settings say.
+    /// Like [`Watched::new`], but keeps the slot regardless of the settings.
     pub(crate) fn holding(settings: &PipelineSettings, stats: &Arc<PipelineStats>) -> Self {
         let limits = WalBudget {
             on_max: OnMax::Hold,
@@ -97,8 +98,8 @@ impl Watched {
         }
     }
 
-    /// Asks the database how the slot is, for monitoring, and says in the log what follows from
-    /// the budget. True if the slot is to be dropped.
+    /// Queries the state of the slot, for monitoring, and logs the message that the budget
+    /// requires. Returns whether the slot must be dropped.
     pub(crate) async fn ask(&self, catalog: &impl CatalogQueries) -> Result<bool, CatalogError> {
         let vitals = catalog.vitals(&self.pipeline, &self.target).await?;
         let kept = vitals.retained_bytes();
@@ -119,17 +120,17 @@ impl Watched {
         Ok(finding == Finding::Drop)
     }
 
-    /// The pipeline's name.
+    /// Returns the name of the pipeline.
     pub(crate) fn pipeline(&self) -> &str {
         &self.pipeline
     }
 
-    /// The counters of the pipeline.
+    /// Returns the counters of the pipeline.
     pub(crate) fn stats(&self) -> &PipelineStats {
         &self.stats
     }
 
-    /// Why the session ends that has the slot.
+    /// Returns the error that ends the session that has the slot.
     pub(crate) fn over(&self) -> WalBudgetError {
         WalBudgetError::OverBudget {
             slot: self.target.slot.clone(),
@@ -169,7 +170,7 @@ impl Watched {
     }
 }
 
-/// Drops the slot, which keeps more than it may, and returns what comes of that.
+/// Drops the slot, which retains more WAL than allowed, and returns the result as an error.
 pub(crate) async fn drop_slot(
     settings: &PipelineSettings,
     database: &impl Database,
@@ -195,7 +196,7 @@ pub(crate) async fn drop_slot(
             return Ok((outcome, Vec::new()));
         }
         let entries = catalog.dropped_slots(pipeline, target).await?;
-        // For those who look on while other pipelines run.
+        // Updates the status that is visible while other pipelines run.
         if let Err(error) = watched.ask(&catalog).await {
             debug!(%error, "catalog query failed");
         }
@@ -239,7 +240,8 @@ fn slot_dropped(
     }))
 }
 
-/// Where the slot is not there, as `problem` says, because it was dropped: that.
+/// If `problem` is that the slot does not exist, and the reason is that it was dropped, returns an
+/// error that says so.
 pub(crate) async fn dropped_before(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
@@ -262,7 +264,7 @@ pub(crate) async fn dropped_before(
 /// Logs which slots were dropped and not replayed.
 ///
 /// # Errors
-/// The slot may be dropped, and the journal can't be read.
+/// The settings allow the slot to be dropped, but the journal can't be read.
 pub(crate) async fn remind(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,

@@ -24,7 +24,7 @@ fn partition(name: &str, lower: &str, upper: &str) -> Partition {
     }
 }
 
-/// At noon of 2025-11-22, with the slot at 0/100.
+/// Returns facts as of noon on 2025-11-22, with the slot at 0/100.
 fn found(partitions: Vec<Partition>) -> Found {
     Found {
         now: time("2025-11-22T12:00:00Z"),
@@ -35,7 +35,7 @@ fn found(partitions: Vec<Partition>) -> Found {
     }
 }
 
-/// What is made, as "name lower upper".
+/// Returns the partitions that are created, as "name lower upper".
 fn made(partitions: Vec<Partition>, ahead: u32) -> Vec<String> {
     missing(&table("outbox"), &found(partitions), ahead)
         .into_iter()
@@ -89,7 +89,7 @@ fn gaps_are_filled_and_what_is_there_is_left_alone() {
         .map(|made| made[..16].to_owned())
         .collect();
     assert_eq!(names, ["outbox_p20251122", "outbox_p20251124"]);
-    // Nothing but one that lies ahead, after a clock that was ahead.
+    // The only partition is in the future, created when the clock was ahead.
     assert_eq!(made(vec![far], 0).len(), 1);
     let mut open = partition("x", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
     open.bounds.upper = None;
@@ -110,7 +110,7 @@ fn a_name_has_at_most_63_bytes() {
 
 const KEEP: SignedDuration = SignedDuration::from_hours(24);
 
-/// The steps for a partition of 2025-11-20 with that mark, and how many waits there are.
+/// Returns the steps and waits for a partition of 2025-11-20 with this mark.
 fn steps(mark: Option<Mark>) -> (Vec<Step>, Vec<Wait>) {
     removals(&found(vec![old(mark)]), KEEP)
 }
@@ -148,7 +148,7 @@ fn a_partition_goes_step_by_step_and_never_before_the_slot() {
     assert!(matches!(waits[..], [Wait::Age { .. }]));
     let (done, _) = steps(delivered("2025-11-21T12:00:00Z"));
     assert!(matches!(done[..], [Step::Detach(_)]));
-    // Attached again by hand.
+    // The partition was attached again by hand.
     assert!(matches!(
         steps(Some(Mark::Detached(Lsn(1)))).0[..],
         [Step::Close(_)]

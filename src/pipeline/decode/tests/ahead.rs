@@ -1,4 +1,4 @@
-//! The topics of what was received and not handed over yet.
+//! The topics of events that were received but not yet passed to the sink.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn insert_of(aggregate: &str) -> Vec<u8> {
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
 }
 
-/// Of the messages, which come next.
+/// Returns the topics ahead in the messages, which come next in the stream.
 fn topics_ahead(scene: &Scene, messages: &[Vec<u8>]) -> Vec<String> {
     let frame = |message: &Vec<u8>| [&b"w"[..], &[0; 24], message].concat();
     let frames: Vec<_> = messages.iter().map(frame).collect();
@@ -59,7 +59,7 @@ fn topics_ahead_are_those_of_messages_with_the_prefix() {
     assert_eq!(topics_ahead(&scene, &ahead), ["outbox.event.order"]);
 }
 
-/// Their topics may have been deleted since.
+/// Their topics may have been deleted in the meantime.
 #[test]
 fn topics_of_rows_that_kafka_may_have_are_not_ahead() {
     let delivered = {

@@ -1,11 +1,11 @@
-//! Rows of a snapshot, which come before the stream.
+//! Rows of a snapshot, which precede the stream.
 
 use super::*;
 use crate::delivery::chunks::KeyType;
 use crate::outbox::columns::{Mapping, TableColumn};
 
 impl Scene {
-    /// A copy has begun, in the order of a text and a number.
+    /// Starts a copy that is ordered by a text and a number.
     fn copying(before: Option<CopyProgress>) -> Self {
         let columns = ["id", "aggregatetype", "aggregateid", "payload"];
         let columns = columns.map(|name| TableColumn { name, type_oid: 25 });
@@ -28,7 +28,7 @@ impl Scene {
     }
 }
 
-/// A line of a row with this id and kind, whose key is `key`.
+/// Returns the line of a row with this ID, kind and key.
 fn line(id: &str, kind: &str, key: [&str; 2]) -> String {
     [id, kind, "key", "text", key[0], key[1]].join("\t") + "\n"
 }
@@ -52,7 +52,7 @@ fn a_copy_is_resumed_behind_the_whole_key_of_its_last_row() {
         chunks: vec![first.clone()],
     };
     assert_eq!(scene.core.copied(), Some(copied.clone()));
-    // What the sink does not take is not copied.
+    // A row that the sink does not accept does not count as copied.
     scene.sink.answers = vec![Ok(Produced::Full)];
     let step = scene.copy(&line("c", "order", ["west", "10"]));
     assert_eq!(step.expect("waits"), Step::Full);

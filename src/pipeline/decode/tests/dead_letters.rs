@@ -1,4 +1,4 @@
-//! Events that can't be delivered as they are.
+//! Events that can't be delivered.
 
 use super::*;
 use crate::delivery::failure::RefusalCause;
@@ -8,7 +8,7 @@ use crate::pipeline::settings::Undeliverable;
 const TOPIC: &str = "walpost-dead-letters";
 
 impl Scene {
-    /// A transaction has begun, and events of these kinds become dead letters.
+    /// Starts a transaction in which events of these kinds become dead letters.
     fn with_dead_letters(mut self, oversize: bool, unroutable: bool) -> Self {
         let becomes = |letter| match letter {
             true => Undeliverable::DeadLetter,
@@ -49,7 +49,7 @@ fn too_large() -> Result<Produced, SinkError> {
     })
 }
 
-/// A row whose topic would be no name.
+/// Returns a row with an invalid topic.
 fn lost(id: &str) -> Vec<u8> {
     let row = tuple(b'N', &[id, "no topic", "key", id]);
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
@@ -175,7 +175,8 @@ fn each_setting_is_for_its_own_kind_and_without_one_all_halt() {
     halts(only(false, false), &lost("a"), None);
     halts(only(false, false), &insert("a"), Some(too_large()));
     assert_eq!(only(false, false).core.dead_letters(), None);
-    // What is no event, or not the event's fault, is no dead letter.
+    // There is no dead letter if the row is not an event, or the event is not the cause of the
+    // error.
     let other = insert("a");
     let other = [&b"I"[..], &7_u32.to_be_bytes(), &other[5..]].concat();
     halts(only(true, true), &other, None);
@@ -214,7 +215,7 @@ fn a_dead_letter_that_is_too_large_gets_smaller_until_the_sink_takes_it() {
         assert_eq!(scene.header("walpost-payload-bytes"), payload_bytes);
     }
 
-    // The sink takes nothing, or the payload may not be left out.
+    // The sink accepts nothing, or the payload must not be omitted.
     for (refusals, oversize) in [(5, true), (2, false)] {
         let mut scene = after(refusals, oversize);
         let error = scene.send(&lost("a")).expect_err("halts");
@@ -270,7 +271,7 @@ fn a_message_that_can_not_be_read_is_its_own_payload_or_leaves_it_out() {
     assert!(message.contains("it is empty"), "{message}");
     assert_eq!(scene.header("walpost-event-id"), None);
     assert_eq!(scene.header("walpost-error"), Some("malformed"));
-    // However large it is: nobody has to see to it before the pipeline goes on.
+    // Regardless of its size, the pipeline continues without an operator.
     scene.sink.answers = vec![too_large(), too_large()];
     scene.done(&logical(true, "ours", b"\x03?"));
     let letter = scene.taken().pop().expect("a letter");
@@ -322,7 +323,7 @@ fn a_message_that_was_not_read_is_left_alone_or_a_dead_letter_or_halts() {
         assert!(error.to_string().contains(text), "{error}");
     };
     let as_messages = |letters| Scene::as_messages().with_dead_letters(false, letters);
-    // walpost.publish may have written that, where max_row_bytes was lowered.
+    // walpost.publish may have written such a message, if max_row_bytes was lowered.
     halts(
         as_messages(true),
         &large(true, "ours", 1 << 24),
@@ -342,7 +343,7 @@ fn a_dead_letter_that_kafka_has_is_left_out() {
         let last = scene.core.last().expect("it counts as delivered");
         assert_eq!(last.position().index, 0);
 
-        // Also where it would halt by now.
+        // The event is omitted even if it would halt the pipeline now.
         for still in [true, false] {
             let mut scene = new();
             let last = Delivered::UpTo(last.clone());

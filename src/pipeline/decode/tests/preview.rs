@@ -1,4 +1,4 @@
-//! What would become of a stretch of WAL, for who decides whether to leave it out.
+//! How a range of WAL would be handled, shown to an operator who decides whether to skip it.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ fn of_table(until: Until, delivered: Option<Delivered>) -> Preview {
 
 const ALL: Until = Until::Before(Lsn(u64::MAX));
 
-/// What is found in these messages, none of which ends the stretch.
+/// Returns what is found in these messages, none of which ends the range.
 fn found(mut preview: Preview, messages: &[Vec<u8>]) -> Found {
     for message in messages {
         assert!(preview.message(message), "it goes on");
@@ -24,7 +24,7 @@ fn found(mut preview: Preview, messages: &[Vec<u8>]) -> Found {
     preview.found
 }
 
-/// The first events, as they are shown, and what was found beside them.
+/// Returns the first events as text, and the rest of what was found.
 fn shown(mut found: Found) -> (Vec<String>, Found) {
     let first = std::mem::take(&mut found.first);
     for event in &first {
@@ -53,7 +53,7 @@ fn insert_of(id: &str, aggregate: &str) -> Vec<u8> {
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
 }
 
-/// A table that is not the outbox, and a row of it.
+/// Returns a table that is not the outbox, and a row of it.
 fn other() -> [Vec<u8>; 2] {
     [relation("other", &[("id", 2950)]), insert("o")].map(|mut message| {
         message[1..5].copy_from_slice(&(OUTBOX + 1).to_be_bytes());
@@ -238,7 +238,7 @@ fn of_many_events_some_are_shown_and_of_many_topics_some_are_told_apart() {
     let topic = |number: usize| insert_of("a", &number.to_string());
     let mut messages = vec![begin(0x200), outbox()];
     messages.extend((0..1002).map(topic));
-    // One of the first goes on being counted apart.
+    // A topic that was among the first is still counted individually.
     messages.push(topic(7));
     let found = found(of_table(ALL, None), &messages);
     assert_eq!((found.transactions, found.events), (1, 1003));

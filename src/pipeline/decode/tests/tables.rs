@@ -23,7 +23,7 @@ fn several(settings: OutboxSettings) -> Scene {
     scene
 }
 
-/// Of a table with these columns of text, in this order.
+/// Returns the description of a table with these text columns, in this order.
 fn described(oid: u32, schema: &str, name: &str, columns: &[&str]) -> Vec<u8> {
     let mut out = [&b"R"[..], &oid.to_be_bytes(), schema.as_bytes(), b"\0"].concat();
     out.extend([name.as_bytes(), b"\0d"].concat());
@@ -43,7 +43,7 @@ fn described(oid: u32, schema: &str, name: &str, columns: &[&str]) -> Vec<u8> {
     out
 }
 
-/// What monitoring says of each table.
+/// Returns the row counts that monitoring shows for each table.
 fn told(scene: &Scene) -> Vec<(String, u64)> {
     scene.core.tell_rows();
     let stats = scene.core.delivery.watermark.stats();
@@ -153,7 +153,7 @@ fn a_table_whose_columns_are_not_known_is_asked_for_where_records_depend_on_that
     assert_eq!(scene.send(&late).expect("waits"), Step::NewTable(4));
     scene.core.describe_table(4, facts(false));
     scene.done(&late);
-    // What is no outbox is not asked for.
+    // No description is requested for a table that is not an outbox.
     scene.done(&described(5, "other", "outbox", &COLUMNS));
     scene.done(&row(3, &["1", "order", "key", "a"]));
     scene.done(&row(4, &["2", "order", "key", "b"]));

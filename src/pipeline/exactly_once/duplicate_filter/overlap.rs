@@ -1,30 +1,31 @@
-//! Leaves out what Kafka has already, and notices when the log tells another history. Pure.
+//! Omits events that are already in Kafka, and detects if the WAL contains another history. Pure.
 //!
-//! A database that is put back to an earlier state has the same identifier and timeline, and soon other
-//! transactions in the places of those that were published. So the log has to prove itself: the last
-//! event that was published comes again where it can, and up to the LSN that the checkpoint covers there
-//! is none that Kafka has not. Until then nothing may be confirmed.
+//! A database that is restored to an earlier state has the same identifier and timeline, and soon
+//! contains different transactions at the positions of those that were published. The WAL is
+//! therefore verified: the last published event must arrive again if it can, and up to the LSN that
+//! the checkpoint covers, there must be no event that Kafka does not have. Until then, nothing may
+//! be confirmed.
 
 use crate::delivery::checkpoint::{Delivered, HistoryError, Last};
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::wire::pgoutput::Begin;
 
-/// What a stream sends again and Kafka has.
+/// The events that a stream sends again and Kafka already has.
 #[derive(Debug)]
 pub(crate) struct Overlap {
     delivered: Option<Delivered>,
-    /// All that ends at or before this was dealt with.
+    /// Everything that ends at or before this LSN has been processed.
     safe: Lsn,
-    /// The last transaction that was published has to come again.
+    /// The last published transaction must arrive again.
     awaited: bool,
 }
 
 impl Overlap {
-    /// Leaves out `delivered` of a stream that resumes at `confirmed`, where everything that ends at or
-    /// before `safe` was dealt with. None where nothing of that comes again.
+    /// Omits `delivered` from a stream that resumes at `confirmed`, if everything that ends at or
+    /// before `safe` has been processed. Returns `None` if none of this arrives again.
     pub(crate) fn new(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Option<Self> {
         let (awaited, leaves_out) = match &delivered {
-            // PostgreSQL skips a transaction whose commit record is before what is confirmed.
+            // PostgreSQL skips transactions whose commit record is before the confirmed position.
             Some(Delivered::UpTo(last)) => (last.commit_lsn >= confirmed, false),
             Some(Delivered::Before(lsn)) => (false, *lsn > confirmed),
             None => (false, false),
@@ -36,10 +37,11 @@ impl Overlap {
         })
     }
 
-    /// A transaction begins.
+    /// Processes the start of a transaction.
     ///
     /// # Errors
-    /// It is not the one it was, or comes in the place of one that should have come.
+    /// The transaction differs from the one that was published, or arrives in place of one that
+    /// should have arrived.
     pub(crate) fn begin(&mut self, begin: &Begin) -> Result<(), HistoryError> {
         self.reached(begin.commit)?;
         if let Some(Delivered::UpTo(last)) = &self.delivered
@@ -51,11 +53,11 @@ impl Overlap {
         Ok(())
     }
 
-    /// Whether Kafka has the row at this position; `id` gives the event's id.
+    /// Returns whether Kafka has the row at this position. `id` returns the event's ID.
     ///
     /// # Errors
-    /// It is the last that was published, and has another id than then; or Kafka should have it and has
-    /// not.
+    /// The row is the last published one and has a different ID than when it was published, or
+    /// Kafka should have it but does not.
     pub(crate) fn has<'r>(
         &mut self,
         at: Position,
@@ -75,7 +77,7 @@ impl Overlap {
             }
             _ => {}
         }
-        // Both are places of whole records: this commit record ends at or before `safe`.
+        // Both LSNs are record boundaries, so this commit record ends at or before `safe`.
         if at.commit < self.safe {
             return Err(HistoryError::NotPublished {
                 commit: at.commit,
@@ -85,11 +87,11 @@ impl Overlap {
         Ok(false)
     }
 
-    /// A transaction has ended, at `end`, that had so many row messages; whether WAL has proved
-    /// itself and nothing more is to be left out.
+    /// Processes the end of a transaction, at `end`, that had this many row messages. Returns
+    /// whether the WAL has been verified and nothing else must be omitted.
     ///
     /// # Errors
-    /// It is the last that was published, and has become shorter.
+    /// The transaction is the last published one, and has become shorter.
     pub(crate) fn commit(
         &mut self,
         commit: Lsn,
@@ -108,16 +110,17 @@ impl Overlap {
         Ok(self.is_over(end))
     }
 
-    /// The server has nothing to send before `lsn`; the result is that of [`Overlap::commit`].
+    /// Processes a message that the server has nothing to send before `lsn`. Returns the same as
+    /// [`Overlap::commit`].
     ///
     /// # Errors
-    /// A transaction that should have come before that did not.
+    /// A transaction that should have arrived before that did not.
     pub(crate) fn idle(&mut self, lsn: Lsn) -> Result<bool, HistoryError> {
         self.reached(lsn)?;
         Ok(self.is_over(lsn))
     }
 
-    /// WAL is at `next`.
+    /// Checks that nothing is missing before `next`, the position that the WAL has reached.
     fn reached(&self, next: Lsn) -> Result<(), HistoryError> {
         match &self.delivered {
             Some(Delivered::UpTo(last)) if self.awaited && next > last.commit_lsn => {

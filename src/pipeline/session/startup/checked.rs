@@ -1,4 +1,4 @@
-//! What a pipeline needs is there: next is a connection that can stream.
+//! The first phase: the requirements are met. The next phase opens a replication connection.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 use crate::sink::Sink;
 
-/// The tables of an outbox of several.
+/// Returns the published tables, if the outbox consists of several.
 async fn published(
     catalog: &impl CatalogQueries,
     observed: &Observed,
@@ -41,7 +41,7 @@ async fn published(
     }
 }
 
-/// The database has what the pipeline needs, and nobody has the slot.
+/// The database meets the requirements of the pipeline, and the slot is free.
 pub(super) struct Checked<C> {
     catalog: C,
     observed: Observed,
@@ -101,7 +101,8 @@ impl<C: CatalogQueries> Checked<C> {
             &start.session_state.watched,
         );
         publication.compare(&catalog, watched, &observed).await;
-        // As the table is now; rows say again what it was like when they were written.
+        // Checks the current columns. The stream describes the columns again, as of when each row
+        // was written.
         settings.check_columns(&observed)?;
         let mut facts = HashMap::new();
         if let Some(table) = &observed.table {
@@ -129,8 +130,8 @@ impl<C: CatalogQueries> Checked<C> {
         Ok(Self { catalog, observed })
     }
 
-    /// Opens the connection that will stream. Exactly-once first sees to it that nobody else produces, which takes
-    /// Kafka, and finds out what is in it.
+    /// Opens the connection that will stream. With exactly-once delivery, first makes sure that no
+    /// other instance can produce, which requires Kafka, and reads the checkpoint.
     pub(super) async fn connect<D: Database<Catalog = C>>(
         mut self,
         start: &mut Startup<'_, '_, D>,
@@ -141,16 +142,17 @@ impl<C: CatalogQueries> Checked<C> {
         let found = match &settings.delivery {
             Delivery::AtLeastOnce => None,
             Delivery::ExactlyOnce(checkpoint) => {
-                // What the slot has sent says later that nothing is to be copied.
+                // If the last start had rows to copy, the slot is not acquired early, because the
+                // position at which the stream starts depends on the copy.
                 if !start.session_state.copies {
                     taken = self.take_slot_if_nothing_is_copied(start).await?;
                 }
-                // Whoever had the slot before can't produce from here on; only then is it known what it has
-                // produced.
+                // The previous owner of the slot can't produce after this. Only then is it certain
+                // what it has produced.
                 let confirmed = start.core.delivery.watermark.confirmed();
                 let found = tokio::select! {
                     found = sink.take_over() => found?,
-                    // It waits for Kafka, for as long as that is away.
+                    // Taking over waits for Kafka, for as long as Kafka is unavailable.
                     error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error.into()),
                     error = hold(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
                 };
@@ -192,7 +194,8 @@ impl<C: CatalogQueries> Checked<C> {
         })
     }
 
-    /// Takes the slot if the catalog alone says that no older rows are left to copy: their copy would have to begin elsewhere.
+    /// Acquires the slot if the catalog alone shows that there are no older rows to copy. If there
+    /// are, the stream may have to start at another position.
     async fn take_slot_if_nothing_is_copied<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -209,7 +212,8 @@ impl<C: CatalogQueries> Checked<C> {
         Ok(Some(link))
     }
 
-    /// A sentence about the events that no checkpoint covers because something else has moved the slot; empty if nothing has.
+    /// Returns a sentence about the events that no checkpoint covers because something else has
+    /// moved the slot, or an empty string if nothing has.
     async fn describe_move<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -229,8 +233,8 @@ impl<C: CatalogQueries> Checked<C> {
         ))
     }
 
-    /// The checkpoint of a first start, where it is certain that this is one: `walpost init` has made the
-    /// slot, and nothing was read from it.
+    /// Returns the checkpoint for a first start, if this certainly is one: `walpost init` has
+    /// created the slot, and nothing has been read from it.
     async fn first_checkpoint<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -250,7 +254,8 @@ impl<C: CatalogQueries> Checked<C> {
             from = %slot.confirmed,
             "the first start since walpost init has made the slot: nothing of it is in Kafka"
         );
-        // From here on there is a checkpoint, and once the slot is recorded as read, nothing tells of what another slot has left.
+        // There will be a checkpoint from now on. Once the slot is recorded as read, no record
+        // remains of the events that another slot did not deliver.
         self.catalog
             .record_gap_of_other_history(of, slot.confirmed, start.settings.first_start())
             .await?;

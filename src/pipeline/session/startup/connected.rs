@@ -1,4 +1,5 @@
-//! A connection can stream: next is what becomes of rows that are older than the slot.
+//! The second phase: a connection can stream. The next phase decides how to handle rows that are
+//! older than the slot.
 
 use super::planned::Planned;
 use super::{OlderRows, Startup};
@@ -13,7 +14,7 @@ use crate::pipeline::snapshot::{self, Known, Snapshot};
 use crate::postgres::catalog::Observed;
 use crate::postgres::catalog::slot_state::SlotOf;
 
-/// There is a connection that can stream, and of exactly-once it is known what is in Kafka.
+/// A connection can stream, and with exactly-once delivery it is known which events are in Kafka.
 pub(super) struct Connected<C> {
     pub(super) catalog: C,
     pub(super) observed: Observed,
@@ -23,7 +24,7 @@ pub(super) struct Connected<C> {
 }
 
 impl<C: CatalogQueries> Connected<C> {
-    /// Decides about rows that are older than the slot, and makes their snapshot.
+    /// Decides how to handle rows that are older than the slot, and creates their snapshot.
     pub(super) async fn plan<D: Database<Catalog = C>>(
         self,
         start: &mut Startup<'_, '_, D>,
@@ -50,7 +51,7 @@ impl<C: CatalogQueries> Connected<C> {
         };
         start.session_state.copies = matches!(planned, snapshot::Planned::Copy(_));
         if start.session_state.copies && self.link.resume.is_some() {
-            // The stream has to begin elsewhere.
+            // The stream must start at another position.
             return Err(SnapshotError::Outrun.into());
         }
         let older = match planned {
@@ -81,7 +82,8 @@ impl<C: CatalogQueries> Connected<C> {
         })
     }
 
-    /// The server that will stream, with the history that the checkpoint is compared with.
+    /// Returns the state of the server that will stream, with the timeline history that is compared
+    /// with the checkpoint.
     async fn server_state<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -89,7 +91,7 @@ impl<C: CatalogQueries> Connected<C> {
         let identity = &self.link.identity;
         let history = match &self.checkpoint {
             Some(checkpoint) if checkpoint.timeline != identity.timeline => {
-                // The first one may stream already.
+                // The first connection may be streaming already.
                 let mut beside = start.link(&self.catalog).await?;
                 let timeline = identity.timeline;
                 beside.connection.timeline_history(timeline).await?
@@ -107,8 +109,9 @@ impl<C: CatalogQueries> Connected<C> {
     }
 }
 
-/// Whether there is nothing to copy because an earlier session of this process has settled that. A checkpoint is compared again:
-/// another instance may have begun a copy in the meantime.
+/// Returns whether there is nothing to copy because an earlier session of this process has settled
+/// that. If there is a checkpoint, it is compared again, because another instance may have started
+/// a copy in the meantime.
 fn is_snapshot_done(by_earlier_session: bool, checkpoint: Option<&Known>) -> bool {
     by_earlier_session && checkpoint.is_none()
 }

@@ -1,4 +1,4 @@
-//! It is known where the stream has to begin: next is the slot.
+//! The third phase: it is known where the stream must start. The next phase acquires the slot.
 
 use super::slot_taken::{Recorded, SlotTaken};
 use super::{OlderRows, Startup};
@@ -9,7 +9,7 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::session::link::Link;
 use crate::postgres::catalog::slot_state::SlotOf;
 
-/// It is known where the stream has to begin.
+/// It is known where the stream must start.
 pub(super) struct Planned<C> {
     pub(super) catalog: C,
     pub(super) link: Link,
@@ -20,7 +20,8 @@ pub(super) struct Planned<C> {
 }
 
 impl<C: CatalogQueries> Planned<C> {
-    /// Starts replication where it has not begun yet, and compares where the slot is with what is known of it.
+    /// Starts replication if it has not started yet, and compares the position of the slot with the
+    /// recorded one.
     pub(super) async fn take_slot<D: Database<Catalog = C>>(
         mut self,
         start: &mut Startup<'_, '_, D>,
@@ -28,7 +29,7 @@ impl<C: CatalogQueries> Planned<C> {
         let resume = match self.link.resume {
             Some(resume) => resume,
             None => {
-                // The server itself leaves out what the snapshot has.
+                // The server omits transactions that the snapshot contains.
                 let from = match &self.older {
                     OlderRows::Copy(snapshot) => snapshot.stream_from(),
                     OlderRows::Nothing | OlderRows::Settled(_) => Lsn::ZERO,
@@ -38,8 +39,10 @@ impl<C: CatalogQueries> Planned<C> {
         };
         let state = start.slot_state(&self.catalog, &self.of).await?;
         if self.checkpoint.is_none() {
-            // A checkpoint knows better than our memory, which another instance may have outrun.
-            // A slot is replaced or moved without a gap only if this start copies the rows that exist.
+            // If there is a checkpoint, it is compared with the slot instead: it is more reliable
+            // than the memory of this process, because another instance may have advanced the slot.
+            // A slot can be replaced or moved without a gap only if this start copies the existing
+            // rows.
             let is_copied = matches!(self.older, OlderRows::Copy(_));
             let recorded = state.flatten().filter(|_| !is_copied);
             let recorded = recorded.map(|state| state.confirmed);
@@ -54,7 +57,8 @@ impl<C: CatalogQueries> Planned<C> {
                 }
             }
             if state.is_some_and(|state| state.is_none_or(|state| !state.begun)) {
-                // The first write of the state replaces the row that tells of the gap, or says that the slot was read.
+                // The first write of the state replaces the row that shows the gap, or records that
+                // the slot was read.
                 self.catalog
                     .record_gap_of_other_history(&self.of, resume, start.settings.first_start())
                     .await?;

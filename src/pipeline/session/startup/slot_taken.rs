@@ -1,4 +1,4 @@
-//! The slot is ours: next are the copy and the stream.
+//! The fourth phase: the slot is acquired. The copy and the stream follow.
 
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -28,7 +28,7 @@ use crate::postgres::catalog::slot_state::{SlotOf, SlotState};
 /// insufficient_privilege
 const DENIED: &str = "42501";
 
-/// The slot is ours, and nobody else moves it.
+/// The slot is acquired, so no other process can move it.
 pub(super) struct SlotTaken<C> {
     pub(super) catalog: C,
     pub(super) link: Link,
@@ -39,7 +39,7 @@ pub(super) struct SlotTaken<C> {
 }
 
 impl<C: CatalogQueries> SlotTaken<C> {
-    /// Begins the copy or the stream.
+    /// Starts the copy or the stream.
     pub(super) async fn stream<'s, D: Database<Catalog = C>>(
         mut self,
         mut start: Startup<'_, 's, D>,
@@ -47,7 +47,8 @@ impl<C: CatalogQueries> SlotTaken<C> {
         let settings = start.settings;
         let resume = self.server.confirmed;
         let now = Instant::now();
-        // The stream has every row whose commit LSN is at or after this, and none is left out as a duplicate.
+        // The stream contains every row whose commit LSN is at or above this one, and none of those
+        // rows is omitted as a duplicate.
         let (committer, known_from) = match self.checkpoint.take() {
             None => (None, resume),
             Some(checkpoint) => {
@@ -120,7 +121,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
         })
     }
 
-    /// Has the core leave out the rows of tables that are set aside, and returns their entries.
+    /// Makes the core omit the rows of tables that are set aside, and returns their entries.
     async fn load_set_aside<D: Database<Catalog = C>>(
         &self,
         start: &mut Startup<'_, '_, D>,
@@ -133,7 +134,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
         }
         let entries = match self.catalog.set_aside(&settings.target).await {
             Err(CatalogError::NoJournal) if !settings.sets_tables_aside() => Vec::new(),
-            // Without this right none was set aside.
+            // Without this privilege, no table was set aside.
             Err(CatalogError::Server(error)) if !outbox.is_several() && error.code == DENIED => {
                 Vec::new()
             }
@@ -155,8 +156,8 @@ impl<C: CatalogQueries> SlotTaken<C> {
 }
 
 impl<D: Database> Startup<'_, '_, D> {
-    /// Exactly-once goes on from `checkpoint`, if the WAL of this server does; also returns the LSN up to which the checkpoint
-    /// covers events.
+    /// Continues exactly-once delivery from `checkpoint`, if the WAL of this server continues it.
+    /// Also returns the LSN up to which the checkpoint covers events.
     fn resume_from(
         &mut self,
         checkpoint: Checkpoint,
@@ -179,15 +180,16 @@ impl<D: Database> Startup<'_, '_, D> {
     }
 }
 
-/// What was recorded of the slot when it was taken.
+/// The recorded state of the slot when it was acquired.
 pub(super) struct Recorded {
     pub(super) of: SlotOf,
-    /// Nothing where that can't be done.
+    /// `None` if positions can't be recorded.
     pub(super) state: Option<Option<SlotState>>,
 }
 
 impl Recorded {
-    /// How what is durable becomes what may be confirmed, and who records it before.
+    /// Creates the gate that determines which durable positions may be confirmed, and the writer
+    /// that records them first.
     async fn confirms<D: Database>(
         self,
         catalog: &D::Catalog,
@@ -198,8 +200,9 @@ impl Recorded {
         let Some(before) = self.state else {
             return Ok((Confirms::unrecorded(), None));
         };
-        // Exactly-once delivers nothing without a checkpoint, and the first position that it confirms is written before that. Until
-        // then the slot counts as unread, so that a first start that dies before its first checkpoint can be repeated.
+        // Exactly-once delivers nothing without a checkpoint, and records the first position that
+        // it confirms before confirming it. Until then the slot counts as unread, so that a first
+        // start that fails before its first checkpoint can be repeated.
         let exactly_once = start.settings.delivery != Delivery::AtLeastOnce;
         let is_unread =
             exactly_once && before.is_some_and(|state: SlotState| state.is_untouched(resume));
@@ -213,7 +216,7 @@ impl Recorded {
                 let (confirms, writer) = Confirms::written(self.of, confirmed, now);
                 Ok((confirms, Some(writer)))
             }
-            // What is there would be taken for all that was confirmed.
+            // The existing row would be interpreted as everything that was confirmed.
             Err(error) if before.is_some() => Err(error),
             Err(error) if recovery::of_catalog(&error) == recovery::Remedy::Halt => {
                 start

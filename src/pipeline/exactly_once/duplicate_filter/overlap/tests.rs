@@ -1,7 +1,7 @@
 use super::*;
 
 const CONFIRMED: Lsn = Lsn(100);
-/// Behind the last transaction, which ends at 310.
+/// After the last transaction, which ends at 310.
 const SAFE: Lsn = Lsn(350);
 
 fn last() -> Last {
@@ -18,7 +18,7 @@ fn of(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Overlap {
     Overlap::new(delivered, safe, confirmed).expect("something comes again")
 }
 
-/// Amid the last transaction.
+/// Returns a stream that resumes in the middle of the last transaction.
 fn midway() -> Overlap {
     of(Some(Delivered::UpTo(last())), CONFIRMED, CONFIRMED)
 }
@@ -42,7 +42,7 @@ fn at(commit: u64, index: u64) -> Position {
     }
 }
 
-/// Whether Kafka has the row; its id is right.
+/// Returns whether Kafka has the row, whose ID is correct.
 fn has(overlap: &mut Overlap, commit: u64, index: u64) -> bool {
     overlap
         .has(at(commit, index), || Some(b"b"))
@@ -73,7 +73,7 @@ fn where_nothing_comes_again_nothing_is_kept() {
     assert!(none(None, CONFIRMED, CONFIRMED));
     assert!(!none(None, SAFE, CONFIRMED));
     assert!(none(up_to(), SAFE, SAFE));
-    // The server sends a transaction whose commit record is where the slot stands.
+    // The server sends a transaction whose commit record is exactly at the slot's position.
     assert!(!none(up_to(), CONFIRMED, Lsn(300)));
     assert!(none(up_to(), Lsn(301), Lsn(301)));
     assert!(none(Some(Delivered::Before(Lsn(300))), CONFIRMED, Lsn(300)));
@@ -88,12 +88,12 @@ fn where_nothing_comes_again_nothing_is_kept() {
 fn a_transaction_in_the_place_of_the_last_one_is_noticed() {
     let error = overlap().begin(&begin(400)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
-    // PostgreSQL leaves out what has its commit record before what is confirmed, and not what has it
-    // just there.
+    // PostgreSQL omits transactions whose commit record is before the confirmed position, but not
+    // one whose commit record is exactly there.
     let mut there = of(Some(Delivered::UpTo(last())), SAFE, Lsn(300));
     let error = there.begin(&begin(400)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
-    // It is not sent again if the slot is beyond it.
+    // The transaction is not sent again if the slot is after it.
     let mut overlap = of(Some(Delivered::UpTo(last())), SAFE, Lsn(310));
     overlap.begin(&begin(400)).expect("the next");
     assert!(!has(&mut overlap, 400, 0));
@@ -116,7 +116,7 @@ fn the_log_has_proved_itself_when_it_is_past_what_is_safe() {
     assert_eq!(commit(&mut overlap, 300, 2), Ok(false));
     assert_eq!(overlap.idle(Lsn(349)), Ok(false));
     assert_eq!(overlap.idle(SAFE), Ok(true));
-    // One that has no event ends there.
+    // Without a published event, it is enough to reach `SAFE`.
     let mut overlap = of(None, SAFE, CONFIRMED);
     assert_eq!(commit(&mut overlap, 320, 0), Ok(false));
     assert_eq!(commit(&mut overlap, 340, 0), Ok(true));
@@ -131,7 +131,7 @@ fn an_event_that_kafka_should_have_and_has_not_is_noticed() {
     let beyond_last = || of(Some(Delivered::UpTo(last())), SAFE, Lsn(310));
     assert!(is_noticed(beyond_last(), at(349, 0)));
     assert!(!is_noticed(beyond_last(), at(350, 0)));
-    // The last transaction was delivered as a whole.
+    // The last transaction was delivered completely.
     assert!(is_noticed(overlap(), at(300, 2)));
     assert!(is_noticed(of(None, SAFE, CONFIRMED), at(200, 0)));
     let before = Some(Delivered::Before(Lsn(300)));
