@@ -544,8 +544,8 @@ fn zoned_timestamp(text: &str, digits: u8) -> Option<String> {
     })
 }
 
-/// Returns the microseconds of an interval in PostgreSQL's format `1 year 2 mons -3 days
-/// 04:05:06.7`. Like Debezium, counts a month as a twelfth of 365.25 days.
+/// Returns the microseconds of an interval in PostgreSQL's format
+/// `1 year 2 mons -3 days 04:05:06.7`. Like Debezium, counts a month as a twelfth of 365.25 days.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,

@@ -106,8 +106,8 @@ impl Expander {
     /// Parses a payload. Returns `None` if it is not expanded: text that is not a JSON object;
     /// objects in which an array contains values of different types, a number is too large for
     /// Connect, or the first value of an array does not determine its type; and payloads whose
-    /// output would become many times as long, or whose nodes would require too much memory.
-    /// `with_schema` includes the schema in the length of the output.
+    /// output would become many times as long, or whose nodes would require too much memory. If
+    /// `with_schema` is true, the schema counts towards the length of the output.
     pub(super) fn read(
         &mut self,
         text: &str,
