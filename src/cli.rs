@@ -52,15 +52,15 @@ Documentation: README.md and docs/; packages install them in /usr/share/doc/walp
 #[derive(Debug, Parser)]
 #[command(name = "walpost", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// How to log.
+    /// The flags for logging.
     #[command(flatten)]
     pub log: LogArgs,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Create outbox, role, publication and slot; what exists stays as it is

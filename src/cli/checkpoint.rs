@@ -20,7 +20,7 @@ use crate::postgres::catalog::{Catalog, CatalogError, Problem, SlotInUse};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::sink::{Sink, SinkError};
 
-/// What to do with a checkpoint.
+/// The subcommands of `walpost checkpoint`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckpointCommand {
     /// Show the last checkpoint, and where the slot is

@@ -13,7 +13,7 @@ use crate::import::report::{Finding, Group};
 use crate::import::{self, Imported};
 use crate::model::exit::Exit;
 
-/// Whose configuration.
+/// The subcommands of `walpost import`, one for each supported tool.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImportCommand {
     /// Debezium's connector for PostgreSQL with the outbox event router, of Kafka Connect or

@@ -1,4 +1,4 @@
-//! `walpost init`
+//! `walpost init`: creates what the pipelines need in the database.
 
 mod made;
 

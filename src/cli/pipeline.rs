@@ -26,7 +26,7 @@ pub(crate) enum PipelineCommand {
     Reload(ReloadArgs),
 }
 
-/// Where the process is.
+/// The flags for finding the process.
 #[derive(Debug, Args)]
 pub(crate) struct SocketArgs {
     /// The control socket, as `run` has it; /run/walpost/control.sock where nobody says

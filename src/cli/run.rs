@@ -1,4 +1,4 @@
-//! `walpost run`
+//! `walpost run`: delivers events until it is asked to stop.
 
 use std::path::PathBuf;
 use std::time::Duration;

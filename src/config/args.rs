@@ -25,7 +25,7 @@ pub(crate) mod heading {
     pub(crate) const LOG: &str = "Logging";
 }
 
-/// How to log.
+/// The flags for logging.
 #[derive(Debug, Args)]
 #[command(next_help_heading = heading::LOG)]
 pub(crate) struct LogArgs {
@@ -59,7 +59,7 @@ impl LogArgs {
     }
 }
 
-/// Where the outbox is.
+/// The flags for the database and the outbox.
 #[derive(Clone, Default, Args)]
 #[command(next_help_heading = heading::PIPELINES)]
 pub(crate) struct ConnectionArgs {
@@ -101,7 +101,7 @@ pub(crate) struct ConnectionArgs {
     pub slot: Option<String>,
 }
 
-/// How records are made and delivered.
+/// The flags for records and their delivery.
 #[derive(Clone, Default, Args)]
 pub(crate) struct RecordArgs {
     /// Kafka's bootstrap servers
@@ -274,15 +274,15 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub drain_timeout: Option<String>,
-    /// What is kept of the table.
+    /// The flags for the retention of the table.
     #[command(flatten)]
     pub retention: RetentionArgs,
-    /// How much WAL the slot may retain.
+    /// The flags for the WAL budget of the slot.
     #[command(flatten)]
     pub wal_budget: WalBudgetArgs,
 }
 
-/// What is kept of the table.
+/// The flags for the retention of the table.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::RETENTION)]
 pub(crate) struct RetentionArgs {
@@ -301,7 +301,7 @@ pub(crate) struct RetentionArgs {
     pub delete_rows: bool,
 }
 
-/// How much WAL the slot may retain.
+/// The flags for the WAL budget of the slot.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::WAL)]
 pub(crate) struct WalBudgetArgs {

@@ -227,11 +227,11 @@ pub(crate) struct FilePipeline {
     pub kafka_token_command: Option<Vec<String>>,
 }
 
-/// Where events are.
+/// The kind of outbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OutboxName {
-    /// In a table.
+    /// A table.
     #[default]
     Table,
     /// Logical decoding messages in WAL, which `walpost.publish` writes.
@@ -245,18 +245,18 @@ pub(crate) enum SinkName {
     /// Apache Kafka.
     #[default]
     Kafka,
-    /// Standard output, one JSON object a line.
+    /// Standard output, with one JSON object per line.
     Stdout,
 }
 
-/// How often a record arrives.
+/// The delivery guarantee.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum DeliveryName {
-    /// What was in flight comes again after a crash.
+    /// Records in flight are delivered again after a crash.
     #[default]
     AtLeastOnce,
-    /// Each record once, for readers of committed records.
+    /// Consumers of committed records receive each record once.
     ExactlyOnce,
 }
 

@@ -83,8 +83,8 @@ pub(super) fn reserve(
     for of in defined {
         let outbox = &mut of.settings.outbox;
         outbox.reserved_topics = all.clone();
-        // Part of the definition only as far as the pipeline's own rows could use reserved topics,
-        // so that other changes don't restart it.
+        // The definition contains only the reserved topics that the pipeline's own rows could use,
+        // so that other changes don't restart the pipeline.
         of.definition.reserved = outbox.topic.reachable(&all);
         // A topic in a row can't make the pipelines of a file invalid. Their events are unroutable
         // then.

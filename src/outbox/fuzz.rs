@@ -165,7 +165,7 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
 /// Returns whether the topic is always reserved.
 fn is_reserved(topic: &[u8]) -> bool {
     let own = [b"walpost-checkpoints".as_slice(), b"walpost-dead-letters"];
-    // Names that differ in . and _ alone are one to Kafka.
+    // Kafka treats names that differ only in `.` and `_` as equal.
     let begins = topic.iter().take(2).map(|byte| matches!(byte, b'.' | b'_'));
     begins.eq([true, true]) || own.contains(&topic)
 }

@@ -315,9 +315,9 @@ pub enum NullPayload {
     #[serde(skip)]
     #[value(skip)]
     Formatted,
-    /// A value of no bytes.
+    /// As an empty value.
     Empty,
-    /// No value: a compacted topic then forgets the key.
+    /// As no value, so that a compacted topic deletes the key.
     Tombstone,
 }
 
