@@ -105,7 +105,7 @@ async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Ve
     findings
 }
 
-/// Reports the meaning of the configuration. An invalid configuration was rejected before.
+/// Reports how the configuration is interpreted. An invalid configuration was rejected before.
 fn offline(given: &Given<'_>, json: bool) -> Exit {
     let loaded = match loaded(config::load_offline(given, &variable, variables())) {
         Ok(loaded) => loaded,

@@ -96,7 +96,7 @@ fn told(settings: &PipelineSettings, report: &Report) -> Exit {
     exit
 }
 
-/// Returns whether the problem may not occur again on the next attempt.
+/// Returns whether another attempt may succeed.
 fn is_of_the_moment(trouble: &RetentionError) -> bool {
     match trouble {
         RetentionError::Busy { .. } | RetentionError::Claimed(_) => true,

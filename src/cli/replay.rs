@@ -288,7 +288,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
             create_topics,
             credentials,
         } => {
-            // This is not the pipeline's own producer, because that would be fenced.
+            // A separate producer, because the pipeline's own producer would be fenced.
             let sink = KafkaSink::new(
                 name,
                 properties,

@@ -112,8 +112,8 @@ pub(super) fn sink(
     })
 }
 
-/// Returns the program that prints tokens for SASL/OAUTHBEARER. It must be configured exactly if
-/// that mechanism is used without another source of tokens.
+/// Returns the program that prints tokens for SASL/OAUTHBEARER. It must be configured if that
+/// mechanism is used without another source of tokens, and must not be configured otherwise.
 fn token_command(
     reader: &Reader,
     file: &FilePipeline,

@@ -237,7 +237,7 @@ impl MappingError {
 }
 
 impl Mapping {
-    /// Binds the columns that `settings` refers to to those of `table`, whose name needs no quotes.
+    /// Binds the columns in `settings` to those of `table`, whose name needs no quotes.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.

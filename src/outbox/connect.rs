@@ -426,7 +426,7 @@ fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
         return false;
     };
     if form == Form::Java {
-        // Java would print the address of an object.
+        // Java would print the object's address instead.
         return push_plain(out, text);
     }
     let _ = write!(out, "{{\"scale\":{scale},\"value\":");

@@ -55,7 +55,7 @@ const ID: usize = 0;
 const CREATED_AT: usize = 6;
 
 impl Mapping {
-    /// Binds the columns that `settings` refers to to those of an event sent as a message.
+    /// Binds the columns in `settings` to those of an event sent as a message.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.

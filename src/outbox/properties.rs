@@ -13,7 +13,7 @@ pub(crate) struct BadEscape {
     pub(crate) line: usize,
 }
 
-/// Returns names and values in the order of the file. Repeated names are returned repeatedly.
+/// Returns names and values in the order of the file. A repeated name occurs several times.
 ///
 /// # Errors
 /// Returns an error if `\u` is not followed by four hexadecimal digits.

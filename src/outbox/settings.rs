@@ -309,8 +309,8 @@ pub struct DebeziumHeaders {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum NullPayload {
-    /// As the format represents null: as `null` in JSON, and otherwise as no value, so that a
-    /// compacted topic deletes the key.
+    /// As in the format: as `null` in JSON, and otherwise as no value, so that a compacted topic
+    /// deletes the key.
     #[default]
     #[serde(skip)]
     #[value(skip)]

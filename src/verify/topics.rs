@@ -159,7 +159,7 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Records that the beginning of the partition was removed.
+    /// Takes into account that records at the beginning of the partition were removed.
     fn is_cut(&self, span: &Span, first: First, topic: u32, read: &mut Read) {
         // If no record remains, it is unknown when the last one was produced.
         read.whole_after = match (span.start < span.end, first.commit) {
