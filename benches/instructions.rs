@@ -1,14 +1,14 @@
-//! How many instructions a row takes, from its frame to its record, compared with stored figures:
-//! `./dev instructions`.
+//! Counts the instructions that a row takes, from its frame to its record, and compares the counts
+//! with stored ones: `./dev instructions`.
 //!
-//! Instructions are repeatable where times are not, so growth shows on any machine, also a busy
-//! one. The captured stream is played into a sink that keeps nothing, under Valgrind's callgrind;
-//! the same without playing it is taken off, so that starting up and building the stream don't
-//! count. The socket and librdkafka are not in it.
+//! Unlike times, instruction counts are repeatable, so they show a regression on any machine, even
+//! a busy one. The captured stream is played into a sink that discards the records, under
+//! Valgrind's callgrind. The count without playing the stream is subtracted, so that starting the
+//! program and building the stream are not included. Neither are the socket and librdkafka.
 //!
-//! What else the figures depend on is stored with them: another compiler, C library or processor
-//! means another std and another memcpy, so a wider margin holds there; another architecture can't
-//! be compared.
+//! The environment is stored with the counts. Another compiler, C library or processor means
+//! another std and another memcpy, so a wider margin applies. Counts of different architectures
+//! can't be compared.
 
 #[path = "../tests/support/stream.rs"]
 mod stream;
@@ -23,7 +23,8 @@ use serde::{Deserialize, Serialize};
 use stream::{Kind, Stream, null_pipeline, play, templates};
 use walpost::facade::OutboxSettings;
 
-/// Growth that fails, in per cent of the stored figure; and where that is of another environment.
+/// The increase that fails, in percent of the stored count: in the same environment, and in another
+/// one.
 const MARGIN: f64 = 5.0;
 const MARGIN_ELSEWHERE: f64 = 15.0;
 
@@ -31,18 +32,18 @@ const ROWS: usize = 10_000;
 
 #[derive(Parser)]
 struct Args {
-    /// Store the figures instead of holding them against the stored ones
+    /// Store the counts instead of comparing them with the stored ones
     #[arg(long)]
     store: bool,
-    /// Only play rows of a case; callgrind counts that
+    /// Only play the rows of a case, which callgrind counts
     #[arg(long, hide = true, num_args = 2, value_names = ["CASE", "ROWS"])]
     play: Option<Vec<String>>,
-    /// What `cargo bench` adds
+    /// Added by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// An outbox, the rows in a transaction, and settings.
+/// The type of outbox, the number of rows in a transaction, and the settings.
 struct Case {
     name: &'static str,
     kind: Kind,
@@ -72,12 +73,12 @@ const fn case(name: &'static str, kind: Kind, per_transaction: usize) -> Case {
     }
 }
 
-/// What is stored.
+/// The contents of the file.
 #[derive(Serialize, Deserialize)]
 struct Figures {
     architecture: String,
     environment: String,
-    /// Rows that each case was counted over.
+    /// The number of rows for which each case was counted.
     rows: usize,
     /// Instructions per row, by case.
     per_row: BTreeMap<String, f64>,
@@ -131,7 +132,7 @@ fn count_all() -> Result<Figures, String> {
     })
 }
 
-/// Instructions of this program when it plays `rows` of a case.
+/// Returns the instructions of this program when it plays `rows` rows of a case.
 fn count(case: &str, rows: usize) -> Result<u64, String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let output = run(Command::new("valgrind")
@@ -144,7 +145,7 @@ fn count(case: &str, rows: usize) -> Result<u64, String> {
         .ok_or_else(|| format!("callgrind did not say what it collected:\n{output}"))
 }
 
-/// What the figures depend on besides Walpost.
+/// Describes what the counts depend on besides Walpost.
 fn environment() -> Result<String, String> {
     let mut parts = vec![
         run(Command::new("rustc").arg("--version"))?,
@@ -161,7 +162,7 @@ fn environment() -> Result<String, String> {
     Ok(parts.join(", "))
 }
 
-/// What a program that has to succeed writes.
+/// Returns the output of a program, or an error if the program fails.
 fn run(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().display().to_string();
     let output = command

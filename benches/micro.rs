@@ -1,7 +1,8 @@
-//! Times of the pure parts, per row, over the captured stream: `./dev micro [FILTER]`.
+//! Measures the time per row of the parts without I/O, over the captured stream:
+//! `./dev micro [FILTER]`.
 //!
-//! Times move from machine to machine and from run to run; what CI holds is the count of
-//! instructions, in `instructions.rs`.
+//! Times vary between machines and runs. CI checks the instruction counts in `instructions.rs`
+//! instead.
 
 #[path = "../tests/support/stream.rs"]
 mod stream;
@@ -21,7 +22,7 @@ use walpost::facade::{Lsn, Position};
 use walpost::facade::{Message, Value};
 
 const ROWS: usize = 10_000;
-/// Rows in a transaction, where that doesn't matter much.
+/// The number of rows in a transaction, where it hardly matters.
 const TRANSACTION: usize = 100;
 
 fn main() {
@@ -41,7 +42,7 @@ fn group<'c>(criterion: &'c mut Criterion, name: &str) -> Group<'c> {
     group
 }
 
-/// `CopyData` bodies to frames, and the messages in them.
+/// Decodes `CopyData` bodies to frames, and the messages in them.
 fn frame_and_decode(group: &mut Group<'_>) {
     let stream = Stream::rows(Kind::Plain, ROWS, TRANSACTION);
     group.bench_function("frame", |bencher| {
@@ -61,7 +62,7 @@ fn frame_and_decode(group: &mut Group<'_>) {
     });
 }
 
-/// Rows to records, with the settings and the tables that differ most.
+/// Routes rows to records, with the settings and tables that differ most.
 fn route(group: &mut Group<'_>) {
     let cases = [
         ("defaults", Kind::Plain, OutboxSettings::default()),
@@ -88,7 +89,7 @@ fn route(group: &mut Group<'_>) {
     }
 }
 
-/// Reserve, commit, deliver and confirm, nothing else.
+/// Only reserves, commits, delivers and confirms.
 fn watermark(group: &mut Group<'_>) {
     const COST: u64 = 600;
     for (name, per_transaction) in [("transactions of 1", 1), ("transactions of 100", 100)] {
@@ -117,7 +118,7 @@ fn watermark(group: &mut Group<'_>) {
     }
 }
 
-/// All of it, into a sink that keeps nothing.
+/// Runs all parts, into a sink that discards the records.
 fn core(group: &mut Group<'_>) {
     let cases = [
         ("transactions of 1", Kind::Plain, 1),
@@ -144,7 +145,7 @@ fn message_bytes(body: &[u8]) -> &[u8] {
     }
 }
 
-/// The stream's rows, as the core lays them out.
+/// Returns the stream's rows in the layout that the core uses.
 fn rows<'s>(stream: &'s Stream, kind: Kind, settings: &OutboxSettings) -> (Mapping, Vec<Row<'s>>) {
     let mut mapping = None;
     let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! The command line: one file per subcommand.
+//! The command line, with one module per subcommand.
 
 pub(crate) mod check;
 pub(crate) mod checkpoint;
@@ -33,12 +33,12 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor;
 
-/// How many pipelines are asked about at the same time.
+/// Maximum number of pipelines queried concurrently.
 const AT_ONCE: usize = 8;
-/// With more pipelines than that a summary is printed before all else.
+/// For more pipelines than this, a summary precedes the details.
 const FEW: usize = 3;
 
-/// Below the help of the program.
+/// Examples that follow the help of the program.
 const EXAMPLES: &str = "\
 Examples:
   Print events, without Kafka:
@@ -52,21 +52,22 @@ Documentation: README.md and docs/; packages install them in /usr/share/doc/walp
 #[derive(Debug, Parser)]
 #[command(name = "walpost", version, max_term_width = 100, after_help = EXAMPLES)]
 pub(crate) struct Cli {
-    /// How to log.
+    /// The flags for logging.
     #[command(flatten)]
     pub log: LogArgs,
-    /// What to do.
+    /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Create outbox, role, publication and slot; what exists stays as it is
     ///
-    /// With a configuration file, it creates what each pipeline needs, or each that --pipeline names. Where they are several,
-    /// --postgres is the connection of one administrator, who is used in the database of each pipeline.
+    /// With a configuration file, it creates what each pipeline needs, or each that --pipeline
+    /// names. Where they are several, --postgres is the connection of one administrator, who is
+    /// used in the database of each pipeline.
     Init(init::InitArgs),
     /// Find what would make `run` fail or lose events later, each with the command that fixes it
     Check(check::CheckArgs),
@@ -76,11 +77,13 @@ pub(crate) enum Command {
     /// Make a walpost.toml of another tool's configuration
     #[command(subcommand)]
     Import(import::ImportCommand),
-    /// Create partitions of the table in advance; drop those that are delivered and older than the retention
+    /// Create partitions of the table in advance; drop those that are delivered and older than the
+    /// retention
     Maintain(maintain::MaintainArgs),
     /// Deliver the outbox to Kafka until SIGTERM or SIGINT
     Run(run::RunArgs),
-    /// List, stop, start or restart pipelines of the process that runs, or have it read its configuration again
+    /// List, stop, start or restart pipelines of the process that runs, or have it read its
+    /// configuration again
     #[command(subcommand)]
     Pipeline(pipeline::PipelineCommand),
     /// Send rows of the outbox table again: counts them, asks first, and can be resumed
@@ -115,7 +118,7 @@ impl From<&ReadError> for Exit {
 }
 
 impl From<Remedy> for Exit {
-    /// For a command that does not try again by itself.
+    /// Returns the exit code of a command that does not retry by itself.
     fn from(remedy: Remedy) -> Self {
         match remedy {
             Remedy::Halt => Self::Halted,
@@ -124,12 +127,12 @@ impl From<Remedy> for Exit {
     }
 }
 
-/// Does what the command line says. A command line that can't be read, or that asks for help, ends
-/// the process.
+/// Runs the command line. Exits the process if the command line is invalid or requests help.
 #[must_use]
 pub fn main() -> Exit {
-    // Before librdkafka does it: of the two only this leaves OpenSSL as it is when the process ends.
-    // Threads can be amid a handshake then, and would crash it: a signal instead of the exit code.
+    // Initializes OpenSSL before librdkafka does, because only this initialization prevents OpenSSL
+    // from cleaning up when the process exits. If a thread were in a handshake then, the process
+    // would crash with a signal instead of returning the exit code.
     openssl::init();
     survive_file_size_limit();
     let read = help::command().try_get_matches().and_then(|matches| {
@@ -142,10 +145,11 @@ pub fn main() -> Exit {
     }
 }
 
-/// Has a write beyond the limit for the size of a file fail, which otherwise ends the process without a word. Programs that are
-/// started do not inherit that, as they would if the signal was ignored.
+/// Makes writes beyond the file size limit fail. By default, such a write ends the process with
+/// SIGXFSZ without a message. The signal is handled instead of ignored because programs started by
+/// Walpost would inherit an ignored signal.
 fn survive_file_size_limit() {
-    // The handler stays when the runtime is gone.
+    // The handler remains installed after the runtime is dropped.
     if let Ok(runtime) = supervisor::runtime() {
         let _entered = runtime.enter();
         let _ = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()));
@@ -154,7 +158,7 @@ fn survive_file_size_limit() {
 
 fn run(cli: Cli, matches: &ArgMatches) -> Exit {
     let _flushed = cli.log.start().unwrap_or_else(|reason| {
-        // As clap does what it finds wrong: there is no log to say it in.
+        // Reports the error like clap, because logging has not been started.
         help::command()
             .error(ErrorKind::InvalidValue, Escaped(reason))
             .exit()
@@ -197,12 +201,12 @@ fn write_manual(folder: &Path) -> Exit {
     }
 }
 
-/// The settings that flags, environment and file make together, or a logged reason why not.
+/// Loads the settings from flags, environment variables and the file, or logs the error.
 fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
     loaded(config::load(given, &variable, variables())).map(told)
 }
 
-/// As [`load`], for who makes what the pipelines need.
+/// Like [`load`], for commands that create what the pipelines need.
 fn load_to_administer(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
     loaded(config::load_to_administer(given, &variable, variables())).map(told)
 }
@@ -212,7 +216,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn variables() -> impl Iterator<Item = (String, String)> {
-    // A variable that isn't Unicode can't be one of ours.
+    // Walpost's variables are always valid Unicode.
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
@@ -227,7 +231,7 @@ fn loaded(loaded: Result<Loaded, ConfigError>) -> Result<Loaded, Exit> {
     Ok(loaded)
 }
 
-/// The pipelines. That others are missing is logged.
+/// Returns the pipelines, and logs that others are missing.
 fn told(
     Loaded {
         pipelines,
@@ -240,14 +244,14 @@ fn told(
     pipelines
 }
 
-/// As [`load`], with a runtime to ask for the pipelines' servers on.
+/// Like [`load`], and also creates a runtime for queries.
 fn load_to_ask(
     given: &Given<'_>,
 ) -> Result<(Vec<PipelineSettings>, tokio::runtime::Runtime), Exit> {
     Ok((load(given)?, runtime()?))
 }
 
-/// A runtime for one command, or a logged reason why there is none.
+/// Creates the runtime of a command, or logs the error.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Exit> {
     supervisor::runtime().map_err(|reason| {
         error!("the asynchronous runtime can't be started: {reason}");

@@ -1,6 +1,8 @@
-//! Flags, environment and walpost.toml become settings: validated, with every default filled in.
+//! Turns flags, environment variables and walpost.toml into validated settings with all defaults
+//! filled in.
 //!
-//! Flags come before environment variables (both arrive through clap), those before the file.
+//! Flags take precedence over environment variables (both are parsed by clap), which take
+//! precedence over the file.
 
 mod answers;
 pub(crate) mod args;
@@ -37,32 +39,32 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::supervisor::definitions::{Defined, Definitions, Reading};
 
-/// Everything that flags and environment say about pipelines.
+/// The flags and environment variables that concern pipelines.
 pub(crate) struct Given<'a> {
-    /// Flags that every command has.
+    /// The flags of all commands.
     pub connection: &'a ConnectionArgs,
-    /// Flags for making and delivering records, where the command has them.
+    /// The flags for records and their delivery, if the command has them.
     pub records: Option<&'a RecordArgs>,
-    /// `--sink`, where the command has it.
+    /// `--sink`, if the command has it.
     pub sink: Option<SinkName>,
-    /// The command can be about one of several tables, which `--table` names.
+    /// Whether the command can be limited to one of several tables with `--table`.
     pub takes_one_of: bool,
 }
 
-/// What says that there shall be no control socket.
+/// The value that disables the control socket.
 const OFF: &str = "off";
-/// Its name in a folder that is for it.
+/// The name of the control socket in its own folder.
 const CONTROL_FILE: &str = "control.sock";
-/// Where it is on a machine with the unit that is shipped.
+/// The path of the control socket on a machine that uses the provided systemd unit.
 pub(crate) const CONTROL_BY_SYSTEMD: &str = "/run/walpost/control.sock";
 
 type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// Every pipeline that was asked for.
+/// The selected pipelines.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub pipelines: Vec<PipelineSettings>,
-    /// What sources of pipelines could not be used, and why. Their pipelines are missing.
+    /// The errors of sources of pipelines that could not be used. Their pipelines are missing.
     pub failures: Vec<String>,
 }
 
@@ -76,10 +78,10 @@ impl From<Reading<Definition>> for Loaded {
     }
 }
 
-/// The settings of every pipeline that was asked for.
+/// Returns the settings of all selected pipelines.
 ///
 /// # Errors
-/// Something can't be used; the message names it.
+/// Returns an error that names the invalid setting.
 pub(crate) fn load(
     given: &Given<'_>,
     env: Env<'_>,
@@ -89,10 +91,11 @@ pub(crate) fn load(
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
-/// As [`load`], for who connects to nothing: sources that are databases are among the failures.
+/// Like [`load`], but does not connect to any server: sources that are databases are reported as
+/// failures.
 ///
 /// # Errors
-/// As [`load`].
+/// Same as [`load`].
 pub(crate) fn load_offline(
     given: &Given<'_>,
     env: Env<'_>,
@@ -102,7 +105,7 @@ pub(crate) fn load_offline(
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
-/// As [`load`], with what is compared when the configuration has changed.
+/// Like [`load`], with the definitions that are compared when the configuration changes.
 fn define(
     given: &Given<'_>,
     env: Env<'_>,
@@ -118,7 +121,8 @@ fn define(
     })
 }
 
-/// The file with the pipelines of its sources, and which sources could not be used.
+/// Returns the file with the pipelines of its sources, and the errors of sources that could not be
+/// used.
 fn everything(
     path: &Path,
     given: &Given<'_>,
@@ -156,7 +160,8 @@ fn everything(
         }
     };
     let taken: HashSet<_> = match all.queries().next() {
-        // What is wrong with them is found by who reads them.
+        // Invalid pipelines are skipped here, because their errors are reported when their settings
+        // are loaded.
         Some(_) => all.pipeline.iter().flat_map(&judge).flatten().collect(),
         None => HashSet::new(),
     };
@@ -165,7 +170,7 @@ fn everything(
     Ok((all, failures))
 }
 
-/// What no other pipeline may have.
+/// Returns what no other pipeline may have.
 fn own(settings: &PipelineSettings) -> Vec<Own> {
     let topics = settings.own_topics().map(|(name, usage)| Own::Topic {
         name: name.to_owned(),
@@ -181,7 +186,7 @@ fn own(settings: &PipelineSettings) -> Vec<Own> {
         .collect()
 }
 
-/// The pipelines that flags, environment and files define, however often they are read.
+/// The pipelines that flags, environment variables and files define. They can be read repeatedly.
 pub(crate) struct Configured {
     connection: ConnectionArgs,
     records: RecordArgs,
@@ -192,7 +197,7 @@ pub(crate) struct Configured {
 }
 
 impl Configured {
-    /// Those of these flags, and of these variables.
+    /// Creates the source of the pipelines that these flags and variables define.
     pub(crate) fn new(
         connection: ConnectionArgs,
         records: RecordArgs,
@@ -233,19 +238,20 @@ impl Definitions for Configured {
         let Some(path) = &self.connection.config else {
             return Vec::new();
         };
-        // What can't be read has no sources, until it has changed.
+        // A file that can't be read has no sources until it changes.
         let directories = file::read(path).map_or_else(|_| Vec::new(), |of| of.directories(path));
         std::iter::once(path.clone()).chain(directories).collect()
     }
 }
 
-/// What the files say of a pipeline, but for passwords: whoever connects reads those again.
+/// A pipeline's definition in the files, without passwords, which are read again for each
+/// connection.
 #[derive(PartialEq)]
 pub(crate) struct Definition {
     pipeline: FilePipeline,
     postgres: Vec<(String, String)>,
     kafka: BTreeMap<String, file::Scalar>,
-    /// Follows from the other pipelines too.
+    /// Also depends on the other pipelines.
     reserved: ReservedTopics,
 }
 
@@ -269,11 +275,12 @@ impl Definition {
     }
 }
 
-/// As [`load`], for who makes what the pipelines need. With several pipelines of a file, `--postgres` is the
-/// connection of an administrator: it says the server and who asks, and each pipeline its own database.
+/// Like [`load`], for commands that create what the pipelines need. If the file has several
+/// pipelines, `--postgres` is the connection of an administrator: it supplies the server and the
+/// role, and each pipeline supplies its own database.
 ///
 /// # Errors
-/// Something can't be used; the message names it.
+/// Returns an error that names the invalid setting.
 pub(crate) fn load_to_administer(
     given: &Given<'_>,
     env: Env<'_>,
@@ -318,7 +325,8 @@ pub(crate) fn load_to_administer(
     })
 }
 
-/// The connection of an administrator is to one server: what another server's pipelines need would be made there.
+/// Checks that all pipelines use the same server. An administrator's connection is to one server,
+/// so the objects of pipelines on other servers would be created there too.
 fn on_one_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
     let [first, others @ ..] = pipelines else {
         return Ok(());
@@ -337,11 +345,11 @@ fn on_one_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Where metrics, health and status are shown: as the flag or its variable says, or else the file; none
-/// where nobody says.
+/// Returns the address for metrics, health and status: from the flag or its variable, or else from
+/// the file. `None` if neither sets it.
 ///
 /// # Errors
-/// The file can't be used.
+/// Returns an error if the file can't be used.
 pub(crate) fn http(
     given: Option<&str>,
     file: Option<&Path>,
@@ -353,10 +361,11 @@ pub(crate) fn http(
     Ok(file.and_then(|file| file.http))
 }
 
-/// The further names by which it may be asked: as the flag or its variable says, or else the file.
+/// Returns the additional host names that HTTP requests may use: from the flag or its variable, or
+/// else from the file.
 ///
 /// # Errors
-/// The file can't be used.
+/// Returns an error if the file can't be used.
 pub(crate) fn http_hosts(
     given: &[String],
     file: Option<&Path>,
@@ -368,11 +377,12 @@ pub(crate) fn http_hosts(
     Ok(file.map(|file| file.http_hosts).unwrap_or_default())
 }
 
-/// Where `walpost pipeline` is answered: as the flag or its variable says, or else the file, or else in the folder that systemd
-/// has made for this; nowhere where nobody says.
+/// Returns the path of the socket for `walpost pipeline`: from the flag or its variable, or else
+/// from the file, or else in the folder that systemd created for the service. `None` if none of
+/// them exists.
 ///
 /// # Errors
-/// The file can't be used.
+/// Returns an error if the file can't be used.
 pub(crate) fn control(
     given: Option<&Path>,
     file: Option<&Path>,
@@ -399,7 +409,7 @@ pub(crate) fn control(
         .filter(|path| path != Path::new(OFF)))
 }
 
-/// The settings of every pipeline that was asked for, of the file if there is one.
+/// Returns the settings of the selected pipelines, which are defined in the file if there is one.
 fn of_file(
     read: Option<(&Path, File)>,
     given: &Given<'_>,

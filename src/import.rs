@@ -1,9 +1,12 @@
-//! Configurations of other tools, as walpost.toml: what each line comes from, and what became of the rest.
+//! Converts configurations of other tools to walpost.toml, with the origin of each line and a
+//! report about the remaining properties.
 //!
-//! [`source`] reads the file, whichever of its forms it has, and hands each property out once. Those who make lines of
-//! walpost.toml take theirs: [`connector`], [`chain`] and [`router`], [`converters`], [`producer`]. What is left is
-//! [`known`], or is named as unknown. [`document`] writes the lines, [`report`] collects what a person has to know, and
-//! [`switch_over`] has the commands. Pure: nothing is asked, and nothing but the text is read.
+//! [`source`] reads the file in any of its formats, and returns each property once. The modules
+//! that write lines of walpost.toml request their properties: [`connector`], [`chain`] and
+//! [`router`], [`converters`], [`producer`]. [`known`] handles the remaining properties, or reports
+//! them as unknown. [`document`] writes the lines, [`report`] collects the findings for the user,
+//! and [`switch_over`] contains the commands. Pure: no server is queried, and nothing except the
+//! given text is read.
 
 mod chain;
 mod connector;
@@ -25,18 +28,20 @@ use report::{Finding, Report};
 use source::{ImportError, Kind, Source};
 use switch_over::SwitchOver;
 
-/// What was made of a configuration.
+/// The result of an import.
 #[derive(Debug)]
 pub(crate) struct Imported {
-    /// walpost.toml.
+    /// The contents of walpost.toml.
     pub(crate) toml: String,
     pub(crate) findings: Vec<Finding>,
 }
 
-/// The configuration of a Debezium connector, `worker` being the properties of the Kafka Connect worker that runs it.
+/// Imports the configuration of a Debezium connector. `worker` contains the properties of the Kafka
+/// Connect worker that runs it.
 ///
 /// # Errors
-/// The text is none, or is for something that Walpost does not do.
+/// Returns an error if the text is not a configuration, or is for something that Walpost does not
+/// support.
 pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, ImportError> {
     let mut report = Report::default();
     let report = &mut report;
@@ -126,7 +131,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
 }
 
 /// # Errors
-/// The connector reads another database.
+/// Returns an error if the connector reads another database.
 fn of_postgres(source: &mut Source) -> Result<(), ImportError> {
     let class = source
         .raw("connector.class")
@@ -139,7 +144,7 @@ fn of_postgres(source: &mut Source) -> Result<(), ImportError> {
     }
 }
 
-/// A name of a-z, 0-9 and _ alone.
+/// Converts a name to one that consists only of a-z, 0-9 and _.
 fn plain(name: &str) -> String {
     let mut plain = String::new();
     for c in name.chars() {
@@ -152,7 +157,7 @@ fn plain(name: &str) -> String {
     plain.trim_end_matches('_').to_owned()
 }
 
-/// A name that no pipeline of the document has.
+/// Returns a name that no pipeline of the document uses.
 fn pipeline_name(base: &str, table: &str, are_several: bool, document: &Document) -> String {
     const MAX: usize = 48;
     let name = match (base, are_several) {
@@ -161,7 +166,7 @@ fn pipeline_name(base: &str, table: &str, are_several: bool, document: &Document
         (base, false) => base.to_owned(),
     };
     let name = if name.is_empty() { "outbox" } else { &name };
-    // All of it is ASCII.
+    // The name is ASCII, so it can be cut at any byte.
     let cut = |name: &str, length: usize| {
         name.get(..length.min(name.len()))
             .unwrap_or_default()

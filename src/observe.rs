@@ -1,9 +1,9 @@
-//! What a person sees of the program while it runs.
+//! Monitoring of a running process.
 //!
-//! A pipeline writes what it does into its [`PipelineStats`](crate::delivery::stats::PipelineStats);
-//! [`status::Status`] is what that says at one moment, and all else is made of it: [`metrics`], [`health`], the page. Its
-//! [`summary`] is what people see first. The [`watchdog`]
-//! looks at it once a second.
+//! A pipeline records its activity in its [`PipelineStats`](crate::delivery::stats::PipelineStats).
+//! [`status::Status`] is a snapshot of these statistics, from which [`metrics`], [`health`] and the
+//! status page are derived. Its [`summary`] is shown first. The [`watchdog`] checks the pipelines
+//! once a second.
 
 pub(crate) mod client;
 pub(crate) mod health;

@@ -1,12 +1,15 @@
-//! What an event is. Pure: knows neither PostgreSQL's wire nor Kafka.
+//! Turns rows of the outbox table into records for Kafka. Pure, and independent of PostgreSQL's
+//! protocol and of Kafka.
 //!
-//! [`settings`] says which columns mean what, [`columns`] holds them against the table that is
-//! there, and [`route`] makes a record of a row, or where that can't be, [`dead_letter`] what can be
-//! made of it. [`reserved_topics`] are those that no event may be written to. [`envelope`] reads an event that is in no table, and lays it out as a row.
+//! [`settings`] assigns meanings to columns, and [`columns`] matches them with the columns of the
+//! actual table. [`route`] creates a record from a row. If that is not possible, [`dead_letter`]
+//! preserves what it can of the event. [`reserved_topics`] lists the topics that events must not be
+//! written to. [`envelope`] decodes an event that was sent as a logical decoding message, and
+//! presents it as a row.
 //!
-//! Bytes as Kafka Connect's converters write them of what Debezium makes of a row: [`connect`] has Debezium's types of
-//! columns, `converted` lays keys, values and headers out, `expand` makes an object of a JSON payload, and `json` writes
-//! texts and numbers.
+//! Four modules produce the same bytes as Debezium with Kafka Connect's converters: [`connect`]
+//! maps columns to Debezium's types, `converted` encodes keys, values and headers, `expand` expands
+//! a JSON payload into an object, and `json` writes strings and numbers.
 
 mod bound;
 pub(crate) mod columns;
@@ -29,23 +32,24 @@ pub(crate) mod settings;
 pub(crate) mod template;
 pub(crate) mod timestamp;
 
-/// One record for Kafka, borrowed from the row it came from and the router's scratch space.
+/// A record for Kafka, borrowed from its row and from the router's scratch space.
 #[derive(Clone, Copy)]
 pub struct Record<'r> {
-    /// The topic; a legal name for one.
+    /// The topic, whose name is valid.
     pub topic: &'r str,
-    /// The partition, where a column says it; otherwise the partitioner chooses by the key.
+    /// The partition, if a column contains it. Otherwise, the partitioner chooses one based on the
+    /// key.
     pub partition: Option<i32>,
-    /// Milliseconds since 1970-01-01 UTC, where a column says them.
+    /// Milliseconds since 1970-01-01 UTC, if a column contains them.
     pub timestamp_millis: Option<i64>,
     pub key: Option<&'r [u8]>,
-    /// The value; none is a tombstone.
+    /// The value. `None` is a tombstone.
     pub payload: Option<&'r [u8]>,
     pub headers: headers::Headers<'r>,
 }
 
 impl std::fmt::Debug for Record<'_> {
-    // Lengths only: a payload must not reach a log.
+    // Shows only lengths: a payload must not be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Record")
             .field("topic", &self.topic)

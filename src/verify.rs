@@ -1,4 +1,5 @@
-//! The table compared with the topics: which events are missing, repeated, misplaced or out of order.
+//! Compares the table with the topics: finds events that are missing, repeated, misplaced or out of
+//! order.
 //!
 //! ```text
 //! table ──row──▶ spill ──┐                       ┌──▶ missing, repeated, misplaced
@@ -6,13 +7,13 @@
 //! topics ─record▶ spill ─┘                       └─ first of its event ─▶ journal ──▶ order, gaps
 //! ```
 //!
-//! Rows and records are kept as a few bytes each, in memory as long as there is room and in temporary
-//! files from there on. So neither the table nor the topics have to fit into memory, and
-//! each is read once. The table is read first: its rows say which topics there are.
+//! Each row and record is reduced to a few bytes, which are kept in memory up to a limit and in
+//! temporary files beyond it. Neither the table nor the topics have to fit into memory, and both
+//! are read once. The table is read first, because its rows determine the topics.
 //!
-//! What is not in a topic may be on its way. So the slot's confirmed position is waited for until it
-//! covers what the table had, before the topics' ends are looked at: from then on what isn't there
-//! is missing.
+//! An event that is not in a topic may not have been delivered yet. Therefore, before reading the
+//! ends of the topics, `verify` waits until the slot's confirmed position covers the contents of
+//! the table. After that, an event that is not in a topic is missing.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -46,57 +47,59 @@ mod spill;
 mod table;
 mod topics;
 
-/// How much a record's time may be before that of its row: the clocks of two machines.
+/// How much earlier a record's time may be than that of its row, because the two machines' clocks
+/// may differ.
 const SLACK: Duration = Duration::from_secs(600);
 /// A note about missing events if the settings send no dead letters.
 const UNKNOWN_DEAD_LETTERS: &str = "these settings send no dead letters. If walpost run has others (on_oversize, on_unroutable, \
     dead_letter_topic), its dead letters can be among the missing: verify with the same settings, best from the same file";
-/// How often the slot is looked at.
+/// The interval at which the slot is queried.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// What is to be verified, and how.
+/// What to verify, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
-    /// Which rows.
+    /// The rows to compare.
     pub range: Range,
     /// Topics that are read although no row belongs to them.
     pub also: Vec<String>,
-    /// How long what the table has may take to be delivered.
+    /// How long to wait for the contents of the table to be delivered.
     pub wait: Duration,
-    /// Bytes of memory for rows and records.
+    /// Memory for rows and records, in bytes.
     pub memory: u64,
-    /// Records whose events are not in the table are told of, and not only counted.
+    /// Whether records whose events are not in the table are reported individually instead of only
+    /// being counted.
     pub strict: bool,
 }
 
-/// Rows chosen by their time.
+/// Rows selected by their time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Range {
-    /// The column; `created_at` unless it is named.
+    /// The column, or `created_at` if `None`.
     pub column: Option<String>,
-    /// Rows of then or later.
+    /// The earliest time, inclusive.
     pub since: Option<jiff::Timestamp>,
-    /// Rows of before then.
+    /// The latest time, exclusive.
     pub until: Option<jiff::Timestamp>,
 }
 
 impl Range {
-    /// Some rows are left out.
+    /// Returns whether some rows are excluded.
     #[must_use]
     pub(crate) fn is_bounded(&self) -> bool {
         self.since.is_some() || self.until.is_some()
     }
 }
 
-/// Why nothing could be verified.
+/// The reason why nothing could be verified.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VerifyError {
-    /// There is nothing to hold the topics against.
+    /// There is no table to compare the topics with.
     #[error(
         "the outbox is of messages, and there is no table to compare the topics with. verify requires outbox = \"table\""
     )]
     NoTable,
-    /// It has to be one.
+    /// Only a single table can be compared.
     #[error(
         "the outbox is several tables, {0}, and verify compares one with the topics. Name it: --table SCHEMA.TABLE"
     )]
@@ -104,13 +107,13 @@ pub(crate) enum VerifyError {
     /// There are no topics.
     #[error("sink is stdout, and there are no topics to read. verify requires sink = \"kafka\"")]
     NoTopics,
-    /// Records can't be told apart.
+    /// Records can't be identified.
     #[error(
         "no header has the event's id, so records and rows can't be matched. Add one: headers = {{ id = \
          \"{{id}}\" }}. Only records that are made from then on will have it"
     )]
     NoIdHeader,
-    /// Rows can't be chosen by their time.
+    /// The rows' times are unknown.
     #[error(
         "column {column:?} of table {table} {found}, and --since and --until need one with the rows' times. Name it with \
          --time-column"
@@ -118,7 +121,7 @@ pub(crate) enum VerifyError {
     NoTime {
         table: TableName,
         column: String,
-        /// What is wrong with it.
+        /// A description of the problem.
         found: &'static str,
     },
     /// The role may not read the table.
@@ -127,36 +130,36 @@ pub(crate) enum VerifyError {
          {table} TO {name}", schema = identifier(&.table.schema), name = identifier(.role)
     )]
     Denied { role: String, table: TableName },
-    /// The table is not there.
+    /// The table does not exist.
     #[error(transparent)]
     Problem(#[from] Problem),
-    /// PostgreSQL can't be asked.
+    /// The catalog query failed.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// The settings don't fit the table.
+    /// The settings don't match the table.
     #[error(transparent)]
     Mapping(#[from] MappingError),
     /// The topics can't be read.
     #[error(transparent)]
     Topics(#[from] ReadError),
-    /// What was read can't be kept, or what was found can't be written.
+    /// A temporary file or the findings can't be written.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
-/// What was verified, and how it came out.
+/// The result of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub(crate) struct Report {
-    /// How many of each.
+    /// The number of findings of each kind.
     pub counts: Counts,
-    /// What limits what the counts say.
+    /// Limitations of the counts.
     pub notes: Vec<String>,
 }
 
-/// Takes what is found.
+/// A function that receives the findings.
 pub(crate) type Tell<'t> = &'t mut dyn FnMut(&Finding) -> io::Result<()>;
 
-/// Counts and tells.
+/// Counts and reports findings.
 pub(crate) struct Reporter<'t> {
     counts: Counts,
     notes: Vec<String>,
@@ -181,10 +184,10 @@ impl Reporter<'_> {
     }
 }
 
-/// Holds the topics of a pipeline against its table.
+/// Compares the topics of a pipeline with its table.
 ///
 /// # Errors
-/// Something can't be read.
+/// Returns an error if something can't be read.
 pub(crate) fn verify(
     runtime: &Runtime,
     settings: &PipelineSettings,
@@ -212,7 +215,8 @@ pub(crate) fn verify(
         tells_unexpected: options.strict,
         tell,
     };
-    // Rows and records wait at the same time as the journal; transactions come after them.
+    // The memory is shared between entries and the journal, which are filled at the same time.
+    // Transactions are processed afterwards.
     let mut entries = Spill::new(options.memory / 4 * 3);
     let mut journal = Journal::new(options.memory / 4);
     let database = runtime.block_on(async {
@@ -233,7 +237,7 @@ pub(crate) fn verify(
     let plan = topics::Plan {
         reader: &reader,
         id: &database.id,
-        // Other times say nothing about when a record was produced.
+        // Other timestamps are unrelated to the time when a record was produced.
         since: match settings.outbox.timestamp {
             None => options.range.since.map(|since| millis(since, SLACK)),
             Some(_) => None,
@@ -293,32 +297,34 @@ fn millis(at: jiff::Timestamp, before: Duration) -> i64 {
     at.as_millisecond().saturating_sub(before).max(0)
 }
 
-/// A look at the database.
+/// Reads what the verification needs from the database.
 struct DatabaseReader<'l> {
     settings: &'l PipelineSettings,
     table: &'l TableName,
     options: &'l Options,
 }
 
-/// What it gave.
+/// The result of reading the database.
 struct Database {
     read: table::Read,
-    /// The header that has the event's id.
+    /// The header that contains the event's ID.
     id: String,
     delivered: End,
-    /// Transactions before this one are in the topics as a whole.
+    /// Transactions that committed before this LSN are completely in the topics.
     confirmed: Lsn,
-    /// None before this one is searched for gaps.
+    /// Transactions that committed up to this LSN are not searched for gaps.
     gaps_after: Lsn,
     journal: JournalFindings,
 }
 
-/// What the journal says.
+/// The findings in the journal.
 #[derive(Default)]
 struct JournalFindings {
-    /// What was not to be delivered, for people. Of a row nobody knows its place in WAL.
+    /// Descriptions of events that were intentionally not delivered. Their rows can't be
+    /// determined, because the WAL position of a row is unknown.
     given_up: Vec<String>,
-    /// The commits that copied rows have. A copy that began anew left a part of the one before.
+    /// The commit positions of copied rows. A copy that was restarted leaves rows of the previous
+    /// copy.
     copies: Vec<Lsn>,
 }
 
@@ -367,13 +373,13 @@ impl DatabaseReader<'_> {
         })
     }
 
-    /// Reads the journal.
     async fn journal(&self, catalog: &Catalog) -> Result<JournalFindings, VerifyError> {
         let settings = self.settings;
         let entries = catalog.journal(&settings.name, &settings.target).await;
         let entries = match entries {
             Ok(entries) => entries,
-            // A database that was made by hand may have none, or none for us.
+            // A database that was set up manually may have no journal, or none that this role can
+            // read.
             Err(CatalogError::NoJournal) => Vec::new(),
             // insufficient_privilege
             Err(CatalogError::Server(error)) if error.code == "42501" => Vec::new(),
@@ -401,8 +407,8 @@ impl DatabaseReader<'_> {
         Ok(journal)
     }
 
-    /// What makes rows that are never delivered, or numbers that no event in the topics has.
-    /// Gives the commit after which gaps tell something.
+    /// Notes configurations that cause rows never to be delivered, or event numbers to be missing
+    /// in the topics. Returns the commit after which gaps are significant.
     fn note_what_is_left_out(&self, observed: &Observed, reporter: &mut Reporter<'_>) -> Lsn {
         let target = &self.settings.target;
         let Some(publication) = &observed.publication else {
@@ -434,8 +440,8 @@ impl DatabaseReader<'_> {
         Lsn::ZERO
     }
 
-    /// Waits until all that the table had is delivered, as long as somebody is at it. Gives whether it
-    /// is, and what is confirmed.
+    /// Waits until the contents of the table are delivered, as long as a process reads the slot.
+    /// Returns whether they are, and the confirmed position.
     async fn wait(
         &self,
         catalog: &Catalog,

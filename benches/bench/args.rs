@@ -1,4 +1,4 @@
-//! What the command line asks for.
+//! The command line.
 
 use std::fmt::{self, Display};
 
@@ -6,8 +6,8 @@ use clap::{Parser, ValueEnum};
 
 use crate::program::{Link, Program};
 
-/// Measures Walpost beside what the database alone can do. Starts a PostgreSQL and a Kafka of its
-/// own; takes all cores, and about 20 GB below the temporary folder for `all`.
+/// Measures Walpost in comparison with the database's limit. Starts its own PostgreSQL and Kafka;
+/// uses all cores, and for `all` about 20 GB below the temporary folder.
 #[derive(Parser)]
 #[command(name = "./dev bench", max_term_width = 100)]
 pub(crate) struct Args {
@@ -20,65 +20,67 @@ pub(crate) struct Args {
     /// Rows in the second backlog of `drain` [default: 4 times the first with a peer, else none]
     #[arg(long, value_name = "N")]
     more_rows: Option<usize>,
-    /// How often each is measured
+    /// Number of rounds of each measurement
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
-    /// Beside Debezium on Kafka Connect, which this downloads
+    /// Also measure Debezium on Kafka Connect, which this downloads
     #[arg(long)]
     peers: bool,
-    /// Beside another program, as often as you like.
+    /// Also measure another program. Can be repeated.
     ///
-    /// The command runs in the foreground until SIGTERM, and finds in its environment
-    /// WALPOST_BENCH_CONNINFO (key=value pairs) and the same in parts: _HOST, _PORT, _USER,
-    /// _DATABASE; then _SLOT (pgoutput; exists), _PUBLICATION, _TABLE, _TOPIC (exists), _BOOTSTRAP
-    /// and _FOLDER, which is empty and its own. It sends each insert of the table to the topic,
-    /// with acks=all.
+    /// The command runs in the foreground until SIGTERM. Its environment contains
+    /// WALPOST_BENCH_CONNINFO (key=value pairs) and the same values separately: _HOST, _PORT,
+    /// _USER, _DATABASE; then _SLOT (pgoutput; exists), _PUBLICATION, _TABLE, _TOPIC (exists),
+    /// _BOOTSTRAP and _FOLDER, an empty folder for the program. It sends each insert into the table
+    /// to the topic, with acks=all.
     #[arg(long, value_name = "NAME=COMMAND", value_parser = peer)]
     peer: Vec<Program>,
-    /// Small figures for a look at whether everything works: they mean nothing
+    /// Use few rows, to check that everything works. The results are meaningless
     #[arg(long)]
     pub(crate) quick: bool,
     /// A librdkafka property for Walpost
     #[arg(short = 'X', value_name = "NAME=VALUE")]
     pub(crate) property: Vec<String>,
-    /// Puts what was measured into docs/benchmarks.json in place of what it had of the same parts,
-    /// and makes docs/benchmarks.md and its charts of it
+    /// Replace the results of the same parts in docs/benchmarks.json, and generate
+    /// docs/benchmarks.md and its charts from it
     #[arg(long)]
     pub(crate) write: bool,
-    /// What `cargo bench` adds
+    /// Added by `cargo bench`
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// A part of the benchmark, or a short word for some.
+/// A part of the benchmark, or a set of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Word {
-    /// A backlog into Kafka: rows/s, CPU, memory, bytes; and memory while the broker is frozen
+    /// Deliver a backlog to Kafka: rows/s, CPU, memory, bytes; and memory while the broker is
+    /// frozen
     Drain,
-    /// From commit to consumer at a steady rate, and CPU while idle
+    /// Latency from commit to consumer at a steady rate, and CPU while idle
     Latency,
-    /// The drain by rows, payload, size of transactions, partitions, compression; without a table
+    /// The drain by rows, payload, transaction size, partitions and compression; and without a
+    /// table
     Growth,
-    /// The drain by the form of the records: what Connect's converters write, and expanded payloads
+    /// The drain by the format of records: those of Connect's converters, and expanded payloads
     Forms,
-    /// The drains that are behind their targets, without what bounds them
+    /// The drains that miss their targets, without their bottleneck
     Tuned,
-    /// What carrying costs the database, beside a reader that polls the table
+    /// The load on the database, compared with a reader that polls the table
     Database,
     /// Many outbox tables on one slot, and many pipelines
     Tables,
-    /// Many databases with a backlog each in one process, beside one database with all rows
+    /// Many databases with a backlog each in one process, compared with one database with all rows
     Shards,
-    /// What Walpost itself spends a drain on, by perf
+    /// Where Walpost itself spends its time during a drain, according to perf
     Profile,
     /// Every part
     All,
-    /// Makes docs/benchmarks.md and its charts of docs/benchmarks.json; measures nothing
+    /// Generate docs/benchmarks.md and its charts from docs/benchmarks.json, without measuring
     Render,
 }
 
 impl Args {
-    /// The parts to measure, in their order.
+    /// Returns the parts to measure, in order.
     pub(crate) fn parts(&self) -> Vec<Word> {
         const ALL: [Word; 9] = [
             Word::Drain,
@@ -101,7 +103,7 @@ impl Args {
         ALL.into_iter().filter(wanted).collect()
     }
 
-    /// Whether nothing is to be measured.
+    /// Returns whether only the page is generated.
     pub(crate) fn renders_only(&self) -> bool {
         self.words == [Word::Render]
     }
@@ -110,7 +112,7 @@ impl Args {
         self.rows.unwrap_or(self.scaled(500_000))
     }
 
-    /// The size of the second, larger backlog.
+    /// Returns the size of the second, larger backlog.
     pub(crate) fn more_rows(&self) -> Option<usize> {
         let with_peers = (!self.peers().is_empty() && !self.quick).then_some(4 * self.rows());
         self.more_rows.or(with_peers)
@@ -120,7 +122,7 @@ impl Args {
         self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
     }
 
-    /// A number of rows, or what stands for it in a quick run.
+    /// Returns a number of rows, reduced for a quick run.
     pub(crate) fn scaled(&self, rows: usize) -> usize {
         if self.quick {
             (rows / 25).clamp(1, 20_000)
@@ -129,7 +131,7 @@ impl Args {
         }
     }
 
-    /// Walpost over that link.
+    /// Returns Walpost with this link.
     pub(crate) fn walpost(&self, link: Link) -> Program {
         Program::Walpost {
             link,
@@ -139,7 +141,7 @@ impl Args {
         }
     }
 
-    /// The other programs.
+    /// Returns the other programs.
     pub(crate) fn peers(&self) -> Vec<Program> {
         let debezium = self.peers.then(Program::debezium);
         debezium.into_iter().chain(self.peer.clone()).collect()

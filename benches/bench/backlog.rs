@@ -1,4 +1,4 @@
-//! Rows that wait in the log, and the slots that read them. A row is an event, also where there is
+//! Backlogs of rows in the WAL, and the slots that read them. A row is an event, even if there is
 //! no table.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,19 +12,19 @@ use crate::support::wait::wait_until;
 pub(crate) const TABLE: &str = "public.outbox";
 pub(crate) const PUBLICATION: &str = "walpost_outbox";
 
-/// Of the tables that the part `tables` makes.
+/// The publication of the tables that the part `tables` creates.
 pub(crate) const TABLES_PUBLICATION: &str = "bench_tables";
-/// Without tables: messages come with any publication.
+/// A publication without tables. Messages are sent with any publication.
 const EMPTY_PUBLICATION: &str = "walpost_log";
-/// What `walpost.publish` puts before its events where it is given no other.
+/// The default prefix of `walpost.publish`.
 const PREFIX: &str = "walpost_outbox";
 
-/// The slot that never moves: each measurement reads through a copy of it.
+/// A slot that never moves. Each measurement reads from a copy of it.
 const ORIGIN: &str = "origin";
 
-/// Rows as a shop writes them: 10,000 keys, payloads of about 220 bytes. With a size, a payload is
-/// made that long by text that does not compress. `payload` has no subquery, or PostgreSQL would not
-/// make it part of the statement, and preparing it would cost several times what is to be measured.
+/// Rows like those of a shop: 10,000 keys, payloads of about 220 bytes. If a size is given,
+/// payloads are extended to it with text that does not compress. `payload` contains no subquery, so
+/// that PostgreSQL inlines it: otherwise, preparing it would cost several times what is measured.
 const SCHEMA: &str = "
 CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid text NOT NULL,
     type text NOT NULL, payload jsonb NOT NULL);
@@ -60,15 +60,15 @@ DECLARE at bigint := 1; last bigint; BEGIN
     COMMIT; at := last + 1;
   END LOOP; END $$";
 
-/// Where a service writes its events.
+/// The type of an outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
-    /// Into a table.
+    /// A table.
     Table,
-    /// Into the log alone, by `walpost.publish`.
+    /// Only the WAL, with `walpost.publish`.
     Messages,
-    /// Into tables of the part `tables`, each transaction into another.
+    /// The tables of the part `tables`, a different one in each transaction.
     Tables,
 }
 
@@ -81,7 +81,7 @@ impl Kind {
         }
     }
 
-    /// What tells `walpost run` of it.
+    /// Returns the arguments of `walpost run`.
     pub(crate) fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Table => &["--publication", PUBLICATION, "--table", TABLE],
@@ -97,7 +97,7 @@ impl Kind {
         }
     }
 
-    /// What makes pgoutput send it.
+    /// Returns the options with which pgoutput sends the events.
     pub(crate) fn options(self) -> Vec<String> {
         let publication = |name| format!("publication_names={name}");
         match self {
@@ -108,32 +108,33 @@ impl Kind {
     }
 }
 
-/// Makes the outboxes of both kinds, and what fills them.
+/// Creates the outboxes of both kinds, and the procedures that fill them.
 pub(crate) fn install(db: &Session) {
     let publish = include_str!("../../sql/publish.sql").lines();
     // psql's own commands begin with a backslash.
     let publish: Vec<_> = publish.filter(|line| !line.starts_with('\\')).collect();
     db.run(&publish.join("\n"));
-    // That file leaves the session with pg_catalog alone.
+    // The file limits the session's search_path to pg_catalog.
     db.run("RESET search_path");
     db.run(SCHEMA);
 }
 
-/// What a backlog is to be made of.
+/// The properties of a backlog.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) kind: Kind,
     pub(crate) rows: usize,
-    /// Rows in a transaction.
+    /// The number of rows in a transaction.
     pub(crate) batch: usize,
-    /// Bytes of a payload as text, about; without it, payloads as a shop has them.
+    /// The approximate length of a payload as text, in bytes. `None` for payloads like those of a
+    /// shop.
     pub(crate) payload_bytes: Option<usize>,
-    /// Types of aggregates, one row of each in turn; or tables.
+    /// The number of aggregate types, which the rows use in turn; or the number of tables.
     pub(crate) types: usize,
 }
 
 impl Shape {
-    /// Transactions and payloads as a shop has them, in a table.
+    /// Returns transactions and payloads like those of a shop, in a table.
     pub(crate) fn of_rows(rows: usize) -> Self {
         Self {
             kind: Kind::Table,
@@ -145,7 +146,7 @@ impl Shape {
     }
 }
 
-/// What the rows of the n-th type have, as the database makes it.
+/// Returns the aggregate type of row `n`, like the function in the database.
 pub(crate) fn aggregate_type(n: usize, types: usize) -> String {
     match types {
         1 => "order".to_owned(),
@@ -153,21 +154,21 @@ pub(crate) fn aggregate_type(n: usize, types: usize) -> String {
     }
 }
 
-/// A backlog as it was written.
+/// A backlog that was written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Backlog {
     pub(crate) kind: Kind,
     pub(crate) rows: usize,
     pub(crate) batch: usize,
-    /// Bytes of a payload as text, on average.
+    /// The average length of a payload as text, in bytes.
     pub(crate) payload_bytes: f64,
-    /// What writing it put into the log.
+    /// The WAL that writing the backlog generated.
     pub(crate) wal_bytes: u64,
-    /// How long one session wrote it.
+    /// How long one session took to write the backlog.
     pub(crate) write_seconds: f64,
 }
 
-/// Writes a backlog in place of the one before.
+/// Replaces the previous backlog by a new one.
 pub(crate) fn fill(db: &Session, shape: Shape) -> Backlog {
     let Shape {
         kind,
@@ -204,7 +205,7 @@ pub(crate) fn fill(db: &Session, shape: Shape) -> Backlog {
     }
 }
 
-/// Takes the rows and the origin away, so that the server can let its log go.
+/// Removes the rows and the origin, so that the server can remove the WAL.
 pub(crate) fn empty(db: &Session) {
     let exists = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{ORIGIN}'");
     if db.number(&exists) > 0 {
@@ -214,20 +215,20 @@ pub(crate) fn empty(db: &Session) {
     db.run("CHECKPOINT");
 }
 
-/// Where WAL ends, in bytes.
+/// Returns the end of the WAL, in bytes.
 pub(crate) fn position(db: &Session) -> u64 {
     let position = db.number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
     u64::try_from(position).unwrap()
 }
 
-/// A slot of one measurement. It goes when dropped.
+/// The slot of one measurement, which is dropped with this value.
 pub(crate) struct Slot<'a> {
     db: &'a Session,
     pub(crate) name: String,
 }
 
 impl<'a> Slot<'a> {
-    /// One that begins where the backlog does.
+    /// Creates a slot that starts at the beginning of the backlog.
     pub(crate) fn at_backlog(db: &'a Session) -> Self {
         let name = unused_name();
         db.run(&format!(
@@ -236,7 +237,7 @@ impl<'a> Slot<'a> {
         Self { db, name }
     }
 
-    /// One that begins here and now.
+    /// Creates a slot that starts at the current position.
     pub(crate) fn here(db: &'a Session) -> Self {
         let name = unused_name();
         db.run(&create_slot(&name));
@@ -256,7 +257,8 @@ fn create_slot(name: &str) -> String {
     format!("SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
 }
 
-/// Waits for the walsender: it may not have noticed yet that its client is gone.
+/// Drops a slot. Waits for its walsender, which may not have noticed yet that its client has
+/// exited.
 fn drop_slot(db: &Session, name: &str) {
     let drop = format!("SELECT pg_drop_replication_slot('{name}')");
     wait_until("the slot to be free", || db.try_run(&drop).is_ok());

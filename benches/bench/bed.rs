@@ -1,4 +1,4 @@
-//! The servers under all measurements, and how they are set.
+//! The servers that all measurements use, and their settings.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::topic::TopicSettings;
 
 pub(crate) const DATABASE: &str = "postgres";
 
-/// Durable as in production; without checkpoints in the middle of a measurement.
+/// As durable as in production, but without checkpoints during a measurement.
 pub(crate) const POSTGRES_SETTINGS: &str = "fsync = on
 shared_buffers = 256MB
 max_wal_size = 16GB
@@ -32,25 +32,25 @@ pub(crate) const BROKER_JVM: [&str; 2] = ["-Xms512m", "-Xmx512m"];
 /// Rows in each drain of the warm-up.
 pub(crate) const WARM_UP_ROWS: usize = 500_000;
 
-/// At least and at most so many drains.
+/// The minimum and maximum number of drains in the warm-up.
 pub(crate) const WARM_UPS: RangeInclusive<usize> = 8..=12;
 
-/// A PostgreSQL and a Kafka for the benchmark alone.
+/// A PostgreSQL and a Kafka that only the benchmark uses.
 pub(crate) struct Bed {
     pub(crate) server: Server,
     pub(crate) broker: Broker,
     pub(crate) db: Session,
-    /// Asks for offsets.
+    /// Queries offsets.
     pub(crate) observer: BaseConsumer,
 }
 
 impl Bed {
-    /// Starts the servers, and warms the broker up.
+    /// Starts the servers, and warms up the broker.
     pub(crate) fn new(args: &Args) -> Self {
         let server = Server::private(MAJOR, POSTGRES_SETTINGS);
         let broker = Broker::with_jvm(&BROKER_JVM);
         let db = server.session(DATABASE);
-        // For the rows of a backlog: nobody waits for them, and they are on disk before they are
+        // For the rows of a backlog: no client waits for them, and they are on disk before they are
         // read.
         db.run("SET synchronous_commit = off");
         backlog::install(&db);
@@ -65,7 +65,7 @@ impl Bed {
         bed
     }
 
-    /// key=value conninfo of a superuser.
+    /// Returns the connection string of a superuser, as key=value pairs.
     pub(crate) fn conninfo(&self, link: Link) -> String {
         match link {
             Link::Unix => self.server.conninfo(DATABASE),
@@ -73,8 +73,9 @@ impl Bed {
         }
     }
 
-    /// Drains that are not counted, until the broker's JVM has compiled what it needs for one: until
-    /// then the broker takes several times the CPU, and what shares the cores with it is slower.
+    /// Runs drains that are not counted, until the broker's JVM has compiled the code that a drain
+    /// uses. Until then, the broker needs several times the CPU, which slows down processes on the
+    /// same cores.
     fn warm_up(&self, args: &Args) {
         eprintln!("warming up:");
         let backlog = backlog::fill(&self.db, Shape::of_rows(args.scaled(WARM_UP_ROWS)));
@@ -93,6 +94,6 @@ impl Bed {
     }
 }
 
-/// How long nothing may happen before a measurement has failed. A transaction of millions of rows
-/// is decoded whole before its first row is sent.
+/// How long a measurement may make no progress before it fails. PostgreSQL decodes a transaction of
+/// millions of rows completely before it sends the first row.
 pub(crate) const STALL: Duration = Duration::from_secs(180);

@@ -1,4 +1,4 @@
-//! The part `drain`: Walpost, the limit and the peers on the same backlogs, and memory while the
+//! The part `drain`: Walpost, the limit and the peers with the same backlogs, and memory while the
 //! broker is frozen.
 
 use crate::args::Args;
@@ -10,9 +10,9 @@ use crate::program::Link;
 use crate::results::Comparison;
 use crate::topic::TopicSettings;
 
-/// The series of the backlog that most figures are about.
+/// The series with the backlog that most figures refer to.
 pub(crate) const SERIES: &str = "drain";
-/// The series of the second, larger backlog.
+/// The series with the second, larger backlog.
 pub(crate) const MORE_ROWS: &str = "drain of more rows";
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Comparison {

@@ -1,4 +1,4 @@
-//! The part `database`: what it costs the database that events are carried, and how.
+//! The part `database`: the load of delivering events on the database, by the way of delivery.
 
 pub(crate) mod poller;
 
@@ -20,7 +20,7 @@ use crate::usage::{Walsender, cpu_seconds, family_cpu_seconds};
 const TABLE: &str = "public.events";
 const PUBLICATION: &str = "events";
 
-/// Sessions that write at the same time.
+/// The number of concurrent sessions that write.
 pub(crate) const WRITERS: usize = 4;
 
 const SCHEMA: &str = "
@@ -28,17 +28,17 @@ CREATE TABLE events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, aggrega
     aggregateid text NOT NULL, type text NOT NULL, payload jsonb NOT NULL);
 CREATE PUBLICATION events FOR TABLE events WITH (publish = 'insert')";
 
-/// Writes one event into the table.
+/// Writes one event to the table.
 const INSERT: &str = "INSERT INTO events (aggregatetype, aggregateid, type, payload)
     VALUES ('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, NULL))";
-/// Writes one event into the log alone.
+/// Writes one event only to the WAL.
 const PUBLISH: &str = "published :=
     walpost.publish('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, NULL))";
 
-/// How events come out of the database.
+/// How events leave the database.
 #[derive(Clone, Copy)]
 enum Way {
-    /// They stay in the table.
+    /// The events stay in the table.
     Nothing,
     Walpost(Kind),
     Polling(Settlement),
@@ -67,7 +67,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
     costs
 }
 
-/// The events are written while they are carried.
+/// Measures one way of delivery. The events are written and delivered at the same time.
 fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     prepare(bed, way);
     let topic = Topic::new(bed, &TopicSettings::default());
@@ -88,8 +88,8 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     });
     carrier.settle(events);
     let reader_cpu = carrier.reader_cpu_seconds() - carrier_before;
-    // They are open until here: of a process that ends while the server's are looked at, nothing
-    // may be seen.
+    // The sessions stay open until here, because the CPU usage of a process that ends while the
+    // server's processes are inspected may not be seen.
     let writers_cpu: f64 = writers.iter().map(session_cpu_seconds).sum();
     let rest_cpu = server() - cpu_before - writers_cpu - reader_cpu;
     drop(writers);
@@ -117,8 +117,8 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
     }
 }
 
-/// Makes the table, if there is to be one, and `add`, which commits each event by itself, as
-/// services do.
+/// Creates the table, if there is one, and the procedure `add`, which commits each event
+/// separately, like a service.
 fn prepare(bed: &Bed, way: Way) {
     let write = match way.kind() {
         Kind::Table | Kind::Tables => {
@@ -137,7 +137,7 @@ fn prepare(bed: &Bed, way: Way) {
     bed.db.run("CHECKPOINT");
 }
 
-/// What events leave behind in the database. Without a table that is nothing.
+/// What events leave behind in the database. Empty without a table.
 #[derive(Default)]
 struct Remains {
     table_bytes: u64,
@@ -146,7 +146,7 @@ struct Remains {
 }
 
 impl Remains {
-    /// Measures the table, and takes it away.
+    /// Measures the table, and drops it.
     fn clear(bed: &Bed) -> Self {
         let number = |sql: &str| u64::try_from(bed.db.number(sql)).unwrap();
         let dead_tuples =
@@ -164,7 +164,8 @@ impl Remains {
     }
 }
 
-/// Returns the sessions that wrote. Waiting for the disk costs no CPU, so it is left out.
+/// Writes events, and returns the sessions that wrote them. Does not wait for the disk, because
+/// that uses no CPU.
 fn write(bed: &Bed, each: usize) -> Vec<Session> {
     let sessions = (0..WRITERS).map(|_| {
         let db = bed.server.session(DATABASE);
@@ -179,13 +180,13 @@ fn write(bed: &Bed, each: usize) -> Vec<Session> {
     written.collect()
 }
 
-/// What the server's process of a session has used so far.
+/// Returns the CPU time that the server process of a session has used so far.
 fn session_cpu_seconds(session: &Session) -> f64 {
     let pid = u32::try_from(session.number("SELECT pg_backend_pid()")).unwrap();
     cpu_seconds(pid).expect("an open session")
 }
 
-/// Whoever takes events to Kafka.
+/// The program that delivers events to Kafka.
 enum Carrier<'a> {
     Nobody,
     Walpost {
@@ -197,7 +198,7 @@ enum Carrier<'a> {
 }
 
 impl Way {
-    /// Where the events are written.
+    /// Returns where the events are written.
     fn kind(self) -> Kind {
         match self {
             Self::Walpost(kind) => kind,
@@ -217,7 +218,7 @@ impl Way {
 }
 
 impl<'a> Carrier<'a> {
-    /// Returns when it is ready for the first event.
+    /// Starts the program, and returns when it is ready for the first event.
     fn start(bed: &'a Bed, args: &Args, way: Way, topic: &Topic<'_>) -> Self {
         match way {
             Way::Nothing => Self::Nobody,
@@ -254,7 +255,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Of the process of the server that reads, by the last sample.
+    /// Returns the CPU time of the server process that reads events, at the last sample.
     fn reader_cpu_seconds(&self) -> f64 {
         match self {
             Self::Nobody => 0.0,
@@ -263,7 +264,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Waits until the database knows of everything that is in Kafka.
+    /// Waits until the database has recorded all events as delivered.
     fn settle(&mut self, events: usize) {
         self.sample();
         if let Self::Poller(poller) = self {

@@ -1,4 +1,4 @@
-//! The drain of a backlog, measured.
+//! Measures the drain of a backlog.
 
 use std::ops::Range;
 use std::process::{Child, Command};
@@ -19,10 +19,10 @@ use crate::usage::{
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
-/// A transaction that has records is committed sooner than this.
+/// A transaction that contains records is committed within this time.
 const COMMITS_WITHIN: Duration = Duration::from_millis(500);
 
-/// What is measured once a round.
+/// A measurement that is repeated once per round.
 pub(crate) struct Lap {
     point: String,
     program: Program,
@@ -38,24 +38,24 @@ impl Lap {
         }
     }
 
-    /// What pg_recvlogical alone can do.
+    /// Measures the throughput of pg_recvlogical alone.
     pub(crate) fn limit(link: Link) -> Self {
         Self::new(Program::Limit { link }, TopicSettings::default())
     }
 
-    /// The limit, and a program over the same link, at one point.
+    /// Measures the limit and a program over the same link, at one point.
     pub(crate) fn beside_limit(program: Program, topic: TopicSettings, point: &str) -> [Self; 2] {
         [Self::limit(program.link()), Self::new(program, topic)].map(|lap| lap.named(point))
     }
 
-    /// Names what this one shows.
+    /// Sets the point of the series that this lap measures.
     pub(crate) fn named(mut self, point: &str) -> Self {
         point.clone_into(&mut self.point);
         self
     }
 }
 
-/// Drains the backlog by all in turn, once a round; each round begins with another one.
+/// Drains the backlog with each lap once per round. Each round starts with another lap.
 pub(crate) fn rounds(
     bed: &Bed,
     series: &str,
@@ -104,8 +104,8 @@ fn tell(drain: &Drain) {
     );
 }
 
-/// The walsender, when nothing is done with what it sends. That is told in bytes, so that nothing
-/// has to look into it.
+/// Measures the walsender while its output is discarded. Progress is measured in bytes, so that the
+/// output need not be parsed.
 fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
     let slot = Slot::at_backlog(&bed.db);
     let mut walsender = Walsender::new(&bed.db, &slot.name);
@@ -114,7 +114,7 @@ fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
     let mut client = receive(bed, link, backlog.kind, &slot.name, &end);
     let (mut cpu, mut waiting, mut peak) = (0.0, 0.0, 0);
     loop {
-        // The last look is after the end, or a short run would not be seen at all.
+        // Samples once more after the end, because a short run might not be sampled otherwise.
         let ended = has_ended(client.id());
         walsender.sample();
         cpu = cpu_seconds(client.id()).unwrap_or(cpu);
@@ -180,14 +180,14 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
     let mut arrivals = Arrivals::new();
     let mut running = program.start(bed, &task);
     let all = backlog.rows as u64;
-    // With transactions, so many offsets don't prove so many records.
+    // With transactions, the offsets also count transaction markers, not only records.
     let more_may_come =
         |arrivals: &Arrivals| program.has_transactions() && arrivals.still() < COMMITS_WITHIN;
     while arrivals.see(topic.records() as u64) < all || more_may_come(&arrivals) {
         running.assert_runs();
         arrivals.assert_moves();
         walsender.sample();
-        // To be asked for a thousand topics every 10 ms would keep a broker busy.
+        // Querying a thousand topics every 10 ms would put load on the broker.
         sleep(BETWEEN_LOOKS * if settings.topics > 1 { 10 } else { 1 });
     }
     walsender.sample();
@@ -226,7 +226,7 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
     }
 }
 
-/// When how much had come, counted in rows or in bytes.
+/// The amounts that have arrived over time, in rows or bytes.
 struct Arrivals {
     began: Instant,
     first: Option<(Instant, u64)>,
@@ -243,7 +243,7 @@ impl Arrivals {
         }
     }
 
-    /// `amount` is there now; returned as it is.
+    /// Records that `amount` has arrived by now. Returns `amount`.
     fn see(&mut self, amount: u64) -> u64 {
         if amount > self.last.1 {
             self.last = (Instant::now(), amount);
@@ -253,13 +253,13 @@ impl Arrivals {
     }
 
     /// # Panics
-    /// Nothing has come for very long.
+    /// Panics if nothing has arrived for a very long time.
     fn assert_moves(&self) {
         let still = self.still();
         assert!(still < STALL, "nothing arrived in {still:?}");
     }
 
-    /// How long nothing has come.
+    /// Returns how long nothing has arrived.
     fn still(&self) -> Duration {
         self.last.0.elapsed()
     }
@@ -273,8 +273,8 @@ impl Arrivals {
         (self.last.0 - self.began).as_secs_f64()
     }
 
-    /// The rate of what came after the first look that found something, as part of `rows`; `None`
-    /// where that look found most of it.
+    /// Returns the rate after the first sample that found something, extrapolated to `rows`, or
+    /// `None` if that sample found most of the rows.
     fn per_second(&self, rows: usize) -> Option<f64> {
         let ((first, early), (last, all)) = (self.first?, self.last);
         let part = (all - early) as f64 / all as f64;

@@ -1,4 +1,4 @@
-//! The part `forms`: the same backlog in each form that a record can have.
+//! The part `forms`: the same backlog with each format of records.
 
 use crate::args::Args;
 use crate::backlog::{self, Shape};
@@ -10,7 +10,7 @@ use crate::topic::TopicSettings;
 
 pub(crate) const SERIES: &str = "forms";
 
-/// The settings of the pipeline by the name of the form.
+/// The names of the formats, and the settings of the pipeline for them.
 const FORMS: [(&str, &str); 7] = [
     ("string", ""),
     ("bytes", "value_format = \"bytes\""),

@@ -1,4 +1,5 @@
-//! The part `growth`: one thing at a time made larger; and a table beside the log alone.
+//! The part `growth`: increases one parameter at a time; and compares a table with messages in the
+//! WAL.
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape};
@@ -64,7 +65,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
         add(TRANSACTIONS, point, shape, rounds);
     }
 
-    // These differ in the topic alone.
+    // These points differ only in the topic.
     let backlog = backlog::fill(&bed.db, Shape::of_rows(args.rows()));
     let walpost = |topic, point| Lap::new(args.walpost(Link::Unix), topic).named(point);
     let mut laps = vec![Lap::limit(Link::Unix)];
@@ -100,7 +101,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
         0..args.rounds(),
     ));
 
-    // Here writing counts as well, so it is done in each round.
+    // Here, writing is measured too, so it is repeated in each round.
     for round in 0..args.rounds() {
         let mut kinds = [Kind::Table, Kind::Messages];
         kinds.rotate_left(round % 2);
@@ -120,7 +121,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
             ));
         }
     }
-    // Last: a broker is busy for a while with what a thousand topics leave.
+    // This comes last, because the broker remains busy with a thousand topics for a while.
     for (point, topics) in [("1", 1), ("1,000", args.scaled(1_000))] {
         let shape = Shape {
             types: topics,
@@ -145,7 +146,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     drains
 }
 
-/// Walpost and the limit at one point.
+/// Returns Walpost and the limit at one point.
 fn beside_limit(args: &Args, point: &str) -> [Lap; 2] {
     Lap::beside_limit(args.walpost(Link::Unix), TopicSettings::default(), point)
 }

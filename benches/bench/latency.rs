@@ -1,5 +1,4 @@
-//! The part `latency`: from commit to consumer at steady rates, and CPU while there is nothing to
-//! do.
+//! The part `latency`: from commit to consumer at steady rates, and CPU usage while idle.
 
 mod receiver;
 mod writers;
@@ -18,25 +17,25 @@ use crate::stats::percentile;
 use crate::topic::{Topic, TopicSettings};
 use crate::usage::{family_cpu_seconds, family_resident_bytes};
 
-/// Transactions a second.
+/// Transactions per second.
 pub(crate) const RATES: [u32; 2] = [500, 2_000];
 
-/// How long each thing takes.
+/// The durations of the phases.
 #[derive(Clone, Copy)]
 struct Times {
-    /// A program that has just delivered its first record gets this long to come to rest.
+    /// How long a program may settle after it has delivered its first record.
     settle: Duration,
     idle: Duration,
     warm_up: Duration,
     steady: Duration,
 }
 
-/// One event, in microseconds since 1970.
+/// The times of one event, in microseconds since 1970.
 #[derive(Clone, Copy)]
 struct Sample {
-    /// When its transaction was due.
+    /// When the transaction was due.
     due: i64,
-    /// When it was inserted.
+    /// When the event was inserted.
     inserted: i64,
     received: i64,
 }
@@ -72,7 +71,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
     latency
 }
 
-/// One program, from its start to its stop: idle first, then at each of the rates.
+/// Measures one program from start to stop: first idle, and then at each of the rates.
 fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut Latency) {
     backlog::empty(&bed.db);
     let slot = Slot::here(&bed.db);
@@ -135,7 +134,7 @@ fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut L
     running.stop();
 }
 
-/// Milliseconds from `since` to the receipt.
+/// Returns the milliseconds from `since` until receipt.
 fn latencies(samples: &[Sample], since: fn(&Sample) -> i64) -> Vec<f64> {
     samples
         .iter()
@@ -157,12 +156,12 @@ impl Percentiles {
     }
 }
 
-/// Microseconds since 1970.
+/// Returns the current time in microseconds since 1970.
 fn now() -> i64 {
     jiff::Timestamp::now().as_microsecond()
 }
 
-/// Sleeps until that moment.
+/// Sleeps until the given time.
 fn sleep_until(due: i64) {
     if let Ok(left) = u64::try_from(due - now()) {
         sleep(Duration::from_micros(left));

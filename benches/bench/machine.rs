@@ -1,4 +1,4 @@
-//! What it was measured on.
+//! The machine and the programs used for a measurement.
 
 use std::fs;
 use std::process::Command;
@@ -20,7 +20,7 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
 }
 
-/// The programs that take part; empty for what does not.
+/// The versions of the programs. Empty for programs that were not used.
 #[derive(PartialEq, Serialize, Deserialize)]
 pub(crate) struct Versions {
     pub(crate) walpost: String,
@@ -56,7 +56,7 @@ impl Versions {
             librdkafka: rdkafka::util::get_rdkafka_version().1,
             postgres: bed.db.value("SHOW server_version").unwrap(),
             kafka: kafka(),
-            // It says so on standard error.
+            // Java prints its version to standard error.
             java: first_line(Command::new("sh").args(["-c", "java -version 2>&1"])),
             debezium: fs::read_to_string(dependencies().join("debezium/VERSION"))
                 .unwrap_or_default()
@@ -74,7 +74,7 @@ fn system() -> String {
     name.unwrap_or("unknown").trim_matches('"').to_owned()
 }
 
-/// From the name of the broker's jar.
+/// Returns Kafka's version, from the name of the broker's jar.
 fn kafka() -> String {
     let jars = fs::read_dir(dependencies().join("kafka/lib")).unwrap();
     let version = jars.filter_map(|jar| {

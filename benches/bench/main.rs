@@ -1,12 +1,15 @@
-//! How fast, how soon and at what cost: Walpost beside what the database alone can do, and beside
-//! other programs. `./dev bench --help` says how to call it, `docs/benchmarks.md` what came out.
+//! Measures Walpost's throughput, latency and cost in comparison with the database's limit and with
+//! other programs. `./dev bench --help` describes the usage, and `docs/benchmarks.md` contains the
+//! results.
 //!
-//! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts what arrives,
-//! [`program`] starts what is measured and [`usage`] reads what it costs. On these stand the parts:
-//! [`comparison`], [`growth`], [`forms`] and [`tuned`] by [`drain`], [`latency`], [`database`], [`tables`],
-//! [`shards`] and [`profile`]. What they measure is [`results`]; [`report`] makes tables, charts and the page of it.
+//! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts the records that
+//! arrive, [`program`] starts the measured program and [`usage`] reads its resource usage. The
+//! parts use these modules: [`comparison`], [`growth`], [`forms`] and [`tuned`] through [`drain`],
+//! and [`latency`], [`database`], [`tables`], [`shards`] and [`profile`]. The measurements are
+//! stored in [`results`], from which [`report`] creates tables, charts and the page.
 //!
-//! Everything runs on one machine and in turn, so ratios mean more than figures.
+//! Everything runs on one machine, one measurement at a time, so ratios are more meaningful than
+//! absolute figures.
 #![allow(
     clippy::unwrap_used,
     reason = "a benchmark that can't go on has failed"
@@ -61,7 +64,7 @@ fn main() {
     }
 }
 
-/// Measures the parts that were asked for, and prints and keeps each as it is done.
+/// Measures the selected parts. Prints and stores the results of each part when it is done.
 fn measure(args: &Args, results: &mut Results) {
     let bed = Bed::new(args);
     for word in args.parts() {

@@ -1,4 +1,5 @@
-//! Walpost's memory before, while and after the broker does not answer, amid a drain.
+//! Measures Walpost's memory before, during and after a period in which the broker does not
+//! respond, in the middle of a drain.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use crate::usage::{MEBIBYTE, family_resident_bytes};
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 
-/// On the backlog that is there.
+/// Measures an outage with the existing backlog.
 pub(crate) fn measure(bed: &Bed, args: &Args, rows: usize) -> Outage {
     let frozen_for = Duration::from_secs(if args.quick { 1 } else { 10 });
     let slot = Slot::at_backlog(&bed.db);

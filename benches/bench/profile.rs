@@ -1,4 +1,4 @@
-//! The part `profile`: what Walpost itself spends a drain on, by perf(1) of Linux.
+//! The part `profile`: where Walpost spends its time during a drain, according to Linux' perf(1).
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -16,29 +16,29 @@ use crate::support::reaper::{self, Ending};
 use crate::support::wait::PATIENCE;
 use crate::topic::{Topic, TopicSettings};
 
-/// What was on the stacks of Walpost's threads at the samples of one drain.
+/// The sampled stacks of Walpost's threads during one drain.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Profile {
     pub(crate) rows: usize,
-    /// All threads; its callees are the threads, by name.
+    /// The frame of the process. Its callees are the threads, by name.
     pub(crate) process: Frame,
 }
 
-/// A function, as it was called by the one above it.
+/// A function, as called by its parent frame.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Frame {
     pub(crate) name: String,
-    /// Samples in which it ran, or one that it had called.
+    /// The number of samples in which the function, or one that it called, was running.
     pub(crate) samples: usize,
     pub(crate) callees: Vec<Frame>,
 }
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
-/// Samples a second.
+/// Samples per second.
 const FREQUENCY: &str = "999";
-/// Frames with less of all samples are left out: no chart could show them.
+/// Frames with a smaller part of all samples are omitted, because no chart could show them.
 const LEAST_PART: f64 = 0.002;
-/// What every stack has below and between what matters: how threads are started and closures called.
+/// Frames below and between the relevant ones in every stack: thread startup and calls of closures.
 const SCAFFOLDING: [&str; 9] = [
     "std::",
     "core::",
@@ -51,7 +51,7 @@ const SCAFFOLDING: [&str; 9] = [
     "__GI___clone",
 ];
 
-/// `None` where perf is not installed.
+/// Profiles a drain. Returns `None` if perf is not installed.
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Option<Profile> {
     if Command::new("perf").arg("--version").output().is_err() {
         eprintln!("  left out: there is no perf (Debian: apt install linux-perf)");
@@ -80,7 +80,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Option<Profile> {
     })
 }
 
-/// Drains the backlog, and has perf take samples meanwhile.
+/// Drains the backlog while perf takes samples.
 fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
     let slot = Slot::at_backlog(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
@@ -90,7 +90,8 @@ fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
     let mut wait_for = |records| {
         running.wait_until("records", BETWEEN_LOOKS, || topic.records() >= records);
     };
-    // perf takes no samples of threads that come later, and the reader does when rows come fast.
+    // perf takes no samples of threads that start later, and the reader thread starts when rows
+    // arrive fast.
     wait_for(rows / 20);
     let mut perf = Command::new("perf")
         .args(["record", "--quiet", "--freq", FREQUENCY])
@@ -108,8 +109,8 @@ fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
     running.stop();
 }
 
-/// What `perf script` prints: for each sample the thread's name, then a line for each frame, the
-/// innermost first, then an empty one.
+/// Parses the output of `perf script`. Each sample consists of the thread's name, one line per
+/// frame, innermost first, and an empty line.
 fn stacks(text: &str) -> Frame {
     let mut process = Frame {
         name: "walpost".to_owned(),
@@ -129,7 +130,7 @@ fn stacks(text: &str) -> Frame {
     process
 }
 
-/// A symbol without the hash at its end.
+/// Returns a symbol without the hash at its end.
 fn plain(symbol: &str) -> &str {
     match symbol.rsplit_once("::h") {
         Some((name, hash)) if hash.len() == 16 => name,
@@ -138,7 +139,7 @@ fn plain(symbol: &str) -> &str {
 }
 
 impl Frame {
-    /// Counts a sample with these functions, the outermost first.
+    /// Counts a sample with these functions, outermost first.
     fn add<'n>(&mut self, names: impl Iterator<Item = &'n str>) {
         self.samples += 1;
         let mut frame = self;
@@ -156,7 +157,7 @@ impl Frame {
         }
     }
 
-    /// Takes away what has fewer samples, and sorts the rest.
+    /// Removes callees with fewer samples, and sorts the others.
     fn prune(&mut self, least: f64) {
         self.callees.retain(|callee| callee.samples as f64 >= least);
         self.callees.sort_by_key(|callee| Reverse(callee.samples));
@@ -165,7 +166,7 @@ impl Frame {
         }
     }
 
-    /// How many frames are on top of one another, with this one.
+    /// Returns the maximum number of stacked frames, including this one.
     pub(crate) fn depth(&self) -> usize {
         1 + self.callees.iter().map(Self::depth).max().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! What is measured: how it is started and stopped.
+//! The measured programs: how to start and stop them.
 
 use std::fmt::{self, Display};
 use std::fs::{self, File};
@@ -20,27 +20,27 @@ use crate::support::walpost::{Invocation, Walpost, config_file};
 use crate::topic::Topic;
 use crate::usage::family;
 
-/// How a program reaches the database.
+/// How a program connects to the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Link {
-    /// The unix-domain socket.
+    /// The Unix-domain socket.
     Unix,
-    /// TCP on the loopback interface, without TLS.
+    /// TCP over the loopback interface, without TLS.
     Tcp,
 }
 
-/// A program that carries events to Kafka, or the limit: what the database alone can do.
+/// A program that delivers events to Kafka, or the limit: what the database alone can do.
 #[derive(Clone, Debug)]
 pub(crate) enum Program {
-    /// `pg_recvlogical` to /dev/null: decoding and the socket, and nothing done with what comes.
+    /// `pg_recvlogical` to /dev/null: decoding and the socket, without processing the output.
     Limit {
         link: Link,
     },
     Walpost {
         link: Link,
         properties: Vec<String>,
-        /// More of its pipeline, as walpost.toml has it.
+        /// Additional settings of the pipeline, in walpost.toml's syntax.
         settings: String,
         exactly_once: bool,
     },
@@ -52,25 +52,25 @@ pub(crate) enum Program {
 
 /// The limit's name in results.
 pub(crate) const LIMIT: &str = "pg_recvlogical";
-/// Walpost's name in results, delivering at least once.
+/// Walpost's name in results, with at-least-once delivery.
 pub(crate) const WALPOST: &str = "Walpost";
-/// Its name where it delivers exactly once.
+/// Walpost's name in results, with exactly-once delivery.
 pub(crate) const EXACTLY_ONCE: &str = "Walpost, exactly-once";
 /// Debezium's name in results.
 pub(crate) const DEBEZIUM: &str = "Debezium";
 
-/// What a program needs to know for one run.
+/// The parameters of one run of a program.
 pub(crate) struct Task<'a> {
-    /// Of the outbox. Peers read tables alone.
+    /// The kind of outbox. Peers only read tables.
     pub(crate) kind: Kind,
     pub(crate) slot: &'a str,
-    /// The name of the topic, or the template that gives one for each row.
+    /// The name of the topic, or the template for the topic of each row.
     pub(crate) topic: &'a str,
     pub(crate) compression: Option<&'a str>,
 }
 
 impl<'a> Task<'a> {
-    /// With the program's own compression.
+    /// Creates a task that uses the program's default compression.
     pub(crate) fn new(kind: Kind, slot: &'a Slot<'_>, topic: &'a Topic<'_>) -> Self {
         Self {
             kind,
@@ -82,7 +82,7 @@ impl<'a> Task<'a> {
 }
 
 impl Program {
-    /// Debezium on Kafka Connect. `./dev bench --peers` has downloaded it.
+    /// Returns Debezium on Kafka Connect, which `./dev bench --peers` has downloaded.
     pub(crate) fn debezium() -> Self {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/debezium");
         Self::Peer {
@@ -91,7 +91,7 @@ impl Program {
         }
     }
 
-    /// Walpost with more settings of its pipeline, as walpost.toml has them.
+    /// Returns Walpost with additional settings of the pipeline, in walpost.toml's syntax.
     pub(crate) fn with_settings(mut self, text: &str) -> Self {
         if let Self::Walpost { settings, .. } = &mut self {
             text.clone_into(settings);
@@ -99,7 +99,7 @@ impl Program {
         self
     }
 
-    /// Walpost with a property of librdkafka, as `NAME=VALUE`.
+    /// Returns Walpost with a property of librdkafka, as `NAME=VALUE`.
     pub(crate) fn with_property(mut self, property: &str) -> Self {
         if let Self::Walpost { properties, .. } = &mut self {
             properties.push(property.to_owned());
@@ -107,7 +107,7 @@ impl Program {
         self
     }
 
-    /// Walpost in its other mode of delivery.
+    /// Returns Walpost with exactly-once delivery.
     pub(crate) fn exactly_once(mut self) -> Self {
         if let Self::Walpost { exactly_once, .. } = &mut self {
             *exactly_once = true;
@@ -119,7 +119,8 @@ impl Program {
         matches!(self, Self::Walpost { .. })
     }
 
-    /// Whether its records become readable with the end of a transaction, which takes an offset too.
+    /// Returns whether records become readable at the end of a transaction, whose marker uses an
+    /// offset too.
     pub(crate) fn has_transactions(&self) -> bool {
         matches!(
             self,
@@ -141,7 +142,8 @@ impl Program {
         }
     }
 
-    /// Peers get TCP: not every driver knows the unix-domain socket.
+    /// Returns the program's link. Peers use TCP, because some drivers don't support Unix-domain
+    /// sockets.
     pub(crate) fn link(&self) -> Link {
         match self {
             Self::Limit { link } | Self::Walpost { link, .. } => *link,
@@ -149,7 +151,7 @@ impl Program {
         }
     }
 
-    /// Starts a program that carries to Kafka.
+    /// Starts a program that delivers to Kafka.
     pub(crate) fn start(&self, bed: &Bed, task: &Task<'_>) -> Running {
         match self {
             Self::Limit { .. } => unreachable!("the limit does not carry to Kafka"),
@@ -165,7 +167,7 @@ impl Program {
                     arguments.extend(["--config", file.to_str().unwrap()]);
                 }
                 if *exactly_once {
-                    // A checkpoint is a pipeline's: each measurement has one of its own.
+                    // Checkpoints belong to a pipeline, so each measurement has its own.
                     arguments.extend(["--pipeline", task.slot]);
                     adopt_checkpoint(bed, *link, task, &arguments);
                     arguments.extend(["--delivery", "exactly-once"]);
@@ -190,7 +192,7 @@ fn adopt_checkpoint(bed: &Bed, link: Link, task: &Task<'_>, arguments: &[&str]) 
         .expect_code(0);
 }
 
-/// Starts `walpost run`; `arguments` are those that say what it reads, and more.
+/// Starts `walpost run`. `arguments` selects the outbox, and may contain other options.
 pub(crate) fn start_walpost(
     bed: &Bed,
     link: Link,
@@ -202,7 +204,8 @@ pub(crate) fn start_walpost(
         .compression
         .map(|codec| format!("compression.type={codec}"));
     let walpost = Invocation::new(["run", "--slot", task.slot, "--topic", task.topic])
-        // What is measured is the stream, of a slot that was made by hand. With several tables there is nothing else.
+        // The measurement covers only the stream, and the slot was created by hand. An outbox of
+        // several tables has no snapshot.
         .args(match task.kind {
             Kind::Tables => &[][..],
             _ => &["--snapshot", "never"],
@@ -219,14 +222,15 @@ pub(crate) fn start_walpost(
     Running::Walpost(Box::new(walpost.start()))
 }
 
-/// A program at work.
+/// A running program.
 pub(crate) enum Running {
     Walpost(Box<Walpost>),
     Peer(Peer),
 }
 
 impl Running {
-    /// Walpost with the pipelines of `text`, as walpost.toml has them, all into the bed's broker.
+    /// Starts Walpost with the pipelines in `text`, in walpost.toml's syntax, which all use the
+    /// bed's broker.
     pub(crate) fn of_pipelines(bed: &Bed, text: &str) -> Self {
         let file = config_file(format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n{text}",
@@ -243,10 +247,10 @@ impl Running {
         }
     }
 
-    /// Looks every so often, until it is so.
+    /// Polls at the given interval until the condition holds.
     ///
     /// # Panics
-    /// It has ended by itself, or that takes longer than [`STALL`].
+    /// Panics if the program has exited, or if that takes longer than [`STALL`].
     pub(crate) fn wait_until(
         &mut self,
         what: &str,
@@ -262,7 +266,7 @@ impl Running {
     }
 
     /// # Panics
-    /// It has ended by itself.
+    /// Panics if the program has exited.
     pub(crate) fn assert_runs(&mut self) {
         match self {
             Self::Walpost(walpost) => assert!(walpost.is_running(), "walpost has ended"),
@@ -273,7 +277,7 @@ impl Running {
         }
     }
 
-    /// Asks it to stop, and waits for the end.
+    /// Asks the program to stop, and waits until it exits.
     pub(crate) fn stop(self) {
         match self {
             Self::Walpost(walpost) => assert_eq!(walpost.terminate().code, Some(0)),
@@ -282,7 +286,7 @@ impl Running {
     }
 }
 
-/// A process of somebody else's. Stopped when dropped.
+/// A process of another program, which is stopped when dropped.
 pub(crate) struct Peer {
     name: String,
     folder: PathBuf,

@@ -1,4 +1,4 @@
-//! What is made of the results: tables for the terminal; docs/benchmarks.md and its charts.
+//! The output of the results: tables for the terminal, and docs/benchmarks.md with its charts.
 
 mod charts;
 mod numbers;
@@ -21,7 +21,8 @@ use crate::tuned;
 use crate::usage::MEBIBYTE;
 use numbers::{one_place, spread, two_places, whole};
 
-/// The series in which something grows: name, title, and what its points are.
+/// The series in which a parameter increases: the name, the title, and a description of the
+/// parameter.
 const SERIES: [(&str, &str, &str); 6] = [
     (growth::ROWS, "Rows in the backlog", "rows in the backlog"),
     (growth::PAYLOAD, "Size of the payload", "payload"),
@@ -39,7 +40,7 @@ const SERIES: [(&str, &str, &str); 6] = [
     (growth::TOPICS, "Topics", "topics"),
 ];
 
-/// The tables of a part that was measured.
+/// Returns the tables of a part that was measured.
 pub(crate) fn part(results: &Results, word: Word) -> String {
     let mut text = String::new();
     match word {
@@ -122,7 +123,7 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
     text
 }
 
-/// Makes the page and its charts.
+/// Writes the page and its charts.
 pub(crate) fn write(results: &Results) {
     let docs = results::docs();
     let folder = docs.join("benchmarks");
@@ -132,7 +133,7 @@ pub(crate) fn write(results: &Results) {
     fs::write(docs.join("benchmarks.md"), page::render(results)).unwrap();
 }
 
-/// What a series was drained from, in a sentence.
+/// Describes the backlog of a series in a sentence.
 fn backlog(drains: &[Drain], series: &str) -> String {
     let Some(drain) = drains.iter().find(|drain| drain.series == series) else {
         return String::new();
@@ -148,7 +149,7 @@ fn backlog(drains: &[Drain], series: &str) -> String {
     )
 }
 
-/// What a new table costs, in a sentence.
+/// Describes the cost of a new table in a sentence.
 fn added(tables: &Tables) -> String {
     let seconds = Spread::of(tables.added_seconds.iter().copied());
     format!(
@@ -158,7 +159,7 @@ fn added(tables: &Tables) -> String {
     )
 }
 
-/// Memory over the outage, in a sentence.
+/// Describes the memory usage during the outage in a sentence.
 fn outage(comparison: &Comparison) -> String {
     let outage = &comparison.outage;
     let most = |from: f64, to: f64| {

@@ -1,4 +1,4 @@
-//! What was measured, as docs/benchmarks.json keeps it: every round of everything.
+//! The measurements as stored in docs/benchmarks.json, with all rounds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::profile::Profile;
 use crate::program::Link;
 use crate::topic::TopicSettings;
 
-/// The parts, each as it was last measured.
+/// The parts, each with its last measurement.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) drain: Option<Part<Comparison>>,
@@ -27,13 +27,13 @@ pub(crate) struct Results {
     pub(crate) profile: Option<Part<Profile>>,
 }
 
-/// What was measured in one go, and where.
+/// The result of measuring one part, and its environment.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Part<T> {
-    /// When it began, in UTC.
+    /// The time at which the measurement began, in UTC.
     pub(crate) date: String,
     pub(crate) minutes: f64,
-    /// What followed `./dev bench`.
+    /// The arguments of `./dev bench`.
     pub(crate) arguments: Vec<String>,
     pub(crate) machine: Machine,
     pub(crate) versions: Versions,
@@ -50,9 +50,9 @@ pub(crate) struct Comparison {
 /// One drain of one backlog.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Drain {
-    /// Drains of one series were measured in turn.
+    /// Drains of the same series were measured in turn.
     pub(crate) series: String,
-    /// What differs within the series; empty for the limit where that is the same for all.
+    /// The parameter that differs within the series. Empty for a limit that applies to all points.
     pub(crate) point: String,
     pub(crate) round: usize,
     pub(crate) program: String,
@@ -62,28 +62,28 @@ pub(crate) struct Drain {
     pub(crate) measured: Measured,
 }
 
-/// What one drain took. Costs are those from the program's start to its last record.
+/// The measurements of one drain. Costs are counted from the program's start until its last record.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Measured {
     /// Records in the topic after the program has stopped.
     pub(crate) records: usize,
-    /// From the program's start to the first record.
+    /// Time from the program's start until the first record.
     pub(crate) first_seconds: f64,
-    /// From the program's start to the last record.
+    /// Time from the program's start until the last record.
     pub(crate) last_seconds: f64,
-    /// From the first record to the last; `None` where most came at once.
+    /// The rate from the first record to the last, or `None` if most records arrived at once.
     pub(crate) rows_per_second: Option<f64>,
-    /// User and system seconds.
+    /// User and system CPU time in seconds.
     pub(crate) cpu: ByProcess,
-    /// Seconds in which a thread could run and had no processor; of the broker's, those threads that
-    /// are there at the end.
+    /// Seconds that threads spent waiting for a processor. For the broker, only threads that exist
+    /// at the end are counted.
     pub(crate) waiting: ByProcess,
     pub(crate) peak_rss_bytes: u64,
-    /// The topic on the broker's disk; 0 for the limit.
+    /// The topic's size on the broker's disk, or 0 for the limit.
     pub(crate) topic_bytes: u64,
 }
 
-/// Seconds of the processes of a drain.
+/// Seconds by process of a drain.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ByProcess {
     pub(crate) program: f64,
@@ -91,12 +91,12 @@ pub(crate) struct ByProcess {
     pub(crate) broker: f64,
 }
 
-/// Walpost's memory while the broker does not answer, amid a drain.
+/// Walpost's memory while the broker does not respond, in the middle of a drain.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Outage {
     pub(crate) frozen_at_seconds: f64,
     pub(crate) thawed_at_seconds: f64,
-    /// Seconds since the start, resident bytes.
+    /// Seconds since the start, and resident bytes.
     pub(crate) rss: Vec<(f64, u64)>,
     pub(crate) rows: usize,
     pub(crate) records: usize,
@@ -105,13 +105,13 @@ pub(crate) struct Outage {
 /// The part `latency`.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// From a producer to the consumer, without database and connector.
+    /// The latency from a producer to the consumer, without database and connector.
     pub(crate) floor: Vec<Percentiles>,
     pub(crate) idle: Vec<Idle>,
     pub(crate) steady: Vec<Steady>,
 }
 
-/// A program that has nothing to do.
+/// An idle program.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Idle {
     pub(crate) program: String,
@@ -129,18 +129,18 @@ pub(crate) struct Steady {
     pub(crate) per_second: u32,
     pub(crate) seconds: f64,
     pub(crate) records: usize,
-    /// From `clock_timestamp()` in the INSERT.
+    /// Since `clock_timestamp()` in the INSERT.
     pub(crate) from_insert: Percentiles,
-    /// From when the transaction was due.
+    /// Since the time at which the transaction was due.
     pub(crate) from_schedule: Percentiles,
-    /// From when the session began with the INSERT until it knew of the commit.
+    /// From the start of the INSERT until the session received the result of the commit.
     pub(crate) commit: Percentiles,
-    /// The program's, over `seconds`.
+    /// The program's CPU time over `seconds`.
     pub(crate) cpu_seconds: f64,
     pub(crate) rss_bytes: u64,
 }
 
-/// In milliseconds.
+/// Percentiles in milliseconds.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Percentiles {
     pub(crate) p50: f64,
@@ -154,68 +154,71 @@ pub(crate) struct Percentiles {
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Tables {
     pub(crate) drains: Vec<Drain>,
-    /// From before an empty table is added until its first event is in Kafka.
+    /// Time from before adding an empty table until its first event is in Kafka.
     pub(crate) added_seconds: Vec<f64>,
-    /// While others write, with one slot and with many.
+    /// While other tables are written, with one slot and with many.
     pub(crate) fleets: Vec<Fleet>,
     /// While nothing is written.
     pub(crate) idle: Fleet,
 }
 
-/// Pipelines without an event.
+/// Pipelines without events.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Fleet {
     pub(crate) round: usize,
-    /// Each with a pipeline.
+    /// The number of slots, each with a pipeline.
     pub(crate) slots: usize,
     pub(crate) tables: usize,
-    /// Rows that were written into a table that is no outbox.
+    /// The number of rows written to a table that is not an outbox.
     pub(crate) rows: usize,
     pub(crate) walsenders_cpu: f64,
-    /// Walpost's, as that of the walsenders: from before the first row until all of them are at the end, or over `seconds`.
+    /// CPU time of Walpost, like that of the walsenders: from before the first row until all
+    /// walsenders have reached the end, or over `seconds`.
     pub(crate) program_cpu: f64,
-    /// After the last row, until all walsenders were at the end; without rows, how long it was looked at.
+    /// Time from the last row until all walsenders had reached the end, or without rows, the
+    /// duration of the measurement.
     pub(crate) seconds: f64,
     pub(crate) threads: usize,
     pub(crate) rss_bytes: u64,
 }
 
-/// Backlogs of several databases, carried by one process.
+/// Backlogs of several databases, delivered by one process.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Shards {
     pub(crate) round: usize,
     pub(crate) pipelines: usize,
-    /// Of all of them.
+    /// The number of rows of all pipelines.
     pub(crate) rows: usize,
-    /// From the first record of any to the last of all.
+    /// The rate from the first record of any pipeline to the last record of all.
     pub(crate) rows_per_second: f64,
     pub(crate) program_cpu: f64,
     pub(crate) broker_cpu: f64,
     pub(crate) threads: usize,
     pub(crate) peak_rss_bytes: u64,
-    /// When half of all records were there: what the last and the first of the pipelines had, of the average.
+    /// When half of all records had arrived, the counts of the slowest and the fastest pipeline in
+    /// relation to the average.
     pub(crate) least_at_half: f64,
     pub(crate) most_at_half: f64,
 }
 
-/// What one way of carrying events cost the database.
+/// The cost of one way of delivering events for the database.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) way: String,
     pub(crate) round: usize,
     pub(crate) events: usize,
-    /// Until all events were committed.
+    /// Time until all events were committed.
     pub(crate) write_seconds: f64,
-    /// Until all were in Kafka; `None` where nothing carried them.
+    /// Time until all events were in Kafka, or `None` if they were not delivered.
     pub(crate) carry_seconds: Option<f64>,
-    /// User and system seconds of the sessions that wrote.
+    /// User and system CPU time of the sessions that wrote, in seconds.
     pub(crate) writers_cpu: f64,
-    /// Of the walsender, or of the session that polled.
+    /// CPU time of the walsender, or of the session that polled.
     pub(crate) reader_cpu: f64,
-    /// Of every other process of the server.
+    /// CPU time of all other processes of the server.
     pub(crate) rest_cpu: f64,
     pub(crate) wal_bytes: u64,
-    /// The table with its indexes, afterwards.
+    /// The size of the table with its indexes, afterwards.
     pub(crate) table_bytes: u64,
     pub(crate) dead_tuples: u64,
     pub(crate) vacuum_cpu: f64,
@@ -238,14 +241,14 @@ impl<T> Part<T> {
         }
     }
 
-    /// Where it was measured, and of what.
+    /// Returns the machine and the versions of the programs.
     pub(crate) fn setting(&self) -> (&Machine, &Versions) {
         (&self.machine, &self.versions)
     }
 }
 
 impl Results {
-    /// What the file has, or nothing where it is not wanted or not there.
+    /// Loads the file, or returns empty results if it is not wanted or does not exist.
     pub(crate) fn load_if(wanted: bool) -> Self {
         if !wanted || !file().exists() {
             return Self::default();
@@ -262,7 +265,7 @@ impl Results {
     }
 }
 
-/// Where results and what is made of them go.
+/// Returns the folder of the results and the generated files.
 pub(crate) fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
 }

@@ -1,5 +1,5 @@
-//! The part `shards`: many databases with a backlog each, carried by one process at once, beside one
-//! database with all of the rows.
+//! The part `shards`: many databases with a backlog each, delivered concurrently by one process,
+//! compared with one database that contains all rows.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -15,7 +15,8 @@ use crate::topic::{self, Topic, TopicSettings};
 use crate::usage::{MEBIBYTE, cpu_seconds, family_cpu_seconds, family_peak_bytes, threads};
 
 const ROWS: usize = 1_000_000;
-/// A server of its own for each: a walsender decodes what all databases of its server write.
+/// The settings of each database's own server. With a shared server, each walsender would decode
+/// the WAL of all databases.
 const POSTGRES_SETTINGS: &str =
     "shared_buffers = 32MB\nmax_wal_size = 16GB\ncheckpoint_timeout = 1h\n";
 
@@ -24,7 +25,8 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Shards> {
     let rows = args.scaled(ROWS);
     let fleets = [Fleet::new(bed, 1, rows), Fleet::new(bed, many, rows)];
     let mut measured = Vec::new();
-    // The first time is not counted: the broker makes the files of a partition at its first record.
+    // The first round is not counted, because the broker creates the files of a partition with its
+    // first record.
     for round in 0..=args.rounds() {
         for fleet in &fleets {
             let shards = fleet.drain(round);
@@ -81,7 +83,7 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    /// All of its backlogs by one process.
+    /// Drains all backlogs with one process.
     fn drain(&self, round: usize) -> Shards {
         let mut text = String::new();
         let slots: Vec<_> = self
@@ -146,7 +148,7 @@ impl<'a> Fleet<'a> {
         shards
     }
 
-    /// Records in the topic of each pipeline.
+    /// Returns the number of records in the topic of each pipeline.
     fn records(&self) -> Vec<usize> {
         let topics: Vec<_> = self.shards.iter().map(|shard| &shard.topic).collect();
         topic::records(&topics)

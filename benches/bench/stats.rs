@@ -1,6 +1,6 @@
-//! The few statistics that a handful of rounds allows.
+//! Simple statistics for a small number of rounds.
 
-/// The middle value, or the mean of the two middle ones; `None` of nothing.
+/// Returns the middle value, or the mean of the two middle ones. `None` if there are no values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -13,7 +13,7 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     })
 }
 
-/// What rounds said of one thing.
+/// The results of several rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -22,7 +22,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// `None` of nothing.
+    /// Returns the spread of the values, or `None` if there are none.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().collect();
         Some(Self {
@@ -33,7 +33,7 @@ impl Spread {
     }
 }
 
-/// The value that the given part of the values does not exceed. `sorted` is not empty.
+/// Returns the value that the given part of the values does not exceed. `sorted` must not be empty.
 pub(crate) fn percentile(sorted: &[f64], part: f64) -> f64 {
     #[expect(
         clippy::cast_possible_truncation,

@@ -1,5 +1,5 @@
-//! The part `tables`: many outbox tables on one slot, beside one table and beside a slot for each;
-//! and many pipelines that have nothing to do.
+//! The part `tables`: many outbox tables on one slot, compared with one table and with a slot for
+//! each table; and many idle pipelines.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,14 +18,14 @@ use crate::usage::{MEBIBYTE, cpu_seconds, family_cpu_seconds, family_resident_by
 
 pub(crate) const SERIES: &str = "tables";
 
-/// Rows that no outbox has, which every walsender decodes all the same.
+/// Rows of a table that is not an outbox, which every walsender decodes nevertheless.
 const UNRELATED: usize = 300_000;
-/// Tables that are added while Walpost runs.
+/// The number of tables that are added while Walpost runs.
 const ADDED: usize = 10;
-/// How long a process that has nothing to do is looked at.
+/// How long an idle process is measured.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// What tells Walpost of the tables.
+/// The settings that select the tables.
 const SETTINGS: &str = "tables = [\"bench_*.outbox\"]";
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Tables {
@@ -36,7 +36,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Tables {
     install(bed, many);
     let walpost = args.walpost(Link::Unix).with_settings(SETTINGS);
     let mut drains: Vec<Drain> = Vec::new();
-    // Each round anew, so that all of them are within minutes of one another.
+    // Each round writes its own backlogs, so that its measurements are only minutes apart.
     for round in 0..args.rounds() {
         for tables in [1, some, many] {
             let shape = Shape {
@@ -91,7 +91,8 @@ fn tell(fleet: &Fleet) {
     );
 }
 
-/// Makes the tables, and a publication of the first `many`; [`ADDED`] more are not in it.
+/// Creates the tables, and a publication of the first `many`. It does not contain [`ADDED`] further
+/// tables.
 fn install(bed: &Bed, many: usize) {
     let all = many + ADDED;
     bed.db.run(&format!(
@@ -102,7 +103,7 @@ fn install(bed: &Bed, many: usize) {
          END LOOP; END $$"
     ));
     bed.db.run("CREATE TABLE unrelated (id bigint, note text)");
-    // It makes a slot as well, which nothing reads.
+    // `init` also creates a slot, which is not used.
     let file = config_file(format!("[[pipeline]]\n{SETTINGS}\n"));
     Invocation::new(["init", "--no-role", "--slot", "bench_init"])
         .args(["--config", file.to_str().unwrap()])
@@ -131,7 +132,8 @@ fn remove(bed: &Bed, all: usize) {
         .run(&format!("DROP PUBLICATION {TABLES_PUBLICATION}"));
 }
 
-/// From before a table is added until its first event is in Kafka, for some tables.
+/// Measures the time from before adding a table until its first event is in Kafka, for several
+/// tables.
 fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
     let slot = Slot::here(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
@@ -145,7 +147,7 @@ fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
             "INSERT INTO bench_{table}.outbox VALUES (gen_random_uuid(), 'order', '1', 'OrderCreated', '{{}}')"
         ));
     };
-    // By then it streams.
+    // After this event, the stream is known to run.
     insert(1);
     arrive(1);
     let seconds = (1..=ADDED).map(|number| {
@@ -164,7 +166,7 @@ fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
     seconds
 }
 
-/// Pipelines that share `tables` tables among them, and the slots that they read from.
+/// Pipelines that share `tables` tables, and their slots.
 struct Pipelines<'a> {
     bed: &'a Bed,
     slots: Vec<Slot<'a>>,
@@ -173,14 +175,14 @@ struct Pipelines<'a> {
 }
 
 impl<'a> Pipelines<'a> {
-    /// One for each slot: of one table each, or a single one of all.
+    /// Starts one pipeline per slot: each with its own table, or a single one with all tables.
     fn start(bed: &'a Bed, slots: usize, tables: usize) -> Self {
         let slots: Vec<_> = (0..slots).map(|_| Slot::here(&bed.db)).collect();
         let mut text = String::new();
         for (index, slot) in slots.iter().enumerate() {
             let table = index + 1;
             let what = match slots.len() {
-                // With several tables there is no snapshot to be left out.
+                // An outbox of several tables has no snapshot that could be disabled.
                 1 => format!("{SETTINGS}\npublication = \"{TABLES_PUBLICATION}\""),
                 _ => {
                     bed.db.run(&format!(
@@ -223,7 +225,7 @@ impl<'a> Pipelines<'a> {
     }
 }
 
-/// Where each walsender is, by its process.
+/// Returns the position of each walsender, by PID.
 fn walsenders(bed: &Bed) -> BTreeMap<u32, u64> {
     let rows = bed.db.rows(
         "SELECT pid, (sent_lsn - '0/0')::bigint FROM pg_stat_replication WHERE state = 'streaming'",
@@ -234,7 +236,7 @@ fn walsenders(bed: &Bed) -> BTreeMap<u32, u64> {
         .collect()
 }
 
-/// What it costs that others write much into the database.
+/// Measures the cost of heavy writes to other tables of the database.
 fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: usize) -> Fleet {
     let mut pipelines = Pipelines::start(bed, slots, tables);
     let pid = pipelines.pid;
@@ -277,7 +279,7 @@ fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: 
     fleet
 }
 
-/// Pipelines that have nothing to do: what they cost all the same.
+/// Measures the cost of idle pipelines.
 fn idle(bed: &Bed, count: usize) -> Fleet {
     let pipelines = Pipelines::start(bed, count, count);
     sleep(IDLE / 2);

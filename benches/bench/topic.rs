@@ -17,14 +17,14 @@ use crate::backlog::aggregate_type;
 use crate::bed::{Bed, STALL};
 use crate::support::wait::wait_for;
 
-/// What records are put into, and how.
+/// The settings of the topics.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopicSettings {
-    /// More than one are told apart by the aggregate's type.
+    /// The number of topics. Several topics are selected by the aggregate type.
     pub(crate) topics: usize,
-    /// Of each topic.
+    /// The number of partitions of each topic.
     pub(crate) partitions: i32,
-    /// librdkafka's `compression.type`; without it, what the program has by default.
+    /// librdkafka's `compression.type`, or `None` for the program's default.
     pub(crate) compression: Option<String>,
 }
 
@@ -38,10 +38,10 @@ impl Default for TopicSettings {
     }
 }
 
-/// The topic of a measurement, or its topics. They go when dropped.
+/// The topic of a measurement, or its topics, which are deleted when dropped.
 pub(crate) struct Topic<'a> {
     bed: &'a Bed,
-    /// As a program is told of it: with more than one, the template that names them.
+    /// The topic as configured in a program: with several topics, the template for their names.
     pub(crate) name: String,
     names: Vec<String>,
     partitions: i32,
@@ -67,7 +67,7 @@ impl<'a> Topic<'a> {
         };
         bed.broker
             .create_topics(&topic.names(), topic.partitions, &[]);
-        // Right after a topic was made, a broker may not know yet that it leads.
+        // Directly after a topic was created, a broker may not know yet that it is the leader.
         wait_for("the end offsets of a new topic", || try_records(&[&topic]));
         topic
     }
@@ -76,13 +76,13 @@ impl<'a> Topic<'a> {
         self.names.iter().map(String::as_str).collect()
     }
 
-    /// Records in it by now.
+    /// Returns the current number of records.
     pub(crate) fn records(&self) -> usize {
         records(&[self]).iter().sum()
     }
 
-    /// Records that are committed, counted one by one: the offsets of a topic with transactions
-    /// count the ends of those as well.
+    /// Returns the number of committed records by reading them, because the offsets of a topic with
+    /// transactions also count transaction markers.
     pub(crate) fn committed_records(&self) -> usize {
         let reader = self.bed.broker.reader();
         reader.assign(&self.at(Offset::Beginning)).unwrap();
@@ -98,7 +98,7 @@ impl<'a> Topic<'a> {
         records
     }
 
-    /// Bytes of its segments on the broker's disk.
+    /// Returns the size of the topic's segments on the broker's disk, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let data = self.bed.broker.data();
         let folders = self.names.iter().flat_map(|name| {
@@ -118,7 +118,7 @@ impl<'a> Topic<'a> {
         }
     }
 
-    /// All its partitions, each at that offset.
+    /// Returns all partitions, each with the given offset.
     pub(crate) fn at(&self, offset: Offset) -> TopicPartitionList {
         let mut list = TopicPartitionList::new();
         self.add_to(&mut list);
@@ -127,7 +127,8 @@ impl<'a> Topic<'a> {
     }
 }
 
-/// Records in each topic by now. The broker is asked once, for all partitions of all of them.
+/// Returns the current number of records in each topic. Sends one query for all partitions of all
+/// topics.
 pub(crate) fn records(topics: &[&Topic<'_>]) -> Vec<usize> {
     wait_for("the end offsets", || try_records(topics))
 }

@@ -1,4 +1,5 @@
-//! The part `tuned`: what bounds a drain that is behind its target, shown by drains without that bound.
+//! The part `tuned`: shows the bottleneck of drains that miss their targets, by repeating them
+//! without it.
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape};
@@ -54,7 +55,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     };
     add(MESSAGES, shape, over(Link::Tcp), usual());
 
-    // Last: a broker is busy for a while with what a thousand topics leave.
+    // This comes last, because the broker remains busy with a thousand topics for a while.
     let topics = args.scaled(1_000);
     let shape = Shape {
         types: topics,

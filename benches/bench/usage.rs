@@ -1,4 +1,4 @@
-//! What processes use, by proc(5).
+//! The resource usage of processes, from proc(5).
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use crate::support::session::Session;
 
 pub(crate) const MEBIBYTE: f64 = 1_048_576.0;
 
-/// User and system seconds of a process, and of the children it has waited for; `None` where there
-/// is no such process.
+/// Returns the user and system CPU time of a process, and of the children that it has waited for,
+/// in seconds. `None` if the process does not exist.
 pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
     let stat = process(pid)?.stat().ok()?;
     let children = stat.cutime + stat.cstime;
@@ -17,48 +17,48 @@ pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
     Some(ticks as f64 / procfs::ticks_per_second() as f64)
 }
 
-/// The same of a process and all its descendants.
+/// Returns the same for a process and all its descendants.
 pub(crate) fn family_cpu_seconds(pid: u32) -> f64 {
     family(pid).into_iter().filter_map(cpu_seconds).sum()
 }
 
-/// Seconds in which threads of a process could run and had no processor, of those threads that are
-/// there; `None` where there is no such process. By /proc/PID/task/TID/schedstat of Linux.
+/// Returns the seconds that the existing threads of a process spent waiting for a processor, from
+/// Linux' /proc/PID/task/TID/schedstat. `None` if the process does not exist.
 pub(crate) fn waiting_seconds(pid: u32) -> Option<f64> {
     let tasks = process(pid)?.tasks().ok()?;
     let waits = tasks.filter_map(|task| Some(task.ok()?.schedstat().ok()?.run_delay));
     Some(waits.sum::<u64>() as f64 / 1e9)
 }
 
-/// The same of a process and all its descendants.
+/// Returns the same for a process and all its descendants.
 pub(crate) fn family_waiting_seconds(pid: u32) -> f64 {
     family(pid).into_iter().filter_map(waiting_seconds).sum()
 }
 
-/// How many threads a process has.
+/// Returns the number of threads of a process.
 pub(crate) fn threads(pid: u32) -> usize {
     process(pid)
         .and_then(|process| process.tasks().ok())
         .map_or(0, Iterator::count)
 }
 
-/// The most memory that a process had resident.
+/// Returns the peak resident memory of a process.
 pub(crate) fn peak_bytes(pid: u32) -> Option<u64> {
     Some(process(pid)?.status().ok()?.vmhwm? * 1024)
 }
 
-/// The sum of the peaks of a process and all its descendants.
+/// Returns the sum of the peaks of a process and all its descendants.
 pub(crate) fn family_peak_bytes(pid: u32) -> u64 {
     family(pid).into_iter().filter_map(peak_bytes).sum()
 }
 
-/// The memory that a process and its descendants have resident.
+/// Returns the resident memory of a process and its descendants.
 pub(crate) fn family_resident_bytes(pid: u32) -> u64 {
     let resident = |pid| process(pid)?.status().ok()?.vmrss;
     family(pid).into_iter().filter_map(resident).sum::<u64>() * 1024
 }
 
-/// A process and all its descendants.
+/// Returns a process and all its descendants.
 pub(crate) fn family(pid: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = all_processes()
         .unwrap()
@@ -80,13 +80,14 @@ pub(crate) fn family(pid: u32) -> Vec<u32> {
     family
 }
 
-/// Whether a child has ended. Until it is waited for, its CPU and what it wrote are still known.
+/// Returns whether a child process has exited. Until its parent waits for it, its CPU time and
+/// written bytes remain available.
 pub(crate) fn has_ended(pid: u32) -> bool {
     let stat = process(pid).and_then(|process| process.stat().ok());
     stat.is_none_or(|stat| stat.state == 'Z')
 }
 
-/// Bytes that a process has written to files so far; sockets don't count.
+/// Returns the number of bytes that a process has written to files so far, not including sockets.
 pub(crate) fn written_bytes(pid: u32) -> Option<u64> {
     Some(process(pid)?.io().ok()?.wchar)
 }
@@ -100,10 +101,10 @@ pub(crate) struct Walsender<'a> {
     db: &'a Session,
     slot: String,
     pid: Option<u32>,
-    /// Of the one that serves it now.
+    /// The figures of the current process.
     seconds: f64,
     waiting: f64,
-    /// Of those before.
+    /// The figures of earlier processes.
     seconds_before: f64,
     waiting_before: f64,
     next_look: Instant,
@@ -123,7 +124,8 @@ impl<'a> Walsender<'a> {
         }
     }
 
-    /// Has to be called often: what a process used since the last call is lost with its end.
+    /// Samples the process. Must be called frequently, because the usage of a process after its
+    /// last sample is lost when it exits.
     pub(crate) fn sample(&mut self) {
         const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
         if self.pid.is_none() && Instant::now() >= self.next_look {
@@ -144,17 +146,17 @@ impl<'a> Walsender<'a> {
         }
     }
 
-    /// User and system seconds by the last sample.
+    /// Returns the user and system CPU time in seconds, at the last sample.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         self.seconds_before + self.seconds
     }
 
-    /// Seconds in which it could run and had no processor, by the last sample.
+    /// Returns the seconds spent waiting for a processor, at the last sample.
     pub(crate) fn waiting_seconds(&self) -> f64 {
         self.waiting_before + self.waiting
     }
 
-    /// Whether the slot is served.
+    /// Returns whether a process serves the slot.
     pub(crate) fn is_there(&self) -> bool {
         self.pid.is_some()
     }

@@ -1,4 +1,5 @@
-//! `walpost check`: everything that would make `run` fail or lose data later, each with its remedy.
+//! `walpost check`: reports everything that would make `run` fail or lose data later, with the
+//! remedy for each.
 
 mod exactly_once;
 mod findings;
@@ -38,7 +39,7 @@ pub(crate) struct CheckArgs {
     records: RecordArgs,
 }
 
-/// Checks the pipelines and prints what was found.
+/// Checks the pipelines and prints the findings.
 #[must_use]
 pub(crate) fn run(args: &CheckArgs) -> Exit {
     let given = Given {
@@ -63,7 +64,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         .map(|settings| pipeline(settings, &shared))
         .buffered(AT_ONCE);
     let found: Vec<_> = runtime.block_on(checked.collect());
-    // Pipelines that are left out or could not be loaded have slots too.
+    // Pipelines that were not selected or could not be loaded have slots too.
     let is_complete = args.connection.pipeline.is_empty() && loaded.failures.is_empty();
     let mut findings = sources(loaded.failures, Outcome::Failure);
     findings.extend(found.into_iter().flatten());
@@ -74,12 +75,13 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
     told(&findings, args.json)
 }
 
-/// What pipelines that are checked at the same time have in common.
+/// State shared by pipelines that are checked concurrently.
 #[derive(Default)]
 struct Shared<'s> {
-    /// Whoever has it may open a connection for replication. A server has few of them, and those that run need theirs.
+    /// Held while a connection for replication is open, because a server accepts few of them and
+    /// running pipelines need theirs.
     turn: Mutex<()>,
-    /// What is known of producers, by the properties that they were made with.
+    /// The findings about producers, by the properties that they were created with.
     producers: Mutex<Vec<(&'s Properties, ProducerFinding)>>,
 }
 
@@ -103,7 +105,7 @@ async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Ve
     findings
 }
 
-/// Says what the configuration means. One that can't be used was refused before.
+/// Reports how the configuration is interpreted. An invalid configuration was rejected before.
 fn offline(given: &Given<'_>, json: bool) -> Exit {
     let loaded = match loaded(config::load_offline(given, &variable, variables())) {
         Ok(loaded) => loaded,
@@ -142,7 +144,7 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
     told(&findings, json)
 }
 
-/// What could not be used of the sources of pipelines.
+/// Returns the errors of sources of pipelines as findings.
 fn sources(failures: Vec<String>, outcome: Outcome) -> Vec<Finding> {
     let finding = |message| Finding {
         pipeline: "walpost.toml".to_owned(),
@@ -153,12 +155,12 @@ fn sources(failures: Vec<String>, outcome: Outcome) -> Vec<Finding> {
     failures.into_iter().map(finding).collect()
 }
 
-/// What would keep partitions from being made or dropped.
+/// Reports what would prevent partitions from being created or dropped.
 async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
     if settings.retention.keep.is_none() {
         return;
     }
-    // The check of the connection has reported why it fails.
+    // The check of the connection has reported the error.
     let Ok(catalog) = Catalog::open(&settings.postgres).await else {
         return;
     };
@@ -167,7 +169,7 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
         Ok(found) => found.troubles,
         Err(error) => vec![error.into()],
     };
-    // What is wrong with the slot and the like was said of the database.
+    // Problems such as a missing slot were reported by the checks of the database.
     let troubles: Vec<_> = troubles
         .iter()
         .filter(|trouble| !matches!(trouble, RetentionError::Problem(_)))

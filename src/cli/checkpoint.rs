@@ -1,4 +1,4 @@
-//! `walpost checkpoint`: the place that exactly-once goes on from.
+//! `walpost checkpoint`: shows or sets the position from which exactly-once delivery resumes.
 
 use clap::{Args, Subcommand};
 use tracing::{error, info};
@@ -20,13 +20,14 @@ use crate::postgres::catalog::{Catalog, CatalogError, Problem, SlotInUse};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::sink::{Sink, SinkError};
 
-/// What to do with a checkpoint.
+/// The subcommands of `walpost checkpoint`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckpointCommand {
     /// Show the last checkpoint, and where the slot is
     Show(ShowArgs),
-    /// Set a checkpoint at the slot's position: what is before it counts as delivered, what is after it
-    /// will be delivered. For a first start, and after a history that exactly-once can't resume from
+    /// Set a checkpoint at the slot's position: what is before it counts as delivered, what is
+    /// after it will be delivered. For a first start, and after a history that exactly-once can't
+    /// resume from
     Adopt(AdoptArgs),
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct AdoptArgs {
     records: RecordArgs,
 }
 
-/// Why a checkpoint can't be shown or set.
+/// The reason why a checkpoint can't be shown or set.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -84,7 +85,7 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
             (args.connection, args.records, action)
         }
     };
-    // There are checkpoints in this mode alone.
+    // Checkpoints exist only with exactly-once delivery.
     records.exactly_once = true;
     let given = Given {
         connection: &connection,
@@ -111,7 +112,7 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
             Failure::Catalog(error) => recovery::of_catalog(&error).into(),
             Failure::Connection(error) => recovery::of_connection(&error).into(),
             Failure::Problem(problem) => recovery::of_problem(&problem).into(),
-            // It is free as soon as what has it ends.
+            // The slot becomes free when the process that uses it exits.
             Failure::SlotInUse(_) => Exit::Failed,
             Failure::Sink(error) => recovery::of_sink(&error).into(),
         };
@@ -179,7 +180,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
     )
 }
 
-/// Where slot and server are, and which process has the slot.
+/// Returns the state of the server and the slot, and the PID of the process that uses the slot.
 async fn server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>), Failure> {
     let target = &settings.target;
     let catalog = Catalog::open(&settings.postgres).await?;
@@ -237,7 +238,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     match snapshot::outlook(settings, &catalog, &observed).await {
         Ok(Some(older)) => say!("{name}: {older}"),
         Ok(None) => {}
-        // It is for a start to halt for.
+        // The pipeline halts with this error when it starts.
         Err(error) => say!("{name}: {error}"),
     }
     let of = catalog.slot_of(name, &settings.target).await?;
@@ -245,7 +246,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     if !yes && !consent::is_given(name) {
         return Err(Failure::NotAsked(name.clone()));
     }
-    // A start that has a checkpoint replaces the state of the earlier slot.
+    // A start with a checkpoint replaces the recorded state of the previous slot.
     catalog
         .record_gap_of_other_history(&of, server.confirmed, settings.first_start())
         .await?;
@@ -256,7 +257,8 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints which events may be missing that no slot delivers, with the command that sends them again.
+/// Prints which events may be missing because no slot delivers them, with the command that sends
+/// them again.
 async fn say_gaps(
     settings: &PipelineSettings,
     catalog: &Catalog,

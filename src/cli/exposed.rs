@@ -1,4 +1,5 @@
-//! Passwords on the command line, which every user of the machine can read (`ps`, `/proc/PID/cmdline`).
+//! Passwords on the command line, which every user of the machine can read (`ps`,
+//! `/proc/PID/cmdline`).
 
 use clap::ArgMatches;
 use clap::error::{ContextKind, ContextValue};
@@ -7,16 +8,16 @@ use clap::parser::ValueSource;
 use crate::kafka::properties::is_secret;
 use crate::postgres::connect::conninfo::Conninfo;
 
-/// What to say of each flag that has a password in it.
+/// Returns a warning for each flag that contains a password.
 #[must_use]
 pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
     let mut flags = matches;
-    // Flags are those of the innermost subcommand.
+    // The flags belong to the innermost subcommand.
     while let Some((_, inner)) = flags.subcommand() {
         flags = inner;
     }
     let is_flag = |id| {
-        // Not every command has it.
+        // Some commands do not have this flag.
         flags.try_contains_id(id).unwrap_or_default()
             && flags.value_source(id) == Some(ValueSource::CommandLine)
     };
@@ -53,8 +54,8 @@ fn warning(flag: &str, remedy: &str) -> String {
     )
 }
 
-/// A usage error without the argument that has no place, where that could be a value whose flag was
-/// forgotten: a connection string or a property.
+/// Removes an unexpected argument from a usage error if it may be a value whose flag was forgotten:
+/// a connection string or a property.
 #[must_use]
 pub(crate) fn without_stray_values(mut error: clap::Error) -> clap::Error {
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {

@@ -1,6 +1,6 @@
-//! What the help of each command lists: its own flags, then those that commands share, by subject, and
-//! none that has no use there. One without use is accepted all the same: variables and scripts give
-//! every command the same settings.
+//! The help of each command: its own flags, followed by the flags that commands share, by topic.
+//! Flags that a command does not use are hidden but still accepted, because variables and scripts
+//! pass the same settings to every command.
 
 use clap::{Command, CommandFactory};
 
@@ -24,7 +24,7 @@ const DRAIN: &[&str] = &["drain_timeout"];
 const KEPT: &[&str] = &["retention", "partitions_ahead", "delete_rows"];
 const WAL_BUDGET: &[&str] = &["wal_budget_warn", "wal_budget_max", "wal_budget_on_max"];
 
-/// What has no use for a command, beside that of `run`.
+/// The flags of `run` that a command does not use.
 type Useless = &'static [&'static [&'static str]];
 
 const CHECK: Useless = &[WINDOW, LINK, DRAIN];
@@ -63,7 +63,7 @@ const CHECKPOINT: Useless = &[
     WAL_BUDGET,
 ];
 
-/// The command line.
+/// Returns the command line.
 pub(super) fn command() -> Command {
     let without = |useless: Useless| {
         move |command: Command| {

@@ -1,4 +1,4 @@
-//! `walpost import`: another tool's configuration as walpost.toml.
+//! `walpost import`: converts the configuration of another tool to walpost.toml.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -13,13 +13,14 @@ use crate::import::report::{Finding, Group};
 use crate::import::{self, Imported};
 use crate::model::exit::Exit;
 
-/// Whose configuration.
+/// The subcommands of `walpost import`, one for each supported tool.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImportCommand {
-    /// Debezium's connector for PostgreSQL with the outbox event router, of Kafka Connect or Debezium Server
+    /// Debezium's connector for PostgreSQL with the outbox event router, of Kafka Connect or
+    /// Debezium Server
     ///
-    /// Prints a walpost.toml, with the commands for the switch-over at its end. What became of each property is on standard
-    /// error; exit code 3 if something of it needs a person.
+    /// Prints a walpost.toml, with the commands for the switch-over at its end. What became of each
+    /// property is on standard error; exit code 3 if something of it needs a person.
     Debezium(DebeziumArgs),
 }
 
@@ -29,18 +30,20 @@ pub(crate) struct DebeziumArgs {
     /// The connector's JSON, or Debezium Server's application.properties; - is standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The properties of the Kafka Connect worker, for converters and brokers that the connector leaves to it
+    /// The properties of the Kafka Connect worker, for converters and brokers that the connector
+    /// leaves to it
     #[arg(long, value_name = "FILE")]
     worker: Option<PathBuf>,
-    /// Write walpost.toml there instead of to standard output. A file that is there already is left as it is
+    /// Write walpost.toml there instead of to standard output. A file that is there already is left
+    /// as it is
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// What is larger is no configuration.
+/// A larger file can't be a configuration.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// Prints what was made of the configuration.
+/// Imports the configuration and prints the result.
 #[must_use]
 pub(crate) fn run(command: &ImportCommand) -> Exit {
     let ImportCommand::Debezium(args) = command;
@@ -66,7 +69,7 @@ fn imported(args: &DebeziumArgs) -> Result<Imported, String> {
         .map_err(|reason| format!("{} can't be imported: {reason}", args.file.display()))?;
     match &args.output {
         Some(path) => write(path, &imported.toml)?,
-        // Strings are TOML's, and comments were escaped.
+        // Strings are quoted for TOML, and comments were escaped.
         None => out::script(&imported.toml),
     }
     Ok(imported)
@@ -99,7 +102,7 @@ fn read(path: &Path) -> Result<String, String> {
     })
 }
 
-/// Never over another file.
+/// Writes a new file, and never overwrites an existing one.
 fn write(path: &Path, toml: &str) -> Result<(), String> {
     let file = OpenOptions::new().write(true).create_new(true).open(path);
     let written = file.and_then(|mut file| file.write_all(toml.as_bytes()));
@@ -112,7 +115,7 @@ fn write(path: &Path, toml: &str) -> Result<(), String> {
     })
 }
 
-/// The list for the person who moves over.
+/// Prints the findings for the user who migrates.
 fn tell(findings: &[Finding]) {
     for group in Group::ALL {
         let mut of_group = findings

@@ -1,4 +1,4 @@
-//! `walpost init`
+//! `walpost init`: creates what the pipelines need in the database.
 
 mod made;
 
@@ -43,8 +43,8 @@ pub(crate) struct InitArgs {
     /// Create no role
     #[arg(long)]
     no_role: bool,
-    /// The role that is to own the table. It has to exist, and whoever runs this can act as it [default:
-    /// who runs this]
+    /// The role that is to own the table. It has to exist, and whoever runs this can act as it
+    /// [default: who runs this]
     #[arg(long, env = "WALPOST_OWNER", value_name = "NAME")]
     owner: Option<String>,
     /// A role that may send events. It has to exist; repeated, each of them
@@ -61,7 +61,8 @@ pub(crate) struct InitArgs {
     /// Make a slot that stays with the server
     #[arg(long)]
     no_failover: bool,
-    /// The largest event that a new outbox accepts: its payload and headers. Kafka has to accept it too [default: 990000]
+    /// The largest event that a new outbox accepts: its payload and headers. Kafka has to accept it
+    /// too [default: 990000]
     #[arg(long, env = "WALPOST_MAX_EVENT_BYTES", value_name = "SIZE")]
     max_event_bytes: Option<String>,
     /// How long a statement may wait for a lock. A slot also waits for running transactions
@@ -76,7 +77,7 @@ pub(crate) struct InitArgs {
     connection: ConnectionArgs,
 }
 
-/// Makes what the pipelines need.
+/// Creates what the pipelines need.
 #[must_use]
 pub(crate) fn run(args: &InitArgs) -> Exit {
     let lock_timeout = match duration(&args.lock_timeout) {
@@ -108,7 +109,7 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         Ok(pipelines) => pipelines,
         Err(exit) => return exit,
     };
-    // A variable that is empty names none.
+    // An empty variable counts as unset.
     let owner = args.owner.clone().filter(|name| !name.is_empty());
     let writers = args.writer.iter().filter(|name| !name.is_empty());
     let writers: Vec<_> = writers.cloned().collect();
@@ -155,7 +156,8 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             max_event_bytes,
             first_start: settings.first_start(),
         };
-        // Flags of run, such as --payload, are none of init: only a file has all of the pipeline's settings.
+        // Flags of `run`, such as `--payload`, are not flags of `init`, so only a file contains all
+        // settings of the pipeline.
         let columns = match args.connection.config {
             Some(_) => Columns::Compared,
             None => Columns::Unknown,
@@ -175,7 +177,8 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
     exit
 }
 
-/// Logs the commands that come after this one. Without a file they connect as the role that was created, and name brokers.
+/// Logs the commands to run next. Without a file, they connect as the role that was created, and
+/// name brokers.
 fn log_next(settings: &PipelineSettings, args: &InitArgs) {
     let role = (!args.no_role).then_some(&*args.role);
     let commands = settings.target.commands.after_init(role);
@@ -187,16 +190,16 @@ fn log_next(settings: &PipelineSettings, args: &InitArgs) {
     );
 }
 
-/// Prints for psql what would be run, also for each table that would be added.
+/// Prints the scripts for psql, including those for each table that would be added.
 ///
 /// # Errors
-/// The tables cannot be listed.
+/// Returns an error if the tables can't be listed.
 fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> Result<(), Exit> {
     print_session();
     if several {
         let database = settings.postgres.dbname();
         say!("-- pipeline {:?}, in database {database:?}", settings.name);
-        // A value of a connection string, quoted as psql's arguments are.
+        // The name is a value of a connection string, quoted like psql's arguments.
         let value = quote_value(database).replace('"', "\"\"");
         say!("\\connect -reuse-previous=on \"dbname={value}\"");
         print_session();
@@ -209,8 +212,8 @@ fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> R
     Ok(())
 }
 
-/// Has psql stop at the first error, and read the literals that follow as they were written: the owner of the database chooses
-/// the settings with which its connections begin.
+/// Makes psql stop at the first error, and parse the literals that follow as intended: the owner of
+/// the database controls the initial settings of its connections.
 fn print_session() {
     say!("\\set ON_ERROR_STOP on");
     say!("\\encoding UTF8");
@@ -219,7 +222,8 @@ fn print_session() {
     say!("SET search_path = pg_catalog, pg_temp;");
 }
 
-/// Prints each script in the transaction that also examines the objects that it uses, as [`apply`] runs it.
+/// Prints each script within the transaction that also examines the objects that it uses, as
+/// [`apply`] runs it.
 fn print_scripts(provision: &Provision) {
     let Scripts { together, after } = provision.scripts();
     print_transaction(&together);
@@ -241,20 +245,20 @@ fn print_script(script: &Script) {
     out::script(&format!("{}\n", script.sql));
 }
 
-/// Whether the settings say which columns a table has to have.
+/// Whether the settings determine which columns a table needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Columns {
-    /// They do, and a table that is added is compared with them.
+    /// The settings do, and tables that are added are compared with them.
     Compared,
-    /// They do not: some of them are flags of `walpost run`.
+    /// The settings do not, because some of them are flags of `walpost run`.
     Unknown,
 }
 
-/// Whether everything is as the pipeline needs it.
+/// Whether the pipeline has everything that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// Tables below an outbox have rows that are not delivered, which was logged.
+    /// Child tables of an outbox contain rows that are not delivered. This was logged.
     HasHiddenRows,
 }
 
@@ -267,10 +271,10 @@ impl Readiness {
     }
 }
 
-/// Makes what one pipeline needs, or logs why not.
+/// Creates what one pipeline needs, or logs the error.
 ///
 /// # Errors
-/// How the program is to end.
+/// Returns the exit code of the program.
 pub(super) fn apply(
     settings: &PipelineSettings,
     provision: &Provision,
@@ -361,7 +365,7 @@ pub(super) fn apply(
         _ => "",
     };
     let ProvisionError { reason, left, .. } = &error;
-    // A hint of the server's own is a sentence with its full stop, or a statement.
+    // A hint from the server is a sentence with a full stop, or a statement.
     let error = error.to_string();
     let error = error.trim_end_matches(['.', ';']);
     error!(pipeline, %database, "{error}{hint}. {left}");
@@ -371,12 +375,12 @@ pub(super) fn apply(
     })
 }
 
-/// Whether the role exists; none if there is no role to create, or the query fails.
+/// Returns whether the role exists, or `None` if there is no role to create or the query fails.
 async fn has_role(catalog: &Catalog, role: Option<&str>) -> Option<bool> {
     catalog.has_role(role?).await.ok()
 }
 
-/// Reads the largest size of an event.
+/// Parses the maximum size of an event.
 fn event_size(text: &str) -> Result<u64, String> {
     // PostgreSQL sends at most 1 GB in a message.
     const MAX: u64 = 1_000_000_000;
@@ -386,7 +390,8 @@ fn event_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Warns if a table that existed before has another limit than the one that was asked for: existing tables stay unchanged.
+/// Warns if a table that existed before has another limit than the requested one, because existing
+/// tables stay unchanged.
 async fn warn_of_kept_limit(provision: &Provision, catalog: &Catalog) {
     let (Some(asked), Some(table)) = (
         provision.max_event_bytes,
@@ -416,7 +421,8 @@ async fn warn_of_kept_limit(provision: &Provision, catalog: &Catalog) {
     );
 }
 
-/// Rows that SELECT returns as those of an outbox, and that PostgreSQL does not send; with the remedy.
+/// Returns a description of rows that SELECT returns for an outbox but PostgreSQL does not send,
+/// and the remedy.
 async fn hidden_rows(
     catalog: &Catalog,
     target: &Target,
@@ -438,11 +444,13 @@ async fn hidden_rows(
     })
 }
 
-/// Adds every table that exists, is one of the outboxes by its name, and is not in the publication, as `walpost init --table` does. A
-/// table that cannot be added does not keep the others out.
+/// Adds every table that exists, matches the patterns of the outbox, and is not in the publication,
+/// like `walpost init --table`. A table that can't be added does not prevent the others from being
+/// added.
 ///
 /// # Errors
-/// How the program is to end: the tables cannot be listed, or one of them cannot be added.
+/// Returns the exit code of the program if the tables can't be listed or one of them can't be
+/// added.
 fn add_tables(
     settings: &PipelineSettings,
     provision: &Provision,
@@ -462,7 +470,7 @@ fn add_tables(
     }
 }
 
-/// The tables that exist, are outboxes by their names, and are not in the publication.
+/// Returns the tables that exist, match the patterns of the outbox, and are not in the publication.
 fn unpublished(settings: &PipelineSettings) -> Result<Vec<TableName>, Exit> {
     let target = &settings.target;
     let Outbox::Tables(patterns) = &target.outbox else {
@@ -495,7 +503,7 @@ fn of_table(provision: &Provision, table: &TableName) -> Provision {
     }
 }
 
-/// `lock_timeout` has passed.
+/// Returns whether `lock_timeout` has expired.
 fn is_lock_timeout(error: &CatalogError) -> bool {
     matches!(error, CatalogError::Server(error) if error.code == "55P03")
 }

@@ -1,4 +1,4 @@
-//! `walpost maintain`: partitions of the table ahead, and the retention.
+//! `walpost maintain`: creates partitions in advance, and applies the retention.
 
 use clap::Args;
 use tracing::{error, warn};
@@ -27,7 +27,7 @@ pub(crate) struct MaintainArgs {
     connection: ConnectionArgs,
 }
 
-/// Does once what there is to be done.
+/// Runs one pass for each pipeline.
 #[must_use]
 pub(crate) fn run(args: &MaintainArgs) -> Exit {
     let records = RecordArgs::of_no_sink(args.retention.clone());
@@ -60,7 +60,7 @@ async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<Report, Cata
     retention::pass(&catalog, settings, dry_run).await
 }
 
-/// Prints what a pass has come to.
+/// Prints the results of a pass.
 fn told(settings: &PipelineSettings, report: &Report) -> Exit {
     let name = &settings.name;
     let target = &settings.target;
@@ -96,7 +96,7 @@ fn told(settings: &PipelineSettings, report: &Report) -> Exit {
     exit
 }
 
-/// Another try may do it.
+/// Returns whether another attempt may succeed.
 fn is_of_the_moment(trouble: &RetentionError) -> bool {
     match trouble {
         RetentionError::Busy { .. } | RetentionError::Claimed(_) => true,

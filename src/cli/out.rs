@@ -1,5 +1,5 @@
-//! What commands print. Everything goes through here, where text from outside is made fit to be
-//! shown; the lints of the crate refuse `println!` and the handles of standard output elsewhere.
+//! The output of commands. All output is printed here, where text from outside is escaped. The
+//! crate's lints forbid `println!` and the handles of standard output elsewhere.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -13,14 +13,14 @@ use crate::file_error;
 use crate::model::exit::Exit;
 use crate::observe::logging;
 
-/// Prints a line, as `println!` does. Control characters of what is filled in are shown as their
-/// codes: it is one line, whatever it holds.
+/// Prints a line, like `println!`. Control characters in the arguments are shown as their codes, so
+/// that the output is always a single line.
 macro_rules! say {
     ($($text:tt)*) => { $crate::cli::out::line(format_args!($($text)*)) };
 }
 pub(super) use say;
 
-/// Something could not be printed.
+/// Whether some output could not be printed.
 static HAS_FAILED: AtomicBool = AtomicBool::new(false);
 
 /// See [`say!`].
@@ -28,7 +28,7 @@ pub(super) fn line(text: fmt::Arguments<'_>) {
     print(&format!("{}\n", Escaped(text)));
 }
 
-/// How the mark at the start of a line is coloured.
+/// The colour of the mark at the start of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tone {
     Good,
@@ -37,7 +37,7 @@ pub(super) enum Tone {
 }
 
 impl Tone {
-    /// Its SGR parameter (ECMA-48, 8.3.117).
+    /// Returns the colour's SGR parameter (ECMA-48, 8.3.117).
     fn sgr(self) -> &'static str {
         match self {
             Self::Good => "32",
@@ -47,7 +47,8 @@ impl Tone {
     }
 }
 
-/// Prints a line as [`say!`] does. On a terminal its first word is coloured, unless NO_COLOR is set (no-color.org).
+/// Prints a line like [`say!`]. On a terminal, the mark is coloured, unless NO_COLOR is set
+/// (no-color.org).
 pub(super) fn marked(tone: Tone, mark: &str, text: &str) {
     let is_coloured =
         is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -58,11 +59,11 @@ pub(super) fn marked(tone: Tone, mark: &str, text: &str) {
     });
 }
 
-/// A table, and what is to be said of it.
+/// A table, followed by notes.
 pub(super) struct Screen {
-    /// A line that is too long is cut: the first columns say most.
+    /// Lines that are too long are truncated, because the first columns are the most important.
     pub(super) table: Vec<String>,
-    /// A line that is too long goes on in the next.
+    /// Lines that are too long are wrapped.
     pub(super) notes: Vec<String>,
 }
 
@@ -78,7 +79,7 @@ impl Screen {
         }
     }
 
-    /// As it fits into a terminal.
+    /// Returns the lines that fit into a terminal.
     fn fitted(&self, size: Size) -> Vec<String> {
         let mut lines = Vec::new();
         let cut = |line: &String| {
@@ -89,7 +90,7 @@ impl Screen {
         for note in &self.notes {
             wrap(note, size.columns, &mut lines);
         }
-        // The last row is the cursor's.
+        // The last row is left for the cursor.
         let room = size.rows.saturating_sub(1).max(1);
         if lines.len() > room {
             let more = lines.len() + 1 - room;
@@ -101,7 +102,7 @@ impl Screen {
     }
 }
 
-/// Of a terminal, in characters.
+/// The size of a terminal, in characters.
 #[derive(Clone, Copy)]
 struct Size {
     columns: usize,
@@ -109,7 +110,7 @@ struct Size {
 }
 
 impl Size {
-    /// Of this one, if it knows; else as a terminal was made at first.
+    /// Returns the size of the current terminal if it is known, or else the traditional default.
     fn of_terminal() -> Self {
         let known = terminal_size::terminal_size();
         let (columns, rows) = known.map_or((80, 24), |(columns, rows)| (columns.0, rows.0));
@@ -120,7 +121,8 @@ impl Size {
     }
 }
 
-/// Adds `text` as lines of so many characters, broken between words, all but the first indented.
+/// Adds `text` as lines of at most `columns` characters, broken between words. All lines except the
+/// first are indented.
 fn wrap(text: &str, columns: usize, lines: &mut Vec<String>) {
     const INDENT: &str = "    ";
     let mut rest = text;
@@ -146,32 +148,34 @@ fn wrap(text: &str, columns: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// Prints several lines at once, each as [`say!`] does. False if nobody can read them.
+/// Prints several lines at once, each like [`say!`]. Returns false if printing failed.
 pub(super) fn lines(screen: &Screen) -> bool {
     let Screen { table, notes } = screen.escaped();
     let lines = table.iter().chain(&notes);
     print(&lines.map(|line| format!("{line}\n")).collect::<String>())
 }
 
-/// The same on a terminal in place of what was there; elsewhere it is [`lines`].
+/// Like [`lines`], but on a terminal replaces the previous output.
 pub(super) fn frame(screen: &Screen, is_first: bool) -> bool {
     if !is_terminal() {
         return lines(screen);
     }
     let size = Size::of_terminal();
     let drawn = drawn(&screen.escaped().fitted(size), size.columns);
-    // What the screen shows by now is scrolled out of it, so that it can be read later.
+    // Scrolls the current contents of the screen into the scrollback, so that they can be read
+    // later.
     let room = "\n".repeat(if is_first { size.rows } else { 0 });
     print(&(room + &drawn))
 }
 
-/// The commands that have a terminal show these lines and nothing else (ECMA-48: CUP, EL, ED).
-/// Nothing is blank in between, as it would be if the screen were cleared first.
+/// Returns the control sequences that make a terminal display only these lines (ECMA-48: CUP, EL,
+/// ED). Does not clear the screen first, which would cause flicker.
 fn drawn(lines: &[String], columns: usize) -> String {
-    // Between sizes a line may be longer than the terminal is wide: without DECAWM it stays one.
+    // After a resize, a line may be longer than the terminal is wide. Without DECAWM, it is not
+    // wrapped.
     let mut text = "\x1b[?7l".to_owned();
     for (row, line) in (1..).zip(lines) {
-        // Where a line is full the cursor stays on its last character, which would be erased.
+        // After a full line, the cursor stays on the last character, which would be erased.
         let rest = match line.chars().count() < columns {
             true => "\x1b[K",
             false => "",
@@ -181,7 +185,7 @@ fn drawn(lines: &[String], columns: usize) -> String {
     text + &format!("\x1b[{};1H\x1b[J\x1b[?7h", lines.len() + 1)
 }
 
-/// Prints a JSON document, on a line. False if nobody can read it.
+/// Prints a JSON document on one line. Returns false if printing failed.
 pub(super) fn json(document: &impl Serialize) -> bool {
     match serde_json::to_string(document) {
         Ok(text) => json_text(&text),
@@ -193,31 +197,32 @@ pub(super) fn json(document: &impl Serialize) -> bool {
     }
 }
 
-/// As [`json`], of a document that is text already.
+/// Like [`json`], for a document that is already text.
 pub(super) fn json_text(text: &str) -> bool {
     print(&format!("{}\n", escape::in_json(text)))
 }
 
-/// Prints what a shell or psql is to read: as it is. Nothing in it may be from outside but what is
-/// quoted by that language's rules.
+/// Prints text for a shell or psql, unescaped. Text from outside must be quoted by the rules of
+/// that language.
 pub(super) fn script(text: &str) {
     print(text);
 }
 
-/// Prints a line for a person, beside what a program reads from standard output. That it can't be is nobody's loss.
+/// Prints a line for the user to standard error, while a program may read standard output. Errors
+/// are ignored.
 #[expect(clippy::disallowed_methods, reason = "this is the place for it")]
 pub(super) fn aside(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", Escaped(text));
 }
 
-/// Asks on the same line. False if nobody can read it.
+/// Prints a question without a line break. Returns false if printing failed.
 pub(super) fn question(text: &str) -> bool {
-    // Log lines explain what is asked.
+    // The preceding log lines explain the question.
     logging::flush();
     print(&Escaped(text).to_string())
 }
 
-/// How the program ends that was going to end so: what nobody could read was not done.
+/// Returns the program's exit code, which becomes a failure if some output could not be printed.
 pub(super) fn checked(exit: Exit) -> Exit {
     match exit {
         Exit::Done if HAS_FAILED.load(Ordering::Relaxed) => Exit::Failed,
@@ -230,7 +235,7 @@ fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
-/// Prints it at once. That it can't be is logged the first time; `println!` would panic.
+/// Prints and flushes text. Logs the first failure, whereas `println!` would panic.
 #[expect(clippy::disallowed_methods, reason = "this is the place for it")]
 fn print(text: &str) -> bool {
     let mut out = io::stdout().lock();
@@ -293,7 +298,7 @@ mod tests {
         assert_eq!(lines, ["ÄÖÜäö", "üÄÖÜä", "öü ß"]);
     }
 
-    /// A terminal of that size, as far as a frame needs one.
+    /// A terminal of a given size, with the control sequences that a frame uses.
     struct Terminal {
         cells: Vec<Vec<char>>,
         at: (usize, usize),
@@ -352,7 +357,7 @@ mod tests {
                 place => {
                     let place = place.strip_prefix('[').and_then(|p| p.strip_suffix(";1H"));
                     let row: usize = place.and_then(|row| row.parse().ok()).expect(command);
-                    // Beyond the end is the end.
+                    // A row after the last one is the last one.
                     self.at = (row.min(self.cells.len()) - 1, 0);
                 }
             }
@@ -381,7 +386,7 @@ mod tests {
         }
     }
 
-    /// The terminal got smaller after it was asked.
+    /// The terminal has become smaller since its size was queried.
     #[test]
     fn frame_that_is_too_large_by_now_is_cut_and_scrolls_nothing() {
         let mut terminal = Terminal::full_of_rubbish(size(10, 3));

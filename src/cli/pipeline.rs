@@ -1,4 +1,4 @@
-//! `walpost pipeline`: what a person asks of the process that runs, by its control socket.
+//! `walpost pipeline`: sends a request to the running process through its control socket.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ pub(crate) enum PipelineCommand {
     Reload(ReloadArgs),
 }
 
-/// Where the process is.
+/// The flags for finding the process.
 #[derive(Debug, Args)]
 pub(crate) struct SocketArgs {
     /// The control socket, as `run` has it; /run/walpost/control.sock where nobody says
@@ -55,7 +55,7 @@ pub(crate) struct ReloadArgs {
     socket: SocketArgs,
 }
 
-/// Asks the process, and prints what it has done.
+/// Sends the request to the process, and prints the result.
 #[must_use]
 pub(crate) fn run(command: &PipelineCommand) -> Exit {
     let (socket, request) = match command {

@@ -34,15 +34,15 @@ use crate::sink::stdout::StdoutSink;
 /// Flags of `walpost replay`.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Rows from here: a time, like 2025-11-01T03:00:00Z or 1h (one hour ago), compared with created_at;
-    /// an id; or the walpost-position of a record
+    /// Rows from here: a time, like 2025-11-01T03:00:00Z or 1h (one hour ago), compared with
+    /// created_at; an id; or the walpost-position of a record
     #[arg(long, value_name = "TIME|ID|POSITION", value_parser = parse_bound)]
     from: Option<Bound>,
     /// Rows up to and including this time, id or position
     #[arg(long, value_name = "TIME|ID|POSITION", value_parser = parse_bound)]
     to: Option<Bound>,
-    /// Rows that meet a condition in SQL. Functions in it run with the rights of the connection's role,
-    /// and could drop a slot: it is refused for a superuser
+    /// Rows that meet a condition in SQL. Functions in it run with the rights of the connection's
+    /// role, and could drop a slot: it is refused for a superuser
     #[arg(long = "where", value_name = "SQL")]
     condition: Option<String>,
     /// Rows of this aggregate type, or of one aggregate; repeated, of any of them
@@ -54,11 +54,13 @@ pub(crate) struct ReplayArgs {
     /// Every row of the table
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots", "set_aside", "resume"])]
     all: bool,
-    /// Rows that may be missing in Kafka after slots were dropped; when all are sent, the slots are no longer reported
+    /// Rows that may be missing in Kafka after slots were dropped; when all are sent, the slots are
+    /// no longer reported
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id"])]
     dropped_slots: bool,
-    /// With --dropped-slots: send nothing, and record that all these events were delivered, as after a planned move for which the
-    /// pipeline was drained. Without --table, of every table of the pipeline
+    /// With --dropped-slots: send nothing, and record that all these events were delivered, as
+    /// after a planned move for which the pipeline was drained. Without --table, of every table of
+    /// the pipeline
     #[arg(long, requires = "dropped_slots", conflicts_with_all = ["rate", "resume"])]
     already_delivered: bool,
     /// Rows of a table that is set aside; when all are sent, the stream delivers the table again
@@ -91,7 +93,7 @@ pub(crate) struct ReplayArgs {
     records: RecordArgs,
 }
 
-/// Why rows were not sent, or not all of them.
+/// The reason why no rows were sent, or not all of them.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -286,7 +288,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
             create_topics,
             credentials,
         } => {
-            // Not the pipeline's own producer, which it would fence.
+            // A separate producer, because the pipeline's own producer would be fenced.
             let sink = KafkaSink::new(
                 name,
                 properties,
@@ -361,7 +363,7 @@ async fn send(
     }
 }
 
-/// Waits for what the pipeline makes of a table whose rows were all sent.
+/// Waits until the pipeline has handled a table whose rows were all sent.
 async fn hand_over(plan: &Plan<'_>, name: &str) -> Result<Ended, Failure> {
     match plan.hand_over().await? {
         HandOver::Resumed => {
@@ -376,7 +378,7 @@ async fn hand_over(plan: &Plan<'_>, name: &str) -> Result<Ended, Failure> {
     }
 }
 
-/// Reads one end of a range. A duration is that long ago.
+/// Parses one end of a range. A duration means that long ago.
 fn parse_bound(text: &str) -> Result<Bound, String> {
     match values::duration(text) {
         Ok(_) => values::moment(text, Timestamp::now()).map(|at| Bound::Time(at.to_string())),
@@ -384,7 +386,8 @@ fn parse_bound(text: &str) -> Result<Bound, String> {
     }
 }
 
-/// Says true from the first SIGTERM or SIGINT on; the second ends the process.
+/// Returns a receiver that becomes true at the first SIGTERM or SIGINT. The second signal ends the
+/// process.
 fn stop_at_signals() -> std::io::Result<watch::Receiver<bool>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -1,4 +1,4 @@
-//! `walpost run`
+//! `walpost run`: delivers events until it is asked to stop.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,10 +28,12 @@ pub(crate) struct RunArgs {
     /// Where records go: kafka, or stdout [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
-    /// Where metrics, health and status are served: HOST:PORT, port 0 for a free one, or off [default: 127.0.0.1:9464]
+    /// Where metrics, health and status are served: HOST:PORT, port 0 for a free one, or off
+    /// [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
-    /// A further host name that HTTP requests may name, besides localhost and IP addresses; "*" for any
+    /// A further host name that HTTP requests may name, besides localhost and IP addresses; "*" for
+    /// any
     #[arg(
         long,
         env = "WALPOST_HTTP_HOST",
@@ -40,7 +42,8 @@ pub(crate) struct RunArgs {
         hide_short_help = true
     )]
     http_host: Vec<String>,
-    /// Unix-domain socket at which `walpost pipeline` is answered, or off. With systemd's RuntimeDirectory there is one by itself
+    /// Unix-domain socket at which `walpost pipeline` is answered, or off. With systemd's
+    /// RuntimeDirectory there is one by itself
     #[arg(
         long,
         env = "WALPOST_CONTROL",
@@ -57,7 +60,7 @@ pub(crate) struct RunArgs {
     records: RecordArgs,
 }
 
-/// Runs the pipelines until they are told to stop or can't go on.
+/// Runs the pipelines until they are asked to stop or can't continue.
 #[must_use]
 pub(crate) fn run(args: &RunArgs) -> Exit {
     let mut definitions = Configured::new(
@@ -92,7 +95,8 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
             .iter()
             .map(|of| init_as_own_role(&of.settings));
         let failures: Vec<Exit> = attempts.filter_map(Result::err).collect();
-        // Of several pipelines, those that could not be set up halt alone: the owner of one database cannot stop the others.
+        // If there are several pipelines, only those that could not be initialized halt: the owner
+        // of one database must not be able to stop the others.
         if let (Some(exit), 1) = (failures.first(), first.defined.len()) {
             return *exit;
         }
@@ -100,13 +104,13 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
     supervisor::run(definitions, places, first, listener, control)
 }
 
-/// Does what `walpost init` does, as the pipeline's own role.
+/// Like `walpost init`, but as the pipeline's own role.
 fn init_as_own_role(settings: &PipelineSettings) -> Result<(), Exit> {
     let provision = Provision {
         pipeline: settings.name.clone(),
         target: settings.target.clone(),
         partitioned: false,
-        // It runs as its own role already.
+        // The role exists, because the connection uses it.
         role: None,
         owner: None,
         writers: Vec::new(),
@@ -132,7 +136,8 @@ fn control(args: &RunArgs) -> Result<Option<Control>, Exit> {
     })
 }
 
-/// Before anything is done: who can't be watched as asked shall not begin.
+/// Opens the HTTP server before anything else, so that a process that can't be monitored as
+/// configured does not start.
 fn listen(args: &RunArgs) -> Result<Option<http::Listener>, Exit> {
     let address = config::http(args.http.as_deref(), args.connection.config.as_deref());
     let hosts = config::http_hosts(&args.http_host, args.connection.config.as_deref());
@@ -149,7 +154,7 @@ fn listen(args: &RunArgs) -> Result<Option<http::Listener>, Exit> {
     listening.map_err(|reason| {
         error!("{reason}");
         match reason {
-            // Any user of the machine can have it, for a moment: systemd starts Walpost again.
+            // Any user of the machine may use the address temporarily. systemd restarts Walpost.
             http::ListenError::InUse(_) => Exit::Failed,
             http::ListenError::Other { .. } | http::ListenError::Host(_) => Exit::Usage,
         }

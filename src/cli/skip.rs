@@ -1,4 +1,4 @@
-//! `walpost skip`: shows what [`skip`](crate::skip) would leave out, asks, and has it done.
+//! `walpost skip`: shows what [`skip`](crate::skip) would skip, asks for confirmation, and runs it.
 
 use clap::Args;
 use tracing::error;
@@ -32,7 +32,7 @@ pub(crate) struct SkipArgs {
     records: RecordArgs,
 }
 
-/// Why nothing was skipped.
+/// The reason why nothing was skipped.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]

@@ -1,4 +1,5 @@
-//! `walpost status`: how the pipelines are, asked of the connector that runs and of the database.
+//! `walpost status`: shows the state of the pipelines, according to the running process and the
+//! database.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -32,17 +33,18 @@ use crate::observe::{client, http};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
-/// How often `--watch` asks again.
+/// The interval at which `--watch` refreshes.
 const REFRESH: Duration = Duration::from_secs(1);
-/// How long the database may take to answer.
+/// Timeout for queries of the database.
 const ANSWER: Duration = Duration::from_secs(5);
-/// What stands where something is not known.
+/// The text for an unknown value.
 const UNKNOWN: &str = "-";
 
 /// Flags of `walpost status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// The HTTP address of the connector, as `run` has it. off queries the database alone [default: 127.0.0.1:9464]
+    /// The HTTP address of the connector, as `run` has it. off queries the database alone [default:
+    /// 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
     /// Refresh every second, until interrupted
@@ -55,24 +57,25 @@ pub(crate) struct StatusArgs {
     connection: ConnectionArgs,
 }
 
-/// Everything that was found.
+/// The status of all pipelines.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// Nothing is wrong with any pipeline, and the configuration that was read last is the one in use.
+    /// Whether all pipelines are healthy and the last reload of the configuration succeeded.
     healthy: bool,
     connector: Connector,
     pipelines: Vec<Found>,
-    /// Slots of Walpost that no pipeline of the configuration has and that nothing reads; known with all of a file's pipelines.
+    /// Slots of Walpost that no pipeline of the configuration uses and no process reads. Known only
+    /// if all pipelines of a file are queried.
     unused_slots: Vec<String>,
-    /// The connector's clock, or else this machine's, in seconds since 1970.
+    /// The time according to the running process, or else this machine, in seconds since 1970.
     #[serde(skip)]
     now: f64,
 }
 
-/// The process that runs, or should.
+/// The running process.
 #[derive(Debug, Serialize)]
 struct Connector {
-    /// Where it was asked; nowhere, if it does not listen.
+    /// The address that was queried, or `None` if the server is disabled.
     address: Option<String>,
     reachable: bool,
     error: Option<String>,
@@ -83,22 +86,22 @@ struct Connector {
 }
 
 impl Connector {
-    /// Why the last reload changed nothing, and when that was.
+    /// Returns the error of the last reload if it failed, and the time of that reload.
     fn failed_reload(&self) -> Option<(&str, f64)> {
         let reload = self.reload.as_ref()?;
         Some((reload.error.as_deref()?, reload.at))
     }
 }
 
-/// One pipeline.
+/// The status of one pipeline.
 #[derive(Debug, Serialize)]
 struct Found {
     name: String,
-    /// What is wrong with it.
+    /// The problems of the pipeline.
     problems: Vec<String>,
-    /// What the connector says.
+    /// The status according to the running process.
     connector: Option<PipelineStatus>,
-    /// What the database says, if it was asked.
+    /// The status according to the database, if it was queried.
     database: Option<Database>,
 }
 
@@ -107,11 +110,11 @@ impl Found {
         self.problems.is_empty() && self.connector.as_ref().is_none_or(|of| of.ready)
     }
 
-    /// Trouble first, as on the page.
+    /// Returns the sort order, in which pipelines with problems come first, as on the status page.
     fn rank(&self) -> u8 {
         match (&self.connector, self.problems.is_empty()) {
             (Some(connector), true) => connector.summary.rank,
-            // The database alone may know of something.
+            // The database may report a problem that the process does not know.
             (Some(connector), false) => connector.summary.rank.min(2),
             (None, true) => u8::MAX,
             (None, false) => 1,
@@ -119,7 +122,7 @@ impl Found {
     }
 }
 
-/// What the database says of a slot.
+/// The state of a slot, according to the database.
 #[derive(Debug, Serialize)]
 struct Database {
     error: Option<String>,
@@ -132,20 +135,21 @@ struct Database {
     safe_wal_bytes: Option<i64>,
     lag_bytes: Option<u64>,
     retained_bytes: Option<u64>,
-    /// What has the slot, if that is no Walpost.
+    /// A description of what uses the slot, if that is not Walpost.
     #[serde(skip)]
     held: Option<String>,
     #[serde(skip)]
     problems: Vec<Problem>,
-    /// Why the pipeline halted, if nothing reads the slot since.
+    /// Why the pipeline halted, if no process has read the slot since.
     last_halt: Option<LastHalt>,
-    /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
+    /// Slots that were dropped and whose events were not sent again. `None` if the journal does not
+    /// exist or can't be read.
     dropped_slots: Option<Vec<DroppedSlot>>,
-    /// Tables that are set aside; not known without a journal that may be read.
+    /// Tables that are set aside. `None` if the journal does not exist or can't be read.
     set_aside: Option<Vec<SetAside>>,
 }
 
-/// Prints how the pipelines are.
+/// Prints the status of the pipelines.
 #[must_use]
 pub(crate) fn run(args: &StatusArgs) -> Exit {
     let given = Given {
@@ -154,7 +158,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
         sink: Some(SinkName::Stdout),
         takes_one_of: false,
     };
-    // Without a word of a database the connector alone is asked.
+    // If no database is configured, only the running process is queried.
     let settings = match args.connection.names_database() {
         true => match load(&given) {
             Ok(settings) => settings,
@@ -181,7 +185,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
         Ok(runtime) => runtime,
         Err(exit) => return exit,
     };
-    // Other pipelines have slots too.
+    // Pipelines that were not selected have slots too.
     let is_complete = args.connection.config.is_some() && args.connection.pipeline.is_empty();
     let exit = runtime.block_on(async {
         let mut is_first = true;
@@ -196,7 +200,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
                 (false, false) => out::lines(&shown(&report)),
             };
             is_first = false;
-            // Nobody reads on when it can't be printed.
+            // If printing fails, there is no reader left.
             if !args.watch || !printed {
                 return match report.healthy {
                     true => Exit::Done,
@@ -210,7 +214,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
     exit
 }
 
-/// Asks the connector, and the database of each pipeline.
+/// Queries the running process, and the database of each pipeline.
 async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[String]) -> Report {
     let (connector, status) = ask_connector(address).await;
     let now = status
@@ -235,7 +239,7 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
             database: Some(database),
         });
     }
-    // Those that this configuration does not have.
+    // Adds pipelines that this configuration does not contain.
     let is_asked = |of: &PipelineStatus| match settings.is_empty() {
         true => asked.is_empty() || asked.contains(&of.about.name),
         false => false,
@@ -265,7 +269,8 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
     }
 }
 
-/// Asks each database for the slots of Walpost that no pipeline has. A database that does not answer is reported for its pipelines.
+/// Returns Walpost's slots in each database that no pipeline uses. A database that does not respond
+/// is reported for its pipelines.
 async fn unused_slots(pipelines: &[PipelineSettings]) -> Vec<String> {
     let used: Vec<_> = pipelines
         .iter()
@@ -323,7 +328,7 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
         let is_read = vitals.slot.as_ref().is_some_and(|slot| slot.active);
         let last_halt = match is_read {
             true => None,
-            // What else is known is shown without it.
+            // If this query fails, the rest of the status is still shown.
             false => catalog.last_halt(&settings.target).await.ok().flatten(),
         };
         Ok::<_, CatalogError>((vitals, held, last_halt))
@@ -359,7 +364,7 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
     Database {
         slot: name.clone(),
         server,
-        // A slot that is there has a status.
+        // Every existing slot has a status.
         active: slot.wal_status.is_some().then_some(slot.active),
         confirmed: slot.confirmed,
         restart: slot.restart,
@@ -390,7 +395,7 @@ fn problems(
         remedy: String::new(),
         since: None,
     };
-    // The database knows better, where it could be asked.
+    // If the database was queried, its results take precedence.
     let asked = database.filter(|database| database.error.is_none());
     match (of_connector, &connector.address) {
         (Some(pipeline), _) => {
@@ -404,7 +409,7 @@ fn problems(
         (None, None) => {}
     }
     if let Some(database) = asked {
-        // A connector that has the pipeline knows its state.
+        // If the running process has the pipeline, it reports the current state.
         if let (None, Some(halt)) = (of_connector, &database.last_halt) {
             reasons.push(Reason {
                 source: Source::Database,
@@ -413,14 +418,15 @@ fn problems(
             });
         }
         for problem in &database.problems {
-            // That the slot is not read is what the connector's reason comes to.
+            // If the process already reports that the pipeline is not ready, the slot being unread
+            // is the same problem.
             let is_told = problem.kind == Kind::NotStreaming
                 && of_connector.is_some_and(|pipeline| !pipeline.ready);
             if !is_told {
                 summary::add(&mut reasons, Reason::of(problem));
             }
         }
-        // A journal that may not be read is the connector's to know.
+        // If this role can't read the journal, use what the process has read.
         let dropped = database.dropped_slots.as_ref();
         let dropped = dropped.or_else(|| of_connector?.dropped_slots.as_ref());
         summary::add_dropped_slots(&mut reasons, commands, dropped.map_or(&[], Vec::as_slice));
@@ -451,12 +457,12 @@ const TITLES: [&str; 12] = [
     "IN FLIGHT",
     "CONFIRMED",
 ];
-/// Numbers stand below each other by their last digit.
+/// Whether the column contains numbers, which are right-aligned.
 const IS_NUMBER: [bool; TITLES.len()] = [
     false, false, true, true, true, true, true, true, false, true, true, true,
 ];
 
-/// What is to be printed.
+/// Formats the report.
 fn shown(report: &Report) -> Screen {
     let mut pipelines: Vec<_> = report.pipelines.iter().collect();
     pipelines.sort_by_key(|found| found.rank());
@@ -471,7 +477,7 @@ fn shown(report: &Report) -> Screen {
     }
 }
 
-/// How many there are, and in which state.
+/// Formats the number of pipelines in each state.
 fn summary(pipelines: &[&Found]) -> String {
     let mut states: Vec<(String, usize)> = Vec::new();
     for found in pipelines {
@@ -498,7 +504,7 @@ fn summary(pipelines: &[&Found]) -> String {
     Escaped(line).to_string()
 }
 
-/// As the connector says, or else the database.
+/// Returns the state according to the running process, or else the database.
 fn state(found: &Found) -> Option<String> {
     let of_slot = || match found.database.as_ref()?.active? {
         true => Some("in use".to_owned()),
@@ -569,7 +575,7 @@ fn notes(pipelines: &[&Found], report: &Report) -> Vec<String> {
     notes
 }
 
-/// How many dead letters there were, and the last one.
+/// Returns the number of dead letters, and a description of the last one.
 fn dead_letters(of: &PipelineStatus) -> Option<String> {
     let last = of.last_dead_letter.as_ref()?;
     let count = match of.dead_letters.total() {
@@ -586,7 +592,7 @@ fn row(found: &Found, now: f64) -> [String; TITLES.len()] {
     let (connector, database) = (found.connector.as_ref(), found.database.as_ref());
     let shown = |known: Option<String>| known.unwrap_or_else(|| UNKNOWN.to_owned());
     let health = connector.and_then(|of| of.slot_health.as_ref());
-    // The database was asked last.
+    // The database's values are the most recent.
     let lag = database
         .and_then(|of| of.lag_bytes)
         .or_else(|| connector?.lag.bytes);

@@ -1,4 +1,4 @@
-//! `walpost verify`: the table compared with the topics.
+//! `walpost verify`: compares the table with the topics.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -21,7 +21,7 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::verify::{Counts, Finding, Options, Range, Report, VerifyError, verify};
 
-/// With less there would be no end to looking at portions.
+/// With less memory, the rows would have to be read in too many portions.
 const MEMORY_MIN: u64 = 4 << 20;
 
 /// Flags of `walpost verify`.
@@ -71,18 +71,19 @@ pub(crate) struct VerifyArgs {
     records: RecordArgs,
 }
 
-/// How one pipeline came out.
+/// The result for one pipeline.
 #[derive(Serialize)]
 struct Outcome {
     pipeline: String,
     ok: bool,
     #[serde(flatten)]
     report: Report,
-    /// The first ones.
+    /// The first findings, up to the limit.
     findings: Vec<Finding>,
 }
 
-/// Creates a file that only this user can read, since it names rows; or empties an existing one.
+/// Creates a file that only this user can read, because it identifies rows, or empties an existing
+/// file.
 fn create_private(path: &PathBuf) -> io::Result<File> {
     File::options()
         .write(true)
@@ -92,7 +93,7 @@ fn create_private(path: &PathBuf) -> io::Result<File> {
         .open(path)
 }
 
-/// Verifies the pipelines and prints what was found.
+/// Verifies the pipelines and prints the findings.
 #[must_use]
 pub(crate) fn run(args: &VerifyArgs) -> Exit {
     let options = match options(args) {
@@ -200,7 +201,7 @@ fn one(
             findings.push(finding.clone());
         }
         if let Some(output) = &mut output {
-            // Somebody looks into the file with `less`.
+            // The file may be viewed in a terminal, for example with `less`.
             let line = serde_json::to_string(finding)?;
             let written = writeln!(output, "{}", escape::in_json(&line));
             written.map_err(|error| unwritten(args, &error))?;
@@ -216,7 +217,7 @@ fn one(
     })
 }
 
-/// How many of the findings are errors.
+/// Returns the number of findings that are errors.
 fn errors(counts: &Counts, delivery: &Delivery, args: &VerifyArgs) -> u64 {
     let allowed = match delivery {
         Delivery::AtLeastOnce => !args.forbid_repeats,
@@ -298,7 +299,7 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         ("replayed", counts.replayed),
         ("without id", counts.without_id),
     ] {
-        // What nobody has to look at is told where there is some.
+        // Counts that need no attention are printed only if they are not zero.
         let is_told = count > 0
             || ["delivered", "missing", "repeated", "out of order", "gaps"].contains(&what);
         if is_told {

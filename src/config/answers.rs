@@ -1,4 +1,4 @@
-//! What the queries of walpost.toml have answered, from one reading of it to the next.
+//! The results of the queries in walpost.toml, kept from one reading of the file to the next.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,31 +15,31 @@ use super::query::{LastRows, QuerySource};
 use crate::outbox::reserved_topics::TopicUse;
 use crate::postgres::text_rows::TextRow;
 
-/// The answers, and what is to be asked again.
+/// The results, and when to run the queries again.
 #[derive(Default)]
 pub(crate) struct Answers {
     asked: Vec<Asked>,
     last_rows: Arc<LastRows>,
-    /// Something was read before, so that there are pipelines that can go on as they are.
+    /// Whether the file was read before, so that there are running pipelines that can continue.
     has_begun: bool,
-    /// Something new was not answered: when it is tried again.
+    /// When to retry a new query that failed.
     again: Option<Instant>,
-    /// Nobody is asked.
+    /// Whether queries must not be run.
     is_offline: bool,
 }
 
-/// A source, and what it has answered.
+/// A source and its results.
 struct Asked {
     source: QuerySource,
-    /// When it is asked again.
+    /// When to run the query again.
     due: Instant,
-    /// The last answer, whether it could be used or not.
+    /// The last result, whether it could be used or not.
     last: Result<Vec<TextRow>, String>,
-    /// What could be used of the last answer that could.
+    /// The rows that were used from the last usable result.
     rows: Vec<TextRow>,
 }
 
-/// What no two pipelines have in common.
+/// A resource that two pipelines must not share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Own {
     Name(String),
@@ -47,19 +47,20 @@ pub(super) enum Own {
         slot: String,
         database: String,
     },
-    /// Several pipelines can share a topic of Walpost's own, but only for the same purpose: a dead letter must not be taken for
-    /// a checkpoint.
+    /// Several pipelines can share a topic reserved for Walpost, but only for the same purpose: a
+    /// dead letter must not be mistaken for a checkpoint.
     Topic {
         name: String,
         usage: TopicUse,
     },
 }
 
-/// What a pipeline has to itself, or why it can't be one.
+/// A function that returns the resources that a pipeline uses exclusively, or an error if the
+/// pipeline is invalid.
 pub(super) type Judge<'j> = &'j dyn Fn(&FilePipeline) -> Result<Vec<Own>, String>;
 
 impl Answers {
-    /// For who may connect to nothing.
+    /// Creates an instance that runs no queries.
     pub(super) fn offline() -> Self {
         Self {
             is_offline: true,
@@ -67,11 +68,14 @@ impl Answers {
         }
     }
 
-    /// Asks the sources of the file `path`, and gives their pipelines, none of which has what others have that is `taken`. Beside
-    /// them, what could not be used. A source that can't be used is as it was before; at the start it is without what can't be used.
+    /// Runs the queries of the file `path`, and returns their pipelines. A row whose pipeline needs
+    /// a resource in `taken` is rejected. Also returns the errors of sources and rows that could
+    /// not be used. If a source can't be used, its previous rows remain in use; at the start, rows
+    /// that can't be used are skipped.
     ///
     /// # Errors
-    /// There was no such source before, and it is not the start; or rows that were used before can't be with what the file says now.
+    /// Returns an error if a new source can't be used and the file was read before, or if rows that
+    /// were used before are no longer valid with the current file.
     pub(super) fn read(
         &mut self,
         path: &Path,
@@ -139,7 +143,7 @@ impl Answers {
         Ok((pipelines, failures))
     }
 
-    /// Asks those whose time has come, and says whether there is something to read.
+    /// Runs the queries that are due. Returns whether the file has to be read again.
     pub(super) fn have_changed(&mut self, env: Env<'_>) -> bool {
         let now = Instant::now();
         let mut have_changed = self.again.take_if(|at| *at <= now).is_some();
@@ -152,7 +156,7 @@ impl Answers {
 }
 
 impl Own {
-    /// Returns those of other pipelines that exclude this one.
+    /// Returns the resources of other pipelines that conflict with this one.
     pub(super) fn excluded(&self) -> Vec<Self> {
         match self {
             Self::Name(_) | Self::Slot { .. } => vec![self.clone()],
@@ -167,7 +171,7 @@ impl Own {
         }
     }
 
-    /// What two pipelines would share.
+    /// Returns a description of what two pipelines would share.
     pub(super) fn what(&self) -> &'static str {
         match self {
             Self::Name(_) => "name",
@@ -197,14 +201,14 @@ struct Filled {
     failure: Option<String>,
 }
 
-/// A row that defines a pipeline.
+/// A row that defines a valid pipeline.
 struct Used {
     row: TextRow,
     pipeline: FilePipeline,
     own: Vec<Own>,
 }
 
-/// What the source answers, in an order that does not depend on the server.
+/// Returns the result of the query, sorted so that the order does not depend on the server.
 fn ask(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<TextRow>, String> {
     let mut found = source.ask(env)?;
     if found.as_superuser && is_new {
@@ -218,8 +222,9 @@ fn ask(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<TextRow>,
     Ok(found.rows)
 }
 
-/// Returns the names and slots that more than one row has. None of these rows is used: otherwise any role that can add a
-/// row could take over another pipeline's slot and checkpoint with a row that sorts first.
+/// Returns the names and slots that occur in several rows. None of these rows is used. Otherwise,
+/// any role that can add a row could take over another pipeline's slot and checkpoint with a row
+/// that sorts first.
 fn shared<'p>(judged: impl Iterator<Item = &'p (FilePipeline, Vec<Own>)>) -> HashSet<Own> {
     let (mut seen, mut shared) = (HashSet::new(), HashSet::new());
     for own in judged.flat_map(|(_, own)| own) {
@@ -230,7 +235,7 @@ fn shared<'p>(judged: impl Iterator<Item = &'p (FilePipeline, Vec<Own>)>) -> Has
     shared
 }
 
-/// The rows that are pipelines, and why the first one that isn't is none.
+/// Returns the rows that define valid pipelines, and the error of the first row that does not.
 fn filled(
     source: &QuerySource,
     origin: &Origin,

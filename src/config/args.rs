@@ -13,7 +13,7 @@ use crate::pipeline::settings::SnapshotMode;
 use crate::pipeline::settings::{OnTableError, Undeliverable};
 use crate::pipeline::wal_budget::budget::OnMax;
 
-/// Headings of flags that commands share.
+/// Headings for the flags that several commands share.
 pub(crate) mod heading {
     pub(crate) const PIPELINES: &str = "Pipelines and database";
     pub(crate) const KAFKA: &str = "Kafka";
@@ -25,7 +25,7 @@ pub(crate) mod heading {
     pub(crate) const LOG: &str = "Logging";
 }
 
-/// How to log.
+/// The flags for logging.
 #[derive(Debug, Args)]
 #[command(next_help_heading = heading::LOG)]
 pub(crate) struct LogArgs {
@@ -53,13 +53,13 @@ impl LogArgs {
     /// Starts logging.
     ///
     /// # Errors
-    /// Those of [`logging::start`].
+    /// Same as [`logging::start`].
     pub(crate) fn start(&self) -> Result<FlushGuard, String> {
         logging::start(self.log_format, &self.log_level)
     }
 }
 
-/// Where the outbox is.
+/// The flags for the database and the outbox.
 #[derive(Clone, Default, Args)]
 #[command(next_help_heading = heading::PIPELINES)]
 pub(crate) struct ConnectionArgs {
@@ -83,7 +83,8 @@ pub(crate) struct ConnectionArgs {
         hide_env_values = true
     )]
     pub postgres: Option<String>,
-    /// Where events are: table, for its rows, or messages, for logical decoding messages in WAL [default: table]
+    /// Where events are: table, for its rows, or messages, for logical decoding messages in WAL
+    /// [default: table]
     #[arg(long, env = "WALPOST_OUTBOX", value_enum, hide_possible_values = true)]
     pub outbox: Option<OutboxName>,
     /// The outbox table [default: public.outbox]
@@ -100,7 +101,7 @@ pub(crate) struct ConnectionArgs {
     pub slot: Option<String>,
 }
 
-/// How records are made and delivered.
+/// The flags for records and their delivery.
 #[derive(Clone, Default, Args)]
 pub(crate) struct RecordArgs {
     /// Kafka's bootstrap servers
@@ -110,7 +111,8 @@ pub(crate) struct RecordArgs {
     /// WALPOST_KAFKA_SASL_PASSWORD is sasl.password
     #[arg(short = 'X', long, value_name = "NAME=VALUE", help_heading = heading::KAFKA)]
     pub kafka_property: Vec<String>,
-    /// Let properties of librdkafka load libraries and run commands. There is no key for it in the file
+    /// Let properties of librdkafka load libraries and run commands. There is no key for it in the
+    /// file
     #[arg(
         long,
         env = "WALPOST_ALLOW_CODE_IN_KAFKA_PROPERTIES",
@@ -139,7 +141,8 @@ pub(crate) struct RecordArgs {
     /// The same as --delivery exactly-once
     #[arg(long, conflicts_with = "delivery", help_heading = heading::DELIVERY)]
     pub exactly_once: bool,
-    /// What happens to an event that is larger than Kafka accepts: halt, or dead-letter [default: halt]
+    /// What happens to an event that is larger than Kafka accepts: halt, or dead-letter [default:
+    /// halt]
     #[arg(
         long,
         env = "WALPOST_ON_OVERSIZE",
@@ -148,8 +151,8 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_oversize: Option<Undeliverable>,
-    /// What happens to an event that can't become a record, as without a topic: halt, or dead-letter
-    /// [default: halt]
+    /// What happens to an event that can't become a record, as without a topic: halt, or
+    /// dead-letter [default: halt]
     #[arg(
         long,
         env = "WALPOST_ON_UNROUTABLE",
@@ -169,8 +172,8 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_malformed: Option<Undeliverable>,
-    /// What an error in one of several tables leads to: halt, or set-aside, which delivers the others
-    /// [default: halt]
+    /// What an error in one of several tables leads to: halt, or set-aside, which delivers the
+    /// others [default: halt]
     #[arg(
         long,
         env = "WALPOST_ON_TABLE_ERROR",
@@ -188,8 +191,8 @@ pub(crate) struct RecordArgs {
         help_heading = heading::DELIVERY
     )]
     pub dead_letter_topic: Option<String>,
-    /// Whether to deliver rows that are older than the slot, once and before the stream: initial, or
-    /// never [default: initial]
+    /// Whether to deliver rows that are older than the slot, once and before the stream: initial,
+    /// or never [default: initial]
     #[arg(
         long,
         env = "WALPOST_SNAPSHOT",
@@ -271,15 +274,15 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub drain_timeout: Option<String>,
-    /// What is kept of the table.
+    /// The flags for the retention of the table.
     #[command(flatten)]
     pub retention: RetentionArgs,
-    /// How much WAL the slot may retain.
+    /// The flags for the WAL budget of the slot.
     #[command(flatten)]
     pub wal_budget: WalBudgetArgs,
 }
 
-/// What is kept of the table.
+/// The flags for the retention of the table.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::RETENTION)]
 pub(crate) struct RetentionArgs {
@@ -298,7 +301,7 @@ pub(crate) struct RetentionArgs {
     pub delete_rows: bool,
 }
 
-/// How much WAL the slot may retain.
+/// The flags for the WAL budget of the slot.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::WAL)]
 pub(crate) struct WalBudgetArgs {
@@ -315,7 +318,7 @@ pub(crate) struct WalBudgetArgs {
 }
 
 impl WalBudgetArgs {
-    /// Any of them is given.
+    /// Returns whether any of these flags is set.
     #[must_use]
     pub(crate) fn is_given(&self) -> bool {
         self.wal_budget_warn.is_some()
@@ -325,7 +328,7 @@ impl WalBudgetArgs {
 }
 
 impl fmt::Debug for ConnectionArgs {
-    // Connection strings have passwords.
+    // Connection strings may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectionArgs")
             .field("config", &self.config)
@@ -335,14 +338,14 @@ impl fmt::Debug for ConnectionArgs {
 }
 
 impl fmt::Debug for RecordArgs {
-    // Kafka's properties have passwords.
+    // Kafka properties may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RecordArgs").finish_non_exhaustive()
     }
 }
 
 impl ConnectionArgs {
-    /// A database is named, by these or in the environment.
+    /// Returns whether a database is configured, by these flags or in the environment.
     #[must_use]
     pub(crate) fn names_database(&self) -> bool {
         let from_env = |name: &&str| std::env::var_os(name).is_some();
@@ -351,7 +354,7 @@ impl ConnectionArgs {
             || ["PGHOST", "PGHOSTADDR", "PGDATABASE"].iter().any(from_env)
     }
 
-    /// Some flag here is about one pipeline.
+    /// Returns whether any of these flags concerns a single pipeline.
     #[must_use]
     pub(crate) fn is_for_one_pipeline(&self) -> bool {
         self.outbox.is_some()
@@ -368,7 +371,8 @@ impl ConnectionArgs {
 }
 
 impl RecordArgs {
-    /// For a command that asks the database alone: there is no sink, and so no mode that needs one.
+    /// Creates the arguments of a command that only queries the database. Such a command has no
+    /// sink, and so can't use a delivery mode that requires one.
     #[must_use]
     pub(crate) fn of_no_sink(retention: RetentionArgs) -> Self {
         Self {
@@ -378,7 +382,7 @@ impl RecordArgs {
         }
     }
 
-    /// Some flag here is about one pipeline.
+    /// Returns whether any of these flags concerns a single pipeline.
     #[must_use]
     pub(crate) fn is_for_one_pipeline(&self) -> bool {
         self.topic.is_some()

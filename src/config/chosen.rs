@@ -1,4 +1,4 @@
-//! The pipelines of a file that are asked for.
+//! Selects the pipelines of a file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::path::Path;
 use super::error::ConfigError;
 use super::file::{self, File, FilePipeline, Origin};
 
-/// The pipelines of the file that were asked for; without a file, one with nothing but a name.
+/// Returns the selected pipelines of the file. Without a file, returns pipelines that have only a
+/// name.
 pub(super) fn choose(
     file: File,
     asked: &[String],
@@ -49,8 +50,8 @@ pub(super) fn names(pipelines: &[FilePipeline]) -> String {
     names.join(", ")
 }
 
-/// The properties of Kafka that the file has for all by now, and the pipeline, which is defined at `origin`; nowhere where no file
-/// names it.
+/// Reads the file again. Returns the Kafka properties that apply to all pipelines, and the current
+/// definition of the pipeline at `origin`, which is empty if no file contains it.
 pub(super) fn read_again(
     path: &Path,
     origin: &Origin,

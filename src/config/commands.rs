@@ -1,4 +1,5 @@
-//! The options that commands in messages have, so that they find the same configuration as this process.
+//! The options of commands that appear in messages, with which these commands use the same
+//! configuration as this process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +14,8 @@ use crate::kafka::topics::CreateTopics;
 use crate::model::commands::{Commands, Options};
 use crate::postgres::connect::conninfo::Conninfo;
 
-/// Environment variables that name a database, and the keywords of a connection string that say the same.
+/// Environment variables for a database connection, and the equivalent keywords of a connection
+/// string.
 const POSTGRES_VARIABLES: [(&str, &str); 7] = [
     ("PGHOST", "host"),
     ("PGHOSTADDR", "hostaddr"),
@@ -26,8 +28,8 @@ const POSTGRES_VARIABLES: [(&str, &str); 7] = [
 
 type Flags = Vec<(&'static str, String)>;
 
-/// Commands about the pipeline of this name. Its file says where its database is if `has_postgres`; `kafka` are the properties
-/// that variables set.
+/// Creates the commands for the named pipeline. `has_postgres` tells whether the file contains its
+/// database connection. `kafka` contains the properties set by environment variables.
 pub(super) fn commands(
     pipeline: &str,
     path: Option<&Path>,
@@ -53,7 +55,7 @@ pub(super) fn commands(
     Commands::new(Options { common, records })
 }
 
-/// A connection string as it was given, unless a password is in it.
+/// Returns the connection string, unchanged unless it contains a password.
 fn without_passwords(url: &str) -> String {
     match Conninfo::holds_password(url) {
         false => url.to_owned(),
@@ -70,7 +72,7 @@ fn of_variables(env: Env<'_>) -> String {
     )
 }
 
-/// A connection string of keywords and values.
+/// Formats a connection string of keywords and values.
 fn conninfo(pairs: Vec<(String, String)>) -> String {
     let quoted = |value: &str| {
         let is_plain = !value.is_empty() && !value.contains([' ', '\'', '\\', '\t', '\n']);
@@ -138,7 +140,7 @@ fn given<const N: usize>(flags: [(&'static str, Option<String>); N]) -> Flags {
         .collect()
 }
 
-/// The name of a value as its flag has it.
+/// Returns the name of a value as its flag accepts it.
 fn name_of(value: impl ValueEnum) -> Option<String> {
     Some(value.to_possible_value()?.get_name().to_owned())
 }

@@ -1,4 +1,4 @@
-//! walpost.toml as it is written.
+//! The contents of walpost.toml.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,29 +21,28 @@ use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::trusted_path::{self, PathError};
 
-/// The whole file.
+/// The contents of the file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {
-    /// Where metrics, health and status are shown.
+    /// The address for metrics, health and status.
     pub http: Option<String>,
-    /// Further names by which they may be asked for.
+    /// Additional host names that HTTP requests may use.
     #[serde(default)]
     pub http_hosts: Vec<String>,
-    /// Where `walpost pipeline` is answered.
+    /// The path of the socket for `walpost pipeline`.
     pub control: Option<String>,
-    /// Where else pipelines are.
+    /// Other sources of pipelines.
     #[serde(default)]
     pub fleet: FileFleet,
-    /// librdkafka's properties for every pipeline.
+    /// librdkafka's properties for all pipelines.
     #[serde(default)]
     pub kafka: BTreeMap<String, Scalar>,
-    /// The pipelines.
     #[serde(default)]
     pub pipeline: Vec<FilePipeline>,
 }
 
-/// Pipelines that are elsewhere.
+/// Other sources of pipelines.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileFleet {
@@ -55,9 +54,9 @@ pub(crate) struct FileFleet {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "WrittenSource")]
 pub(crate) enum FileSource {
-    /// Each file in it whose name ends in `.toml` has pipelines.
+    /// A folder in which each file whose name ends in `.toml` defines pipelines.
     Directory(PathBuf),
-    /// Each row of the query is one.
+    /// A query of which each row defines a pipeline.
     Query(QuerySource),
 }
 
@@ -100,22 +99,22 @@ impl TryFrom<WrittenSource> for FileSource {
     }
 }
 
-/// Where a pipeline is defined.
+/// The location of a pipeline's definition.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Origin {
-    /// By flags and environment alone.
+    /// Flags and environment variables only.
     #[default]
     Nowhere,
-    /// In walpost.toml.
+    /// walpost.toml.
     File(PathBuf),
-    /// In a file of a source.
+    /// A file of a source.
     Part(PathBuf),
-    /// In a row of a query.
+    /// A row of a query.
     Row {
-        /// That has the query.
+        /// The file that contains the query.
         file: PathBuf,
         rows: Arc<LastRows>,
-        /// Which query it is, among others of the file.
+        /// Identifies the query among those of the file.
         source: String,
     },
 }
@@ -127,7 +126,7 @@ impl PartialEq for Origin {
             (Self::File(path), Self::File(other)) | (Self::Part(path), Self::Part(other)) => {
                 path == other
             }
-            // Whichever query has found it.
+            // Equal regardless of the query that returned the row.
             (
                 Self::Row { file, rows, .. },
                 Self::Row {
@@ -152,7 +151,7 @@ impl fmt::Display for Origin {
 }
 
 impl Origin {
-    /// What has several pipelines, and can be broken as a whole.
+    /// Returns the source, which may define several pipelines and can only be valid as a whole.
     pub(super) fn source(&self) -> String {
         match self {
             Self::Part(path) => path.parent().unwrap_or(path).display().to_string(),
@@ -162,7 +161,7 @@ impl Origin {
     }
 }
 
-/// A file of a source: pipelines, and nothing else.
+/// A file of a source, which contains only pipelines.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PartFile {
@@ -170,7 +169,7 @@ struct PartFile {
     pipeline: Vec<FilePipeline>,
 }
 
-/// One `[[pipeline]]`. Every key is optional: flags and defaults fill in.
+/// One `[[pipeline]]`. All keys are optional: flags and defaults fill in missing values.
 #[derive(Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FilePipeline {
@@ -228,11 +227,11 @@ pub(crate) struct FilePipeline {
     pub kafka_token_command: Option<Vec<String>>,
 }
 
-/// Where events are.
+/// The kind of outbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OutboxName {
-    /// In a table.
+    /// A table.
     #[default]
     Table,
     /// Logical decoding messages in WAL, which `walpost.publish` writes.
@@ -246,22 +245,22 @@ pub(crate) enum SinkName {
     /// Apache Kafka.
     #[default]
     Kafka,
-    /// Standard output, one JSON object a line.
+    /// Standard output, with one JSON object per line.
     Stdout,
 }
 
-/// How often a record arrives.
+/// The delivery guarantee.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum DeliveryName {
-    /// What was in flight comes again after a crash.
+    /// Records in flight are delivered again after a crash.
     #[default]
     AtLeastOnce,
-    /// Each record once, for readers of committed records.
+    /// Consumers of committed records receive each record once.
     ExactlyOnce,
 }
 
-/// Where exactly-once keeps its place.
+/// The checkpoints for exactly-once delivery.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileCheckpoint {
@@ -269,7 +268,7 @@ pub(crate) struct FileCheckpoint {
     pub replication: Option<i32>,
 }
 
-/// The topic by a regular expression.
+/// A topic derived with a regular expression.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileRoute {
@@ -278,7 +277,7 @@ pub(crate) struct FileRoute {
     pub replacement: String,
 }
 
-/// What becomes of null members of an expanded payload.
+/// How null members of an expanded payload are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileNull {
@@ -286,7 +285,8 @@ pub(crate) enum FileNull {
     OptionalBytes,
 }
 
-/// What becomes of its empty arrays. `optional-bytes` is what the other key has.
+/// How empty arrays of an expanded payload are written. `optional-bytes` is accepted because it is
+/// the value of the other key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileEmptyArray {
@@ -295,7 +295,8 @@ pub(crate) enum FileEmptyArray {
     OptionalString,
 }
 
-/// Names and templates of headers: of a table in alphabetical order, or of an array of pairs in its own.
+/// Names and templates of headers: sorted by name if they are given as a table, and in the given
+/// order if they are given as an array of pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileHeaders(pub Vec<(String, String)>);
 
@@ -333,7 +334,7 @@ impl<'de> Deserialize<'de> for FileHeaders {
     }
 }
 
-/// How much WAL the slot may retain.
+/// The WAL budget of the slot.
 #[derive(Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileWalBudget {
@@ -342,14 +343,14 @@ pub(crate) struct FileWalBudget {
     pub on_max: Option<OnMax>,
 }
 
-/// A text, number or truth value: librdkafka takes them all as text.
+/// A string, number or boolean. librdkafka accepts all of them as text.
 #[derive(Clone, PartialEq)]
 pub(crate) enum Scalar {
-    /// In quotes.
+    /// A quoted string.
     Text(String),
-    /// A whole number.
+    /// An integer.
     Integer(i64),
-    /// true or false.
+    /// `true` or `false`.
     Boolean(bool),
 }
 
@@ -376,7 +377,8 @@ impl<'de> Deserialize<'de> for Scalar {
                 Ok(Scalar::Boolean(truth))
             }
 
-            // A dot without quotes makes a table in TOML, and librdkafka's names are full of them.
+            // In TOML, a name with an unquoted dot defines a table, and librdkafka's names contain
+            // dots.
             fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Scalar, A::Error> {
                 Err(de::Error::custom(
                     "found a table, expected a text in quotes, a whole number, true or false. A name with dots is written in \
@@ -400,14 +402,14 @@ impl fmt::Display for Scalar {
 }
 
 impl fmt::Debug for Scalar {
-    // It can be a password.
+    // The value may be a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("...")
     }
 }
 
 impl fmt::Debug for FilePipeline {
-    // Connection strings have passwords.
+    // Connection strings may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FilePipeline")
             .field("name", &self.name)
@@ -416,10 +418,10 @@ impl fmt::Debug for FilePipeline {
 }
 
 impl FilePipeline {
-    /// The pipeline that a filled template is.
+    /// Creates a pipeline from a filled template.
     ///
     /// # Errors
-    /// It has a key or value that it can't have.
+    /// Returns an error if a key or value is invalid.
     pub(super) fn of_template(filled: toml::Table) -> Result<Self, String> {
         serde_path_to_error::deserialize(toml::Value::Table(filled)).map_err(|error| {
             let path = error.path().to_string();
@@ -427,7 +429,7 @@ impl FilePipeline {
         })
     }
 
-    /// The pipeline's name.
+    /// Returns the name of the pipeline.
     #[must_use]
     pub(crate) fn name(&self) -> &str {
         self.name.as_deref().unwrap_or("outbox")
@@ -435,7 +437,7 @@ impl FilePipeline {
 }
 
 impl Given<'_> {
-    /// Puts what flags and environment say over what the file says.
+    /// Overrides values of the file with those of flags and environment variables.
     pub(super) fn overlay(&self, file: &mut FilePipeline) {
         fn over<T: Clone>(file: &mut Option<T>, given: Option<&T>) {
             if let Some(given) = given {
@@ -505,10 +507,10 @@ impl Given<'_> {
     }
 }
 
-/// Reads the file alone.
+/// Reads the file without its sources.
 ///
 /// # Errors
-/// It can't be read, or has a key or value that it can't have.
+/// Returns an error if the file can't be read, or contains an invalid key or value.
 pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
     let mut file: File = read_as(path, parse)?;
     for pipeline in &mut file.pipeline {
@@ -517,10 +519,10 @@ pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
     Ok(file)
 }
 
-/// Reads the file, and those of its directories in the order of their names, each as a file of its own.
+/// Reads the file, and the files in its directories in the order of their names.
 ///
 /// # Errors
-/// As [`read`]; or a folder can't be read.
+/// Same as [`read`], and returns an error if a folder can't be read.
 pub(crate) fn read_all(path: &Path) -> Result<Vec<(PathBuf, File)>, ConfigError> {
     let file = read(path)?;
     let mut parts = Vec::new();
@@ -542,20 +544,21 @@ pub(crate) fn read_all(path: &Path) -> Result<Vec<(PathBuf, File)>, ConfigError>
         .collect())
 }
 
-/// The pipelines of one of the files of a source.
+/// Reads the pipelines in one of the files of a source.
 ///
 /// # Errors
-/// As [`read`].
+/// Same as [`read`].
 pub(super) fn read_part(path: &Path) -> Result<Vec<FilePipeline>, ConfigError> {
     Ok(read_as(path, parse::<PartFile>)?.pipeline)
 }
 
-/// Where a path in the file leads to.
+/// Resolves a path in the file, which is relative to the file's folder.
 pub(super) fn beside(file: &Path, path: &Path) -> PathBuf {
     file.parent().unwrap_or(Path::new("")).join(path)
 }
 
-/// The files of a folder that have pipelines. Editors leave others there for a while.
+/// Returns the files of a folder that define pipelines. Editors may temporarily create other files
+/// there.
 fn files_in(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let unreadable = |error: PathError| ConfigError::Unreadable {
         path: directory.to_owned(),
@@ -596,7 +599,7 @@ fn read_as<T>(
     })
 }
 
-/// A warning for a file with passwords that other users can read.
+/// Returns a warning if the file contains passwords and other users can read it.
 pub(super) fn exposed(path: &Path, file: &File) -> Option<String> {
     let secrets = file.secrets();
     if secrets.is_empty() {
@@ -611,7 +614,7 @@ pub(super) fn exposed(path: &Path, file: &File) -> Option<String> {
 }
 
 impl File {
-    /// Its sources that are folders.
+    /// Returns the sources that are folders.
     pub(super) fn directories(&self, path: &Path) -> Vec<PathBuf> {
         let directories = self.fleet.source.iter().filter_map(|source| match source {
             FileSource::Directory(directory) => Some(beside(path, directory)),
@@ -620,7 +623,7 @@ impl File {
         directories.collect()
     }
 
-    /// Its sources that are asked.
+    /// Returns the sources that are queries.
     pub(super) fn queries(&self) -> impl Iterator<Item = &QuerySource> {
         self.fleet.source.iter().filter_map(|source| match source {
             FileSource::Directory(_) => None,
@@ -628,7 +631,7 @@ impl File {
         })
     }
 
-    /// Names of the keys that have a password as their value, or in it.
+    /// Returns the names of the keys whose values are or contain a password.
     fn secrets(&self) -> Vec<String> {
         let mut found = Vec::new();
         for source in self.queries() {

@@ -1,4 +1,4 @@
-//! Texts of walpost.toml.
+//! Properties of arbitrary configuration files.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::outbox::headers::is_reserved;
 use crate::outbox::route::is_topic_name;
 use crate::pipeline::settings::SinkSettings;
 
-/// A password that no fuzzer guesses.
+/// A password that a fuzzer does not find by chance.
 const PASSWORD: &str = "q7Zr0vT2mXw9";
-/// Lines with the password in a place where nobody may see it.
+/// Lines that contain the password where it must not be shown.
 const SECRETS: [&str; 6] = [
     "\"sasl.password\" = \"q7Zr0vT2mXw9\"",
     "\"ssl.key.password\" = \"q7Zr0vT2mXw9\"",
@@ -21,16 +21,17 @@ const SECRETS: [&str; 6] = [
     "postgres = \"host=h user=u password=q7Zr0vT2mXw9 sslmode=none\"",
 ];
 
-/// Bytes as walpost.toml. A line of `$` and a digit becomes one with a secret.
+/// Loads `data` as walpost.toml. A line that consists of `$` and a digit is replaced by a line with
+/// a secret.
 ///
 /// # Panics
-/// A secret is told; settings are not what the documentation says that they can be.
+/// Panics if a secret is shown, or settings don't match the documentation.
 pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };
     let has_secret_for_certain = !text.contains(PASSWORD) && !text.contains(['\'', '\\']) && {
-        // No text of several lines, which could have lines in it that look like secrets.
+        // Excludes multi-line strings, whose lines could look like secrets.
         !text.contains("\"\"\"")
     };
     let lines = text.lines().map(|line| match line.strip_prefix('$') {
@@ -55,8 +56,8 @@ pub fn config(data: &[u8]) {
     );
 }
 
-/// What comes of the text without flags or variables: the file as a log would show it, and the
-/// settings; or the error in all its forms.
+/// Loads the text without flags or variables. Returns the file as a log would show it and the
+/// settings, or the error in all its forms.
 fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
     let file: super::File = syntax::parse(text).map_err(|(line, reason)| {
         let lines = text.matches('\n').count() + 1;
@@ -109,7 +110,7 @@ fn hold(settings: &PipelineSettings) {
     }
 }
 
-/// Sizes and durations, read a second time by hand where they are simple.
+/// Checks sizes and durations against a separate parser for simple values.
 fn hold_values(pipeline: &FilePipeline) {
     let sizes = [&pipeline.window_bytes, &pipeline.max_row_bytes];
     for text in sizes.into_iter().flatten().map(ToString::to_string) {
@@ -139,7 +140,7 @@ const SIZES: [(&str, u64); 10] = [
     ("GiB", 1 << 30),
     ("TiB", 1 << 40),
 ];
-/// In milliseconds.
+/// The units in milliseconds.
 const DURATIONS: [(&str, u64); 5] = [
     ("ms", 1),
     ("s", 1000),
@@ -148,7 +149,7 @@ const DURATIONS: [(&str, u64); 5] = [
     ("d", 86_400_000),
 ];
 
-/// A number of up to five digits with one of these units.
+/// Parses a number of up to five digits with one of these units.
 fn plain(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);

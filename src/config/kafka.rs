@@ -1,4 +1,4 @@
-//! The brokers, and what proves to them who we are.
+//! The brokers, and the credentials for them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,8 @@ use crate::kafka::token_endpoint::{self, Endpoint};
 use crate::pipeline::settings::SinkSettings;
 use crate::program::Program;
 
-/// Properties from variables: `WALPOST_KAFKA_SASL_PASSWORD` is `sasl.password`.
+/// Returns the properties set by environment variables: `WALPOST_KAFKA_SASL_PASSWORD` is
+/// `sasl.password`.
 pub(super) fn kafka_properties(vars: impl Iterator<Item = (String, String)>) -> Properties {
     vars.filter_map(|(name, value)| {
         let name = name.strip_prefix(KAFKA_VARIABLES)?;
@@ -39,7 +40,7 @@ pub(super) fn sink(
         }
         for property in &records.kafka_property {
             let (name, value) = property.split_once('=').ok_or_else(|| {
-                // What follows the name can be a password.
+                // The text after the name may be a password.
                 let is_name = |c: &char| c.is_ascii_alphanumeric() || ".-_".contains(*c);
                 let name: String = property.chars().take_while(is_name).collect();
                 ConfigError::Flag(format!("--kafka-property {name:?}: expected NAME=VALUE"))
@@ -60,7 +61,7 @@ pub(super) fn sink(
         )?),
         false => None,
     };
-    // Whoever may write the file need not be whoever may run programs as Walpost.
+    // A user who may write the file is not necessarily allowed to run programs as Walpost's user.
     let may_run_code = given
         .records
         .is_some_and(|records| records.allow_code_in_kafka_properties);
@@ -70,7 +71,7 @@ pub(super) fn sink(
     };
     let checked = checked.and_then(|()| {
         match properties::check_files(&client_config(&properties, "walpost")) {
-            // A missing file is reported by whichever command connects.
+            // A missing file is reported by the command that connects.
             Err(error) if error.is_distrust() => Err(PropertyError::File(error)),
             _ => Ok(()),
         }
@@ -111,7 +112,8 @@ pub(super) fn sink(
     })
 }
 
-/// The program that prints tokens for SASL/OAUTHBEARER: there is one if, and only if, that is the mechanism.
+/// Returns the program that prints tokens for SASL/OAUTHBEARER. It must be configured if that
+/// mechanism is used without another source of tokens, and must not be configured otherwise.
 fn token_command(
     reader: &Reader,
     file: &FilePipeline,
@@ -136,7 +138,7 @@ fn token_command(
         return Err(reader.error(token_endpoint::METHOD, unused()));
     }
     let Some(argv) = &file.kafka_token_command else {
-        // For tests, librdkafka has another way.
+        // librdkafka has another way to create tokens, for tests.
         let is_given =
             is_fetched || properties.contains_key("enable.sasl.oauthbearer.unsecure.jwt");
         if is_used && !is_given {
@@ -159,8 +161,9 @@ fn token_command(
     Program::new(argv).map(Some).map_err(error)
 }
 
-/// The token endpoint that the properties name, which lose what is about it. The client's secret is read again for each token,
-/// unless it is given `over` the file.
+/// Returns the token endpoint that the properties configure, and removes these properties. The
+/// client's secret is read again for each token, unless `over`, which overrides the file, contains
+/// it.
 fn endpoint(
     reader: &Reader,
     path: Option<&Path>,
@@ -188,7 +191,7 @@ fn endpoint(
     taken.map_err(|reason| reader.error("kafka", reason))
 }
 
-/// Properties that the file has for a pipeline.
+/// Returns the properties that the file contains for a pipeline.
 fn properties_of_file(
     kafka: &BTreeMap<String, file::Scalar>,
     pipeline: &FilePipeline,
@@ -201,14 +204,15 @@ fn properties_of_file(
         .collect()
 }
 
-/// Properties that the file has for a pipeline by now.
+/// Returns the properties that the file now contains for a pipeline.
 fn properties_again(path: &Path, origin: &Origin, pipeline: &str) -> Result<Properties, String> {
     let again = read_again(path, origin, pipeline);
     let (kafka, now) = again.map_err(|error| error.to_string())?;
     Ok(properties_of_file(&kafka, &now))
 }
 
-/// What proves to the brokers who we are, which may change in the file. What is given `over` that stays.
+/// Returns the credentials for the brokers, which may change in the file. Properties in `over`
+/// override the file and don't change.
 fn credentials(
     path: Option<&Path>,
     origin: &Origin,

@@ -1,4 +1,5 @@
-//! What walpost.toml, flags and environment say of one pipeline becomes its settings.
+//! Turns what walpost.toml, flags and environment variables contain for one pipeline into its
+//! settings.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -48,7 +49,7 @@ pub(super) fn settings(
     {
         postgres = kept(postgres, path, &file.origin, &name);
     }
-    // Whoever names another connection on the command line has its password too.
+    // A user who names another connection on the command line supplies its password too.
     if let Some(argv) = &file.password_command
         && given.connection.postgres.is_none()
     {
@@ -80,7 +81,7 @@ pub(super) fn settings(
     };
     let window_bytes = size("window_bytes", &file.window_bytes, 8 << 20)?;
     let row_bytes_max = size("max_row_bytes", &file.max_row_bytes, 64 << 20)?;
-    // PostgreSQL's own limit for a message.
+    // PostgreSQL's own limit on the size of a message.
     let row_bytes_max = usize::try_from(row_bytes_max.min(1 << 30)).unwrap_or(1 << 30);
     let window_records = file.window_records.unwrap_or(100_000);
     if window_records == 0 || window_bytes == 0 || row_bytes_max < 1024 {
@@ -213,7 +214,7 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
     }))
 }
 
-/// Refuses a topic of Walpost's own that is reserved for something else, also in other processes.
+/// Rejects a topic that is reserved for another purpose, including by other processes.
 fn own_topic(topic: &str, usage: TopicUse) -> Result<(), String> {
     match ReservedTopics::default().find(topic) {
         Some(other) if other != usage => Err(format!(
@@ -236,9 +237,9 @@ fn dead_letters(
         oversize: file.on_oversize.unwrap_or_default(),
         unroutable: file.on_unroutable.unwrap_or_default(),
         malformed: match target.outbox.is_messages() {
-            // Of a row there is no such thing: what is given is for other pipelines of the file.
+            // Rows can't be malformed: a given value is for other pipelines of the file.
             false => Undeliverable::Halt,
-            // Whoever can connect can write one, unless that was revoked.
+            // Any role that can connect can write such a message, unless that was revoked.
             true => file.on_malformed.unwrap_or(Undeliverable::DeadLetter),
         },
         topic: file.dead_letter_topic.clone().unwrap_or(default.topic),
@@ -284,7 +285,7 @@ fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, Con
     })
 }
 
-/// The connection string, whose password may change in the file that it comes from.
+/// Returns the connection string with a password that may change in the file that contains it.
 fn kept(postgres: Conninfo, path: &Path, origin: &Origin, pipeline: &str) -> Conninfo {
     let place = format!("postgres of pipeline {pipeline:?} in {origin}");
     let (path, origin) = (path.to_owned(), origin.clone());

@@ -1,4 +1,4 @@
-//! Pipelines that a query finds: each of its rows fills a template.
+//! Pipelines defined by the rows of a query, each of which fills a template.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,14 +16,14 @@ use crate::postgres::text_rows::{TextRow, TextRows, text_rows};
 use crate::program::Program;
 use crate::supervisor;
 
-/// How long the database may take for its answer.
+/// Timeout for the query.
 const LIMIT: Duration = Duration::from_secs(10);
 const EVERY_DEFAULT: Duration = Duration::from_secs(30);
 const EVERY_MIN: Duration = Duration::from_secs(1);
 
-/// A regular expression has braces of its own.
+/// The key of a regular expression, which may contain braces.
 const ROUTE: &str = "route";
-/// Keys whose value is run: nobody who may write a row is to have a say in that.
+/// The keys whose values are executed. Values of rows must not influence them.
 const PROGRAMS: [&str; 2] = [PASSWORD_COMMAND, TOKEN_COMMAND];
 
 /// A `[[fleet.source]]` with a query.
@@ -37,7 +37,7 @@ pub(crate) struct QuerySource {
 }
 
 impl fmt::Debug for QuerySource {
-    // Its connection string and its template can have passwords.
+    // The connection string and the template may contain passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("QuerySource")
             .field("query", &self.query)
@@ -46,10 +46,10 @@ impl fmt::Debug for QuerySource {
 }
 
 impl QuerySource {
-    /// How often it is asked, as the file has it.
+    /// Parses the interval between queries.
     ///
     /// # Errors
-    /// It is no duration, or too short.
+    /// Returns an error if the text is not a duration, or the duration is too short.
     pub(super) fn every(given: Option<&str>) -> Result<Duration, String> {
         let every = given.map_or(Ok(EVERY_DEFAULT), duration)?;
         match every < EVERY_MIN {
@@ -58,13 +58,14 @@ impl QuerySource {
         }
     }
 
-    /// The same question to the same database, whoever asks with whichever password.
+    /// Returns whether both sources run the same query in the same database, regardless of role and
+    /// password.
     pub(super) fn asks_as(&self, other: &QuerySource) -> bool {
         let database = |of: &QuerySource| Conninfo::without_passwords(&of.postgres);
         self.query == other.query && database(self) == database(other)
     }
 
-    /// Names of its keys that have a password as their value, or in it.
+    /// Returns the names of the keys whose values are or contain a password.
     pub(super) fn secrets(&self) -> Vec<String> {
         let mut found = Vec::new();
         if Conninfo::holds_password(&self.postgres) {
@@ -84,13 +85,13 @@ impl QuerySource {
         found
     }
 
-    /// The program that the template names at this key.
+    /// Returns the program that the template contains at this key.
     pub(super) fn program_of_template(&self, key: &str) -> Option<String> {
         let program = self.template.get(key)?.as_array()?.first()?;
         program.as_str().map(str::to_owned)
     }
 
-    /// What messages call it.
+    /// Returns the name of the source in messages.
     pub(super) fn describe(&self, env: Env<'_>) -> String {
         match Conninfo::parse(&self.postgres, env) {
             Ok(conninfo) => format!("fleet.source in {}", conninfo.describe()),
@@ -98,10 +99,10 @@ impl QuerySource {
         }
     }
 
-    /// Asks the database. Blocks for as long as that takes.
+    /// Runs the query. Blocks until the result arrives.
     ///
     /// # Errors
-    /// There is no answer; the message says why.
+    /// Returns an error that describes why there is no result.
     pub(super) fn ask(&self, env: Env<'_>) -> Result<TextRows, String> {
         let conninfo = Conninfo::parse(&self.postgres, env);
         let mut conninfo = conninfo.map_err(|error| format!("postgres: {error}"))?;
@@ -115,12 +116,13 @@ impl QuerySource {
         }
         let runtime = supervisor::runtime().map_err(|error| error.to_string())?;
         let rows = runtime.block_on(text_rows(&conninfo, &self.query, LIMIT));
-        // A name can be looked up on a thread of the runtime; it is not waited for.
+        // A host name may still be being resolved on one of the runtime's threads. Don't wait for
+        // it.
         runtime.shutdown_background();
         rows.map_err(|error| error.to_string())
     }
 
-    /// What messages call a row.
+    /// Returns the name of a row in messages.
     pub(super) fn row_name(&self, row: &TextRow) -> String {
         let template = self.template.get("name").and_then(Value::as_str);
         match template.map(|template| Place::new("name").filled(template, row)) {
@@ -129,10 +131,10 @@ impl QuerySource {
         }
     }
 
-    /// The template with the values of the row.
+    /// Returns the template filled with the values of the row.
     ///
     /// # Errors
-    /// The row lacks one of them, or it can't be put there.
+    /// Returns an error if the row lacks a value, or a value is not allowed at its place.
     pub(super) fn fill(&self, row: &TextRow) -> Result<Table, String> {
         let mut table = self.template.clone();
         for (key, value) in &mut table {
@@ -144,11 +146,11 @@ impl QuerySource {
     }
 }
 
-/// What any row would make of the template.
+/// Checks what applies to the template regardless of the row.
 ///
 /// # Errors
-/// All pipelines would have one name; or there is a place for a value where no row may supply one. The message says what can be
-/// done.
+/// Returns an error if all pipelines would have the same name, or if a value is used where rows
+/// must not supply one. The message describes what to do.
 pub(super) fn check_template(template: &Table) -> Result<(), String> {
     if !template.contains_key("name") {
         return Err(
@@ -169,18 +171,18 @@ pub(super) fn check_template(template: &Table) -> Result<(), String> {
     row_values::check(template)
 }
 
-/// The row that each pipeline was found by, as of the last answer.
+/// The row that defined each pipeline, according to the last result.
 #[derive(Debug, Default)]
 pub(crate) struct LastRows(Mutex<BTreeMap<String, TextRow>>);
 
 impl LastRows {
-    /// Has the row be that of this pipeline.
+    /// Sets the row of the pipeline.
     pub(super) fn set(&self, pipeline: &str, row: &TextRow) {
         let mut rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rows.insert(pipeline.to_owned(), row.clone());
     }
 
-    /// The row of this pipeline.
+    /// Returns the row of the pipeline.
     pub(super) fn get(&self, pipeline: &str) -> Option<TextRow> {
         let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rows.get(pipeline).cloned()
@@ -241,7 +243,8 @@ mod tests {
         assert_eq!(table, Ok(expected));
     }
 
-    /// A value of a row is a text, whatever it looks like: as a placeholder it would put another column of the outbox there.
+    /// A value of a row is always literal text. As a placeholder, it would insert another column of
+    /// the outbox.
     #[test]
     fn braces_in_a_value_are_no_placeholder() {
         let row = row(&[("v", Some("{payload}{{")), ("name", Some("a"))]);
@@ -269,7 +272,7 @@ mod tests {
         assert!(ours.asks_as(&source("postgresql://r:new@h/shards", "SELECT 1")));
         for other in [
             source("postgresql://r:old@h/shards", "SELECT 2"),
-            // During an outage of the one its rows would be those of the other.
+            // During an outage of one database, the rows of the other would be used for it.
             source("postgresql://r:old@h/tenants", "SELECT 1"),
             source("postgresql://r:old@h2/shards", "SELECT 1"),
         ] {

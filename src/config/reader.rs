@@ -1,8 +1,8 @@
-//! Values of one pipeline, with the key that one which can't be used belongs to.
+//! Parses the values of one pipeline, and adds the key to errors.
 
 use super::error::ConfigError;
 
-/// Takes what was given first, and says which key a value that can't be used belongs to.
+/// Parses values, and adds the pipeline and the key to errors.
 pub(super) struct Reader {
     pub(super) pipeline: String,
 }

@@ -1,4 +1,4 @@
-//! What records are made of.
+//! The settings for records.
 
 use super::error::ConfigError;
 use super::file::{FileEmptyArray, FileHeaders, FileNull, FilePipeline};
@@ -66,7 +66,7 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
         },
         timestamp: file.timestamp.clone(),
         partition: file.partition.clone(),
-        // The pipeline's own and those of others follow when they are known.
+        // The reserved topics of this pipeline and of others are added once they are known.
         reserved_topics: ReservedTopics::default(),
     })
 }
@@ -117,7 +117,7 @@ fn expansion(reader: &Reader, file: &FilePipeline) -> Result<Option<Expansion>, 
     }
 }
 
-/// Columns and their names in the envelope.
+/// Returns the columns and their names in the envelope.
 fn envelope(reader: &Reader, file: &FilePipeline) -> Result<Vec<(String, String)>, ConfigError> {
     let mut members: Vec<(String, String)> = Vec::new();
     for given in file.envelope.iter().flatten() {

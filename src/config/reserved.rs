@@ -1,5 +1,5 @@
-//! The topics that any pipeline of the process keeps for itself are reserved in all of its pipelines: a row of one must not
-//! forge a checkpoint of another.
+//! Reserves the checkpoint and dead-letter topics of all pipelines of the process in each of its
+//! pipelines: a row of one pipeline must not forge a checkpoint of another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,8 @@ use crate::outbox::template::Template;
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor::definitions::Defined;
 
-/// Topics that pipelines keep for themselves, and the fixed topics of their events, by their [`collision_key`].
+/// The checkpoint and dead-letter topics of pipelines, and the constant topics of their events, as
+/// [`collision_key`]s.
 #[derive(Default)]
 pub(super) struct NamedTopics {
     own: BTreeMap<String, TopicUse>,
@@ -21,7 +22,7 @@ pub(super) struct NamedTopics {
 }
 
 impl NamedTopics {
-    /// Those that the files name, whether or not the pipelines were asked for.
+    /// Collects the topics that the files contain, whether or not their pipelines were selected.
     pub(super) fn of_files(pipelines: &[FilePipeline]) -> Self {
         let pipelines = pipelines.iter();
         pipelines
@@ -29,7 +30,7 @@ impl NamedTopics {
             .fold(Self::default(), Self::with)
     }
 
-    /// Those of all pipelines.
+    /// Collects the topics of all pipelines.
     pub(super) fn of_all(pipelines: &[FilePipeline]) -> Self {
         pipelines.iter().fold(Self::default(), Self::with)
     }
@@ -49,7 +50,7 @@ impl NamedTopics {
         self
     }
 
-    /// Why a pipeline that a row defines can't be one beside those of the files.
+    /// Returns why a pipeline that a row defines conflicts with those of the files.
     pub(super) fn conflict(&self, of_row: &PipelineSettings) -> Option<String> {
         let mut own = of_row.own_topics();
         if let Some((topic, usage)) =
@@ -65,10 +66,10 @@ impl NamedTopics {
     }
 }
 
-/// Reserves `named` and what the pipelines keep for themselves in each of them.
+/// Reserves `named` and the pipelines' own topics in each pipeline.
 ///
 /// # Errors
-/// The fixed topic of a pipeline is one of them.
+/// Returns an error if the constant topic of a pipeline is one of them.
 pub(super) fn reserve(
     named: NamedTopics,
     defined: &mut [Defined<Definition>],
@@ -82,9 +83,11 @@ pub(super) fn reserve(
     for of in defined {
         let outbox = &mut of.settings.outbox;
         outbox.reserved_topics = all.clone();
-        // A pipeline starts again only if its own rows could name what is reserved now.
+        // The definition contains only the reserved topics that the pipeline's own rows could use,
+        // so that other changes don't restart the pipeline.
         of.definition.reserved = outbox.topic.reachable(&all);
-        // What a row names can't refuse the pipelines of a file: its events are unroutable then.
+        // A topic in a row can't make the pipelines of a file invalid. Their events are unroutable
+        // then.
         if !of.definition.pipeline.origin.is_row() {
             let reader = Reader {
                 pipeline: of.settings.name.clone(),
@@ -96,7 +99,7 @@ pub(super) fn reserve(
 }
 
 /// # Errors
-/// All events would go to a reserved topic.
+/// Returns an error if all events would be written to a reserved topic.
 pub(super) fn refuse_fixed(reader: &Reader, outbox: &OutboxSettings) -> Result<(), ConfigError> {
     let Some(topic) = outbox.topic.constant() else {
         return Ok(());

@@ -1,7 +1,7 @@
-//! Texts of a template with the values of a row in them.
+//! Fills the text of a template with the values of a row.
 //!
-//! Whoever writes a row chooses a host or a name, and nothing of what surrounds it: each place of a template has a rule for the
-//! values that may stand in it, and a row with another value is refused.
+//! The author of a row can choose a host or a name, but nothing around it: each place of a template
+//! has a rule for the values that it accepts, and a row with another value is rejected.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use toml::{Table, Value};
@@ -12,10 +12,10 @@ use crate::postgres::connect::conninfo::{Conninfo, is_host, is_port};
 use crate::postgres::table::TableName;
 use crate::postgres::text_rows::TextRow;
 
-/// The prefix of a column of the query in places where braces hold columns of the outbox.
+/// The prefix of a query's columns in places where braces contain columns of the outbox.
 const PREFIX: &str = "source.";
 
-/// Properties of Kafka that a row may have a value for.
+/// Properties of Kafka for which a row may supply a value.
 const KAFKA: [&str; 6] = [
     "bootstrap.servers",
     "client.id",
@@ -25,18 +25,18 @@ const KAFKA: [&str; 6] = [
     "sasl.username",
 ];
 
-/// A place in a template, by the rule for the values that may stand in it.
+/// A place in a template, which determines the values that it accepts.
 #[derive(Clone, Copy)]
 pub(super) enum Place<'k> {
-    /// A connection string of PostgreSQL.
+    /// A PostgreSQL connection string.
     Postgres,
-    /// The name of a table, or a pattern over such names.
+    /// A table name, or a pattern for table names.
     Table,
-    /// A template for topics, whose other braces hold columns of the outbox.
+    /// A template for topics, in which other braces contain columns of the outbox.
     Topic,
-    /// A template for keys or headers, whose other braces hold columns of the outbox.
+    /// A template for keys or headers, in which other braces contain columns of the outbox.
     Record,
-    /// The name of a topic.
+    /// A topic name.
     TopicName,
     /// A property of Kafka.
     Kafka(&'k str),
@@ -45,7 +45,7 @@ pub(super) enum Place<'k> {
 }
 
 impl<'k> Place<'k> {
-    /// The place that a key of a pipeline is.
+    /// Returns the place for a key of a pipeline.
     pub(super) fn new(key: &'k str) -> Self {
         match key {
             "postgres" => Self::Postgres,
@@ -57,7 +57,7 @@ impl<'k> Place<'k> {
         }
     }
 
-    /// The place of `inner` in the table that the pipeline has at `key`.
+    /// Returns the place for `inner` in the table at the pipeline's key `key`.
     fn within(self, key: &str, inner: &'k str) -> Self {
         match (key, inner) {
             ("kafka", property) => Self::Kafka(property),
@@ -67,10 +67,11 @@ impl<'k> Place<'k> {
     }
 }
 
-/// Fills the texts in the value of a template's key.
+/// Fills the text in the value of a template's key.
 ///
 /// # Errors
-/// The row lacks a column, or has a value that may not stand in its place. The message names the column.
+/// Returns an error that names the column if the row lacks a column or has a value that its place
+/// does not accept.
 pub(super) fn fill(key: &str, value: &mut Value, row: &TextRow) -> Result<(), String> {
     fill_at(Place::new(key), key, value, row)
 }
@@ -97,10 +98,10 @@ fn fill_at(place: Place<'_>, key: &str, value: &mut Value, row: &TextRow) -> Res
     Ok(())
 }
 
-/// Checks that no place of the template is one where every row would be refused.
+/// Checks that the template has no place where every row would be rejected.
 ///
 /// # Errors
-/// There is one. The message names it.
+/// Returns an error that names such a place.
 pub(super) fn check(template: &Table) -> Result<(), String> {
     if let Some(text) = template.get("postgres").and_then(Value::as_str)
         && whole(text).is_none()
@@ -133,13 +134,13 @@ pub(super) fn check(template: &Table) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether a row has values in the text.
+/// Returns whether the text contains values of a row.
 fn has_values(text: &str) -> bool {
     let segments = segments(text).unwrap_or_default();
     segments.iter().any(|of| matches!(of, Segment::Column(_)))
 }
 
-/// Returns whether the text has characters that do not come from a row.
+/// Returns whether the text contains characters that do not come from a row.
 fn has_text(text: &str) -> bool {
     let segments = segments(text).unwrap_or_default();
     segments
@@ -148,7 +149,7 @@ fn has_text(text: &str) -> bool {
 }
 
 impl Place<'_> {
-    /// The text with the values of the row.
+    /// Returns the text with the values of the row.
     pub(super) fn filled(self, text: &str, row: &TextRow) -> Result<String, String> {
         match self {
             Self::Postgres => postgres(text, row),
@@ -161,10 +162,10 @@ impl Place<'_> {
     }
 }
 
-/// A part of a text: `{{` and `}}` are the braces themselves.
+/// A part of the text. `{{` and `}}` represent literal braces.
 enum Segment<'t> {
     Text(String),
-    /// `{name}`, the value of a column.
+    /// `{name}`, which is replaced by the value of a column.
     Column(&'t str),
 }
 
@@ -194,13 +195,13 @@ fn segments(text: &str) -> Result<Vec<Segment<'_>>, String> {
     Ok(segments)
 }
 
-/// The column whose value is the whole text.
+/// Returns the column if the text consists only of its value.
 fn whole(text: &str) -> Option<&str> {
     let name = text.strip_prefix('{')?.strip_suffix('}')?;
     (!name.contains(['{', '}'])).then_some(name)
 }
 
-/// The text with values that `check` accepts.
+/// Returns the text with its values, which `check` has to accept.
 fn checked(
     text: &str,
     row: &TextRow,
@@ -216,7 +217,7 @@ fn checked(
     Ok(filled)
 }
 
-/// The value of a column, which `check` accepts; the error names the column.
+/// Returns the value of a column, which `check` has to accept. Errors name the column.
 fn accepted<'r>(
     name: &str,
     row: &'r TextRow,
@@ -227,7 +228,7 @@ fn accepted<'r>(
     Ok(value)
 }
 
-/// The name of a column, which may be written `source.NAME` too.
+/// Returns the name of a column, which may also be written as `source.NAME`.
 fn column(name: &str) -> &str {
     name.strip_prefix(PREFIX).unwrap_or(name)
 }
@@ -247,7 +248,8 @@ fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
     }
 }
 
-/// Values say which server, database and user, and nothing else of the connection.
+/// Fills in values for the server, database and user. Values must not influence anything else of
+/// the connection.
 fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
     if let Some(name) = whole(text) {
         let url = accepted(name, row, Conninfo::check_of_row)?;
@@ -270,7 +272,7 @@ fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
     Ok(filled)
 }
 
-/// The parameter of the connection that each column's value is a part of.
+/// Returns the connection parameter that each column's value is part of.
 fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     let marker = |index: usize| format!("walpost{index}value");
     let mut marked = String::new();
@@ -303,7 +305,7 @@ fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     columns.map(parameter).collect()
 }
 
-/// Values are names, or parts of one: never a pattern, and never more than one name.
+/// Fills in values that are a name or part of a name, never a pattern or several names.
 fn table(text: &str, row: &TextRow) -> Result<String, String> {
     if let Some(name) = whole(text) {
         let table = value(name, row)?.parse::<TableName>();
@@ -346,7 +348,7 @@ fn check_identifier(in_quotes: bool, value: &str) -> Result<(), String> {
     }
 }
 
-/// Columns of the query are replaced, and columns of the outbox stay.
+/// Replaces columns of the query. Columns of the outbox remain.
 fn of_records(place: Place<'_>, text: &str, row: &TextRow) -> Result<String, String> {
     if !text.contains("{source.") {
         return Ok(text.to_owned());
@@ -377,9 +379,9 @@ fn check_part_of_topic(template: &Template, index: usize, value: &str) -> Result
     }
 }
 
-/// Accepts a part of the name of a topic.
+/// Accepts part of a topic name.
 fn check_topic(value: &str) -> Result<(), String> {
-    // A single or a double dot is a part of a name, though not a name.
+    // A single or double dot can be part of a name, but not a name.
     match is_topic_name(&format!("{value}_")) && !value.is_empty() {
         true => Ok(()),
         false => Err(format!(
@@ -412,7 +414,7 @@ fn kafka(property: &str, text: &str, row: &TextRow) -> Result<String, String> {
     })
 }
 
-/// Accepts a host, or the number of a port.
+/// Accepts a host or a port number.
 fn check_broker_part(value: &str) -> Result<(), String> {
     match is_host(value) || is_port(value) {
         true => Ok(()),
@@ -422,7 +424,7 @@ fn check_broker_part(value: &str) -> Result<(), String> {
     }
 }
 
-/// Accepts a list of brokers, without a protocol before any of them.
+/// Accepts a list of brokers without protocols.
 fn check_brokers(value: &str) -> Result<(), String> {
     let is_broker = |broker: &str| {
         let (host, port) = match broker.strip_prefix('[') {

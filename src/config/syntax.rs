@@ -1,4 +1,4 @@
-//! Parses the text of walpost.toml. Every error has its line.
+//! Parses the text of walpost.toml. Every error contains its line.
 
 use std::ops::Range;
 
@@ -8,17 +8,18 @@ use toml::de::{DeTable, DeValue};
 
 use super::values::variable_of;
 
-/// A line, counted from 1, and what is wrong there.
+/// A line number, counted from 1, and the error there.
 pub(super) type SyntaxError = (usize, String);
 
-/// Keys whose values may contain `${NAME}`: Java's replacement text has named groups in this form.
+/// A key whose value may contain `${NAME}`: Java's replacement text uses this form for named
+/// groups.
 const WITH_DOLLAR: &str = "route";
 
 /// Parses the text of a configuration file.
 ///
 /// # Errors
-/// The text is not TOML, or it has a key or value that the file cannot have. The message never quotes the line, which
-/// may contain a password.
+/// Returns an error if the text is not TOML, or contains a key or value that is not allowed. The
+/// message never quotes the line, which may contain a password.
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, SyntaxError> {
     let document = DeTable::parse(text)
         .map_err(|error| (line_of(text, error.span()), explain(error.message())))?;
@@ -41,7 +42,7 @@ fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
     before.matches('\n').count() + 1
 }
 
-/// Adds to an error of the TOML parser what is most often wrong there.
+/// Adds the most likely cause to an error of the TOML parser.
 fn explain(message: &str) -> String {
     match message.starts_with("unexpected key or value")
         || message.starts_with("string values must be quoted")
@@ -51,7 +52,8 @@ fn explain(message: &str) -> String {
     }
 }
 
-/// Describes an error of serde's at this path, such as "unknown field `a`, expected one of `b`, `c`".
+/// Describes an error from serde at this path, such as "unknown field `a`, expected one of `b`,
+/// `c`".
 fn describe(path: &str, message: &str) -> String {
     if let Some(nearest) = nearest_known(message) {
         let (unknown, expected) = message.split_once(", ").unwrap_or((message, ""));
@@ -72,7 +74,8 @@ fn describe(path: &str, message: &str) -> String {
     }
 }
 
-/// Returns the known key or value that is most like the unknown one. Both are quoted in serde's message.
+/// Returns the known key or value that is most similar to the unknown one. serde's message quotes
+/// both.
 fn nearest_known(message: &str) -> Option<&str> {
     let is_unknown =
         message.starts_with("unknown field ") || message.starts_with("unknown variant ");
@@ -85,8 +88,8 @@ fn nearest_known(message: &str) -> Option<&str> {
         .map(|(_, known)| known)
 }
 
-/// Refuses values such as `"${KAFKA_PASSWORD}"`: other tools expand them, and the text itself would be sent to a server
-/// as a password.
+/// Rejects values such as `"${KAFKA_PASSWORD}"`: other tools expand them, whereas Walpost would
+/// send the text itself to a server as a password.
 fn refuse_variables(text: &str, table: &DeTable<'_>) -> Result<(), SyntaxError> {
     for (key, value) in table {
         if key.get_ref() != WITH_DOLLAR {
@@ -130,7 +133,7 @@ fn variable_in(value: &str) -> Option<&str> {
     })
 }
 
-/// Names the variable that Walpost reads in place of the key, if there is one.
+/// Returns a hint that names the variable that Walpost reads instead of the key, if there is one.
 fn instead_of_variable(key: &str) -> String {
     match key {
         "postgres" => {

@@ -1,4 +1,4 @@
-//! Slot, publication and what they are for.
+//! The slot, the publication and the outbox.
 
 use super::Given;
 use super::error::ConfigError;
@@ -62,7 +62,7 @@ fn no_prefix(reader: &Reader, file: &FilePipeline) -> Result<(), ConfigError> {
     Err(reader.error("prefix", reason))
 }
 
-/// Several tables that share a slot.
+/// Parses the patterns for several tables that share a slot.
 fn tables(
     reader: &Reader,
     file: &FilePipeline,
@@ -81,7 +81,7 @@ fn tables(
     TablePatterns::new(patterns).map_err(|error| reader.error("tables", error))
 }
 
-/// One of the tables, for a command that is about one.
+/// Selects one of the tables, for a command that supports it.
 fn one_of(
     reader: &Reader,
     of: TablePatterns,

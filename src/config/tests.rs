@@ -391,7 +391,7 @@ fn topics_of_all_pipelines_of_the_file_are_reserved_in_each() {
         let found = load_text(&text, connection, &RecordArgs::default(), &[]);
         found.expect("loads").remove(0).outbox.reserved_topics
     };
-    // Another process may run the other one.
+    // Another process may run the other pipeline.
     for asked in [&[][..], &["a"]] {
         assert_eq!(load(asked).find("of-b"), Some(TopicUse::Checkpoints));
         assert_eq!(load(asked).find("of-a"), None);
@@ -628,7 +628,8 @@ fn no_error_and_no_debug_output_shows_a_password() {
     }
 }
 
-/// A pipeline with these settings, and `--table` if it is given, of a command that takes it.
+/// Loads a pipeline with these settings, and with `--table` if given. `takes_one_of` tells whether
+/// the command accepts it.
 fn with_tables(settings: &str, table: Option<&str>, takes_one_of: bool) -> Result<Outbox, String> {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");

@@ -1,5 +1,6 @@
-//! Checks the programs that walpost.toml names, so that a command ends before it does anything if another user could have
-//! written one of them. [`crate::program`] checks them again before each execution.
+//! Checks the programs that walpost.toml names, so that a command exits before it has any effect if
+//! another user could have written one of them. [`crate::program`] checks them again before each
+//! execution.
 
 use std::path::Path;
 
@@ -11,7 +12,7 @@ use crate::trusted_path;
 /// Checks every program that the file names.
 ///
 /// # Errors
-/// A program is missing, or other users can write it.
+/// Returns an error if a program does not exist, or other users can write it.
 pub(super) fn check(file: &File) -> Result<(), ConfigError> {
     for pipeline in &file.pipeline {
         let owner = format!("pipeline {:?}", pipeline.name());

@@ -1,15 +1,15 @@
-//! Values with units, and names of keys that several files need.
+//! Values with units, and names of keys that several modules use.
 
 use std::time::Duration;
 
-/// The keys that name a program.
+/// The keys whose values are programs.
 pub(super) const PASSWORD_COMMAND: &str = "password_command";
 pub(super) const TOKEN_COMMAND: &str = "kafka_token_command";
 
-/// The names of variables for librdkafka's properties begin with this.
+/// The prefix of environment variables for librdkafka's properties.
 pub(super) const KAFKA_VARIABLES: &str = "WALPOST_KAFKA_";
 
-/// Returns the variable for a property of librdkafka's.
+/// Returns the environment variable for a property of librdkafka.
 pub(super) fn variable_of(property: &str) -> String {
     let name = property.to_uppercase().replace('.', "_");
     format!("{KAFKA_VARIABLES}{name}")
@@ -19,10 +19,10 @@ pub(super) fn variable_of(property: &str) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bytes(pub u64);
 
-/// Reads a size: bytes, or a number with a unit (`16MiB`, `900kB`).
+/// Parses a size: bytes, or a number with a unit (`16MiB`, `900kB`).
 ///
 /// # Errors
-/// It is no size; the message says what was expected.
+/// Returns an error that describes the expected format.
 pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
     text.parse::<bytesize::ByteSize>()
         .map(|size| Bytes(size.as_u64()))
@@ -31,10 +31,11 @@ pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
         })
 }
 
-/// Reads a duration with a unit (`500ms`, `30s`, `1m30s`, `7d`, `2 weeks`). A day has 24 hours.
+/// Parses a duration with a unit (`500ms`, `30s`, `1m30s`, `7d`, `2 weeks`). A day has 24 hours.
 ///
 /// # Errors
-/// The text is not a duration, or has units that have no fixed length, such as months; the message says what was expected.
+/// Returns an error that describes the expected format if the text is not a duration, or has units
+/// without a fixed length, such as months.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     text.parse::<jiff::Span>()
         .and_then(|span| span.to_duration(jiff::SpanRelativeTo::days_are_24_hours()))
@@ -47,11 +48,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         })
 }
 
-/// Reads a moment: one with its offset from UTC (`2026-11-21T09:05:00Z`), a date or a date with a
-/// time, which is UTC (`2026-11-21`, `2026-11-21 09:05`), or a duration before `now` (`24h`).
+/// Parses a time: one with its offset from UTC (`2026-11-21T09:05:00Z`), a date with an optional
+/// time in UTC (`2026-11-21`, `2026-11-21 09:05`), or a duration before `now` (`24h`).
 ///
 /// # Errors
-/// It is none of these; the message says what was expected.
+/// Returns an error that describes the expected formats.
 pub(crate) fn moment(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp, String> {
     let zoned = || text.parse::<jiff::Timestamp>().ok();
     let utc = || {

@@ -1,4 +1,5 @@
-//! The chain of transforms: where the outbox event router is in it, what reaches it, and what the others do.
+//! The chain of transforms: the position of the outbox event router, the records that reach it, and
+//! the effects of the other transforms.
 
 use super::java_regex::{self, Pattern};
 use super::report::Report;
@@ -6,12 +7,12 @@ use super::source::{ImportError, Source, Taken};
 
 const ROUTER: &str = "io.debezium.transforms.outbox.EventRouter";
 
-/// The router's place.
+/// The outbox event router and the transforms around it.
 #[derive(Debug)]
 pub(super) struct Chain {
-    /// What the names of its properties begin with: `transforms.outbox.`.
+    /// The prefix of the router's properties: `transforms.outbox.`.
     pub(super) prefix: String,
-    /// What is let through to it, where that is not all.
+    /// The condition under which records reach the router, if there is one.
     pub(super) filter: Option<Filter>,
     others: Vec<Other>,
 }
@@ -20,14 +21,14 @@ pub(super) struct Chain {
 #[derive(Debug)]
 pub(super) struct Filter {
     pub(super) written: String,
-    /// What the topics of the change events have to match, as Java has it.
+    /// The pattern for the topics of change events, in Java's syntax.
     pub(super) java: String,
     pattern: Pattern,
     negate: bool,
 }
 
 impl Filter {
-    /// Whether the change events of that topic are let through.
+    /// Returns whether the change events of the topic are accepted.
     #[must_use]
     pub(super) fn lets_through(&self, topic: &str) -> bool {
         self.pattern.matches_whole(topic) != self.negate
@@ -39,7 +40,7 @@ impl Filter {
     }
 }
 
-/// A transform that is no router.
+/// A transform other than the router.
 #[derive(Debug)]
 struct Other {
     written: String,
@@ -51,15 +52,15 @@ struct Other {
 #[derive(Debug)]
 enum When {
     Always,
-    /// Null values.
+    /// For null values only.
     Tombstones,
     Matches(Filter),
-    /// Said already.
+    /// The condition is unknown, which was reported.
     NotKnown,
 }
 
 /// # Errors
-/// There is no router.
+/// Returns an error if there is no router.
 pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, ImportError> {
     let names = source.take("transforms", report);
     let names = names.map(|names| names.list()).unwrap_or_default();
@@ -101,7 +102,7 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
         _ => None,
     };
     source.raw("predicates");
-    // Those that nobody names.
+    // Properties of transforms and predicates that are not in use.
     let idle = source.left().filter(|(name, _)| {
         name.starts_with("predicates.")
             || name.starts_with("transforms.") && !name.starts_with(&prefix)
@@ -118,7 +119,7 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
     })
 }
 
-/// When a transform is applied.
+/// Returns when a transform is applied.
 fn when(prefix: &str, source: &mut Source, report: &mut Report) -> When {
     let predicate = source.take(&format!("{prefix}predicate"), report);
     let negate = source.take(&format!("{prefix}negate"), report);
@@ -131,7 +132,7 @@ fn when(prefix: &str, source: &mut Source, report: &mut Report) -> When {
     let class = class.map(|class| class.value).unwrap_or_default();
     let when = match class.trim().rsplit('.').next().unwrap_or_default() {
         "TopicNameMatches" => matches(&of, &predicate, negate, source, report),
-        // The router leaves tombstones out by itself.
+        // The router discards tombstones itself.
         "RecordIsTombstone" if negate => When::Always,
         "RecordIsTombstone" => When::Tombstones,
         _ => {
@@ -179,20 +180,21 @@ fn matches(
 }
 
 impl Chain {
-    /// Says what the other transforms do, by the topics that the change events of the outbox have before the router.
+    /// Reports the effects of the other transforms. `topics` are the topics of the outbox's change
+    /// events before the router.
     pub(super) fn others(&self, topics: &[String], report: &mut Report) {
         for other in &self.others {
             let short = other.class.rsplit('.').next().unwrap_or_default();
             let touches_outbox = match &other.when {
                 When::Always | When::NotKnown => true,
                 When::Tombstones => !other.is_before,
-                // Behind the router topics are other ones.
+                // The router changes the topic.
                 When::Matches(filter) if other.is_before => {
                     topics.iter().any(|topic| filter.lets_through(topic))
                 }
                 When::Matches(_) => true,
             };
-            // The router sets the topic, whatever it was.
+            // The router sets the topic regardless of its previous value.
             let only_topic = other.is_before
                 && ["RegexRouter", "ByLogicalTableRouter", "TimestampRouter"].contains(&short);
             if !touches_outbox || only_topic {

@@ -1,4 +1,4 @@
-//! The connector's own properties: where it reads, which tables, and from where on.
+//! The connector's own properties: the connection, the tables and the starting position.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -11,10 +11,10 @@ use super::source::{Source, Taken};
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::table::{TableName, identifier};
 
-/// What stands where a person has to write a name.
+/// The placeholder for a name that the user has to fill in.
 const CHANGE_ME: &str = "change-me";
 
-/// All but what RFC 3986 calls unreserved.
+/// All characters except those that RFC 3986 calls unreserved.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -26,7 +26,7 @@ pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// The property, or the one that was its name in an earlier version.
+/// Returns the property, or else the one that had its role in an earlier version.
 pub(super) fn take_or_obsolete(
     source: &mut Source,
     name: &str,
@@ -46,7 +46,7 @@ pub(super) fn take_or_obsolete(
     Some(taken)
 }
 
-/// Who connects.
+/// The roles that connect to the database.
 #[derive(Debug)]
 pub(super) struct Roles {
     /// The role of the pipeline.
@@ -55,7 +55,7 @@ pub(super) struct Roles {
     pub(super) administrator: String,
 }
 
-/// Writes the connection string.
+/// Writes the connection string, and returns its roles.
 pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mut Report) -> Roles {
     let mut written = Vec::new();
     let mut missing = Vec::new();
@@ -146,8 +146,8 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     }
 }
 
-/// The hosts of a URL. JDBC, to which Debezium gives them with the port behind, has a list of hosts and ports here; the port is
-/// the last one's.
+/// Formats hosts for a URL. Debezium appends the port to the list of hosts that it passes to JDBC,
+/// so the port applies to the last host.
 fn hosts_in_url(list: &str, port: Option<u16>) -> String {
     let hosts: Vec<_> = list.split(',').map(str::trim).collect();
     let last = hosts.len() - 1;
@@ -158,7 +158,7 @@ fn hosts_in_url(list: &str, port: Option<u16>) -> String {
         match (own, port) {
             (Some((name, own)), _) => format!("{}:{own}", host_in_url(name)),
             (None, Some(port)) if index == last => format!("{}:{port}", host_in_url(host)),
-            // A single port would be that of all hosts.
+            // A single port would apply to all hosts.
             (None, Some(_)) => format!("{}:5432", host_in_url(host)),
             (None, None) => host_in_url(host),
         }
@@ -194,7 +194,7 @@ fn password(source: &mut Source, section: &mut Section, report: &mut Report) {
     }
 }
 
-/// Parameters of libpq for those of JDBC.
+/// Converts JDBC's TLS parameters to those of libpq.
 fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
     let mut parameters = Vec::new();
     if let Some(taken) = source.take("database.sslmode", report) {
@@ -239,7 +239,8 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
     parameters
 }
 
-/// The outbox tables. At least one: where none can be read, the one that Walpost has by default.
+/// Returns the outbox tables. There is always at least one: if no table can be read, it is
+/// Walpost's default table.
 pub(super) fn tables(
     source: &mut Source,
     prefix: Option<&str>,
@@ -330,7 +331,7 @@ impl Table {
         Self { schema, name, from }
     }
 
-    /// As SQL has it.
+    /// Returns the table's name in SQL syntax.
     #[must_use]
     pub(super) fn in_sql(&self) -> String {
         let TableName { schema, name } = TableName {
@@ -341,7 +342,7 @@ impl Table {
     }
 }
 
-/// Schema and table of a regular expression that is a name.
+/// Returns the schema and the table if the regular expression is a plain name.
 fn literal(pattern: &str) -> Option<(String, String)> {
     let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
     let pattern = pattern.strip_suffix('$').unwrap_or(pattern);
@@ -356,7 +357,7 @@ fn literal(pattern: &str) -> Option<(String, String)> {
     (is_name(schema) && is_name(table)).then(|| (schema.to_owned(), table.to_owned()))
 }
 
-/// The table that a predicate lets through, where it is one.
+/// Returns the table that a predicate accepts, if it is a single one.
 fn of_filter(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
     let filter = filter.filter(|filter| !filter.is_negated())?;
     let rest = filter.java.trim_start_matches('^');
@@ -373,7 +374,7 @@ fn of_filter(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
     Some(Table::new(schema, name, filter.written.clone()))
 }
 
-/// Debezium's slot.
+/// Returns the name of Debezium's slot.
 pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
     const DEFAULT: &str = "debezium";
     let Some(taken) = source.take("slot.name", report) else {
@@ -391,7 +392,7 @@ pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
     slot.to_owned()
 }
 
-/// From where on it reads.
+/// Writes the starting position.
 pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut Report) {
     let taken = source.take("snapshot.mode", report);
     let mode = taken.as_ref().map_or("initial", |taken| taken.value.trim());
@@ -433,7 +434,7 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
     section.set("snapshot", text(mode), comment);
 }
 
-/// What a heartbeat's statement is for.
+/// Handles a heartbeat's statement, which may delete rows.
 pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut Report) {
     let Some(taken) = source.take("heartbeat.action.query", report) else {
         return;
@@ -457,7 +458,7 @@ pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut
     }
 }
 
-/// Settings of the connector that make a line each.
+/// Writes the connector's settings that correspond to one line each.
 pub(super) fn others(
     source: &mut Source,
     prefix: Option<&Taken>,
@@ -530,7 +531,7 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
     report.carried(&partitions.written, "create_topics");
     if let Some(taken) = replication {
         match number(&taken) {
-            // Without it, the broker's default.
+            // The value stands for the broker's default, which also applies without it.
             Some(-1) => report.without_effect(&taken.written),
             Some(factor) if (1..=i32::from(i16::MAX)).contains(&factor) => {
                 entries.push(("replication", factor.to_string()));

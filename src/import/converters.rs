@@ -1,10 +1,10 @@
-//! Kafka Connect's converters, as the forms that keys, values and headers have.
+//! Translates Kafka Connect's converters to the formats of keys, values and headers.
 
 use super::document::{Section, text};
 use super::report::Report;
 use super::source::{Kind, Source, Taken};
 
-/// The form of keys or values.
+/// The format of a key, value or header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     String,
@@ -31,13 +31,13 @@ impl Format {
     }
 }
 
-/// What the three converters make.
+/// The formats of the three converters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Formats {
     pub(super) key: Format,
     pub(super) value: Format,
     pub(super) header: Format,
-    /// A NULL of a column with a DEFAULT comes as the default.
+    /// Whether NULL in a column with a DEFAULT is delivered as the default.
     pub(super) null_default: bool,
 }
 
@@ -70,7 +70,7 @@ pub(super) fn read(source: &mut Source, section: &mut Section, report: &mut Repo
 
 struct Found {
     format: Format,
-    /// The property that says so.
+    /// The property that determines the format.
     from: String,
     null_default: bool,
 }
@@ -79,7 +79,7 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
     let class = class(of, source, report);
     let setting = |source: &mut Source, name: &str, report: &mut Report| {
         let own = source.take(&format!("{of}.converter.{name}"), report);
-        // Debezium Server has settings for all of them.
+        // Debezium Server also has settings for all converters.
         let shared = source.take(&format!("converter.{name}"), report);
         own.or(shared)
     };
@@ -129,7 +129,7 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
             break;
         };
         match name.as_str() {
-            // What comes with a converter that is not supported goes with it.
+            // The settings of an unsupported converter have no effect.
             _ if !is_supported => report.without_effect(&taken.written),
             "schemas.cache.size" => report.without_effect(&taken.written),
             "encoding" | "converter.encoding" if taken.is("UTF-8") || taken.is("UTF8") => {
@@ -163,7 +163,7 @@ const DELEGATE: &str = "writes what is not bytea: with a payload column of anoth
 const OF_HEADERS: &str = "the default of header.converter";
 const DEFAULTS: [&str; 1] = [OF_HEADERS];
 
-/// The class of a converter, and the property that names it.
+/// Returns the class of a converter, and the property that names it.
 fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
     let taken = |written: &str, value: &str| Taken {
         written: written.to_owned(),

@@ -1,4 +1,4 @@
-//! walpost.toml as text: its lines, and above each what it comes from.
+//! Writes walpost.toml, with a comment above each line that names its origin.
 
 use std::fmt::Write;
 
@@ -6,19 +6,20 @@ use toml_writer::{ToTomlKey, ToTomlValue, TomlKeyBuilder, TomlStringBuilder};
 
 use crate::escape::{Escaped, is_control};
 
-/// A key with its value, as TOML has them; with comments alone, no key at all.
+/// A key and its value in TOML syntax, or only comments.
 #[derive(Clone, Debug)]
 struct Entry {
     comments: Vec<String>,
     line: Option<(String, String)>,
 }
 
-/// A table.
+/// A table of the file.
 #[derive(Debug, Default)]
 pub(super) struct Section(Vec<Entry>);
 
 impl Section {
-    /// `value` is TOML: of [`text`], [`list`], [`table`], or a number or truth value.
+    /// Adds a key. `value` is in TOML syntax: the result of [`text`], [`list`] or [`table`], or a
+    /// number or boolean.
     pub(super) fn set(&mut self, name: &str, value: String, comment: impl Into<String>) {
         self.0.push(Entry {
             comments: vec![comment.into()],
@@ -33,7 +34,7 @@ impl Section {
         });
     }
 
-    /// With the lines of another one behind its own.
+    /// Appends the lines of another section.
     #[must_use]
     pub(super) fn with(mut self, other: &Self) -> Self {
         self.0.extend(other.0.iter().cloned());
@@ -59,19 +60,19 @@ impl Section {
     }
 }
 
-/// The file.
+/// The contents of the file.
 #[derive(Debug, Default)]
 pub(super) struct Document {
     /// Comments at the top.
     pub(super) head: Vec<String>,
     pub(super) kafka: Section,
     pub(super) pipelines: Vec<Section>,
-    /// Comments at the end; one that is indented stays one line.
+    /// Comments at the end. An indented comment stays on one line.
     pub(super) tail: Vec<String>,
 }
 
 impl Document {
-    /// Some pipeline has that key with that value, which is TOML.
+    /// Returns whether a pipeline contains the key with this value, which is in TOML syntax.
     #[must_use]
     pub(super) fn has_line(&self, name: &str, value: &str) -> bool {
         let name = key(name);
@@ -103,10 +104,11 @@ impl Document {
     }
 }
 
-/// Columns of a comment.
+/// Maximum width of comments.
 const WIDTH: usize = 118;
 
-/// Writes it over as many lines as it takes. Commands, which are indented, stay on one.
+/// Writes a comment, wrapped to as many lines as necessary. Indented comments, which are commands,
+/// stay on one line.
 fn write_comment(comment: &str, text: &mut String) {
     let comment = Escaped(comment).to_string();
     if comment.is_empty() {
@@ -142,7 +144,7 @@ pub(super) fn text(value: &str) -> String {
     seen(&TomlStringBuilder::new(value).as_basic().to_toml_value())
 }
 
-/// The same string of TOML without characters that a terminal obeys: TOML itself escapes those of ASCII alone.
+/// Escapes terminal control characters in a TOML string. TOML itself only escapes those in ASCII.
 fn seen(basic: &str) -> String {
     let mut text = String::with_capacity(basic.len());
     for c in basic.chars() {
@@ -162,7 +164,7 @@ pub(super) fn list<'v>(values: impl IntoIterator<Item = &'v str>) -> String {
     format!("[{}]", values.join(", "))
 }
 
-/// Of names and values that are TOML, in this order.
+/// Formats an inline table of names and values in TOML syntax, in this order.
 #[must_use]
 pub(super) fn table<'v>(entries: impl IntoIterator<Item = (&'v str, String)>) -> String {
     let entries = entries

@@ -1,11 +1,11 @@
-//! Options of a JAAS configuration: `MODULE required NAME="VALUE" ...;`
+//! Parses the options of a JAAS configuration: `MODULE required NAME="VALUE" ...;`
 
-/// The value of an option of a JAAS configuration.
+/// Returns the value of an option.
 pub(super) fn option(jaas: &str, name: &str) -> Option<String> {
     Options(jaas).find_map(|(found, value)| (found == name).then_some(value))
 }
 
-/// The options whose names begin with `prefix`, without it.
+/// Returns the options whose names begin with `prefix`, without the prefix.
 pub(super) fn options_of<'j>(
     jaas: &'j str,
     prefix: &str,
@@ -13,7 +13,7 @@ pub(super) fn options_of<'j>(
     Options(jaas).filter_map(move |(name, value)| Some((name.strip_prefix(prefix)?, value)))
 }
 
-/// Reads names and values of options, in one pass.
+/// Iterates over the names and values of options.
 struct Options<'j>(&'j str);
 
 impl<'j> Iterator for Options<'j> {
@@ -36,7 +36,8 @@ impl<'j> Iterator for Options<'j> {
 }
 
 impl<'j> Options<'j> {
-    /// Reads a value, in quotes or up to a blank; none where a quote is missing.
+    /// Parses a value that is quoted or ends at a blank. Returns `None` if the closing quote is
+    /// missing.
     fn value(&mut self, text: &'j str) -> Option<String> {
         let Some(quote @ ('"' | '\'')) = text.chars().next() else {
             let end = text.find(|c: char| c.is_whitespace() || c == ';');

@@ -1,7 +1,9 @@
-//! Regular expressions of `java.util.regex` in the syntax of the crate `regex`, which means the same wherever this gives
-//! one. What that crate has no equal of is refused with the reason.
+//! Translates regular expressions of `java.util.regex` to the syntax of the crate `regex`. A
+//! translated expression has the same meaning. Expressions that the crate can't represent are
+//! rejected with the reason.
 //!
-//! The dot is left as it is: Java's leaves out more ends of lines than Rust's, and no name of a topic has one.
+//! The dot is not translated: Java's dot excludes more line terminators than Rust's, but topic
+//! names contain none.
 //!
 //! Spec: Java 17, `Pattern` and `Matcher.replaceFirst`.
 
@@ -11,17 +13,17 @@ use std::str::Chars;
 
 use regex::Regex;
 
-/// Character classes are inside one another up to this depth.
+/// The maximum nesting depth of character classes.
 const CLASS_DEPTH_MAX: usize = 100;
 
-/// A pattern that means in Rust what it meant in Java.
+/// A pattern whose meaning is the same in Rust as in Java.
 #[derive(Debug)]
 pub(super) struct Pattern {
-    /// In Rust's syntax.
+    /// The pattern in Rust's syntax.
     pub(super) text: String,
-    /// Matches the whole text or not at all.
+    /// Matches only the entire text.
     whole: Regex,
-    /// The names of the groups, in their order; the first is the whole match.
+    /// The names of the groups, in their order. The first group is the whole match.
     groups: Vec<Option<String>>,
 }
 
@@ -36,12 +38,12 @@ impl Pattern {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Literal(String),
-    /// The number of a group; 0 is the whole match.
+    /// The number of a group, or 0 for the whole match.
     Group(usize),
 }
 
 /// # Errors
-/// Why it has no equal.
+/// Returns the reason if the expression can't be translated.
 pub(super) fn pattern(java: &str) -> Result<Pattern, String> {
     let mut translator = Translator {
         rest: java.chars().peekable(),
@@ -49,7 +51,8 @@ pub(super) fn pattern(java: &str) -> Result<Pattern, String> {
     };
     translator.run()?;
     let text = translator.rust;
-    // As it is reported, an error of the crate has several lines, with a mark below the place.
+    // The crate's syntax errors have several lines, including a mark below the location. The last
+    // line contains the reason.
     let invalid = |error: regex::Error| match error {
         regex::Error::Syntax(text) => {
             let last = text.lines().last().unwrap_or_default().to_owned();
@@ -76,7 +79,7 @@ struct Translator<'j> {
 const LOOK_AROUND: &str = "look-around is not supported";
 const POSSESSIVE: &str = "possessive quantifiers are not supported";
 
-/// `\p{...}` of Java that are the ASCII classes of POSIX, and their names there.
+/// `\p{...}` classes of Java that are the ASCII classes of POSIX, and their POSIX names.
 const POSIX: &[(&str, &str)] = &[
     ("Lower", "lower"),
     ("Upper", "upper"),
@@ -116,7 +119,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// The brace that was just written ends a `{2}`, `{2,}` or `{2,3}`.
+    /// Returns whether the brace that was just written ends a `{2}`, `{2,}` or `{2,3}`.
     fn ends_with_repetition(&self) -> bool {
         let Some(rust) = self.rust.strip_suffix('}') else {
             return false;
@@ -125,7 +128,7 @@ impl Translator<'_> {
         before.ends_with('{') && rust[before.len()..].starts_with(|c: char| c.is_ascii_digit())
     }
 
-    /// What follows an opening parenthesis.
+    /// Translates the text after an opening parenthesis.
     fn group(&mut self) -> Result<(), String> {
         self.rust.push('(');
         if self.rest.next_if_eq(&'?').is_none() {
@@ -161,7 +164,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// A character class, after its first bracket.
+    /// Translates a character class after its opening bracket.
     fn class(&mut self, depth: usize) -> Result<(), String> {
         if depth > CLASS_DEPTH_MAX {
             return Err(format!(
@@ -173,7 +176,8 @@ impl Translator<'_> {
             self.rust.push('^');
         }
         let mut is_first = true;
-        // A hyphen here would make a range.
+        // Whether the previous character is the hyphen of a range, so that another hyphen is
+        // literal.
         let mut after_range = false;
         while let Some(c) = self.rest.next() {
             let was_range = std::mem::take(&mut after_range);
@@ -206,12 +210,12 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// What follows a backslash.
+    /// Translates the text after a backslash.
     fn escape(&mut self, in_class: bool) -> Result<(), String> {
         let Some(c) = self.rest.next() else {
             return Err("it ends with a backslash".to_owned());
         };
-        // Java's are of ASCII alone.
+        // Java's predefined classes contain only ASCII characters.
         let of_class = |name: &str| format!("[{name}]");
         match c {
             'd' | 'D' | 'w' | 'W' | 's' | 'S' => {
@@ -224,7 +228,7 @@ impl Translator<'_> {
                 self.rust.push_str(&of_class(&format!("{not}{members}")));
             }
             'b' if !in_class && self.rest.peek() != Some(&'{') => self.rust.push_str("(?-u:\\b)"),
-            // The whole text has to match, so there is nothing behind it that it could stand before.
+            // Because the entire text has to match, no line terminator can follow `\Z`.
             'Z' | 'z' if !in_class => self.rust.push_str("\\z"),
             'A' if !in_class => self.rust.push_str("\\A"),
             't' | 'n' | 'r' | 'f' | 'a' => {
@@ -240,7 +244,7 @@ impl Translator<'_> {
             'Q' if !in_class => self.quoted(),
             '1'..='9' | 'k' => return Err("back-references are not supported".to_owned()),
             c if c.is_ascii_alphanumeric() => return Err(format!("\\{c} is not supported")),
-            // `\<` and `\>` are words' ends in Rust.
+            // In Rust, `\<` and `\>` match word boundaries.
             c => self.literal(c),
         }
         Ok(())
@@ -253,7 +257,7 @@ impl Translator<'_> {
         }
     }
 
-    /// `\p{Name}` or `\pL`, after the `p`.
+    /// Translates `\p{Name}` or `\pL` after the `p`.
     fn property(&mut self, is_negated: bool) -> Result<(), String> {
         let name: String = match self.rest.next() {
             Some('{') => {
@@ -281,7 +285,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// Up to `\E` all characters stand for themselves.
+    /// Translates the characters up to `\E`, which are literals.
     fn quoted(&mut self) {
         while let Some(c) = self.rest.next() {
             if c == '\\' && self.rest.next_if_eq(&'E').is_some() {
@@ -292,10 +296,10 @@ impl Translator<'_> {
     }
 }
 
-/// The parts of a replacement for matches of `pattern`.
+/// Returns the parts of a replacement for matches of `pattern`.
 ///
 /// # Errors
-/// Java refuses it.
+/// Returns an error if Java would reject the replacement.
 pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, String> {
     let mut parts = Vec::new();
     let mut literal = String::new();
@@ -324,7 +328,7 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
                 if group >= pattern.groups.len() {
                     return Err(format!("the regex has no group {group}"));
                 }
-                // A further digit belongs to the number only where there is such a group.
+                // Another digit belongs to the number only if such a group exists.
                 while let Some(more) = digit(&mut rest) {
                     let longer = group.saturating_mul(10).saturating_add(more);
                     if longer >= pattern.groups.len() {
@@ -351,7 +355,7 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
     Ok(parts)
 }
 
-/// The same in the syntax of the crate `regex`.
+/// Formats a replacement in the syntax of the crate `regex`.
 #[must_use]
 pub(super) fn in_rust(parts: &[Part], pattern: &Pattern) -> String {
     let mut text = String::new();
@@ -386,7 +390,7 @@ mod tests {
         pattern(java).map(|pattern| pattern.text).expect_err(java)
     }
 
-    /// Whether the translation matches as a whole what Java's pattern does.
+    /// Checks which texts the translation matches entirely.
     fn check(java: &str, yes: &[&str], no: &[&str]) {
         let pattern = pattern(java).unwrap_or_else(|error| panic!("{java}: {error}"));
         for text in yes {

@@ -1,24 +1,26 @@
-//! Every other property of Debezium's PostgreSQL connector, Kafka Connect and Debezium Server, and what becomes of it: those
-//! that make a line of walpost.toml are read where that line is made.
+//! The remaining properties of Debezium's PostgreSQL connector, Kafka Connect and Debezium Server,
+//! and how they are handled. Properties that correspond to a line of walpost.toml are read where
+//! that line is written.
 //!
 //! Debezium 3.7, Kafka Connect 4.3.
 
 use super::report::Report;
 use super::source::{Source, Taken};
 
-/// What a property does that is set to something else than what is harmless.
+/// How a property is handled unless it has a harmless value.
 #[derive(Clone, Copy)]
 enum Fate {
-    /// Nothing that a consumer or an operator would miss.
+    /// Neither a consumer nor an operator would notice its absence.
     WithoutEffect,
     Different(&'static str),
-    /// As `Different`, and a person has to do something about it.
+    /// Like `Different`, but the user has to act.
     ToDo(&'static str),
     Unsupported(&'static str),
 }
 use Fate::{Different, ToDo, Unsupported, WithoutEffect};
 
-/// A property, or with a `*` at its end all that begin so; the values that make no difference; what becomes of others.
+/// A property, or all properties with a prefix if it ends with `*`; its harmless values; and how
+/// other values are handled.
 struct Known(&'static str, &'static [&'static str], Fate);
 
 const TYPES: Fate = ToDo(
@@ -61,7 +63,7 @@ const KNOWN: &[Known] = &[
     Known("admin.override.*", &[], WithoutEffect),
     Known("topic.creation.enable", &[], WithoutEffect),
     Known("topic.creation.*", &[], TOPICS),
-    // Where it reads.
+    // The slot and the publication.
     Known("plugin.name", &[], WithoutEffect),
     Known(
         "slot.drop.on.stop",
@@ -150,7 +152,7 @@ const KNOWN: &[Known] = &[
             "is a property of the JDBC driver. Write its equal of libpq into postgres, if there is one",
         ),
     ),
-    // Which tables and columns.
+    // Tables and columns.
     Known(
         "table.exclude.list",
         &[""],
@@ -207,7 +209,7 @@ const KNOWN: &[Known] = &[
     ),
     Known("transaction.metadata.factory", &[], WithoutEffect),
     Known("unavailable.value.placeholder", &[], WithoutEffect),
-    // How values are written.
+    // Values.
     Known("time.precision.mode", &["adaptive"], TYPES),
     Known("decimal.handling.mode", &["precise"], TYPES),
     Known("hstore.handling.mode", &["json"], TYPES),
@@ -226,7 +228,7 @@ const KNOWN: &[Known] = &[
     Known("field.name.adjustment.mode", &["none"], TYPES),
     Known("column.propagate.source.type", &[""], TYPES),
     Known("datatype.propagate.source.type", &[""], TYPES),
-    // What happens to what fails.
+    // Failures.
     Known("event.processing.failure.handling.mode", &["fail"], SKIPS),
     Known(
         "event.converting.failure.handling.mode",
@@ -268,12 +270,12 @@ const KNOWN: &[Known] = &[
     ),
     Known("topic.heartbeat.prefix", &[], WithoutEffect),
     Known("topic.heartbeat.name", &[], WithoutEffect),
-    // Names of topics, which the router replaces.
+    // Topic names, which the router replaces.
     Known("topic.naming.strategy", &[], WithoutEffect),
     Known("topic.delimiter", &[], WithoutEffect),
     Known("topic.cache.size", &[], WithoutEffect),
     Known("topic.transaction", &[], WithoutEffect),
-    // Queues, threads, measuring.
+    // Queues, threads and metrics.
     Known("max.batch.size", &[], WithoutEffect),
     Known("max.queue.size", &[], WithoutEffect),
     Known("max.queue.size.in.bytes", &[], WithoutEffect),
@@ -318,7 +320,8 @@ const KNOWN: &[Known] = &[
     Known("quarkus.*", &[], WithoutEffect),
 ];
 
-/// Properties that make lines of walpost.toml, for the nearest one to a misspelling.
+/// The properties that correspond to lines of walpost.toml, for suggestions if a name is
+/// misspelled.
 const READ: &[&str] = &[
     "connector.class",
     "name",
@@ -358,7 +361,7 @@ const READ: &[&str] = &[
     "debezium.sink.type",
 ];
 
-/// Names that earlier versions had, and what is often written for another, with what is meant.
+/// Names of earlier versions and common mistakes, with the intended names.
 pub(super) const OBSOLETE: &[(&str, &str)] = &[
     ("table.whitelist", "table.include.list"),
     ("table.blacklist", "table.exclude.list"),
@@ -388,14 +391,14 @@ pub(super) const OBSOLETE: &[(&str, &str)] = &[
     ("bootstrap.servers", "producer.override.bootstrap.servers"),
 ];
 
-/// Names of earlier versions whose values count where nothing has the later name.
+/// Names of earlier versions whose values apply if the current name is not set.
 pub(super) const SUCCEEDED: &[(&str, &str)] = &[
     ("table.include.list", "table.whitelist"),
     ("schema.include.list", "schema.whitelist"),
     ("topic.prefix", "database.server.name"),
 ];
 
-/// Says what becomes of what is left of a source.
+/// Reports how the remaining properties of a source are handled.
 pub(super) fn left(source: &mut Source, report: &mut Report) {
     let custom = names_of(source, &["converters", "post.processors"]);
     let left: Vec<_> = source
@@ -418,7 +421,7 @@ pub(super) fn left(source: &mut Source, report: &mut Report) {
     }
 }
 
-/// The members of lists that give names to further properties.
+/// Returns the members of lists that define the prefixes of other properties.
 fn names_of(source: &Source, lists: &[&str]) -> Vec<String> {
     let lists = source.left().filter(|(name, _)| lists.contains(name));
     lists.flat_map(|(_, taken)| taken.list()).collect()
@@ -446,7 +449,7 @@ fn tell(Known(_, harmless, fate): &Known, taken: &Taken, report: &mut Report) {
     }
 }
 
-/// The name without a secret: `column.mask.hash.SHA-256.with.salt.SECRET`.
+/// Removes the secret from a name: `column.mask.hash.SHA-256.with.salt.SECRET`.
 fn shown(written: &str) -> String {
     match written.split_once(".with.salt.") {
         Some((name, _)) => format!("{name}.with.salt..."),
@@ -454,7 +457,7 @@ fn shown(written: &str) -> String {
     }
 }
 
-/// What an unknown name may be meant for.
+/// Describes the likely intention behind an unknown name.
 fn meaning(name: &str) -> String {
     if let Some((_, meant)) = OBSOLETE.iter().find(|(obsolete, _)| *obsolete == name) {
         return format!(
@@ -470,7 +473,7 @@ fn meaning(name: &str) -> String {
     }
 }
 
-/// The known name that is most like `name`, if one is alike.
+/// Returns the known name that is most similar to `name`, if one is similar enough.
 pub(super) fn nearest<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     known
         .map(|known| (strsim::damerau_levenshtein(name, known), known))

@@ -1,4 +1,4 @@
-//! Properties of the Java producer as those of librdkafka.
+//! Translates properties of the Java producer to those of librdkafka.
 
 use super::document::{Section, text};
 use super::jaas::option;
@@ -8,10 +8,10 @@ use super::report::Report;
 use super::source::{Source, Taken};
 use super::tokens;
 
-/// What becomes of a property.
+/// How a property is handled.
 #[derive(Clone, Copy)]
 enum Rule {
-    /// librdkafka has it by that name.
+    /// librdkafka supports the property under this name.
     Renamed(&'static str),
     WithoutEffect,
     Different(&'static str),
@@ -31,7 +31,7 @@ const KERBEROS: Rule = Unsupported(
     "is of a login with Kerberos, which Walpost is not built with: give it a listener with SCRAM, tokens or certificates",
 );
 
-/// By name; a `*` at the end stands for all that begin so.
+/// The rules by name. A `*` at the end matches any suffix.
 const RULES: &[(&str, Rule)] = &[
     ("sasl.mechanism", Renamed("sasl.mechanisms")),
     ("max.request.size", Renamed("message.max.bytes")),
@@ -92,7 +92,7 @@ const RULES: &[(&str, Rule)] = &[
     ),
 ];
 
-/// Properties that Java and librdkafka have in common, and those that are read by hand.
+/// Properties that Java and librdkafka have in common, followed by those with special handling.
 const SAME: &[&str] = &[
     "bootstrap.servers",
     "client.id",
@@ -155,7 +155,7 @@ pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report
         let property = format!("producer.{name}");
         match source.take(&property, report) {
             Some(taken) => other(&name, &taken, kafka, report),
-            // What refers to something else was told.
+            // The value is a reference, which was reported.
             None if source.raw(&property).is_none() => break,
             None => {}
         }
@@ -178,7 +178,8 @@ fn brokers(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     }
 }
 
-/// What order and durability rest on has one value.
+/// Reports properties that have a fixed value in Walpost because order and durability depend on
+/// them.
 fn insisted(source: &mut Source, report: &mut Report) {
     for (name, harmless, says) in [
         (
@@ -209,7 +210,7 @@ fn insisted(source: &mut Source, report: &mut Report) {
             }
         }
     }
-    // The Java producer's own partitioner is the default here.
+    // The Java producer's own partitioner is also Walpost's default.
     let is_own = |taken: &Taken| {
         let name = taken.value.rsplit('.').next().unwrap_or_default();
         ["", "DefaultPartitioner", "null"].contains(&name)
@@ -226,7 +227,7 @@ fn insisted(source: &mut Source, report: &mut Report) {
     }
 }
 
-/// `MODULE required username="..." password="...";`
+/// Translates `MODULE required username="..." password="...";`.
 fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     let Some(taken) = source.take("producer.sasl.jaas.config", report) else {
         return;
@@ -256,7 +257,7 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     kafka.note("sasl.password is in the environment: WALPOST_KAFKA_SASL_PASSWORD");
 }
 
-/// Whom to trust.
+/// Translates the trust store.
 fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     const PEM: &str = "/etc/walpost/kafka-ca.pem";
     let kind = source.take("producer.ssl.truststore.type", report);
@@ -284,7 +285,7 @@ fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     set(kafka, "ssl.ca.location", PEM, &taken, report);
 }
 
-/// Who we are, by certificate.
+/// Translates the client certificate.
 fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     const PKCS12: &str = "/etc/walpost/kafka.p12";
     let kind = source.take("producer.ssl.keystore.type", report);

@@ -1,14 +1,14 @@
-//! A property of the Java producer that librdkafka takes.
+//! Writes properties of librdkafka.
 
 use super::document::{Section, text};
 use super::report::Report;
 use super::source::Taken;
 use crate::kafka::properties::{Properties, check};
 
-/// What stands where a person has to write an address: a name that is never found (RFC 2606).
+/// The placeholder for an address, with a name that never resolves (RFC 2606).
 pub(super) const NO_BROKER: &str = "change-me.invalid:9092";
 
-/// Writes a property that librdkafka takes, or says why it does not.
+/// Writes a property if librdkafka accepts it, or reports why it does not.
 pub(super) fn set(
     kafka: &mut Section,
     name: &str,
@@ -23,7 +23,7 @@ pub(super) fn set(
     let properties: Properties = properties
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .into();
-    // With a NUL in it, it would be cut short in C.
+    // In C, a value with a NUL character would be truncated.
     let checked = match value.contains('\0') {
         true => Err("it has a NUL in it".to_owned()),
         false => check(&properties).map_err(|error| error.to_string()),

@@ -1,6 +1,6 @@
-//! What became of each property, for the person who moves over.
+//! The report on how each property was handled, for the user who migrates.
 
-/// The heading that a finding stands under.
+/// The heading of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
     Carried,
@@ -10,7 +10,7 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// In the order in which they are shown.
+    /// All groups, in the order of the output.
     pub(crate) const ALL: [Self; 4] = [
         Self::Carried,
         Self::Different,
@@ -29,14 +29,14 @@ impl Group {
     }
 }
 
-/// What became of one property, or of one of the defaults. Never has a secret in it.
+/// How a property or a default was handled. Never contains a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) group: Group,
-    /// As it is written in the file, or what else this is about.
+    /// The name of the property as written in the file, or another subject.
     pub(crate) property: String,
     pub(crate) says: String,
-    /// Somebody has to decide or to do something before the configuration is used.
+    /// Whether the user has to decide or do something before using the configuration.
     pub(crate) needs_person: bool,
 }
 
@@ -67,7 +67,7 @@ impl Report {
         self.add(Group::Different, property, says, false);
     }
 
-    /// As [`different`](Self::different), and a person has to do what is said.
+    /// Like [`different`](Self::different), but the user has to act.
     pub(super) fn task(&mut self, property: &str, says: impl Into<String>) {
         self.add(Group::Different, property, says, true);
     }
@@ -80,12 +80,12 @@ impl Report {
         self.add(Group::Unknown, property, says, true);
     }
 
-    /// Nothing that a consumer or an operator would miss.
+    /// Reports a property whose absence neither a consumer nor an operator would notice.
     pub(super) fn without_effect(&mut self, property: &str) {
         self.without_effect.push(property.to_owned());
     }
 
-    /// All findings, the properties without effect as one of them.
+    /// Returns all findings, with one for all properties without effect.
     pub(super) fn finish(mut self) -> Vec<Finding> {
         if !self.without_effect.is_empty() {
             self.without_effect.sort();

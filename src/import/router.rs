@@ -1,4 +1,4 @@
-//! The outbox event router's properties, as the keys that make records.
+//! Translates the properties of the outbox event router to the settings for records.
 
 use super::chain::Chain;
 use super::converters::{Format, Formats};
@@ -33,7 +33,7 @@ const KEYS: &[&str] = &[
     "tracing.with.context.field.only",
 ];
 
-/// What is often written for another, or was one in an earlier version.
+/// Common mistakes and names of earlier versions, with the intended names.
 const OBSOLETE: &[(&str, &str)] = &[
     ("debezium.expand.json.payload", "table.expand.json.payload"),
     ("expand.json.payload", "table.expand.json.payload"),
@@ -66,9 +66,9 @@ struct Router<'s> {
     report: &'s mut Report,
 }
 
-/// A property, or the default that stands in for it.
+/// A property or its default.
 struct Given {
-    /// What a comment says of it.
+    /// The origin of the value, for comments.
     from: String,
     value: String,
     taken: Option<Taken>,
@@ -80,7 +80,7 @@ impl Router<'_> {
             .take(&format!("{}{name}", self.prefix), self.report)
     }
 
-    /// A property that is set to something.
+    /// Returns the property unless its value is empty.
     fn named(&mut self, name: &str) -> Option<Taken> {
         self.take(name)
             .filter(|taken| !taken.value.trim().is_empty())
@@ -102,7 +102,8 @@ impl Router<'_> {
         }
     }
 
-    /// As [`given`](Self::given), a property with a regular expression in it or with groups of one.
+    /// Like [`given`](Self::given), for a property that contains a regular expression or refers to
+    /// its groups.
     fn of_regex(&mut self, name: &str, default: &str) -> Given {
         let taken = self.source.raw(&format!("{}{name}", self.prefix));
         let kind = self.source.kind;
@@ -130,7 +131,7 @@ impl Router<'_> {
         }
     }
 
-    /// A template with nothing but that column.
+    /// Returns a template that consists only of the column, or reports that there is none.
     fn column(&mut self, given: &Given) -> Option<String> {
         let template = column(&given.value);
         if template.is_none() {
@@ -141,14 +142,14 @@ impl Router<'_> {
     }
 }
 
-/// The template that is the column of this name and nothing else.
+/// Returns a template that consists only of the named column.
 fn column(name: &str) -> Option<String> {
     let text = format!("{{{name}}}");
     let template: Template = text.parse().ok()?;
     matches!(template.parts(), [template::Part::Column(column)] if column == name).then_some(text)
 }
 
-/// Writes what makes records.
+/// Writes the settings for records.
 pub(super) fn read(
     chain: &Chain,
     source: &mut Source,
@@ -195,13 +196,14 @@ pub(super) fn read(
     router.unknown();
 }
 
-/// What becomes of columns that are placed.
+/// The result of placing additional columns.
 struct Placed {
     has_envelope: bool,
 }
 
 impl Router<'_> {
-    /// The topic: a template where it is the routed value with text around it.
+    /// Writes the topic: as a template if it is the routed value with text around it, and otherwise
+    /// as a route.
     fn route(&mut self, section: &mut Section) {
         let by = self.given("route.by.field", "aggregatetype");
         let regex = self.of_regex("route.topic.regex", "(?<routedByValue>.*)");
@@ -257,7 +259,7 @@ impl Router<'_> {
         );
     }
 
-    /// Headers, the envelope and the partition.
+    /// Writes headers, the envelope and the partition.
     fn placed(&mut self, section: &mut Section, formats: Formats) -> Placed {
         let id = self.given("table.field.event.id", "id");
         let placement = self.take("table.fields.additional.placement");
@@ -314,7 +316,7 @@ impl Router<'_> {
                 .carried(&placement.written, "headers, envelope, partition");
         }
         let has_more = headers.len() > 1;
-        // A table has no order of its own: its headers come in that of their names.
+        // A table does not preserve the order of headers, but sorts them by name.
         let value =
             match headers.is_sorted() && headers.windows(2).all(|pair| pair[0].0 != pair[1].0) {
                 true => {
@@ -331,7 +333,7 @@ impl Router<'_> {
                 }
             };
         section.set("headers", value, from);
-        // Of id alone all forms but JSON are the same.
+        // If `id` is the only header, all formats except JSON are equivalent.
         if formats.header.is_json() || has_more && formats.header != Format::String {
             section.set(
                 "header_format",
@@ -459,7 +461,7 @@ impl Router<'_> {
             if let Some(given) = &given {
                 self.report.without_effect(&given.written);
             }
-            // JsonConverter writes the four letters null, as Walpost does with that format.
+            // JsonConverter writes `null`, and so does Walpost with that format.
             if !formats.value.is_json() {
                 let from = format!("the default of {NAME}, with this converter");
                 section.set("null_payload", text("tombstone"), from);
@@ -482,7 +484,7 @@ impl Router<'_> {
             }
         }
         if let Some(taken) = self.take("table.field.event.schema.version") {
-            // Nothing else has the schema that this is the version of.
+            // Only the schema of an envelope contains this version.
             match has_envelope && formats.value == Format::JsonSchema {
                 true => {
                     let says = "puts the column into the schema of each value as its version. The schema that Walpost writes has none: \
@@ -535,7 +537,7 @@ impl Router<'_> {
     }
 }
 
-/// The regular expression matches every value that can be in the name of a topic, as one group.
+/// Returns whether the regular expression matches every valid topic name as a single group.
 fn takes_all(java: &str) -> bool {
     let inner = java.strip_prefix('^').unwrap_or(java);
     let inner = inner.strip_suffix('$').unwrap_or(inner);
@@ -551,7 +553,7 @@ fn takes_all(java: &str) -> bool {
     named.map_or(group, |(_, rest)| rest) == ".*"
 }
 
-/// The routed value, which every group is, with text around it.
+/// Returns a template in which each group is replaced by the routed value.
 fn topic_template(parts: &[Part], by: &str) -> Option<String> {
     let column = column(by)?;
     let parts = parts.iter().map(|part| match part {

@@ -1,4 +1,5 @@
-//! The file to import: which of its forms it has, and its properties under the names that Kafka Connect gives them.
+//! Reads the file to import in any of its formats, and provides its properties under the names that
+//! Kafka Connect uses.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,7 @@ use serde_json::{Map, Value};
 use super::report::Report;
 use crate::outbox::properties;
 
-/// A text that is no configuration to import.
+/// An error for text that can't be imported.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ImportError {
     #[error(
@@ -57,7 +58,7 @@ pub(crate) enum ImportError {
     NoRouter,
 }
 
-/// What ran the connector.
+/// The program that runs the connector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Connect,
@@ -71,10 +72,10 @@ struct Property {
     is_taken: bool,
 }
 
-/// A property that was asked for.
+/// A property that was requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// Its name, as the file has it.
+    /// The name as written in the file.
     pub(super) written: String,
     pub(super) value: String,
 }
@@ -84,7 +85,7 @@ impl Taken {
         self.value.trim().eq_ignore_ascii_case(value)
     }
 
-    /// The members of a list with commas.
+    /// Returns the members of a comma-separated list.
     pub(super) fn list(&self) -> Vec<String> {
         let members = self.value.split(',').map(str::trim);
         let members = members.filter(|member| !member.is_empty());
@@ -92,18 +93,18 @@ impl Taken {
     }
 }
 
-/// The properties. Each is asked for once; what nobody asks for is left.
+/// The properties. Each is requested once; the others remain.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) kind: Kind,
-    /// The connector's.
+    /// The name of the connector.
     pub(super) name: Option<String>,
     properties: BTreeMap<String, Property>,
 }
 
 impl Source {
     /// # Errors
-    /// The text is none of the forms.
+    /// Returns an error if the text has none of the formats.
     pub(super) fn read(text: &str, report: &mut Report) -> Result<Self, ImportError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text).trim_start();
         if text.is_empty() {
@@ -111,7 +112,7 @@ impl Source {
         }
         if text.starts_with(['{', '[']) {
             let json = serde_json::from_str(text).map_err(|error| {
-                // The error's own text can quote a value.
+                // The error's own text may quote a value.
                 let (line, column) = (error.line(), error.column());
                 ImportError::Json(format!("line {line}, column {column}"))
             })?;
@@ -120,10 +121,10 @@ impl Source {
         of_properties(text, report)
     }
 
-    /// The worker's properties that stand in for what the connector leaves out.
+    /// Adds the worker's properties that apply if the connector does not set them.
     ///
     /// # Errors
-    /// It is no file of properties.
+    /// Returns an error if the text is not a properties file.
     pub(super) fn add_worker(&mut self, text: &str) -> Result<(), ImportError> {
         if is_yaml(text) {
             return Err(ImportError::YamlWorker);
@@ -140,7 +141,7 @@ impl Source {
                 }
                 _ => continue,
             };
-            // A connector that names a converter has its own settings for it, or the defaults.
+            // A connector that sets a converter uses its own options for it, or their defaults.
             let converter = name
                 .split(".converter")
                 .next()
@@ -167,7 +168,7 @@ impl Source {
         self.properties.insert(name, property);
     }
 
-    /// The value as it is, a reference to something else too.
+    /// Returns the value unchanged, even if it is a reference.
     pub(super) fn raw(&mut self, name: &str) -> Option<Taken> {
         let property = self.properties.get_mut(name)?;
         property.is_taken = true;
@@ -177,7 +178,8 @@ impl Source {
         })
     }
 
-    /// The value. One that only refers to something else is none: a person has to look it up.
+    /// Returns the value. If it is only a reference, reports that the user has to look it up, and
+    /// returns `None`.
     pub(super) fn take(&mut self, name: &str, report: &mut Report) -> Option<Taken> {
         let kind = self.kind;
         let mut taken = self.raw(name)?;
@@ -192,7 +194,7 @@ impl Source {
         Some(taken)
     }
 
-    /// The first name that begins with `prefix`, `prefix` left out, that nobody has asked for yet.
+    /// Returns the first name with this prefix that has not been requested, without the prefix.
     pub(super) fn next_of(&self, prefix: &str) -> Option<String> {
         let mut found = self.properties.range(prefix.to_owned()..);
         let name = found
@@ -202,7 +204,7 @@ impl Source {
         Some(name.0[prefix.len()..].to_owned())
     }
 
-    /// What nobody has asked for.
+    /// Returns the properties that have not been requested.
     pub(super) fn left(&self) -> impl Iterator<Item = (&str, Taken)> {
         let left = self
             .properties
@@ -217,7 +219,7 @@ impl Source {
         })
     }
 
-    /// The value as it is, without asking for it.
+    /// Returns the value without marking the property as requested.
     pub(super) fn value(&self, name: &str) -> Option<&str> {
         let property = self.properties.get(name)?;
         Some(&property.value)
@@ -229,7 +231,7 @@ impl Source {
     }
 }
 
-/// What names of a worker's properties are shown with.
+/// The prefix of a worker's properties in messages.
 const WORKER: &str = "the worker's ";
 
 fn is_of(name: &str, converter: &str) -> bool {
@@ -241,9 +243,10 @@ fn parse(text: &str) -> Result<Vec<(String, String)>, ImportError> {
     properties::parse(text).map_err(|error| ImportError::Escape(error.line))
 }
 
-/// What a value refers to, if it does: a config provider of Kafka Connect, or a property or variable of Quarkus. Of the value, only
-/// the name of a property or variable is in the text: what follows it is a default, which can be a secret, and what looks like
-/// another provider's key can be a part of a password.
+/// Describes what a value refers to, if it is a reference: a config provider of Kafka Connect, or a
+/// property or environment variable of Quarkus. The description contains no more of the value than
+/// the name of a property or variable: the text after it is a default, which may be a secret, and
+/// text that looks like another provider's key may be part of a password.
 pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
     let mut rest = value;
     let mut before = None;
@@ -287,7 +290,7 @@ pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
     None
 }
 
-/// Quarkus' `$${` and `\${` are a `${`.
+/// Replaces Quarkus' escapes `$${` and `\${` by `${`.
 pub(super) fn unescaped(kind: Kind, value: &str) -> String {
     match kind {
         Kind::Connect => value.to_owned(),
@@ -369,7 +372,7 @@ fn of_config(config: &Map<String, Value>, name: Option<String>) -> Result<Source
     Ok(source)
 }
 
-/// Overrides of the producer have the name that Debezium Server's and a worker's have.
+/// Renames overrides of the producer like the properties of Debezium Server and of a worker.
 fn connect_name(written: &str) -> String {
     match written.strip_prefix("producer.override.") {
         Some(name) => format!("producer.{name}"),
@@ -377,8 +380,9 @@ fn connect_name(written: &str) -> String {
     }
 }
 
-/// The text is a KafkaConnector or KafkaConnect of Strimzi, or a part of one. As properties, which also accept a colon after a
-/// name, its values would keep their quotes.
+/// Returns whether the text is a KafkaConnector or KafkaConnect of Strimzi, or a part of one. If it
+/// were parsed as properties, which also accept a colon after a name, its values would keep their
+/// quotes.
 fn is_yaml(text: &str) -> bool {
     const KEYS: [&str; 6] = ["apiVersion", "kind", "metadata", "spec", "config", "class"];
     text.lines().map(str::trim).any(|line| {
@@ -415,7 +419,7 @@ fn of_properties(text: &str, report: &mut Report) -> Result<Source, ImportError>
         return Ok(source);
     }
     source.kind = Kind::Server;
-    // A profile's value comes before one without, wherever it stands.
+    // A profile's value takes precedence over one without a profile, regardless of their order.
     let (profiles, plain): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|(name, _)| name.starts_with('%'));
     for (written, value) in plain.into_iter().chain(profiles) {
@@ -442,7 +446,7 @@ fn of_properties(text: &str, report: &mut Report) -> Result<Source, ImportError>
     Ok(source)
 }
 
-/// `%prod.name` and `%{dev,prod}.name` as profile and name.
+/// Splits `%prod.name` and `%{dev,prod}.name` into profile and name.
 fn without_profile(written: &str) -> (Option<&str>, &str) {
     let Some(rest) = written.strip_prefix('%') else {
         return (None, written);
@@ -453,7 +457,8 @@ fn without_profile(written: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// What Debezium Server gives to its connector, converters and producer for one of its properties.
+/// Returns the names under which Debezium Server passes a property to its connector, converters and
+/// producer.
 fn server_names(name: &str) -> Vec<String> {
     let converters = ["key", "value", "header"];
     if let Some(rest) = name.strip_prefix("debezium.format.") {
@@ -466,7 +471,8 @@ fn server_names(name: &str) -> Vec<String> {
                 _ => {}
             }
         }
-        // Of all three, where they have no own one: `take` of a converter looks there.
+        // The setting applies to converters without a setting of their own, which look it up under
+        // this name.
         return vec![format!("converter.{rest}")];
     }
     for (prefix, to) in [

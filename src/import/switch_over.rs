@@ -1,26 +1,26 @@
-//! The switch-over without a gap, as commands for one configuration.
+//! The commands for a switch-over without a gap, for one configuration.
 
 use super::connector::{Roles, encoded};
 use super::source::Kind;
 use crate::escape::shell_quoted;
 
-/// What the commands are made of. Slots and pipelines have plain names, URLs are percent-encoded: of what is from outside, the
-/// role alone needs the shell's quotes.
+/// The values in the commands. Slots and pipelines have plain names, and URLs are percent-encoded,
+/// so the role is the only value from outside that needs the shell's quotes.
 pub(super) struct SwitchOver<'i> {
     pub(super) kind: Kind,
     /// The connector's name, if it is known.
     pub(super) connector: Option<&'i str>,
     pub(super) roles: &'i Roles,
-    /// Debezium's.
+    /// Debezium's slot.
     pub(super) slot: &'i str,
-    /// Walpost's.
+    /// Walpost's slots.
     pub(super) slots: &'i [String],
-    /// The file says `snapshot = "initial"`.
+    /// Whether the file contains `snapshot = "initial"`.
     pub(super) is_initial: bool,
 }
 
 impl SwitchOver<'_> {
-    /// Comments; commands are indented.
+    /// Returns the comments. Commands are indented.
     #[must_use]
     pub(super) fn comments(&self) -> Vec<String> {
         let administrator = &self.roles.administrator;

@@ -1,4 +1,5 @@
-//! A login with tokens by Kafka's own classes (KIP-768, KIP-1139) as `sasl.oauthbearer.method = oidc`.
+//! Translates a login with tokens by Kafka's own classes (KIP-768, KIP-1139) to
+//! `sasl.oauthbearer.method = oidc`.
 
 use super::document::{Section, text};
 use super::jaas::{option, options_of};
@@ -6,14 +7,14 @@ use super::report::Report;
 use super::source::{Source, Taken};
 use crate::kafka::token_endpoint::{Endpoint, METHOD};
 
-/// What stands where a person has to name a program: one that is there, and prints nothing.
+/// The placeholder for a program that the user has to name: one that exists and prints nothing.
 const NO_PROGRAM: [&str; 2] = ["/bin/false", "change-me"];
 const URL: &str = "sasl.oauthbearer.token.endpoint.url";
 const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
 const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
 const HANDLER: &str = "producer.sasl.login.callback.handler.class";
 
-/// Whether the JAAS configuration and the class it goes with are those.
+/// Returns whether the JAAS configuration and its callback handler are Kafka's own.
 pub(super) fn are_fetched(module: &str, source: &Source) -> bool {
     module.ends_with(".oauthbearer.OAuthBearerLoginModule")
         && source.value(HANDLER).is_some_and(|class| {
@@ -23,7 +24,7 @@ pub(super) fn are_fetched(module: &str, source: &Source) -> bool {
         })
 }
 
-/// Of a login whose tokens [`are_fetched`].
+/// Translates a login whose tokens [`are_fetched`].
 pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, report: &mut Report) {
     let mut found = Vec::new();
     if let Some(handler) = source.raw(HANDLER) {
@@ -99,7 +100,8 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
     }
 }
 
-/// Has a program print tokens where that is the login and nothing else gives one, for a person to name it.
+/// Adds a placeholder for a program that prints tokens if the login requires tokens and nothing
+/// else supplies them.
 pub(super) fn need_program(
     source: &Source,
     kafka: &Section,
@@ -124,7 +126,7 @@ pub(super) fn need_program(
     pipeline.set("kafka_token_command", format!("[{program}]"), comment);
 }
 
-/// `extension_NAME="VALUE"` of a JAAS configuration as `NAME=VALUE`.
+/// Converts `extension_NAME="VALUE"` of a JAAS configuration to `NAME=VALUE`.
 fn extensions(jaas: &str) -> Vec<String> {
     options_of(jaas, "extension_")
         .map(|(name, value)| format!("{name}={value}"))

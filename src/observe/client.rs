@@ -18,7 +18,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Maximum length of a response, in bytes.
 const BYTES_MAX: usize = 16 << 20;
 
-/// The status could not be queried.
+/// An error while querying the status.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AskError {
     /// The connection failed.
@@ -66,7 +66,8 @@ async fn ask(address: &str) -> Result<Status, AskError> {
     let connected = SocketAddr::new(connected.ip(), connected.port());
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let request = Request::get("/status")
-        // The address and not the name, which might be defined only on this machine. The server always accepts addresses.
+        // Uses the address instead of the name, which might be defined only on this machine. The
+        // server always accepts addresses.
         .header(header::HOST, connected.to_string())
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())
@@ -81,7 +82,7 @@ async fn ask(address: &str) -> Result<Status, AskError> {
     };
     let (connection, answer) = tokio::join!(connection, answer);
     let (code, body) = match (answer, connection) {
-        // The connection's error contains the cause.
+        // If the request was canceled, the connection's error contains the cause.
         (Err(canceled), Err(reason)) if canceled.is_canceled() => return Err(reason.into()),
         (answer, _) => answer?,
     };

@@ -9,7 +9,8 @@ use crate::model::rounded;
 
 /// How long events may be in flight without any becoming durable.
 const STUCK: Duration = Duration::from_secs(10);
-/// How long the session's event loop may go without an iteration. It iterates at least every ten seconds.
+/// How long the session's event loop may go without an iteration. It iterates at least every ten
+/// seconds.
 const STILL: Duration = Duration::from_secs(60);
 
 /// The reason why a pipeline is not ready.
@@ -107,8 +108,8 @@ impl NotReady {
 
 /// Returns why the pipeline is not ready, or `None` if it is.
 ///
-/// A hot standby is ready. It fulfils its purpose, and in a rolling update the new instance has to become ready before the
-/// old one, which is using the slot, is stopped.
+/// A hot standby is ready. It fulfils its purpose, and in a rolling update the new instance has to
+/// become ready before the old one, which is using the slot, is stopped.
 #[must_use]
 pub(crate) fn why_not_ready(lifecycle: &LifecycleSnapshot, totals: &Totals) -> Option<NotReady> {
     match lifecycle.state {
@@ -177,8 +178,8 @@ pub(crate) fn is_hung(totals: &Totals) -> bool {
     totals.since_last_iteration >= STILL
 }
 
-/// Returns the age of the oldest event that was read but is not durable. Without a stream, it is at least the time since the
-/// stream ended. `None` if another instance is using the slot.
+/// Returns the age of the oldest event that was read but is not durable. Without a stream, it is at
+/// least the time since the stream ended. `None` if another instance is using the slot.
 #[must_use]
 pub(crate) fn lag_micros(
     lifecycle: &LifecycleSnapshot,

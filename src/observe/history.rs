@@ -26,7 +26,7 @@ pub(crate) struct Sample {
     pub received_bytes: u64,
     /// Time from reading a transaction until it was durable.
     pub delivery: Counts,
-    /// From commit to durable.
+    /// Time from a transaction's commit until it was durable.
     pub commit_to_delivery: Counts,
 }
 

@@ -1,8 +1,9 @@
-//! The process over HTTP: a page at `/`, `/metrics`, `/healthz`, `/readyz`, `/status`, `/history`.
+//! The HTTP server, with the status page at `/`, `/metrics`, `/healthz`, `/readyz`, `/status` and
+//! `/history`.
 //!
-//! It runs on the supervisor's thread and only reads what the pipelines write down, so no client,
-//! however slow, keeps a pipeline waiting. Nor does it keep others waiting: see `room`. To a page
-//! of a stranger nothing is told: see [`hosts`].
+//! The server runs on the supervisor's thread and only reads what the pipelines record, so a slow
+//! client can't delay a pipeline. Nor can it keep other clients from connecting: see `room`.
+//! Requests made by other sites' pages are rejected: see [`hosts`].
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -41,27 +42,31 @@ pub(crate) mod hosts;
 mod room;
 mod stream;
 
-/// Where it listens, unless told otherwise.
+/// The default address.
 pub(crate) const DEFAULT: &str = "127.0.0.1:9464";
-/// Where there is always a place.
+/// An address with a port that the system chooses.
 const FREE: &str = "127.0.0.1:0";
-/// What says that it shall not.
+/// The value that disables the server.
 pub(crate) const OFF: &str = "off";
 
-/// How long a client may take to send a request's head, and how long a connection may be idle.
+/// How long a client may take to send the head of a request, and how long a connection may be idle.
 const HEAD: Duration = Duration::from_secs(5);
-/// Connections that the system keeps until they are accepted, if it keeps as many.
+/// The requested length of the queue of connections that wait to be accepted. The system may impose
+/// a lower limit.
 const BACKLOG: i32 = 1024;
-/// How long one connection lives, whatever the client does; then it is ended in order, or else cut.
+/// Maximum lifetime of a connection. After that, the connection is shut down gracefully or, failing
+/// that, closed.
 const LIFE: Duration = Duration::from_secs(120);
-/// What a request's head may have, in bytes.
+/// Maximum size of a request's head, in bytes.
 const HEAD_BYTES: usize = 16 << 10;
-/// A host's name is cut there, where it is told.
+/// Host names are truncated to this length in responses.
 const HOST_CHARS: usize = 100;
-/// Connections that are accepted before those that are open have their turn. Fewer than one address may have, so that one that
-/// has sent its request is answered before it would have to give way.
+/// Number of connections accepted before the open ones are served. Lower than the limit for one
+/// address, so that a client that has sent its request is served before its connection could be
+/// evicted.
 const ACCEPTED_AT_ONCE: usize = 32;
-/// Until the next try, where the process has no file descriptor left.
+/// Delay before the next attempt to accept a connection when the process has run out of file
+/// descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 fn port_remedy(error: &std::io::Error) -> &'static str {
@@ -71,40 +76,40 @@ fn port_remedy(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// The address can't be listened at.
+/// An error that prevents the server from listening.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
-    /// Somebody else has it.
+    /// Another process is using the address.
     #[error(
         "--http {0}: the address is in use. Give another one with --http HOST:PORT (or WALPOST_HTTP, or http at the \
          top of walpost.toml); port 0 takes a free one, \"off\" does without"
     )]
     InUse(String),
-    /// It is none of this machine's.
+    /// The address is invalid or does not belong to this machine.
     #[error(
         "--http {address}: {error}. Expected HOST:PORT, like 127.0.0.1:9464 or 0.0.0.0:9464, or \"off\"{}", port_remedy(.error)
     )]
     Other {
         address: String,
-        /// Why.
         error: std::io::Error,
     },
-    /// It is to have a name that can't be one.
+    /// A configured host name is invalid.
     #[error("{0}")]
     Host(#[from] HostError),
 }
 
-/// Where it listens, and the names that it has there.
+/// The listening socket and the host names that are accepted.
 #[derive(Debug)]
 pub(crate) struct Listener {
     tcp: TcpListener,
     hosts: Hosts,
 }
 
-/// Listens at `address`; at nothing where that is `off`. `named` are further names to be asked by.
+/// Listens at `address`, or returns `None` if it is `off`. Requests may also use the host names in
+/// `named`.
 ///
 /// # Errors
-/// It can't be listened at, or a name is none.
+/// Returns an error if the address can't be used or a host name is invalid.
 pub(crate) fn listen(address: &str, named: &[String]) -> Result<Option<Listener>, ListenError> {
     let mut hosts = Hosts::new(named, true)?;
     if address == OFF {
@@ -112,7 +117,8 @@ pub(crate) fn listen(address: &str, named: &[String]) -> Result<Option<Listener>
     }
     let bound = TcpListener::bind(address).and_then(|tcp| {
         tcp.set_nonblocking(true)?;
-        // Until it is accepted a connection waits here, and std has few places for that.
+        // Connections wait in this queue until they are accepted, and the standard library's
+        // default length is short.
         SockRef::from(&tcp).listen(BACKLOG)?;
         let is_local = tcp.local_addr()?.ip().to_canonical().is_loopback();
         Ok((tcp, is_local))
@@ -132,11 +138,12 @@ pub(crate) fn listen(address: &str, named: &[String]) -> Result<Option<Listener>
     }
 }
 
-/// Listens at [`DEFAULT`]; where somebody else has that, as another instance on the same machine, at a free port
-/// of the same address, with a warning that names it. `named` are further names to be asked by.
+/// Listens at [`DEFAULT`]. If that is in use, for example by another instance on the same machine,
+/// listens at a free port of the same address and logs a warning with the port. Requests may also
+/// use the host names in `named`.
 ///
 /// # Errors
-/// It can't be listened at, or a name is none.
+/// Returns an error if no address can be used or a host name is invalid.
 pub(crate) fn listen_by_default(named: &[String]) -> Result<Option<Listener>, ListenError> {
     let refused = match listen(DEFAULT, named) {
         Err(refused @ ListenError::InUse(_)) => refused,
@@ -156,18 +163,18 @@ pub(crate) fn listen_by_default(named: &[String]) -> Result<Option<Listener>, Li
 }
 
 impl Listener {
-    /// Where, with the port that was taken.
+    /// Returns the local address, including the port that the system chose.
     ///
     /// # Errors
-    /// The system does not know.
+    /// Returns an error if the system can't determine the address.
     pub(crate) fn address(&self) -> std::io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// Answers whoever connects, for ever.
+    /// Serves connections indefinitely.
     ///
     /// # Errors
-    /// The runtime does not take the socket.
+    /// Returns an error if the socket can't be registered with the runtime.
     pub(crate) fn serve(
         self,
         registry: Arc<Registry>,
@@ -191,7 +198,8 @@ async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: A
                     registry: Arc::clone(&registry),
                 };
                 tokio::spawn(conversation.hold(stream, end));
-                // A flood waits to be accepted too: one at a time, it would keep others in the queue behind it.
+                // In a flood of connections, yielding after each one would leave other clients
+                // waiting in the queue.
                 accepted += 1;
                 if accepted % ACCEPTED_AT_ONCE == 0 {
                     yield_now().await;
@@ -207,7 +215,7 @@ async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: A
     }
 }
 
-/// It had gone again before it was accepted.
+/// Returns whether the client closed the connection before it was accepted.
 fn is_of_the_client(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(
@@ -216,7 +224,7 @@ fn is_of_the_client(error: &std::io::Error) -> bool {
     )
 }
 
-/// What is needed to answer one connection.
+/// The state needed to serve one connection.
 struct Conversation {
     from: SocketAddr,
     seat: Arc<Seat>,
@@ -225,7 +233,7 @@ struct Conversation {
 }
 
 impl Conversation {
-    /// Answers its requests, until it is over or has to give way.
+    /// Serves requests until the connection ends or is evicted.
     async fn hold(self, stream: tokio::net::TcpStream, end: oneshot::Receiver<()>) {
         let from = self.from;
         let stream = Stream::new(stream, Arc::clone(&self.seat));
@@ -235,7 +243,8 @@ impl Conversation {
             let conversation = Arc::clone(&conversation);
             let is_first = !has_asked.swap(true, Ordering::Relaxed);
             async move {
-                // hyper would answer all requests that were sent without waiting for answers, while nobody else has a turn.
+                // Without this, hyper would process all pipelined requests before other tasks could
+                // run.
                 if !is_first {
                     yield_now().await;
                 }
@@ -263,7 +272,7 @@ impl Conversation {
                     debug!(%error, %from, "HTTP: the connection broke");
                 }
             }
-            // Nobody sends anything: it is closed when the place is somebody else's.
+            // The client is idle: the connection is closed when its slot is needed for another one.
             _ = end => debug!(%from, "HTTP: the connection was closed to make room for another"),
         }
     }
@@ -300,7 +309,8 @@ fn answer(
         response.headers_mut().insert(ALLOW, allowed);
         return response;
     }
-    // It tells nothing but that it answers, and a probe may call it anything.
+    // This response discloses nothing but that the process is alive, and a probe may use any host
+    // name.
     if uri.path() == "/healthz" {
         return respond(StatusCode::OK, TEXT, "alive\n");
     }
@@ -324,7 +334,7 @@ fn answer(
     }
 }
 
-/// To whoever asks for another host than this.
+/// Creates the response to a request for an unknown host.
 fn misdirected(host: &str) -> Response<Full<Bytes>> {
     let host: String = host.chars().take(HOST_CHARS).collect();
     let text = format!(
@@ -335,7 +345,7 @@ fn misdirected(host: &str) -> Response<Full<Bytes>> {
     respond(StatusCode::MISDIRECTED_REQUEST, TEXT, text)
 }
 
-/// `since=SECONDS` of the query, or all.
+/// Returns the value of `since=SECONDS` in the query, or zero.
 fn since(uri: &Uri) -> f64 {
     let mut parameters = uri.query().unwrap_or_default().split('&');
     let since = parameters.find_map(|parameter| parameter.strip_prefix("since="));
@@ -344,7 +354,7 @@ fn since(uri: &Uri) -> f64 {
         .unwrap_or_default()
 }
 
-/// The page: everything it needs is in it, and it may fetch from here alone.
+/// Returns the status page, which is self-contained and may fetch data only from this server.
 fn page() -> Response<Full<Bytes>> {
     let mut response = respond(StatusCode::OK, HTML, PAGE);
     let headers = response.headers_mut();
@@ -358,13 +368,13 @@ fn page() -> Response<Full<Bytes>> {
     response
 }
 
-/// A line for each pipeline, and the status code for all of them.
+/// Formats the readiness of each pipeline as one line, with a status code for all of them.
 fn readiness(status: &Status) -> Response<Full<Bytes>> {
     let mut text = String::new();
     for pipeline in &status.pipelines {
         let state = pipeline.state.name();
         let said = pipeline.not_ready.as_deref().unwrap_or(state);
-        // It can't fail: the text is in memory.
+        // Writing to a `String` can't fail.
         let _ = writeln!(text, "{}: {}", pipeline.about.name, Escaped(said));
     }
     let code = match status.ready {
@@ -388,7 +398,7 @@ fn respond(code: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Resp
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    // Pages of others can't embed it, not even where they can't read it.
+    // Prevents other sites' pages from embedding the response, even where they could not read it.
     headers.insert(
         HeaderName::from_static("cross-origin-resource-policy"),
         HeaderValue::from_static("same-origin"),

@@ -1,7 +1,8 @@
 //! The queue between the program and standard error.
 //!
-//! Standard error may be a pipe that nobody reads, or one whose reader has exited. Threads that log only append to this queue, so
-//! neither can delay or end a pipeline; one thread writes. Lines that do not fit, or cannot be written, are dropped and counted.
+//! Standard error may be a pipe that nobody reads, or one whose reader has exited. Threads that log
+//! only append to this queue, so neither can delay or end a pipeline; one thread writes. Lines that
+//! do not fit, or cannot be written, are dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
@@ -9,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The most that may wait to be written.
+/// Limits on the lines that are waiting to be written.
 const MAX_LINES: usize = 8192;
 const MAX_BYTES: usize = 1 << 20;
 /// How long to wait until a nonblocking standard error accepts more.
@@ -23,23 +24,23 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct LogQueue {
     state: Mutex<State>,
-    /// A line was added.
+    /// Notified when a line was added.
     added: Condvar,
-    /// A line was written, or dropped because it could not be.
+    /// Notified when a line was written, or dropped because it could not be written.
     handled: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     lines: VecDeque<Vec<u8>>,
-    /// Their sizes.
+    /// Total size of these lines, in bytes.
     bytes: usize,
-    /// The thread is writing a line, which is no longer in `lines`.
+    /// Whether the thread is writing a line, which is no longer in `lines`.
     is_writing: bool,
-    /// Lines that were taken off the queue.
+    /// Number of lines that were written, or dropped because writing failed.
     handled: u64,
     dropped: u64,
-    /// Dropped lines that no log line mentions yet.
+    /// Number of dropped lines that have not been reported yet.
     unreported: u64,
 }
 
@@ -58,16 +59,16 @@ impl LogQueue {
         self.added.notify_one();
     }
 
-    /// How many lines were dropped.
+    /// Returns the number of dropped lines.
     pub(super) fn dropped(&self) -> u64 {
         self.lock().dropped
     }
 
-    /// Writes lines to `out` on a thread of its own, for as long as the process runs. Once lines were dropped and writing succeeds
-    /// again, `report` gets their number.
+    /// Starts a thread that writes lines to `out` for as long as the process runs. After lines were
+    /// dropped and writing succeeds again, `report` receives the number of dropped lines.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// Returns an error if the thread cannot be started.
     pub(super) fn write_to(
         &'static self,
         mut out: impl Write + Send + 'static,
@@ -85,7 +86,7 @@ impl LogQueue {
         thread.spawn(write).map(drop)
     }
 
-    /// Waits until everything is written, but not for a reader that does not read.
+    /// Waits until all lines are written, unless the reader has stopped reading.
     pub(super) fn flush(&self) {
         let deadline = Instant::now() + FLUSH_TIMEOUT;
         let mut state = self.lock();
@@ -104,7 +105,7 @@ impl LogQueue {
         }
     }
 
-    /// Takes the next line off the queue, once there is one.
+    /// Waits for the next line and removes it from the queue.
     fn next(&self) -> Vec<u8> {
         let mut state = self.lock();
         loop {
@@ -118,7 +119,7 @@ impl LogQueue {
         }
     }
 
-    /// Records what became of the line; returns how many dropped lines to report now.
+    /// Records whether the line was written. Returns the number of dropped lines to report now.
     fn finish(&self, is_written: bool) -> u64 {
         let mut state = self.lock();
         state.is_writing = false;
@@ -126,7 +127,7 @@ impl LogQueue {
         if !is_written {
             state.drop_line();
         }
-        // Reported earlier, the report itself might be dropped.
+        // Until the queue is empty, the report might be dropped itself.
         let reports = is_written && state.lines.is_empty();
         let unreported = match reports {
             true => std::mem::take(&mut state.unreported),
@@ -153,7 +154,8 @@ impl State {
     }
 }
 
-/// Writes the whole line. Another process that shares standard error may have made it nonblocking.
+/// Writes the whole line, even if another process that shares standard error has made it
+/// nonblocking.
 fn write_line(out: &mut impl Write, mut line: &[u8]) -> io::Result<()> {
     while !line.is_empty() {
         match out.write(line) {
@@ -173,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    /// Passes each line on, when it is received.
+    /// A writer that passes each line to a channel.
     struct Pipe(SyncSender<Vec<u8>>);
 
     impl Write for Pipe {
@@ -188,7 +190,8 @@ mod tests {
         }
     }
 
-    /// A queue whose lines go to the first receiver and whose reports go to the second.
+    /// Creates a queue whose lines are sent to the first receiver and whose reports are sent to the
+    /// second.
     fn queue() -> (&'static LogQueue, Receiver<Vec<u8>>, Receiver<u64>) {
         let queue: &'static LogQueue = Box::leak(Box::default());
         let (lines, read) = sync_channel(0);
@@ -213,7 +216,7 @@ mod tests {
     #[test]
     fn drops_and_reports_lines_that_nobody_reads_in_time() {
         let (queue, read, reported) = queue();
-        // One is with the thread, or on its way there.
+        // One line is being written, or is about to be.
         for _ in 0..MAX_LINES + 5 {
             queue.push(b"line\n");
         }

@@ -1,5 +1,6 @@
-//! Logs: to standard error, human-readable or JSON. Whatever a message or a field holds, an event is
-//! one line, with nothing in it that a terminal obeys but the colours given here. [`log_queue`](super::log_queue) writes them.
+//! Logging to standard error, human-readable or as JSON. Every event is a single line, whatever its
+//! message and fields contain, and the colours set here are the only terminal control sequences in
+//! it. [`log_queue`](super::log_queue) writes the lines.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fmt::{self, Write as _};
@@ -33,11 +34,11 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// Starts logging for the whole program. `filter` is a level or a filter of the crate `tracing`. Dropping the result waits until
-/// what was logged is written, within limits.
+/// Starts logging for the whole program. `filter` is a level or a filter of the crate `tracing`.
+/// Dropping the result waits, for a limited time, until all lines are written.
 ///
 /// # Errors
-/// The filter can't be read, or the system has no thread for the log.
+/// Returns an error if the filter is invalid or if the thread for the log can't be started.
 pub(crate) fn start(format: LogFormat, filter: &str) -> Result<FlushGuard, String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         format!("--log-level {filter:?}: {error}; expected error, warn, info, debug or trace")
@@ -52,7 +53,8 @@ pub(crate) fn start(format: LogFormat, filter: &str) -> Result<FlushGuard, Strin
         .map_err(|error| format!("failed to start the thread that writes the log: {error}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // It would print its own errors to standard error, which panics if that is closed.
+        // `tracing_subscriber` would print its own errors to standard error, which panics if that
+        // is closed.
         .log_internal_errors(false)
         .with_target(false);
     match format {
@@ -71,17 +73,17 @@ pub(crate) fn start(format: LogFormat, filter: &str) -> Result<FlushGuard, Strin
     Ok(FlushGuard)
 }
 
-/// Waits until what was logged is written, unless standard error accepts nothing.
+/// Waits until all lines are written, unless standard error accepts none.
 pub(crate) fn flush() {
     QUEUE.flush();
 }
 
-/// How many log lines were dropped since the process started.
+/// Returns the number of log lines dropped since the process started.
 pub(crate) fn dropped_lines() -> u64 {
     QUEUE.dropped()
 }
 
-/// Calls [`flush`] when it is dropped.
+/// Calls [`flush`] when dropped.
 pub(crate) struct FlushGuard;
 
 impl Drop for FlushGuard {
@@ -90,14 +92,15 @@ impl Drop for FlushGuard {
     }
 }
 
-/// In place of the standard library's hook, which blocks while nobody reads standard error.
+/// Logs a panic. Replaces the standard library's hook, which blocks if the reader of standard error
+/// does not read.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     let backtrace = Backtrace::capture();
     match backtrace.status() {
         BacktraceStatus::Captured => error!(%backtrace, "{panic}"),
         _ => error!("{panic}"),
     }
-    // The process may abort next.
+    // The process may abort after this hook returns.
     flush();
 }
 
@@ -105,7 +108,7 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 struct QueueWriter;
 
 impl Write for QueueWriter {
-    /// Accepts all of it: `tracing_subscriber` writes a whole line at once.
+    /// Accepts the entire buffer: `tracing_subscriber` writes a whole line at once.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         QUEUE.push(line);
         Ok(line.len())
@@ -116,8 +119,8 @@ impl Write for QueueWriter {
     }
 }
 
-/// Message and fields as `tracing_subscriber` has them, but escaped. Escaping the finished line
-/// instead would take its colours with it.
+/// Formats messages and fields like `tracing_subscriber`, but escaped. Escaping the finished line
+/// instead would also escape its colours.
 struct EscapedFields;
 
 impl<'writer> FormatFields<'writer> for EscapedFields {
@@ -144,7 +147,8 @@ struct Fields<'f, 'writer> {
 
 impl Fields<'_, '_> {
     fn write(&mut self, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
-        // Where the crate `log` was called from: the path of a source file, for a notice of the server.
+        // The location of a call to the crate `log`: for a notice from the server, the path of a
+        // source file.
         if field.name().starts_with("log.") {
             return Ok(());
         }
@@ -177,11 +181,11 @@ impl Visit for Fields<'_, '_> {
     }
 }
 
-/// Lines of JSON with nothing to be obeyed in them.
+/// A writer for lines of JSON that escapes terminal control characters.
 struct EscapedJson<W>(W);
 
 impl<W: Write> Write for EscapedJson<W> {
-    /// Takes all of it: what comes is a whole line.
+    /// Accepts the entire buffer, which is always a whole line.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(line);
         self.0.write_all(escape::in_json(&text).as_bytes())?;

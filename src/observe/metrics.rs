@@ -1,4 +1,4 @@
-//! A [`Status`] as Prometheus' text format. A metric is one row of [`METRICS`].
+//! Formats a [`Status`] in Prometheus' text format. Each metric is one row of [`METRICS`].
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -15,44 +15,46 @@ use crate::model::time::seconds;
 
 pub use prometheus::proto::MetricType;
 
-/// What the text is, for HTTP.
+/// The media type of the text.
 pub(crate) const CONTENT_TYPE: &str = TEXT_FORMAT;
 
-/// `wal_status` of a slot, PostgreSQL 18, "53.20. `pg_replication_slots`".
+/// The values of a slot's `wal_status`: PostgreSQL 18, "53.20. `pg_replication_slots`".
 const WAL_STATUS: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
 
-/// Of so many tables there are metrics. There may be thousands of tables, each of which would be a series for ever.
+/// Maximum number of tables with metrics of their own. There may be thousands of tables, each of
+/// which would create a time series.
 const TABLES: usize = 10;
 
-/// A metric. Each but those of the process has the label `pipeline`.
+/// The definition of a metric. All metrics except those of the process have the label `pipeline`.
 pub struct Definition {
     pub name: &'static str,
-    /// What it is.
+    /// The help text.
     pub help: &'static str,
-    /// Where it comes from.
+    /// How to compute the value.
     pub source: Source,
 }
 
-/// Where a metric comes from.
+/// The type of a metric, and a function that computes its value.
 pub enum Source {
-    /// The process: its label's value, if it has one, and its own.
+    /// A gauge of the process, with the name of its label, if it has one. The function returns the
+    /// label's value and the metric's value.
     Process(Option<&'static str>, fn(&Status) -> (String, f64)),
-    /// The process; only grows.
+    /// A counter of the process.
     ProcessCounter(fn(&Status) -> f64),
-    /// Only grows.
+    /// A counter.
     Counter(fn(&PipelineStatus) -> Option<f64>),
-    /// The same for each value of a label.
+    /// A counter for each value of a label.
     Counters(&'static str, fn(&PipelineStatus) -> Vec<(String, f64)>),
-    /// Goes up and down; left out where it is not known.
+    /// A gauge, which is omitted while its value is unknown.
     Gauge(fn(&PipelineStatus) -> Option<f64>),
-    /// The same for each value of a label.
+    /// A gauge for each value of a label.
     Gauges(&'static str, fn(&PipelineStatus) -> Vec<(String, f64)>),
-    /// How many durations of which size.
+    /// A histogram of durations.
     Histogram(fn(&PipelineStatus) -> &Counts),
 }
 
 impl Source {
-    /// As Prometheus calls it.
+    /// Returns the type in Prometheus' terms.
     #[must_use]
     pub fn kind(&self) -> MetricType {
         match self {
@@ -62,7 +64,7 @@ impl Source {
         }
     }
 
-    /// The names of its labels.
+    /// Returns the names of the metric's labels.
     #[must_use]
     pub fn labels(&self) -> Vec<&'static str> {
         match self {
@@ -78,7 +80,7 @@ const fn metric(name: &'static str, help: &'static str, source: Source) -> Defin
     Definition { name, help, source }
 }
 
-/// Every metric.
+/// All metrics.
 pub const METRICS: &[Definition] = &[
     metric(
         "walpost_build_info",
@@ -387,7 +389,7 @@ pub const METRICS: &[Definition] = &[
     ),
 ];
 
-/// A number as Prometheus has it.
+/// Converts a number to Prometheus' type.
 #[expect(
     clippy::cast_precision_loss,
     reason = "Prometheus has no other numbers; below 2^53 they are exact"
@@ -411,16 +413,16 @@ fn truth(is: bool) -> Option<f64> {
     Some(f64::from(u8::from(is)))
 }
 
-/// Each of all, and 1 for the one that it is.
+/// Returns all names, with the value 1 for `is` and 0 for the others.
 fn one_of<'n>(all: impl Iterator<Item = &'n str>, is: Option<&str>) -> Vec<(String, f64)> {
     all.map(|name| (name.to_owned(), f64::from(u8::from(is == Some(name)))))
         .collect()
 }
 
-/// Everything, as text.
+/// Formats all metrics as text.
 ///
 /// # Errors
-/// The library's, which has none for what is here.
+/// Returns an error from the library, which does not occur for these metrics.
 pub(crate) fn text(status: &Status) -> Result<String, prometheus::Error> {
     let families: Vec<_> = METRICS
         .iter()
@@ -549,7 +551,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }
-        // Nobody has asked the database.
+        // The database has not been queried yet.
         assert!(!text.contains("walpost_lag_bytes"), "{text}");
     }
 

@@ -51,7 +51,7 @@ pub enum Kind {
     SlotInDanger,
     /// The table's last partition ends soon.
     PartitionsRunOut,
-    /// The publication was changed while the pipeline ran, and leaves events out.
+    /// The publication was changed while the pipeline ran, and omits events.
     RowsLeftOut,
 }
 
@@ -235,7 +235,8 @@ pub(crate) fn unread(slot: &str) -> Problem {
     )
 }
 
-/// Returns how much more WAL may be written, and how much may be retained for the slot in total. `None` if there is no limit.
+/// Returns how much more WAL may be written, and how much may be retained for the slot in total.
+/// `None` if there is no limit.
 #[must_use]
 pub(crate) fn room(vitals: &Vitals) -> Option<(u64, u64)> {
     let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! How the program is at one moment: what `/status` answers, and what metrics, readiness and the
-//! page are made of.
+//! The status of the process at one time, which `/status` returns. Metrics, readiness and the
+//! status page are derived from it.
 
 use std::collections::BTreeMap;
 
@@ -18,245 +18,247 @@ use crate::model::lsn::Lsn;
 use crate::model::set_aside::SetAside;
 use crate::model::time::seconds;
 
-/// The whole process. Times are seconds since 1970, durations seconds, sizes bytes.
+/// The status of the whole process. Times are in seconds since 1970, durations in seconds, sizes in
+/// bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Walpost's version.
     pub version: String,
-    /// When it was started.
+    /// When the process started.
     pub started_at: f64,
     pub now: f64,
-    /// What `/readyz` says.
+    /// The result of `/readyz`.
     pub ready: bool,
     /// Log lines that could not be written since the process started.
     #[serde(default)]
     pub log_lines_dropped: u64,
-    /// The last time that the configuration was read again; nothing if it was not, since the start.
+    /// The last reload of the configuration, or `None` if there was none since the start.
     #[serde(default)]
     pub reload: Option<Reload>,
-    /// The pipelines, as configured.
+    /// The pipelines, in the order of the configuration.
     pub pipelines: Vec<PipelineStatus>,
 }
 
-/// What became of an attempt to read the configuration again.
+/// The outcome of an attempt to reload the configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Reload {
     pub at: f64,
-    /// Why nothing was changed; nothing where it was taken over.
+    /// The error that prevented the reload, or `None` if it succeeded.
     pub error: Option<String>,
 }
 
-/// One pipeline.
+/// The status of one pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PipelineStatus {
-    /// Its names.
+    /// The pipeline's names.
     #[serde(flatten)]
     pub about: About,
-    /// How it is, for people: `walpost status` and the page show this.
+    /// The summary that `walpost status` and the status page display.
     pub summary: Summary,
-    /// What it is at.
     pub state: State,
-    /// Since when.
+    /// When this state began.
     pub since: f64,
-    /// It is ready; see [`health`].
+    /// Whether the pipeline is ready; see [`health`].
     pub ready: bool,
-    /// Why it is not.
+    /// Why the pipeline is not ready.
     pub not_ready: Option<String>,
-    /// Since when it is not.
+    /// When the pipeline became unready.
     pub not_ready_since: Option<f64>,
-    /// What the watchdog finds wrong, ready or not.
+    /// The problems found by the watchdog, whether the pipeline is ready or not.
     pub problems: Vec<Lasting>,
-    /// What went through it.
+    /// Counts of events and bytes.
     pub events: Events,
-    /// How fast, over the last seconds.
+    /// The throughput and latency over the last seconds.
     pub recent: Recent,
-    /// How far behind it is.
+    /// The pipeline's lag.
     pub lag: Lag,
-    /// Where it is in WAL.
+    /// The pipeline's positions in the WAL.
     pub positions: Positions,
-    /// The slot; unknown until the database was asked.
+    /// The state of the slot, or `None` until the database has been queried.
     pub slot_health: Option<SlotHealth>,
-    /// The snapshot of older rows, where one was made since the start.
+    /// The snapshot of older rows, if one was created since the start.
     pub snapshot: Option<Snapshot>,
-    /// Rows of snapshots that were read since the start.
+    /// Rows of snapshots read since the start.
     pub snapshot_rows: u64,
-    /// Slots that were dropped and whose events were not sent again; not known without a journal that may be read.
+    /// Slots that were dropped and whose events were not sent again. `None` if the journal does not
+    /// exist or cannot be read.
     pub dropped_slots: Option<Vec<DroppedSlot>>,
-    /// Tables that are set aside; not known without a journal that may be read.
+    /// Tables that are set aside. `None` if the journal does not exist or cannot be read.
     #[serde(default)]
     pub set_aside: Option<Vec<SetAside>>,
-    /// Rows of tables that are set aside that were left out since the start. What comes again counts again.
+    /// Rows omitted since the start because their tables are set aside. A row that is received
+    /// again is counted again.
     #[serde(default)]
     pub left_out_rows: u64,
     /// Partitions of the outbox table, if it is partitioned.
     pub partitions: Option<u64>,
-    /// How long those last, if they are ranges of a time.
+    /// The period that the partitions cover, if they are ranges of time.
     pub partitions_end: Option<Partitions>,
-    /// Rows that have come of each table since the start, where the outbox is several; of those from before a table was added,
-    /// none. What comes again counts again.
+    /// Rows received from each table since the start, if the outbox consists of several tables.
+    /// Rows from before a table was added are not counted. A row that is received again is counted
+    /// again.
     #[serde(default)]
     pub tables: BTreeMap<String, u64>,
-    /// Kafka, as the producer sees it.
+    /// The state of Kafka, as reported by the producer.
     pub kafka: Kafka,
-    /// When the last checkpoint was committed, with exactly-once.
+    /// When the last checkpoint was committed, with exactly-once delivery.
     pub checkpoint_at: Option<f64>,
     pub last_error: Option<LastError>,
-    /// Errors since the start, by what they are about.
+    /// Errors since the start, by kind.
     pub errors: BTreeMap<String, u64>,
-    /// Dead letters since the start, by what kept the events from being delivered.
+    /// Dead letters since the start, by reason.
     pub dead_letters: DeadLetterCounts,
-    /// The last of them.
+    /// The most recent dead letter.
     #[serde(default)]
     pub last_dead_letter: Option<LastDeadLetter>,
-    /// Attempts to begin a session again, since the start.
+    /// Attempts to start a new session since the start.
     pub reconnects: u64,
-    /// The last outages, the latest first.
+    /// The most recent outages, latest first.
     pub outages: Vec<OutageStatus>,
-    /// From the end of a transaction's reading until it is durable.
+    /// Durations from reading the end of a transaction until it is durable.
     #[serde(skip)]
     pub delivery: Counts,
-    /// From a transaction's commit until it is durable.
+    /// Durations from a transaction's commit until it is durable.
     #[serde(skip)]
     pub commit_to_delivery: Counts,
-    /// Commits of Kafka transactions.
+    /// Durations of commits of Kafka transactions.
     #[serde(skip)]
     pub kafka_commit: Counts,
 }
 
-/// What went through a pipeline since the start.
+/// Counts of events and bytes since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Events {
-    /// Handed to the sink.
+    /// Events passed to the sink.
     pub sent: u64,
-    /// Durable.
+    /// Events that are durable.
     pub delivered: u64,
-    /// Between the two.
+    /// Events passed to the sink but not durable yet.
     pub in_flight: u64,
-    /// The same in bytes, as `window_bytes` counts them.
+    /// The size of the events in flight in bytes, as counted for `window_bytes`.
     pub in_flight_bytes: u64,
-    /// What may be between the two by now.
+    /// The current limit on events in flight.
     pub window_events: u64,
-    /// The same in bytes.
+    /// The current limit on bytes in flight.
     pub window_bytes: u64,
-    /// Transactions with events.
+    /// Transactions that contained events.
     pub transactions: u64,
-    /// Bytes from PostgreSQL.
+    /// Bytes received from PostgreSQL.
     pub received_bytes: u64,
 }
 
-/// How far behind a pipeline is.
+/// The lag of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Lag {
-    /// Log between what is confirmed and the server's end of it.
+    /// WAL between the confirmed position and the end of the server's WAL.
     pub bytes: Option<u64>,
-    /// The age of the oldest event that was read and is not durable; while there is no stream, at
-    /// least how long there is none.
+    /// The age of the oldest event that was read but is not durable. Without a stream, at least the
+    /// time since the stream ended.
     pub seconds: Option<f64>,
-    /// Log that the server keeps for the slot.
+    /// WAL that the server retains for the slot.
     pub retained_bytes: Option<u64>,
 }
 
-/// Where a pipeline is in WAL.
+/// The positions of a pipeline in the WAL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Positions {
-    /// What was received.
+    /// The position up to which WAL was received.
     pub received: Option<Lsn>,
-    /// What is durable in Kafka.
+    /// The position up to which events are durable in Kafka.
     pub confirmed: Option<Lsn>,
     /// The end of the server's WAL.
     pub server: Option<Lsn>,
-    /// Where the WAL begins that the server retains for the slot.
+    /// The start of the WAL that the server retains for the slot.
     pub restart: Option<Lsn>,
-    /// When the last event was committed that was read.
+    /// When the most recently read event was committed.
     pub last_event_at: Option<f64>,
 }
 
-/// What the database says of the slot.
+/// The state of the slot, according to the database.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SlotHealth {
-    /// When it said so.
+    /// When the database was queried.
     pub asked_at: f64,
-    /// A walsender has it.
+    /// Whether a walsender is using the slot.
     pub active: bool,
     /// `wal_status`: reserved, extended, unreserved or lost.
     pub wal_status: Option<String>,
-    /// How much more WAL may be written before the slot is in danger; none where that has no bound.
+    /// How much more WAL may be written before the slot is in danger, or `None` if there is no
+    /// limit.
     pub safe_wal_bytes: Option<i64>,
-    /// Transactions since the oldest one whose deleted rows of the catalog it keeps.
+    /// The age of the slot's `catalog_xmin`, in transactions.
     pub catalog_xmin_age: Option<i64>,
 }
 
 /// A snapshot of the rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// How far it is.
     pub phase: SnapshotPhase,
-    /// Since when.
+    /// When this phase began.
     pub since: f64,
-    /// Rows that were read.
+    /// Rows read so far.
     pub rows: u64,
-    /// Rows that are to be expected, by the planner's estimate.
+    /// The number of rows to copy, as estimated by the planner.
     pub expected: Option<u64>,
 }
 
 impl Snapshot {
-    /// It is not over.
+    /// Returns whether the snapshot is still in progress.
     #[must_use]
     pub fn lasts(&self) -> bool {
         self.phase != SnapshotPhase::Done
     }
 }
 
-/// How long partitions last.
+/// The period that the partitions cover.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Partitions {
-    /// Where the last one ends.
+    /// When the last partition ends.
     pub at: f64,
-    /// How many begin later than now.
+    /// The number of partitions that begin in the future.
     pub ahead: u64,
-    /// There is a default partition for what comes after them.
+    /// Whether a default partition exists, which accepts rows outside all ranges.
     pub has_default: bool,
 }
 
-/// Kafka, as the producer sees it.
+/// The state of Kafka, as reported by the producer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Kafka {
-    /// Why no broker can be reached.
+    /// Why no broker can be reached, or `None` if one can.
     pub unreachable: Option<String>,
-    /// Records that the producer has.
+    /// Records in the producer's queues.
     pub queued_events: Option<u64>,
-    /// Requests that were sent again.
+    /// Requests that were retried.
     pub retries: Option<u64>,
-    /// Bytes that were sent.
+    /// Bytes sent to the brokers.
     pub sent_bytes: Option<u64>,
-    /// The slowest broker's round trip, which 99 % were within.
+    /// The 99th percentile of the round-trip time to the slowest broker.
     pub round_trip_p99_seconds: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LastError {
-    /// When.
+    /// When the error occurred.
     pub at: f64,
-    /// What it is about.
+    /// The kind of error.
     pub kind: String,
-    /// What the log says.
+    /// The error, as logged.
     pub message: String,
-    /// What comes of it, and what a person can do.
+    /// The consequence, and what the operator can do.
     pub remedy: String,
 }
 
-/// A time without PostgreSQL, a producer or Kafka.
+/// A period during which PostgreSQL, the producer or Kafka was unavailable.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OutageStatus {
-    /// What it is about.
+    /// The kind of error that started the outage.
     pub kind: String,
     /// The last error.
     pub reason: String,
-    /// When it began.
+    /// When the outage began.
     pub began_at: f64,
-    /// When it ended, if it has.
+    /// When the outage ended, or `None` if it has not.
     pub ended_at: Option<f64>,
-    /// How often it was tried again.
+    /// The number of retries.
     pub attempts: u64,
 }
 
@@ -269,8 +271,8 @@ fn known(lsn: Lsn) -> Option<Lsn> {
 }
 
 impl PipelineStatus {
-    /// Of what the pipeline has written down by now; `recent` is how fast it is, `problems` what is
-    /// wrong with it.
+    /// Creates the status from the pipeline's counters. `recent` contains its throughput,
+    /// `problems` what the watchdog found.
     #[must_use]
     pub fn of(
         stats: &PipelineStats,

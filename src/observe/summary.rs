@@ -1,5 +1,6 @@
-//! The summary of a pipeline: one word for its state, its severity, and one reason and one remedy for each problem. `walpost
-//! status` and the status page display this and draw no conclusions of their own. Pure.
+//! The summary of a pipeline: one word for its state, its severity, and one reason and one remedy
+//! for each problem. `walpost status` and the status page display this and draw no conclusions of
+//! their own. Pure.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,7 +38,8 @@ pub struct Reason {
 /// The summary of a pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// The word for the state: its name, or `stuck` if the pipeline is streaming but makes no progress.
+    /// The word for the state: its name, or `stuck` if the pipeline is streaming but makes no
+    /// progress.
     pub state: String,
     /// The severity of the worst reason.
     pub severity: Severity,
@@ -76,9 +78,10 @@ impl Reason {
 }
 
 impl Summary {
-    /// Summarizes a pipeline that has been in its state since `since`. `not_ready` is the reason why it is not ready and when
-    /// that began, if it isn't ready. `problems` are the watchdog's, `dropped` the slots that were dropped and not replayed,
-    /// and `set_aside` the tables that are set aside.
+    /// Summarizes a pipeline that has been in its state since `since`. `not_ready` is the reason
+    /// why it is not ready and when that began, if it isn't ready. `problems` are the watchdog's,
+    /// `dropped` the slots that were dropped and not replayed, and `set_aside` the tables that are
+    /// set aside.
     #[must_use]
     pub fn of(
         commands: &Commands,
@@ -96,7 +99,8 @@ impl Summary {
             reasons.extend(unready(why, lifecycle, problems));
         }
         for seen in problems {
-            // The reason above is the same problem in other words, or is more specific than a lack of progress.
+            // The reason above is the same problem in other words, or is more specific than a lack
+            // of progress.
             let is_told = seen.problem.kind.explains_unreadiness()
                 || is_stuck && seen.problem.kind == Kind::NoProgress;
             if !is_told {
@@ -135,8 +139,8 @@ impl Summary {
 
 /// Adds a reason unless an earlier one already contains it.
 pub(crate) fn add(reasons: &mut Vec<Reason>, reason: Reason) {
-    // The text after the colon is detail. For example, the error that halted the pipeline also reports a lost slot, but with
-    // different details.
+    // The text after the colon is detail. For example, the error that halted the pipeline also
+    // reports a lost slot, but with different details.
     let head = reason.what.split(": ").next().unwrap_or_default();
     if !reasons.iter().any(|told| told.what.contains(head)) {
         reasons.push(reason);
@@ -172,7 +176,8 @@ pub(crate) fn add_dropped_slots(
 ) {
     for entry in dropped {
         let what = entry.describe();
-        // The error that halted the pipeline names the slot, and says what to do before the events are sent again.
+        // The error that halted the pipeline names the slot, and says what to do before the events
+        // are sent again.
         if reasons.iter().any(|told| told.what.contains(&what)) {
             continue;
         }
@@ -291,7 +296,8 @@ mod tests {
         let why = halted();
         let soon = of(State::Halted, Some(&why), &[], &[]);
         assert_eq!(lines(&soon), [format!("{LOST}. Walpost has halted")]);
-        // The watchdog describes the same problem in other words, and the error concerns the slot problem.
+        // The watchdog describes the same problem in other words, and the error concerns the slot
+        // problem.
         let problems = [
             (
                 Kind::NotStreaming,

@@ -1,7 +1,8 @@
-//! Checks once a second whether a pipeline makes progress, and logs each problem when it starts, periodically while it lasts,
-//! and when it ends.
+//! Checks once a second whether a pipeline makes progress, and logs each problem when it starts,
+//! periodically while it lasts, and when it ends.
 //!
-//! Pure: the facts about the pipeline and the time are passed in, and lines for the log are returned.
+//! Pure: the facts about the pipeline and the time are passed in, and lines for the log are
+//! returned.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -25,10 +26,11 @@ use crate::model::vitals::{OpenTransaction, SlotVitals, Vitals, Whose};
 const REMINDER: Duration = Duration::from_secs(600);
 /// A pipeline that has not streamed for this long is reported. A server restart takes less.
 const AWAY: Duration = Duration::from_secs(60);
-/// How long WAL may be pending without anything being delivered or confirmed. PostgreSQL decodes a transaction of several
-/// gigabytes in that time.
+/// How long WAL may be pending without anything being delivered or confirmed. PostgreSQL decodes a
+/// transaction of several gigabytes in that time.
 const STANDSTILL: Duration = Duration::from_secs(300);
-/// A smaller amount of pending WAL is ignored. This is one WAL segment; an idle database writes some WAL too.
+/// A smaller amount of pending WAL is ignored. This is one WAL segment; an idle database writes
+/// some WAL too.
 const LAG: u64 = 16 << 20;
 /// The maximum age of query results that describe the current state.
 const FRESH: Duration = Duration::from_secs(30);
@@ -38,7 +40,8 @@ const LONG: Duration = Duration::from_secs(300);
 const HELD: u64 = 64 << 20;
 /// ... or this many transaction IDs have been assigned since.
 const HELD_TRANSACTIONS: i64 = 100_000_000;
-/// A transaction is reported after this shorter time if it retains a quarter of the WAL that may be retained for the slot.
+/// A transaction is reported after this shorter time if it retains a quarter of the WAL that may be
+/// retained for the slot.
 const LONG_IN_LITTLE_ROOM: Duration = Duration::from_secs(10);
 
 /// The facts about a pipeline at one time.
@@ -128,7 +131,7 @@ enum Verdict {
     Told(Problem),
     /// The state can't be determined now; the previous conclusion holds.
     Unknown,
-    /// The question no longer applies.
+    /// The problem does not apply in this state.
     Moot,
 }
 
@@ -443,7 +446,8 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
     });
     let since = match began {
         Some(began) => format!("since {began:.0}"),
-        // PostgreSQL hides the start of other roles' transactions from us, so this one may have been open longer.
+        // PostgreSQL hides the start of other roles' transactions from us, so this one may have
+        // been open longer.
         None => format!("for {} at least", rounded::age(open.as_secs_f64())),
     };
     let (who, remedy) = match &oldest.whose {
@@ -455,7 +459,8 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
         ),
         Whose::Prepared(name) => {
             let quoted = name.replace('\'', "''");
-            // With standard_conforming_strings = off, a backslash would escape the quote that follows.
+            // With standard_conforming_strings = off, a backslash would escape the quote that
+            // follows.
             let quoted = match quoted.contains('\\') {
                 true => format!("E'{}'", quoted.replace('\\', r"\\")),
                 false => format!("'{quoted}'"),

@@ -1,24 +1,25 @@
-//! Templates and columns bound to the places of their values in a row, and what a row's values give.
+//! Templates and columns bound to the locations of their values in a row, and their expansion for a
+//! row.
 
 use std::ops::Range;
 
 use super::route_error::RouteError;
 use super::timestamp::{self, TimestampType};
 
-/// How many different columns one pipeline's settings can name.
+/// Maximum number of distinct columns in the settings of one pipeline.
 ///
-/// A row's values are laid out in an array of this size on the stack, so that routing a row
-/// allocates nothing.
+/// The values of a row are stored in an array of this size on the stack, so that routing a row does
+/// not allocate.
 pub const COLUMNS_MAX: usize = 32;
 
-/// The values of the columns that the settings name, by slot; `None` is null.
+/// The values of the columns named in the settings, by slot. `None` is null.
 pub type Row<'a> = [Option<&'a [u8]>; COLUMNS_MAX];
 
-/// Where a value comes from.
+/// The location of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) slot: u8,
-    /// The text form is hexadecimal and stands for bytes.
+    /// Whether the text form is hexadecimal and represents bytes.
     pub(super) bytea: bool,
 }
 
@@ -28,7 +29,7 @@ impl Source {
     }
 }
 
-/// A template whose columns have become slots.
+/// A template whose columns are replaced by slots.
 #[derive(Debug)]
 pub(super) struct Bound {
     pub(super) pieces: Vec<Piece>,
@@ -38,11 +39,11 @@ pub(super) struct Bound {
 pub(super) enum Piece {
     Literal(Box<[u8]>),
     Column(Source),
-    /// Written as RFC 3339 has it.
+    /// A time, written in RFC 3339 format.
     Time(Source, TimestampType),
 }
 
-/// What a template gave, at the end of the scratch space.
+/// The expansion of a template, at the end of the scratch space.
 pub(super) struct Appended {
     span: Range<usize>,
     columns: usize,
@@ -50,18 +51,18 @@ pub(super) struct Appended {
 }
 
 impl Appended {
-    /// Nothing where one of its columns is null.
+    /// Returns the text, or `None` if one of the columns is null.
     pub(super) fn without_nulls(self) -> Option<Range<usize>> {
         (self.nulls == 0).then_some(self.span)
     }
 
-    /// Nothing where there are columns and all of them are null.
+    /// Returns the text, or `None` if there are columns and all of them are null.
     pub(super) fn or_null(self) -> Option<Range<usize>> {
         (self.columns == 0 || self.nulls < self.columns).then_some(self.span)
     }
 }
 
-/// Renders a template at the end of `scratch`; a null column adds nothing to the text.
+/// Expands a template at the end of `scratch`. Null columns are omitted.
 pub(super) fn append(
     template: &Bound,
     row: &Row<'_>,
@@ -106,7 +107,7 @@ fn append_time(text: &[u8], kind: TimestampType, scratch: &mut Vec<u8>) -> Resul
     }
 }
 
-/// The bytes that a bytea value's text form (`\x` and hexadecimal digits) stands for.
+/// Appends the bytes that a bytea value's text form (`\x` and hexadecimal digits) represents.
 pub(super) fn append_bytea(text: &[u8], scratch: &mut Vec<u8>) -> Result<Range<usize>, RouteError> {
     let start = scratch.len();
     let (pairs, odd) = text
@@ -126,7 +127,7 @@ pub(super) fn append_bytea(text: &[u8], scratch: &mut Vec<u8>) -> Result<Range<u
     Ok(start..scratch.len())
 }
 
-/// The bytes that hexadecimal digits stand for, in the room for them; nothing where they are none.
+/// Decodes hexadecimal digits into `room`, or returns `None` if a character is not a digit.
 pub(super) fn bytes_of_hex<'b>(digits: &[u8], room: &'b mut [u8]) -> Option<&'b [u8]> {
     let (pairs, odd) = digits.as_chunks::<2>();
     let room = room.get_mut(..pairs.len()).filter(|_| odd.is_empty())?;

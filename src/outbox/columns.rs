@@ -1,4 +1,4 @@
-//! Settings compared with the table that is there: which column is what.
+//! Matches the settings with the columns of the actual table.
 
 use super::bound::{Bound, Piece, Source};
 use super::connect::{ColumnFacts, Kind, default_text};
@@ -13,20 +13,20 @@ use super::timestamp::TimestampType;
 
 pub use super::bound::{COLUMNS_MAX, Row};
 
-/// Columns of text that become headers of the same name where nobody has said which headers there
-/// are to be: W3C Trace Context.
+/// Text columns that become headers of the same name if the headers are the default ones: W3C Trace
+/// Context.
 const TRACE_CONTEXT: [&str; 2] = ["traceparent", "tracestate"];
 
-/// A column of the table, as the Relation message has it.
+/// A column of the table, as described by the Relation message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableColumn<'a> {
     pub name: &'a str,
-    /// OID of its type (`pg_type.oid`).
+    /// The OID of its type (`pg_type.oid`).
     pub type_oid: u32,
 }
 
 impl<'a> TableColumn<'a> {
-    /// Of names and type OIDs.
+    /// Creates columns from names and type OIDs.
     pub(crate) fn list(columns: &'a [(String, u32)]) -> Vec<Self> {
         let columns = columns.iter().map(|(name, type_oid)| Self {
             name,
@@ -36,80 +36,82 @@ impl<'a> TableColumn<'a> {
     }
 }
 
-/// The table that rows are of.
+/// The table that contains the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowsOf<'a> {
-    /// As the catalog spells them.
+    /// The name of the schema, as stored in the catalog.
     pub schema: &'a str,
     pub name: &'a str,
-    /// As SQL has both.
+    /// The qualified name in SQL syntax.
     pub shown: &'a str,
 }
 
-/// The settings bound to one shape of the table.
+/// The settings bound to the columns of a table.
 #[derive(Debug)]
 pub struct Mapping {
-    /// The table, as SQL has it; none for messages.
+    /// The table in SQL syntax, or `None` for messages.
     table: Option<Box<str>>,
-    /// For each column of the table the slot of its value in a [`Row`], if the settings name it.
+    /// For each column of the table, the slot of its value in a [`Row`], if the settings refer to
+    /// it.
     slots: Vec<Option<u8>>,
     pub(super) topic: BoundTopic,
     pub(super) topic_rule: Box<TopicRule>,
-    /// The key's template.
     pub(super) key: Bound,
     pub(super) key_form: KeyForm,
-    /// Key, value and headers are texts, and nothing stands before the headers: the way of most rows.
+    /// Whether key, value and headers are plain text and no headers precede those of the event.
+    /// True for most rows.
     pub(super) is_plain: bool,
-    /// The value.
+    /// The column that contains the value.
     pub(super) payload: Source,
-    /// None where the value is the column's text or bytes.
+    /// The form of the value, or `None` if the value is the column's text or bytes.
     pub(super) value_form: Option<Box<ValueForm>>,
-    /// What a null value becomes.
+    /// How a null value is written.
     pub(super) null_payload: NullPayload,
     pub(super) empty_payload: EmptyPayload,
-    /// What null is in columns of these slots, but for the topic, the partition and the timestamp.
+    /// The defaults that replace null in the columns of these slots, for the key, the value and the
+    /// headers from templates.
     pub(super) defaults: Vec<(u8, Box<[u8]>)>,
     /// Debezium's headers about itself.
     pub(super) debezium_headers: Option<DebeziumHeaders>,
-    /// The trace context as the text of Java properties.
+    /// The column that contains the trace context in the format of Java properties.
     pub(super) tracing: Option<Source>,
     /// Headers from templates.
     pub(super) headers: Vec<(String, Bound)>,
     pub(super) header_format: HeaderFormat,
-    /// Their forms, or none where all are text.
+    /// The forms of those headers. Empty if all of them are text.
     pub(super) header_forms: Vec<HeaderForm>,
-    /// Headers from columns of their names, where those are not null.
+    /// Headers from columns of the same names, unless they are null.
     pub(super) trace_context: Vec<(&'static str, Source)>,
-    /// Headers from a JSON column.
+    /// The JSON column whose members become headers.
     pub(super) headers_column: Option<Source>,
-    /// The record's timestamp.
+    /// The column that contains the record's timestamp.
     pub(super) timestamp: Option<(Source, TimestampType)>,
-    /// The record's partition.
+    /// The column that contains the record's partition.
     pub(super) partition: Option<Source>,
-    /// The column `id`, to name a row in an error.
+    /// The column `id`, which identifies a row in errors.
     id: Option<Source>,
 }
 
-/// What is looked at when a row has another topic than the one before it.
+/// Data that is needed only when a row's topic differs from that of the previous row.
 #[derive(Debug)]
 pub(super) struct TopicRule {
-    /// The setting that gives the topic, for errors.
+    /// The setting that determines the topic, for errors.
     pub(super) setting: String,
-    /// Topics that it could give and that no record may be written to.
+    /// Reserved topics that the setting could yield.
     pub(super) reserved: ReservedTopics,
 }
 
-/// Where a record goes.
+/// The topic of a record, bound to columns.
 #[derive(Debug)]
 pub(super) enum BoundTopic {
     Template(Bound),
     Route { source: Source, route: Route },
 }
 
-/// A table that the settings don't fit.
+/// An error for a table that does not match the settings.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MappingError {
-    /// A named column is not there.
+    /// A configured column does not exist.
     #[error(
         "table {table} has no column {column:?}, which {setting} names; it has: {found}. \
          Name one of these in {setting}, or add the column"
@@ -118,12 +120,12 @@ pub enum MappingError {
         table: String,
         /// The column that is missing.
         column: String,
-        /// The setting that names it.
+        /// The setting that refers to it.
         setting: String,
-        /// The columns there are.
+        /// The existing columns.
         found: String,
     },
-    /// A named column is of a type that can't serve.
+    /// A configured column has an unsuitable type.
     #[error(
         "column {column:?} of table {table} has type {found}, but {setting} needs \
          {expected}. Name another column in {setting}, or change the type: \
@@ -132,14 +134,14 @@ pub enum MappingError {
     WrongType {
         table: String,
         column: String,
-        /// Its type: the name, or the OID where that is all that is known.
+        /// The column's type: its name, or its OID if the name is unknown.
         found: String,
-        /// The setting that names it.
+        /// The setting that refers to it.
         setting: &'static str,
-        /// Types that can serve.
+        /// The suitable types.
         expected: &'static str,
     },
-    /// A named column is none of an event in a message.
+    /// A configured column does not exist in events sent as messages.
     #[error(
         "an event in a message has no column {column:?}, which {setting} names; it has: {found}. \
          Name one of these in {setting}"
@@ -147,24 +149,24 @@ pub enum MappingError {
     MissingField {
         /// The column that is missing.
         column: String,
-        /// The setting that names it.
+        /// The setting that refers to it.
         setting: String,
-        /// The columns there are.
+        /// The existing columns.
         found: String,
     },
-    /// A column of an event in a message can't serve.
+    /// A column of events sent as messages is unsuitable.
     #[error(
         "column {column:?} of an event in a message can't be used for {setting}, which needs {expected}. \
          Name another column in {setting}, or leave it out"
     )]
     WrongField {
         column: String,
-        /// The setting that names it.
+        /// The setting that refers to it.
         setting: &'static str,
-        /// Types that can serve.
+        /// The suitable types.
         expected: &'static str,
     },
-    /// A part of the table's name can't be told from what surrounds it in a topic.
+    /// A part of the table's name can't be distinguished from the text around it in a topic.
     #[error(
         "the name of table {table} has {separator:?} in its {part}, which separates the parts of {setting}: events of another table \
          could have the same topic. Rename the {part}: {remedy}; or name only one of the parts in topic"
@@ -174,37 +176,37 @@ pub enum MappingError {
         /// `schema` or `name`.
         part: &'static str,
         separator: char,
-        /// The setting that names it.
+        /// The setting that uses it.
         setting: String,
         /// The statement that renames it.
         remedy: String,
     },
-    /// A table has another name than before, and records say which table they come from.
+    /// The table was renamed, and records contain the name of their table.
     #[error(
         "table {found} was called {before} when Walpost last saw it, and with {setting} its rows at {at} would be published as \
          another table's. If somebody has renamed it to that end, rename it back ({remedy}) and leave out what was written meanwhile. \
          If it is meant, restart the pipeline, which accepts the names that tables have then"
     )]
     Renamed {
-        /// The name that it had.
+        /// The previous name.
         before: String,
-        /// The name that it has.
+        /// The new name.
         found: String,
-        /// Position of the first row under the new name.
+        /// The position of the first row under the new name.
         at: String,
-        /// The setting that names the table.
+        /// The setting that uses the name.
         setting: String,
-        /// The statement that renames it back.
+        /// The statement that restores the previous name.
         remedy: String,
     },
-    /// More columns are named than a row has room for.
+    /// The settings refer to more columns than a row can hold.
     #[error(
         "the settings for table {0} name more than {COLUMNS_MAX} different columns; name fewer"
     )]
     TooManyColumns(String),
 }
 
-/// OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
+/// The OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
 mod oid {
     pub(super) const BYTEA: u32 = 17;
     pub(super) const TEXT: u32 = 25;
@@ -217,12 +219,12 @@ mod oid {
     pub(super) const TIMESTAMP: u32 = 1114;
     pub(super) const TIMESTAMPTZ: u32 = 1184;
     pub(super) const JSONB: u32 = 3802;
-    /// The first OID that a type made by a user can have.
+    /// The lowest OID of user-defined types.
     pub(super) const FIRST_OF_USERS: u32 = 16384;
 }
 
 impl MappingError {
-    /// With the name of the type that can't serve, which `name_of` gives for its column.
+    /// Adds the name of the unsuitable type, which `name_of` returns for its column.
     #[must_use]
     pub fn with_type(mut self, name_of: impl FnOnce(&str) -> Option<String>) -> Self {
         if let Self::WrongType { column, found, .. } = &mut self
@@ -235,10 +237,10 @@ impl MappingError {
 }
 
 impl Mapping {
-    /// Finds the columns that `settings` names among those of `table`, whose name needs no quotes.
+    /// Binds the columns in `settings` to those of `table`, whose name needs no quotes.
     ///
     /// # Errors
-    /// A named column is missing or of a type that can't serve.
+    /// Returns an error if a configured column does not exist or has an unsuitable type.
     pub fn bind(
         settings: &OutboxSettings,
         table: &str,
@@ -253,10 +255,10 @@ impl Mapping {
         Self::bind_to(settings, Some(table), columns, &[])
     }
 
-    /// As [`Mapping::bind`], with what else is known of the columns.
+    /// Like [`Mapping::bind`], with additional facts about the columns.
     ///
     /// # Errors
-    /// A named column is missing or of a type that can't serve.
+    /// Returns an error if a configured column does not exist or has an unsuitable type.
     pub(crate) fn bind_with(
         settings: &OutboxSettings,
         table: RowsOf<'_>,
@@ -397,31 +399,32 @@ impl Mapping {
         })
     }
 
-    /// The table, as SQL has it; none for messages.
+    /// Returns the table in SQL syntax, or `None` for messages.
     #[must_use]
     pub(crate) fn table(&self) -> Option<&str> {
         self.table.as_deref()
     }
 
-    /// How many columns the table has.
+    /// Returns the number of columns of the table.
     #[must_use]
     pub fn width(&self) -> usize {
         self.slots.len()
     }
 
-    /// The slot in a [`Row`] for the value of the table's column at `index`, if it is needed.
+    /// Returns the slot in a [`Row`] for the value of the table's column at `index`, if it is
+    /// needed.
     #[must_use]
     pub fn slot(&self, index: usize) -> Option<usize> {
         self.slots.get(index).copied().flatten().map(usize::from)
     }
 
-    /// The value of the column `id`, where the table has one.
+    /// Returns the value of the column `id`, if the table has one.
     #[must_use]
     pub fn id<'r>(&self, row: &Row<'r>) -> Option<&'r [u8]> {
         self.id.and_then(|id| id.of(row))
     }
 
-    /// Names a row for a person: by its column `id`, where the table has one.
+    /// Identifies a row in a message by its column `id`, if the table has one.
     #[must_use]
     pub fn describe(&self, row: &Row<'_>) -> String {
         match self.id(row) {
@@ -434,7 +437,7 @@ impl Mapping {
     }
 }
 
-/// The columns, with the base type in the place of a domain.
+/// Returns the columns with domains replaced by their base types.
 fn without_domains<'a>(columns: &[TableColumn<'a>], facts: &[ColumnFacts]) -> Vec<TableColumn<'a>> {
     let base = |column: &TableColumn<'a>| {
         let facts = facts.iter().find(|facts| facts.name == column.name)?;
@@ -452,12 +455,12 @@ fn without_domains<'a>(columns: &[TableColumn<'a>], facts: &[ColumnFacts]) -> Ve
         .collect()
 }
 
-/// A user has made the type.
+/// Returns whether the type is user-defined.
 pub(crate) fn is_of_user(type_oid: u32) -> bool {
     type_oid >= oid::FIRST_OF_USERS
 }
 
-/// The setting, as an error quotes it.
+/// Returns the setting as quoted in errors.
 fn topic_setting(topic: &Topic) -> String {
     let key = match topic {
         Topic::Template(_) => "topic",
@@ -480,10 +483,10 @@ fn timestamp_type(oid: u32) -> Option<TimestampType> {
 }
 
 struct Binder<'a> {
-    /// None for events in messages.
+    /// `None` for events sent as messages.
     table: Option<RowsOf<'a>>,
     columns: &'a [TableColumn<'a>],
-    /// What else is known of them.
+    /// Additional facts about the columns.
     facts: &'a [ColumnFacts],
     slots: Vec<Option<u8>>,
     used: u8,
@@ -589,7 +592,7 @@ impl Binder<'_> {
         Ok(Bound { pieces })
     }
 
-    /// Checks that the parts of the table's name can be told from the rest of the topic.
+    /// Checks that the parts of the table's name can be distinguished from the rest of the topic.
     fn check_topic(&self, template: &Template) -> Result<(), MappingError> {
         let Some(table) = &self.table else {
             return Ok(());
@@ -638,7 +641,8 @@ impl Binder<'_> {
         }
     }
 
-    /// A template as Connect has it: a column alone has its type, and all else is a string.
+    /// Binds a template for Connect's converters. A template that is a single column has the
+    /// column's type; any other is a string.
     fn converted(&mut self, template: &Template, setting: &str) -> Result<Converted, MappingError> {
         match template.parts() {
             [Part::Column(name)] => self.converted_column(name, setting),
@@ -665,7 +669,7 @@ impl Binder<'_> {
         default_text(&kind, type_oid, facts.default.as_deref()?)
     }
 
-    /// What null is in the columns that are named.
+    /// Returns the values that replace null in the columns that the settings refer to.
     fn defaults(&self) -> Vec<(u8, Box<[u8]>)> {
         let slots = self.slots.iter().zip(self.columns);
         let defaults = slots.filter_map(|(slot, column)| {
@@ -675,7 +679,7 @@ impl Binder<'_> {
         defaults.collect()
     }
 
-    /// How the value is written; none where that is the column's text or bytes.
+    /// Returns the form of the value, or `None` if the value is the column's text or bytes.
     fn value_form(&mut self, settings: &OutboxSettings) -> Result<Option<ValueForm>, MappingError> {
         let is_text = matches!(settings.value_format, Format::String | Format::Bytes);
         if is_text && settings.expand_payload.is_none() && settings.envelope.is_empty() {
@@ -691,7 +695,7 @@ impl Binder<'_> {
             let member = self.converted_column(column, &setting)?;
             form.add_member(alias, member);
         }
-        // Debezium names the schema of this object after the table and the routed value.
+        // Debezium derives the name of this object's schema from the table and the routed value.
         let mut routed = settings.topic.columns();
         let routed = match (routed.next(), routed.next()) {
             (Some(column), None) => Some(self.column(column, "topic")?),

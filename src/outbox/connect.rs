@@ -1,12 +1,13 @@
-//! What Debezium's connector makes of a column, with its default settings: a type of Kafka Connect, the schema that
-//! `JsonConverter` writes of it, and its value in each of the forms that converters have. Pure.
+//! The mapping from columns to Kafka Connect types by Debezium's connector with default settings:
+//! the type, the schema that `JsonConverter` writes, and the value in the form of each converter.
+//! Pure.
 
 use std::io::Write as _;
 
 use super::timestamp::{micros_of_day, micros_utc};
 use super::{bound, json};
 
-/// OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
+/// The OIDs of built-in types: PostgreSQL 18, `src/include/catalog/pg_type.dat`.
 mod oid {
     pub(super) const BOOL: u32 = 16;
     pub(super) const BYTEA: u32 = 17;
@@ -32,16 +33,16 @@ mod oid {
     pub(super) const JSONB: u32 = 3802;
 }
 
-/// What of a column no message of replication says.
+/// Facts about a column that the replication protocol does not transmit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ColumnFacts {
     pub(crate) name: String,
-    /// Its domain, if its type is one.
+    /// The column's domain, if its type is a domain.
     pub(crate) domain: Option<Domain>,
-    /// `pg_attribute.atttypmod`, or that of the domain.
+    /// `pg_attribute.atttypmod`, or the modifier of the domain.
     pub(crate) type_modifier: i32,
     pub(crate) not_null: bool,
-    /// The expression of its DEFAULT, as `pg_get_expr` shows it.
+    /// The expression of the DEFAULT, as printed by `pg_get_expr`.
     pub(crate) default: Option<String>,
 }
 
@@ -49,63 +50,63 @@ pub(crate) struct ColumnFacts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Domain {
     pub(crate) oid: u32,
-    /// OID of the type below all domains.
+    /// The OID of the base type, which is never itself a domain.
     pub(crate) base_oid: u32,
 }
 
-/// A column's type in Connect.
+/// The Connect type of a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A string, or what has the text of one.
+    /// A string, or another type whose values are represented as strings.
     Text,
     Boolean,
-    /// An integer, in the digits that PostgreSQL prints.
+    /// An integer, with the digits that PostgreSQL prints.
     Integer,
     Float,
     Double,
-    /// A number of that many digits behind the point.
+    /// A decimal number with this many digits after the decimal point.
     Decimal(u32),
-    /// A number that has its own.
+    /// A decimal number whose values each have their own scale.
     AnyDecimal,
-    /// An amount, with two.
+    /// A monetary amount, with two digits after the decimal point.
     Money,
     Bytes,
     /// Days since 1970-01-01.
     Date,
-    /// Time of day; in milliseconds, or else microseconds.
+    /// Time of day, in milliseconds or microseconds.
     Time {
         is_millis: bool,
     },
     /// Time of day in UTC, as text.
     ZonedTime,
-    /// Since 1970-01-01; in milliseconds, or else microseconds.
+    /// Time since 1970-01-01, in milliseconds or microseconds.
     Timestamp {
         is_millis: bool,
     },
-    /// UTC, as text, with so many digits of a second.
+    /// Time in UTC, as text with this many fractional digits of a second.
     ZonedTimestamp(u8),
-    /// Microseconds.
+    /// A duration in microseconds.
     Interval,
-    /// One bit.
+    /// A single bit.
     Bit,
-    /// More of them.
+    /// Several bits.
     Bits,
     Array(Box<Kind>),
 }
 
-/// How a value is written.
+/// The form of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// `JsonConverter`.
     Json,
-    /// `SimpleHeaderConverter`: text, that of a string in a list in quotes.
+    /// `SimpleHeaderConverter`: text, in which strings within a list are quoted.
     Simple,
-    /// `StringConverter`: what Java shows.
+    /// `StringConverter`: the text that Java prints.
     Java,
 }
 
 impl Kind {
-    /// Of a column with this type.
+    /// Returns the Connect type for a column type.
     pub(super) fn of(type_oid: u32, type_modifier: i32) -> Self {
         let digits = |modifier: i32| match modifier {
             0..=6 => modifier,
@@ -143,7 +144,7 @@ impl Kind {
         }
     }
 
-    /// The schema that `JsonConverter` writes, without the brace that closes it.
+    /// Returns the schema that `JsonConverter` writes, without the closing brace.
     pub(super) fn schema(
         &self,
         type_oid: u32,
@@ -186,7 +187,7 @@ impl Kind {
             }
             _ => {}
         }
-        // A struct can't be a default: KAFKA-12694.
+        // Connect can't represent a struct as a default: KAFKA-12694.
         if let Some(default) = default.filter(|_| *self != Self::AnyDecimal) {
             out.extend_from_slice(b",\"default\":");
             self.push(&mut out, default, Form::Json, false);
@@ -194,7 +195,7 @@ impl Kind {
         out
     }
 
-    /// Connect's type, and the name that says what it means.
+    /// Returns the name of Connect's type, and the name of its semantic type.
     fn names(&self, type_oid: u32) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Text => (
@@ -234,8 +235,8 @@ impl Kind {
         }
     }
 
-    /// Appends the value with this text of PostgreSQL's. What Connect has no value for (a date before Christ, infinity)
-    /// is written as the text it is.
+    /// Appends the value with this text in PostgreSQL's format. Values that Connect can't represent
+    /// (dates BC, infinity) are written as that text. `is_embedded` is true for array elements.
     pub(super) fn push(&self, out: &mut Vec<u8>, text: &str, form: Form, is_embedded: bool) {
         let start = out.len();
         let is_written = match self {
@@ -320,7 +321,7 @@ fn push_display(out: &mut Vec<u8>, value: impl std::fmt::Display) -> bool {
     write!(out, "{value}").is_ok()
 }
 
-/// JSON has no literal for infinity and NaN, so they are in quotes.
+/// Appends a number. JSON has no literals for infinity and NaN, so they are quoted.
 fn push_number(
     out: &mut Vec<u8>,
     form: Form,
@@ -361,15 +362,16 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Precision and scale of a numeric type that has them.
+/// Returns the precision and scale of a numeric type that has them.
 fn precision(type_modifier: i32) -> Option<(u32, u32)> {
     let packed = u32::try_from(type_modifier).ok()?.checked_sub(4)?;
-    // A negative scale is one in 11 bits of two's complement; Connect's is then none.
+    // A negative scale is stored as an 11-bit two's complement. Connect's scale is then 0.
     let scale = packed & 0x7ff;
     Some((packed >> 16, if scale > 0x3ff { 0 } else { scale }))
 }
 
-/// A number in PostgreSQL's digits: whether it is negative, its digits without the point, and how many are behind that.
+/// Parses a number printed by PostgreSQL. Returns whether it is negative, its digits without the
+/// decimal point, and the number of digits after the decimal point.
 fn parts_of_decimal(text: &str) -> Option<(bool, String, usize)> {
     let (is_negative, rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -391,7 +393,8 @@ fn push_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
     }
 }
 
-/// As Java's `BigDecimal.toString`: with an exponent where there would be too many zeros.
+/// Appends a number like Java's `BigDecimal.toString`, which uses an exponent to avoid many leading
+/// zeros.
 fn push_big_decimal(out: &mut Vec<u8>, text: &str, digits: &str, scale: usize) -> bool {
     let significant = digits.trim_start_matches('0');
     let significant = if significant.is_empty() {
@@ -414,7 +417,7 @@ fn push_big_decimal(out: &mut Vec<u8>, text: &str, digits: &str, scale: usize) -
 }
 
 fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
-    // Its scale is that of the number, and not of how it was written.
+    // The scale does not include trailing zeros.
     let text = match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.'),
         false => text,
@@ -423,7 +426,7 @@ fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
         return false;
     };
     if form == Form::Java {
-        // There it is an object's address.
+        // Java would print the object's address instead.
         return push_plain(out, text);
     }
     let _ = write!(out, "{{\"scale\":{scale},\"value\":");
@@ -437,7 +440,7 @@ fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
     true
 }
 
-/// The number in a text of money, where it has a dot before two digits: `-$1,234.50`.
+/// Returns the number in the text of a money value that has a dot before two digits: `-$1,234.50`.
 fn amount(text: &str) -> Option<String> {
     let number: String = text
         .chars()
@@ -447,9 +450,10 @@ fn amount(text: &str) -> Option<String> {
     (fraction.len() == 2).then_some(number)
 }
 
-/// The number's bytes, big-endian and no more than it needs: Java's `BigInteger.toByteArray`.
+/// Returns the bytes of a number, big-endian and as few as possible, like Java's
+/// `BigInteger.toByteArray`.
 fn two_s_complement(is_negative: bool, digits: &str) -> Vec<u8> {
-    // Nine digits at a time, in words from the least significant on.
+    // Processes nine digits at a time. The least significant word comes first.
     let mut words: Vec<u32> = Vec::new();
     let first = digits.len() % 9;
     let (head, tail) = digits.split_at(first);
@@ -530,7 +534,8 @@ fn zoned_time(text: &str) -> Option<String> {
     Some(shown)
 }
 
-/// With as many digits of a second as the type has; none where it has none.
+/// Returns the timestamp with as many fractional digits as the type has. If the type has none,
+/// omits the fraction.
 fn zoned_timestamp(text: &str, digits: u8) -> Option<String> {
     let at: jiff::Timestamp = text.parse().ok()?;
     Some(match digits {
@@ -539,8 +544,8 @@ fn zoned_timestamp(text: &str, digits: u8) -> Option<String> {
     })
 }
 
-/// Microseconds of PostgreSQL's text `1 year 2 mons -3 days 04:05:06.7`, as Debezium counts them: a month has a
-/// twelfth of 365.25 days.
+/// Returns the microseconds of an interval in PostgreSQL's format
+/// `1 year 2 mons -3 days 04:05:06.7`. Like Debezium, counts a month as a twelfth of 365.25 days.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -570,7 +575,7 @@ fn interval(text: &str) -> Option<i64> {
     Some((days * 86_400.0 * 1e6 + micros as f64) as i64)
 }
 
-/// Bits from the last one on, eight in a byte.
+/// Converts a bit string to bytes. The last bit is the least significant bit of the first byte.
 fn bits(text: &str) -> Option<Vec<u8>> {
     let mut bytes = vec![0; text.len().div_ceil(8)];
     for (at, bit) in text.bytes().rev().enumerate() {
@@ -583,7 +588,7 @@ fn bits(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The type of the elements of an array type.
+/// Returns the element type of an array type.
 fn element_of(type_oid: u32) -> Option<u32> {
     Some(match type_oid {
         199 => oid::JSON,
@@ -609,7 +614,8 @@ fn element_of(type_oid: u32) -> Option<u32> {
     })
 }
 
-/// A list of PostgreSQL's array text of one dimension: `{a,"b c",NULL}`.
+/// Appends a one-dimensional array in PostgreSQL's format, `{a,"b c",NULL}`, as a list. Returns
+/// false if the text has another form.
 fn push_array(out: &mut Vec<u8>, text: &str, element: &Kind, form: Form) -> bool {
     let Some(inner) = text
         .strip_prefix('{')
@@ -639,7 +645,7 @@ fn push_array(out: &mut Vec<u8>, text: &str, element: &Kind, form: Form) -> bool
                 char => item.push(char),
             }
         }
-        // Behind an element is a comma or the end.
+        // An element is followed by a comma or the end.
         if !is_closed || chars.next().is_some_and(|char| char != ',') {
             return false;
         }
@@ -652,8 +658,9 @@ fn push_array(out: &mut Vec<u8>, text: &str, element: &Kind, form: Form) -> bool
     true
 }
 
-/// The text of what Debezium makes of a DEFAULT: a literal's own, and a fixed one of the type where a function would
-/// have to be called. Nothing where it knows none.
+/// Returns the text of the default that Debezium derives from a DEFAULT: the value of a literal, or
+/// a fixed value of the type if the expression calls a function. Returns `None` if Debezium does
+/// not know a default.
 pub(super) fn default_text(kind: &Kind, type_oid: u32, expression: &str) -> Option<String> {
     let called = match kind {
         Kind::Text => match type_oid {
@@ -700,7 +707,8 @@ fn is_call(expression: &str) -> bool {
     is_called || CLOCKS.contains(&expression.to_ascii_lowercase().as_str())
 }
 
-/// The value of a literal, with its cast: `'it''s'::text`, `7`, `'-8'::integer`; nothing for NULL.
+/// Returns the value of a literal with its cast: `'it''s'::text`, `7`, `'-8'::integer`. `None` for
+/// NULL.
 fn literal(expression: &str) -> Option<String> {
     let Some((_, rest)) = expression.split_once('\'') else {
         return (!expression.starts_with("NULL")).then(|| expression.to_owned());
@@ -716,7 +724,7 @@ fn literal(expression: &str) -> Option<String> {
     None
 }
 
-/// The number with at least that many digits behind the point.
+/// Returns the number with at least `scale` digits after the decimal point.
 fn with_scale(text: &str, scale: u32) -> Option<String> {
     let (_, _, has) = parts_of_decimal(text)?;
     let more = usize::try_from(scale).ok()?.saturating_sub(has);

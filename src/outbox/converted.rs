@@ -1,5 +1,5 @@
-//! Keys, values and headers in the forms of Kafka Connect's converters, laid out when the settings are bound: what
-//! remains for a row is to copy texts between constant bytes.
+//! Keys, values and headers in the formats of Kafka Connect's converters. The layout is determined
+//! when the settings are bound, so that routing a row only copies text between constant bytes.
 
 use std::ops::Range;
 
@@ -11,11 +11,11 @@ use super::route_error::RouteError;
 use super::settings::{Format, HeaderFormat, OutboxSettings, Untyped};
 use super::timestamp;
 
-/// A value with its type in Connect.
+/// A value and its Connect type.
 #[derive(Debug)]
 pub(super) struct Converted {
     from: From,
-    /// What `JsonConverter` writes of its schema, without the brace that closes it.
+    /// The schema as written by `JsonConverter`, without the closing brace.
     schema: Box<[u8]>,
 }
 
@@ -40,7 +40,7 @@ impl Converted {
         }
     }
 
-    /// Appends the value, and says whether there is one: nothing is appended for null.
+    /// Appends the value unless it is null. Returns whether it did.
     fn push(&self, row: &Row<'_>, form: Form, out: &mut Vec<u8>) -> Result<bool, RouteError> {
         match &self.from {
             From::Column(source, kind) => match source.of(row) {
@@ -51,7 +51,7 @@ impl Converted {
         }
     }
 
-    /// As [`Converted::push`], with `null` for null.
+    /// Like [`Converted::push`], but appends `null` for null.
     fn push_json(&self, row: &Row<'_>, out: &mut Vec<u8>) -> Result<(), RouteError> {
         if !self.push(row, Form::Json, out)? {
             out.extend_from_slice(b"null");
@@ -59,7 +59,7 @@ impl Converted {
         Ok(())
     }
 
-    /// Appends the value between its schema and the end.
+    /// Appends the value together with its schema.
     fn push_json_schema(&self, row: &Row<'_>, out: &mut Vec<u8>) -> Result<(), RouteError> {
         out.extend_from_slice(b"{\"schema\":");
         out.extend_from_slice(&self.schema);
@@ -93,9 +93,10 @@ fn push_column(
     Ok(())
 }
 
-/// The bytes that a bytea value's text form stands for, in base64.
+/// Appends the bytes that a bytea value's text form represents, in base64.
 fn push_base64_of_hex(text: &[u8], out: &mut Vec<u8>) -> Result<(), RouteError> {
-    // So many digits are bytes that need no padding, so that what is written of each part can stand together.
+    // This number of digits encodes a number of bytes that needs no padding, so that the parts can
+    // be concatenated.
     const DIGITS: usize = 96;
     let digits = text.strip_prefix(b"\\x").ok_or(RouteError::Bytea)?;
     for part in digits.chunks(DIGITS) {
@@ -149,7 +150,7 @@ fn push_template(
     Ok(!is_null)
 }
 
-/// How a key is written.
+/// The form of a key.
 #[derive(Debug)]
 pub(super) enum KeyForm {
     /// The template's text.
@@ -159,7 +160,7 @@ pub(super) enum KeyForm {
 }
 
 impl KeyForm {
-    /// Appends the key, and says where it is; nothing for none.
+    /// Appends the key and returns its location, or `None` if there is no key.
     pub(super) fn append(
         &self,
         template: &Bound,
@@ -176,7 +177,7 @@ impl KeyForm {
     }
 }
 
-/// How a header is written.
+/// The form of a header.
 #[derive(Debug)]
 pub(super) enum HeaderForm {
     Simple(Converted),
@@ -185,7 +186,7 @@ pub(super) enum HeaderForm {
 }
 
 impl HeaderForm {
-    /// Of a format that is not the columns' text.
+    /// Creates the form of a header whose format is not plain text.
     pub(super) fn new(format: HeaderFormat, value: Converted) -> Self {
         match format {
             HeaderFormat::String | HeaderFormat::Simple => Self::Simple(value),
@@ -194,7 +195,7 @@ impl HeaderForm {
         }
     }
 
-    /// Appends the header's value, and says where it is; nothing for none.
+    /// Appends the header's value and returns its location, or `None` if there is no value.
     pub(super) fn append(
         &self,
         row: &Row<'_>,
@@ -214,23 +215,23 @@ impl HeaderForm {
     }
 }
 
-/// How a value is written that is not the column's text or bytes.
+/// The form of a value that is not the column's text or bytes.
 #[derive(Debug)]
 pub(super) struct ValueForm {
     form: Form,
     with_schema: bool,
     payload: Converted,
-    /// The column's name, escaped: that of the schema of an object in it.
+    /// The escaped name of the column, which is also the name of the schema of an object in it.
     payload_name: Box<[u8]>,
     expand: Option<Keep>,
     envelope: Option<Envelope>,
 }
 
-/// An object with the payload and columns beside it.
+/// An object that contains the payload and additional columns.
 #[derive(Debug, Default)]
 struct Envelope {
     members: Vec<Member>,
-    /// The name of its schema is this, the routed value and `.Value`.
+    /// The first part of the name of its schema. The routed value and `.Value` follow.
     name: Box<[u8]>,
     routed: Option<Source>,
 }
@@ -238,7 +239,7 @@ struct Envelope {
 #[derive(Debug)]
 struct Member {
     name: Box<str>,
-    /// Escaped.
+    /// The escaped name.
     label: Box<[u8]>,
     value: Converted,
 }
@@ -269,7 +270,7 @@ impl ValueForm {
         }
     }
 
-    /// Puts a column beside the payload.
+    /// Adds a column to the envelope.
     pub(super) fn add_member(&mut self, name: &str, value: Converted) {
         self.envelope.get_or_insert_default().members.push(Member {
             name: name.into(),
@@ -278,7 +279,7 @@ impl ValueForm {
         });
     }
 
-    /// Names the schema of the envelope.
+    /// Sets the name of the envelope's schema.
     pub(super) fn name_schema(
         &mut self,
         prefix: Option<&str>,
@@ -292,17 +293,18 @@ impl ValueForm {
         }
     }
 
-    /// Null has a word of its own, and is not no value.
+    /// Returns whether the form can represent null, as opposed to a missing value.
     pub(super) fn is_json(&self) -> bool {
         self.form == Form::Json
     }
 
-    /// The payload is a member of the value.
+    /// Returns whether the payload is a member of the value.
     pub(super) fn has_envelope(&self) -> bool {
         self.envelope.is_some()
     }
 
-    /// Appends the value for the payload, and says where it is; nothing where that is the payload's own text or bytes.
+    /// Appends the value for the payload and returns its location, or `None` if the value is the
+    /// payload's own text or bytes.
     pub(super) fn append(
         &self,
         row: &Row<'_>,
@@ -385,7 +387,7 @@ impl ValueForm {
         }
     }
 
-    /// As Java shows a struct: without what is null.
+    /// Appends the text that Java prints for a struct, which omits nulls.
     fn push_struct(
         &self,
         envelope: &Envelope,
@@ -417,7 +419,7 @@ impl ValueForm {
         Ok(())
     }
 
-    /// Without the brace that closes it.
+    /// Appends the schema without the closing brace.
     fn push_schema(
         &self,
         row: &Row<'_>,

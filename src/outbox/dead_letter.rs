@@ -1,4 +1,4 @@
-//! A dead letter: what can be made of an event that can't be delivered as it is.
+//! Dead letters: records that preserve what they can of an event that can't be delivered as it is.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,50 +11,50 @@ use super::headers::{self, HeaderSpan, Headers};
 use super::route::{self, Payload, append_topic};
 use super::timestamp;
 
-/// The header with what kind of failure it was.
+/// The header that contains the kind of failure.
 pub const ERROR: &str = "walpost-error";
-/// The header with what is wrong with the event.
+/// The header that describes what is wrong with the event.
 pub const ERROR_MESSAGE: &str = "walpost-error-message";
-/// The header with the table that the event is a row of.
+/// The header that contains the table of the event's row.
 pub const SOURCE_TABLE: &str = "walpost-source-table";
-/// The header with the prefix that the event has in WAL.
+/// The header that contains the prefix of the event's logical decoding message.
 pub const SOURCE_PREFIX: &str = "walpost-source-prefix";
-/// The header with what the topic's template gave, be it the name of a topic or not.
+/// The header that contains the expanded topic template, which may not be a valid topic name.
 pub const SOURCE_TOPIC: &str = "walpost-source-topic";
-/// The header with the headers column as it is, where it could not be read.
+/// The header that contains the unchanged headers column, if it could not be parsed.
 pub const SOURCE_HEADERS: &str = "walpost-source-headers";
-/// The header with the length of a payload that was left out.
+/// The header that contains the length of an omitted payload.
 pub const PAYLOAD_BYTES: &str = "walpost-payload-bytes";
-/// The header with the column `id`.
+/// The header that contains the column `id`.
 pub const EVENT_ID: &str = "walpost-event-id";
-/// The header with the name of the pipeline.
+/// The header that contains the name of the pipeline.
 pub const PIPELINE: &str = "walpost-pipeline";
 
-/// The header that says what of the event was cut or left out, with the original lengths.
+/// The header that lists what was truncated or omitted, with the original lengths.
 pub const TRUNCATED: &str = "walpost-truncated";
 
-/// At most this much of the key, and of the value of each header, is kept where parts are cut.
+/// Maximum length of the key, and of the value of each header, in a truncated dead letter.
 const PART_BYTES_MAX: usize = 1024;
-/// A header with a longer name is left out there.
+/// Headers with longer names are omitted from it.
 const NAME_BYTES_MAX: usize = 256;
-/// The event's headers have at most this many bytes in all there; those after that are left out.
+/// Maximum total size of the event's headers in it. Headers after that are omitted.
 const EVENT_HEADERS_BYTES_MAX: usize = 16 << 10;
-/// At most this much of each of Walpost's headers is kept in a reference. The smallest limit that Kafka clients accept for
-/// a record is 1,000 bytes.
+/// Maximum length of each of Walpost's headers in a reference. The smallest limit that Kafka
+/// clients accept for a record is 1,000 bytes.
 const REFERENCE_BYTES_MAX: usize = 96;
 
-/// How much of the event a dead letter has.
+/// How much of the event a dead letter contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// All of it.
+    /// The whole event.
     Whole,
-    /// Key and headers are cut, and there is no timestamp.
+    /// The event with a truncated key and truncated headers, and without a timestamp.
     Cut,
-    /// All but the payload, whose length a header has.
+    /// Everything except the payload, whose length is in a header.
     NoPayload,
-    /// As [`Extent::NoPayload`], with key and headers cut.
+    /// Like [`Extent::NoPayload`], with truncated key and headers.
     CutWithoutPayload,
-    /// What it takes to find the event. This fits into any topic.
+    /// Only what is needed to find the event. Such a record fits into any topic.
     Reference,
 }
 
@@ -64,32 +64,33 @@ impl Extent {
     }
 }
 
-/// What there is of the event.
+/// The available data of the event.
 #[derive(Clone, Copy)]
 pub enum Remains<'r> {
-    /// Its columns.
+    /// The event's columns.
     Row(&'r Mapping, &'r Row<'r>),
-    /// Bytes that can't be read.
+    /// Bytes that can't be decoded.
     Bytes(&'r [u8]),
-    /// So many bytes that were not read.
+    /// Bytes that were not read, of which only the number is known.
     Unread(usize),
 }
 
-/// Makes dead letters. Holds the scratch space that they borrow.
+/// Creates dead letters. Owns the scratch space that they borrow.
 #[derive(Debug, Default)]
 pub struct Writer {
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
-    /// Where in `headers` the one is that says which event it is.
+    /// The index in `headers` of the header that identifies the event.
     mark_at: usize,
-    /// Up to here, all others are the event's own.
+    /// The end of the range in `headers` that contains the event's own headers and the header at
+    /// `mark_at`.
     event_end: usize,
 }
 
 impl Writer {
-    /// A dead letter for `topic` with what can be made of `remains`, as far as `extent` says: key, payload, timestamp and
-    /// headers, the header `mark` among them, and after those the headers `about` it. Its partition follows from the
-    /// key.
+    /// Creates a dead letter for `topic` that contains what can be preserved of `remains`, as far
+    /// as `extent` allows: key, payload, timestamp and headers, including the header `mark`,
+    /// followed by the headers `about` the event. The key determines the partition.
     #[must_use]
     pub fn write<'w>(
         &'w mut self,
@@ -99,7 +100,7 @@ impl Writer {
         about: &[(&str, &[u8])],
         extent: Extent,
     ) -> Record<'w> {
-        // Letters are rare: their room is given back with the next one.
+        // Dead letters are rare, so their memory is freed before the next one.
         self.scratch = Vec::new();
         self.headers.clear();
         (self.mark_at, self.event_end) = (0, 1);
@@ -141,8 +142,8 @@ impl Writer {
         }
     }
 
-    /// Cuts key and headers, and leaves out the timestamp: a broker can refuse a record for that. If anything was cut or
-    /// left out, a header says what.
+    /// Truncates key and headers, and omits the timestamp, because a broker can reject a record
+    /// because of its timestamp. If anything was truncated or omitted, adds a header that lists it.
     fn cut(&mut self, key: &mut Option<Range<usize>>, timestamp: &mut Option<i64>) {
         let mut cuts = Cuts {
             timestamp: timestamp.take(),
@@ -182,7 +183,8 @@ impl Writer {
         }
     }
 
-    /// Leaves nothing but Walpost's headers, and gives a payload that says where the event is.
+    /// Removes everything except Walpost's headers, and returns a payload that says where to find
+    /// the event.
     fn refer<'r>(
         &mut self,
         mark: (&str, &[u8]),
@@ -213,7 +215,7 @@ impl Writer {
         Payload::InScratch(self.push(reference.as_bytes()))
     }
 
-    /// Key, payload and timestamp of a row; its headers are added.
+    /// Returns the key, payload and timestamp of a row, and adds its headers.
     fn row<'r>(
         &mut self,
         mapping: &'r Mapping,
@@ -257,7 +259,7 @@ impl Writer {
         }
         let payload = match mapping.payload.of(row) {
             Some(text) if !with_payload => {
-                // Two digits for each byte, after the two characters \x.
+                // Two digits per byte, after the characters \x.
                 let bytes = match mapping.payload.bytea {
                     true => text.len().saturating_sub(2) / 2,
                     false => text.len(),
@@ -267,7 +269,7 @@ impl Writer {
             text => {
                 let mut expander = Expander::default();
                 let written = route::payload(mapping, row, &mut expander, &mut self.scratch);
-                // What can't be written is kept as it is.
+                // A value that can't be converted is preserved unchanged.
                 written.unwrap_or_else(|_| text.map_or(Payload::None, Payload::InRow))
             }
         };
@@ -277,7 +279,8 @@ impl Writer {
         (key, payload, timestamp_millis)
     }
 
-    /// The payload, where the letter has it; otherwise a header with its length.
+    /// Returns the payload if the dead letter contains it. Otherwise, adds a header with its
+    /// length.
     fn left_in<'r>(&mut self, bytes: &'r [u8], len: usize, with_payload: bool) -> Payload<'r> {
         if with_payload {
             return Payload::InRow(bytes);
@@ -296,16 +299,16 @@ impl Writer {
     }
 }
 
-/// What was cut or left out beside the payload.
+/// What was truncated or omitted, apart from the payload.
 #[derive(Default, serde::Serialize)]
 struct Cuts {
-    /// The length of the key, before.
+    /// The original length of the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<usize>,
-    /// In milliseconds since 1970.
+    /// The timestamp, in milliseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     timestamp: Option<i64>,
-    /// The lengths of headers, before.
+    /// The original lengths of headers.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     headers: BTreeMap<String, usize>,
     #[serde(skip_serializing_if = "is_zero")]
@@ -330,7 +333,8 @@ impl Cuts {
     }
 }
 
-/// Cuts the text in `scratch` to `max` bytes, not within a character of UTF-8. Returns its length before if it was longer.
+/// Truncates the text in `scratch` to `max` bytes, but not within a UTF-8 character. Returns the
+/// original length if it was longer.
 fn cut_span(scratch: &[u8], span: &mut Range<usize>, max: usize) -> Option<usize> {
     const CHAR_BYTES_MAX: usize = 4;
     let before = span.len();
@@ -340,7 +344,7 @@ fn cut_span(scratch: &[u8], span: &mut Range<usize>, max: usize) -> Option<usize
     let end = span.start + max;
     let is_start = |at: &usize| scratch[*at] & 0xc0 != 0x80;
     let mut ends = (end.saturating_sub(CHAR_BYTES_MAX)..=end).rev();
-    // Bytes that are no text are cut anywhere.
+    // Bytes that are not valid text may be cut anywhere.
     span.end = ends.find(is_start).unwrap_or(end).max(span.start);
     Some(before)
 }
@@ -369,7 +373,7 @@ mod tests {
     const MARK: (&str, &[u8]) = ("walpost-position", b"POSITION");
     const ABOUT: [(&str, &[u8]); 1] = [(ERROR, b"oversize")];
 
-    /// Key, payload, timestamp and headers of the letter of a row.
+    /// Key, payload, timestamp and headers of a row's dead letter.
     type Shown = (Option<String>, Option<String>, Option<i64>, Vec<String>);
 
     fn show(record: &Record<'_>) -> Shown {
@@ -468,7 +472,7 @@ mod tests {
             Extent::Whole,
         );
         assert_eq!(bad.1, text("hi"), "as it is");
-        // Nothing is left out of nothing.
+        // A payload that is null can't be omitted.
         let null = letter(|_| {}, &EVENT[..3], Extent::NoPayload);
         assert_eq!(null.1, None);
         assert!(
@@ -524,7 +528,7 @@ mod tests {
         assert_eq!((&cut.1, &*cut.3[1]), (&None, "walpost-payload-bytes=2"));
     }
 
-    /// Key, value and headers of a letter, in bytes.
+    /// Returns the total size of key, value and headers in bytes.
     fn bytes(letter: &Shown) -> usize {
         let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
         of(&letter.0) + of(&letter.1) + letter.3.iter().map(String::len).sum::<usize>()

@@ -1,5 +1,6 @@
-//! The envelope of an event in a message, version 1: what `walpost.publish` (`sql/publish.sql`) writes
-//! with `pg_logical_emit_message`. Pure: bytes to an [`Envelope`] that borrows from them.
+//! The envelope of an event sent as a logical decoding message, version 1, which `walpost.publish`
+//! (`sql/publish.sql`) writes with `pg_logical_emit_message`. Pure: decodes bytes to an
+//! [`Envelope`] that borrows from them.
 //!
 //! | Bytes | Field | Contents |
 //! |---|---|---|
@@ -9,13 +10,13 @@
 //! | 4 + n | aggregatetype | length n, then text |
 //! | 4 + n | aggregateid | length n, then text |
 //! | 4 + n | type | length n, then text |
-//! | 4 + n | headers | length n, then a JSON object; length -1 and nothing is null |
-//! | 1 | payload is there | 1, or 0 for null |
-//! | the rest | payload | as it is |
+//! | 4 + n | headers | length n, then a JSON object; length -1 and no bytes for null |
+//! | 1 | has payload | 1, or 0 for null |
+//! | the rest | payload | unchanged bytes |
 //!
-//! Numbers are big-endian and signed, as PostgreSQL's `int4send` and `int8send` write them; text is
-//! UTF-8, whatever the database's encoding. The decoder is total: every length is checked before it
-//! is used, and an error names the field it is about.
+//! Numbers are big-endian and signed, as written by PostgreSQL's `int4send` and `int8send`. Text is
+//! UTF-8, regardless of the database's encoding. The decoder is total: every length is checked
+//! before it is used, and errors name the field.
 
 use std::io::Write as _;
 
@@ -27,14 +28,14 @@ use uuid::fmt::Hyphenated;
 use super::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use super::settings::OutboxSettings;
 
-/// The longest envelope that `walpost.publish` writes.
+/// Maximum length of an envelope that `walpost.publish` writes.
 pub(crate) const PUBLISHED_MAX: usize = 16 << 20;
 
-/// The version of the envelope that is read.
+/// The supported version of the envelope.
 pub(crate) const VERSION: u8 = 1;
 
-/// The columns that an event in a message has, with the types of the outbox table that `init` makes.
-/// A payload stands as the bytes it is, so that a bytea one needs no decoding.
+/// The columns of an event sent as a message, with the types that the outbox table created by
+/// `init` has. The payload is passed on as raw bytes, so that a bytea payload needs no decoding.
 pub(crate) const COLUMNS: [TableColumn<'static>; 7] = [
     column("id", 2950),
     column("aggregatetype", 25),
@@ -49,26 +50,25 @@ const fn column(name: &'static str, type_oid: u32) -> TableColumn<'static> {
     TableColumn { name, type_oid }
 }
 
-/// Where in [`COLUMNS`] the two are that an envelope has in binary form.
+/// The indexes in [`COLUMNS`] of the two columns that an envelope contains in binary form.
 const ID: usize = 0;
 const CREATED_AT: usize = 6;
 
 impl Mapping {
-    /// Finds the columns that `settings` names among those of an event in a message.
+    /// Binds the columns in `settings` to those of an event sent as a message.
     ///
     /// # Errors
-    /// A named column is missing or of a type that can't serve.
+    /// Returns an error if a configured column does not exist or has an unsuitable type.
     pub fn of_messages(settings: &OutboxSettings) -> Result<Self, MappingError> {
         Self::bind_to(settings, None, &COLUMNS, &[])
     }
 }
 
-/// One event, borrowed from the message's content.
+/// An event, borrowed from the message's content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Envelope<'a> {
-    /// The event's id.
     pub id: Uuid,
-    /// When its transaction started.
+    /// The start of the event's transaction.
     pub created_at: Timestamp,
     /// The column `aggregatetype`.
     pub aggregatetype: &'a str,
@@ -82,7 +82,7 @@ pub(crate) struct Envelope<'a> {
     pub payload: Option<&'a [u8]>,
 }
 
-/// Room for the texts of the values that an envelope has in binary form.
+/// Buffers for the text of values that an envelope contains in binary form.
 #[derive(Debug)]
 pub(crate) struct Texts {
     id: [u8; Hyphenated::LENGTH],
@@ -103,7 +103,7 @@ impl Default for Texts {
 }
 
 impl std::fmt::Debug for Envelope<'_> {
-    // Lengths only: a payload must not reach a log.
+    // Shows only lengths: a payload must not be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Envelope")
             .field("created_at", &self.created_at)
@@ -112,19 +112,19 @@ impl std::fmt::Debug for Envelope<'_> {
     }
 }
 
-/// Bytes that are no envelope of this version. Never holds what they say.
+/// An error for bytes that are not an envelope of this version. Never contains the bytes.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
-    /// Nothing at all.
+    /// The content is empty.
     #[error("it is empty, and an envelope was expected")]
     Empty,
-    /// Another version, or something else altogether.
+    /// The content has another version, or is not an envelope.
     #[error(
         "it begins with byte {0:#04x}, and {VERSION:#04x}, the version of the envelope, was expected. \
          If walpost.publish of a newer Walpost wrote it, run that Walpost"
     )]
     Version(u8),
-    /// It was not read at all.
+    /// The content was not read.
     #[error(
         "it has {0} bytes: more than max_row_bytes, and more than the {PUBLISHED_MAX} that walpost.publish writes at most"
     )]
@@ -132,7 +132,7 @@ pub enum EnvelopeError {
     /// The envelope ends inside the field.
     #[error("its envelope ends inside {0}")]
     Short(&'static str),
-    /// The field's value is not one it can have.
+    /// The field has an invalid value.
     #[error("its envelope has an unexpected value in {0}: {1}")]
     Unexpected(&'static str, i64),
     /// The field is not UTF-8.
@@ -141,10 +141,10 @@ pub enum EnvelopeError {
 }
 
 impl<'a> Envelope<'a> {
-    /// Decodes the content of one message.
+    /// Decodes the content of a message.
     ///
     /// # Errors
-    /// Any bytes that are not an envelope of this version; the error names the field.
+    /// Returns an error that names the field if the bytes are not an envelope of this version.
     pub(crate) fn decode(content: &'a [u8]) -> Result<Self, EnvelopeError> {
         match content.split_first() {
             None => Err(EnvelopeError::Empty),
@@ -153,8 +153,8 @@ impl<'a> Envelope<'a> {
         }
     }
 
-    /// Puts the values that `mapping`, made by [`Mapping::of_messages`], needs into their slots, as
-    /// PostgreSQL would print them. Allocates nothing.
+    /// Returns a row with the values that `mapping`, created by [`Mapping::of_messages`], needs, in
+    /// the text format of PostgreSQL. Does not allocate.
     #[must_use]
     pub(crate) fn row<'t>(&self, mapping: &Mapping, texts: &'t mut Texts) -> Row<'t>
     where
@@ -185,12 +185,12 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// The form of timestamptz with `DateStyle=ISO` and `TimeZone=UTC`.
+/// Formats a timestamptz as with `DateStyle=ISO` and `TimeZone=UTC`.
 fn print(at: Timestamp, text: &mut [u8; Texts::TIMESTAMP_LEN]) -> &[u8] {
     let local = Offset::UTC.to_datetime(at);
     let (date, time) = (local.date(), local.time());
     let mut rest = &mut text[..];
-    // It fits: years have four digits, as `Reader::timestamp` sees to.
+    // The text fits, because `Reader::timestamp` only accepts years of four digits.
     let _ = write!(
         rest,
         "{:04}-{:02}-{:02} {:02}:{:02}:{:02}",
@@ -239,7 +239,7 @@ impl<'a> Reader<'a> {
         Ok(*head)
     }
 
-    /// A time of the years 1 to 9999: any that `now()` gives.
+    /// Reads a time in the years 1 to 9999, which includes every result of `now()`.
     fn timestamp(&mut self, field: &'static str) -> Result<Timestamp, EnvelopeError> {
         const FROM_1970: i64 = 946_684_800_000_000;
         const YEAR_1: i64 = -62_135_596_800_000_000;
@@ -258,7 +258,7 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(bytes).map_err(|_| EnvelopeError::NotUtf8(field))
     }
 
-    /// Bytes preceded by their length, or -1.
+    /// Reads bytes preceded by their length. A length of -1 means null.
     fn nullable(&mut self, field: &'static str) -> Result<Option<&'a [u8]>, EnvelopeError> {
         let len = i32::from_be_bytes(self.array(field)?);
         if len == -1 {

@@ -1,8 +1,10 @@
-//! A JSON text as Debezium's event router expands it (`table.expand.json.payload`): the object itself in the place of a
-//! string of it, with a schema that is made of the values. Pure.
+//! Expands a JSON payload like Debezium's event router (`table.expand.json.payload`): the value is
+//! the object itself instead of a string that contains it, and its schema is derived from the
+//! values. Pure.
 //!
-//! The text is read once into nodes; from these follows a [`Shape`], and text and shape are what is written. What has no
-//! shape is not expanded: see [`Expander::read`].
+//! The text is parsed once into nodes, from which a [`Shape`] is derived. The output is written
+//! from nodes and shape. Text for which no shape can be derived is not expanded: see
+//! [`Expander::read`].
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,50 +12,52 @@ use std::ops::Range;
 use super::connect::Form;
 use super::json;
 
-/// More arrays and objects in one another are not read: Jackson's own limit.
+/// The maximum nesting depth of arrays and objects, which is Jackson's limit.
 const DEPTH_MAX: usize = 1000;
-/// A number of more characters is not read: Jackson's own limit.
+/// The maximum length of a number in characters, which is Jackson's limit.
 const NUMBER_MAX: usize = 1000;
-/// With so many members or more, names are looked up in a table.
+/// Objects with at least this many members use a hash table to look up names.
 const MEMBERS_FEW: usize = 16;
-/// Room for texts above this is given back before the next one.
+/// A text buffer beyond this size is freed before the next payload.
 const TEXTS_KEPT_BYTES: usize = 1 << 20;
-/// What may be written, and looked at, for each byte of the text, and for a text of none. Objects of one array get the
-/// members of all of them: of a text of some megabytes it could be terabytes.
+/// Limits on the work per payload, where a unit is about one byte written or one name compared: per
+/// byte of the payload, for an empty payload, and for any payload. Each object of an array gets the
+/// members of all the others, so that a payload of a few megabytes could expand to terabytes.
 const WORK_PER_BYTE: usize = 16;
 const WORK_LEAST: usize = 2 << 20;
 const WORK_MAX: usize = 32 << 20;
-/// What the nodes of a text may take, in bytes: for each byte of the text, for a text of none, and for any text. The densest
-/// text, `[1],[1],...`, takes twelve for each of its bytes. With the largest row, what is written and what is in flight, a process
-/// with the memory that deploy/ gives it has to have room for the most.
+/// Limits on the memory for nodes, in bytes: per byte of the payload, for an empty payload, and for
+/// any payload. The densest payload, `[1],[1],...`, requires twelve bytes of memory per byte. The
+/// maximum must fit into the memory that deploy/ grants a process, in addition to the largest row,
+/// the output and the records in flight.
 const NODE_BYTES_PER_BYTE: usize = 16;
 const NODE_BYTES_LEAST: usize = 4 << 20;
 const NODE_BYTES_MAX: usize = 32 << 20;
-/// An array with so many items grows by a quarter and not to twice its length.
+/// Arrays with at least this many items grow by a quarter instead of doubling.
 const ITEMS_MANY: usize = 1 << 10;
 
-/// A limit for a text of `len` bytes.
+/// Returns the limit for a payload of `len` bytes.
 fn limit(len: usize, per_byte: usize, least: usize, max: usize) -> usize {
     len.saturating_mul(per_byte).saturating_add(least).min(max)
 }
 
-/// What becomes of members that say nothing of their type.
+/// Whether to keep members whose values do not determine a type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
-    /// Those that are null.
+    /// Keeps members that are null.
     pub(super) nulls: bool,
-    /// Those that are empty arrays.
+    /// Keeps members that are empty arrays.
     pub(super) empty_arrays: bool,
 }
 
-/// Reads texts. Holds the room for what it has read.
+/// Parses payloads. Owns the memory for their strings.
 #[derive(Debug, Default)]
 pub(super) struct Expander {
-    /// Strings and names, escaped as they are written.
+    /// Strings and names, escaped for the output.
     texts: Vec<u8>,
 }
 
-/// A value.
+/// A JSON value.
 #[derive(Debug)]
 enum Node {
     Null,
@@ -61,14 +65,14 @@ enum Node {
     Int32(i64),
     Int64(i64),
     Double(f64),
-    /// A whole number that is too large for Connect.
+    /// A number that is too large for Connect.
     Beyond,
     String(Range<usize>),
     Array(Box<[Node]>),
     Object(Box<[(Range<usize>, Node)]>),
 }
 
-/// What is known of values in one place.
+/// The type derived from all values at the same location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shape {
     Null,
@@ -83,12 +87,13 @@ enum Shape {
     },
     Struct {
         fields: Vec<(Range<usize>, Shape)>,
-        /// Objects of one array with different members were joined: Debezium's schema of these is not optional.
+        /// Whether objects of one array with different members were joined. Debezium's schema for
+        /// such objects is not optional.
         is_joined: bool,
     },
 }
 
-/// A text that was read, and can be written.
+/// A payload that was parsed and can be written.
 #[derive(Debug)]
 pub(super) struct Expanded<'e> {
     texts: &'e [u8],
@@ -98,9 +103,11 @@ pub(super) struct Expanded<'e> {
 }
 
 impl Expander {
-    /// Reads the text. Nothing for what is not expanded: what is no JSON object, and objects in which values of one
-    /// array have different types, a number is beyond Connect's, or an array's first value says nothing of its type; and
-    /// what would become many times as long, or take too much memory to read. The schema is part of that where it is written.
+    /// Parses a payload. Returns `None` if it is not expanded: text that is not a JSON object;
+    /// objects in which an array contains values of different types, a number is too large for
+    /// Connect, or the first value of an array does not determine its type; and payloads whose
+    /// output would become many times as long, or whose nodes would require too much memory. If
+    /// `with_schema` is true, the schema counts towards the length of the output.
     pub(super) fn read(
         &mut self,
         text: &str,
@@ -152,7 +159,7 @@ impl Expander {
     }
 }
 
-/// What may still be done for a text: about a byte that is written or a name that is compared.
+/// The remaining work for a payload. A unit is about one byte written or one name compared.
 struct Work {
     left: usize,
 }
@@ -163,7 +170,7 @@ impl Work {
     }
 }
 
-/// The text is an empty array, which has no schema at all.
+/// Returns whether the text is an empty array, which has no schema at all.
 pub(super) fn is_empty_array(text: &str) -> bool {
     let inner = text
         .strip_prefix('[')
@@ -171,22 +178,23 @@ pub(super) fn is_empty_array(text: &str) -> bool {
     inner.is_some_and(|inner| inner.trim().is_empty())
 }
 
-/// Reads JSON as Jackson does: RFC 8259, and a surrogate without the other is a character too.
+/// Parses JSON like Jackson: according to RFC 8259, but unpaired surrogates are accepted as
+/// characters.
 struct Reader<'t> {
     text: &'t str,
     bytes: &'t [u8],
     at: usize,
     depth: usize,
     texts: &'t mut Vec<u8>,
-    /// Memory that nodes may still take.
+    /// Memory that nodes may still use.
     bytes_left: usize,
 }
 
-/// Bytes of a member, while those whose names repeat are looked for.
+/// The memory used for a member while repeated names are being removed.
 const MEMBER_BYTES: usize = 2 * size_of::<(Range<usize>, Node)>() + size_of::<(&[u8], usize)>();
 
 impl Reader<'_> {
-    /// Counts memory that is about to be taken; nothing where there may be no more.
+    /// Deducts memory that is about to be allocated. Returns `None` if the limit is exceeded.
     fn spend(&mut self, bytes: usize) -> Option<()> {
         self.bytes_left = self.bytes_left.checked_sub(bytes)?;
         Some(())
@@ -279,7 +287,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Members whose names come once: the last value of a name, in the place of its first.
+    /// Removes repeated names. Each name keeps its first position and its last value.
     fn once(&self, members: Vec<(Range<usize>, Node)>) -> Vec<(Range<usize>, Node)> {
         let mut kept: Vec<(Range<usize>, Node)> = Vec::with_capacity(members.len());
         let mut places: HashMap<&[u8], usize> = HashMap::new();
@@ -339,7 +347,7 @@ impl Reader<'_> {
                 self.at += 4;
                 match char::from_u32(u32::from(unit)) {
                     Some(char) => char,
-                    // Surrogates are written as escapes, one by one.
+                    // Surrogates are written as separate escapes.
                     None => {
                         json::push_unit(self.texts, unit);
                         return Some(());
@@ -399,7 +407,8 @@ impl Reader<'_> {
 }
 
 impl Node {
-    /// Every array's first value says of which type it is, as Debezium looks at them, and every member has a name.
+    /// Returns whether the first value of each array determines a type by Debezium's rules, and
+    /// every member has a name.
     fn is_typed(&self, keep: Keep) -> bool {
         match self {
             Self::Object(members) => members.iter().all(|(name, value)| {
@@ -421,7 +430,7 @@ impl Node {
         }
     }
 
-    /// What it says of values in its place; nothing where values of one array contradict each other.
+    /// Returns the shape of the value, or `None` if values of one array contradict each other.
     fn shape(&self, texts: &[u8], keep: Keep, work: &mut Work) -> Option<Shape> {
         Some(match self {
             Self::Null => Shape::Null,
@@ -466,7 +475,7 @@ impl Node {
 }
 
 impl Shape {
-    /// What fits both.
+    /// Returns a shape that fits both shapes.
     fn joined(self, other: Self, texts: &[u8], work: &mut Work) -> Option<Self> {
         Some(match (self, other) {
             (Self::Null, shape) | (shape, Self::Null) => shape,
@@ -495,7 +504,7 @@ impl Shape {
         })
     }
 
-    /// Whether both have the same schema.
+    /// Returns whether both shapes have the same schema.
     fn is_same(&self, other: &Self, texts: &[u8], keep: Keep, work: &mut Work) -> bool {
         match (self, other) {
             (Self::Struct { fields, .. }, Self::Struct { fields: others, .. }) => {
@@ -523,7 +532,7 @@ impl Shape {
         }
     }
 
-    /// Whether Debezium gives it a schema.
+    /// Returns whether Debezium includes a value of this shape in the schema.
     fn is_known(&self, keep: Keep) -> bool {
         match self {
             Self::Null => keep.nulls,
@@ -553,7 +562,7 @@ fn joined_fields(
     }
     for (at, (range, shape)) in others.into_iter().enumerate() {
         let is_it = |field: &(Range<usize>, Shape)| name(&field.0) == name(&range);
-        // Objects of one array mostly have the same members in the same order.
+        // Objects in an array usually have the same members in the same order.
         let place = match fields.get(at).is_some_and(is_it) {
             true => Some(at),
             false if is_large => places.get(name(&range)).copied(),
@@ -579,7 +588,8 @@ fn joined_fields(
 }
 
 impl Expanded<'_> {
-    /// Spends what [`Expanded::push`] will write of names, and of nulls that the text does not have.
+    /// Deducts the work for the names that [`Expanded::push`] will write, and for the nulls that
+    /// are not in the payload.
     fn weigh(&self, node: &Node, shape: &Shape, work: &mut Work) {
         match (node, shape) {
             (Node::Array(items), Shape::Array { items: shape, .. }) => {
@@ -597,7 +607,8 @@ impl Expanded<'_> {
         }
     }
 
-    /// Spends what [`Expanded::push_schema`] will write, in a struct whose name has so many bytes.
+    /// Deducts the work for the schema that [`Expanded::push_schema`] will write. `name` is the
+    /// length of the enclosing struct's name.
     fn weigh_schema(&self, shape: &Shape, name: usize, work: &mut Work) {
         const FIELD: &str = "{\"type\":\"boolean\",\"optional\":true,\"field\":\"\"},";
         match shape {
@@ -613,7 +624,8 @@ impl Expanded<'_> {
         }
     }
 
-    /// The fields that are written of an object, with the value of each: null where it has none.
+    /// Calls `of` for each field that is written for an object, with its value, or null if the
+    /// object has no such member.
     fn each<'s>(
         &'s self,
         members: &'s [(Range<usize>, Node)],
@@ -624,7 +636,7 @@ impl Expanded<'_> {
         let mut places: HashMap<&[u8], usize> = HashMap::new();
         for (name, shape) in self.known(fields) {
             let is_it = |member: &(Range<usize>, Node)| &self.texts[member.0.clone()] == name;
-            // Mostly in the same order.
+            // Members are usually in the same order as fields.
             let place = match members.get(next).is_some_and(is_it) {
                 true => Some(next),
                 false if members.len() < MEMBERS_FEW => members.iter().position(is_it),
@@ -642,7 +654,7 @@ impl Expanded<'_> {
         }
     }
 
-    /// Appends the schema, without the brace that closes it; `name` is that of the struct, escaped.
+    /// Appends the schema without the closing brace. `name` is the escaped name of the struct.
     pub(super) fn push_schema(&self, out: &mut Vec<u8>, name: &[u8]) {
         self.push_schema_of(&self.shape, out, name);
     }
@@ -659,7 +671,8 @@ impl Expanded<'_> {
                 out.extend_from_slice(b"{\"type\":\"array\",\"items\":");
                 match &**items {
                     Shape::Null if *is_empty => self.push_schema_of(&Shape::String, out, b""),
-                    // Objects in an array have its name, what is deeper has none.
+                    // Objects in an array have the name of the array. Objects nested more deeply
+                    // have none.
                     items @ Shape::Struct { .. } => self.push_schema_of(items, out, name),
                     items => self.push_schema_of(items, out, b""),
                 }
@@ -698,7 +711,7 @@ impl Expanded<'_> {
         out.extend_from_slice(b"\",\"optional\":true");
     }
 
-    /// The fields that have a schema.
+    /// Returns the fields that are included in the schema.
     fn known<'s>(
         &'s self,
         fields: &'s [(Range<usize>, Shape)],
@@ -735,7 +748,7 @@ impl Expanded<'_> {
             (Node::Object(members), Shape::Struct { fields, .. }) => {
                 self.push_struct(members, fields, out, form);
             }
-            // Beyond and contradictions have no shape.
+            // `Node::Beyond` and contradictory values have no shape, so they do not occur here.
             _ => out.extend_from_slice(b"null"),
         }
     }
@@ -783,7 +796,8 @@ impl Expanded<'_> {
         out.push(b'"');
     }
 
-    /// The characters of a text that is escaped; a surrogate without the other is a question mark, as in Java's UTF-8.
+    /// Appends the characters of escaped text. An unpaired surrogate becomes a question mark, as in
+    /// Java's UTF-8 encoding.
     #[expect(clippy::unused_self, reason = "the text is one of these")]
     fn push_unescaped(&self, text: &[u8], out: &mut Vec<u8>) {
         if !text.contains(&b'\\') {
@@ -825,7 +839,7 @@ pub(crate) mod fuzz;
 mod tests {
     use super::*;
 
-    /// Schema and value; none where it is not expanded.
+    /// Returns the schema and the value, or `None` if the payload is not expanded.
     fn expand(text: &str, keep: Keep) -> Option<(String, String)> {
         let mut expander = Expander::default();
         let expanded = expander.read(text, keep, true)?;
@@ -889,14 +903,14 @@ mod tests {
             format!("{{\"{long}\":{begin}1{}}}", "}".repeat(depth))
         };
         for (text, is_expanded) in [
-            // Each with another member: all of them would get all.
+            // Each object has a different member, so each would get the members of all.
             (objects(100_000, &|at| format!("{{\"m{at}\":1}}")), false),
             (objects(300, &|at| format!("{{\"m{at}\":1}}")), true),
-            // The same, a level deeper, and in arrays of one.
+            // The same, one level deeper, in arrays with a single item.
             (objects(100_000, &|at| format!("[{{\"m{at}\":1}}]")), false),
-            // Members that differ in what is not written.
+            // The objects differ in members that are not written.
             (objects(100_000, &|at| format!("{{\"m{at}\":null}}")), false),
-            // Long names are members of short objects.
+            // Short objects get members with long names.
             (
                 objects(100_000, &|at| match at {
                     0 => format!("{{\"{long}\":1}}"),
@@ -904,7 +918,7 @@ mod tests {
                 }),
                 false,
             ),
-            // What is many, and alike, is as long as it was.
+            // The output for many similar objects is as long as the payload.
             (
                 objects(100_000, &|at| format!("{{\"m\":{at},\"n\":\"x\"}}")),
                 true,
@@ -916,12 +930,12 @@ mod tests {
             let began = std::time::Instant::now();
             let found = expand(&text, Keep::default());
             assert_eq!(found.is_some(), is_expanded, "{}", &text[..60]);
-            // Minutes, where each is compared with each.
+            // Comparing each object with every other would take minutes.
             assert!(began.elapsed().as_secs() < 20, "{}", &text[..60]);
         }
     }
 
-    /// 16 MB of these took 682 MiB, and 60 MB took 2.4 GiB.
+    /// Without a limit, 16 MB of such payloads required 682 MiB, and 60 MB required 2.4 GiB.
     #[test]
     fn what_takes_too_much_memory_to_read_is_not_expanded() {
         let arrays =

@@ -1,4 +1,4 @@
-//! Templates, and rows whose values anyone may have written.
+//! Properties of templates, and of rows with arbitrary values.
 
 use super::columns::{COLUMNS_MAX, Mapping, TableColumn};
 use super::headers::{self, POSITION_HEADER};
@@ -23,11 +23,12 @@ const SHARD: usize = 7;
 
 type Values<'a> = [Option<&'a [u8]>; COLUMNS.len()];
 
-/// Bytes as parts between zeros: the templates of the topic, the key and a header, then the values
-/// of a row, of which those that are missing or empty are null.
+/// Checks templates and a row. `data` consists of parts separated by zero bytes: the templates of
+/// the topic, the key and a header, then the values of a row. Missing or empty values are null.
 ///
 /// # Panics
-/// A template is not its text; a record is not what the templates and the row say.
+/// Panics if a template does not match its text, or a record does not match the templates and the
+/// row.
 pub fn template(data: &[u8]) {
     let mut parts = data.split(|&byte| byte == 0);
     let mut template = || {
@@ -56,7 +57,7 @@ pub fn template(data: &[u8]) {
     route(&settings, &topic, &values);
 }
 
-/// A template's parts, by going through it once.
+/// Parses a template in a single pass.
 fn parts_of(template: &str) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut chars = template.chars().peekable();
@@ -124,7 +125,7 @@ fn route(settings: &OutboxSettings, topic: &Template, values: &Values<'_>) {
     hold_headers(headers.collect(), values[HEADERS]);
 }
 
-/// The error is about what is wrong.
+/// Checks that the error matches the cause.
 fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
     match error {
         RouteError::TopicNull => {
@@ -161,15 +162,15 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
     }
 }
 
-/// Whether the topic is one of those that are always reserved.
+/// Returns whether the topic is always reserved.
 fn is_reserved(topic: &[u8]) -> bool {
     let own = [b"walpost-checkpoints".as_slice(), b"walpost-dead-letters"];
-    // Names that differ in . and _ alone are one to Kafka.
+    // Kafka treats names that differ only in `.` and `_` as equal.
     let begins = topic.iter().take(2).map(|byte| matches!(byte, b'.' | b'_'));
     begins.eq([true, true]) || own.contains(&topic)
 }
 
-/// A column's value, by its name; an error for what is no bytea.
+/// Returns a column's value by name, or an error if it is not a valid bytea.
 fn value(name: &str, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
     let index = COLUMNS.iter().position(|(column, _)| *column == name);
     let Some(text) = index.and_then(|index| values[index]) else {
@@ -190,7 +191,7 @@ fn value(name: &str, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
         .map(Some)
 }
 
-/// A template's text for a row; nothing where there are columns and all of them are null.
+/// Expands a template for a row, or returns `None` if there are columns and all of them are null.
 fn filled(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
     let mut text = Vec::new();
     let mut is_null = true;
@@ -204,7 +205,7 @@ fn filled(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, (
                 is_null &= value.is_none();
                 text.extend(value.unwrap_or_default());
             }
-            // Mapping takes no other column for one.
+            // `Mapping` accepts only this column as a time.
             Part::Time(_) => {
                 is_null &= values[AT].is_none();
                 text.extend(values[AT].map(time).transpose()?.unwrap_or_default());
@@ -235,18 +236,18 @@ fn millis(text: &[u8]) -> Option<i64> {
     timestamp::millis(text, TimestampType::Zoned).filter(|&millis| millis >= 0)
 }
 
-/// The headers are the members of the object.
+/// Checks that the headers are the members of the object.
 fn hold_headers(headers: Vec<(&str, Option<&[u8]>)>, json: Option<&[u8]>) {
     let is_reserved = |name: &str| headers::is_reserved(name.as_bytes()) || name.contains('\0');
     assert!(!headers.iter().any(|(name, _)| is_reserved(name)));
     let Some(json) = json else {
         return assert!(headers.is_empty());
     };
-    // It refuses numbers out of range, which pass here as the text they are.
+    // serde_json rejects numbers out of range, which become headers with their text here.
     let Ok(object) = serde_json::from_slice::<serde_json::Map<_, _>>(json) else {
         return;
     };
-    // A name that comes twice is a header twice.
+    // A repeated name results in several headers.
     for (name, member) in &object {
         let header = headers.iter().rev().find(|(header, _)| header == name);
         let (_, value) = header.expect("every member is a header");

@@ -1,6 +1,7 @@
-//! Rows that went through the real Debezium, and go through the router here: `tests/golden/debezium/lab.jsonl` and
-//! `captured.jsonl`, which `./dev golden debezium` captures again. Each line is a connector's configuration, a table, and
-//! rows with the record that came out, or null where none did.
+//! Compares the router's records with those of the real Debezium: `tests/golden/debezium/lab.jsonl`
+//! and `captured.jsonl`, which `./dev golden debezium` captures again. Each line contains a
+//! connector's configuration, a table, and rows with the resulting record, or null if there was
+//! none.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -17,7 +18,7 @@ use super::settings::{
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/debezium");
 
-/// How many partitions the topics had.
+/// The number of partitions of the topics.
 const PARTITIONS: u32 = 6;
 
 #[derive(Deserialize)]
@@ -46,7 +47,7 @@ struct Captured {
     headers: Vec<(String, Value)>,
 }
 
-/// What differs on purpose: the case and the row, either of them any where it is empty, and why.
+/// The intended differences: the case, the row and the reason. An empty case or row matches all.
 const DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "bytea string",
@@ -172,7 +173,7 @@ impl Case {
             .map(String::as_str)
     }
 
-    /// As the importer translates it.
+    /// Returns the settings as the importer translates them.
     fn settings(&self) -> OutboxSettings {
         let template = |column: &str| format!("{{{column}}}").parse().expect("a template");
         let mut settings = OutboxSettings {
@@ -185,7 +186,7 @@ impl Case {
                 (None, _) => HeaderFormat::Simple,
                 (_, Format::Json) => HeaderFormat::Json,
                 (_, Format::JsonSchema) => HeaderFormat::JsonSchema,
-                // Nearer than "string": dates and booleans are as Java has them.
+                // Closer than "string": Debezium writes dates and booleans as Java does.
                 _ => HeaderFormat::Simple,
             },
             headers_column: HeadersColumn::Off,
@@ -213,11 +214,12 @@ impl Case {
             settings.empty_payload = EmptyPayload::Tombstone;
         }
         let column = self.of("route.by.field").unwrap_or("aggregatetype");
-        // Java's group is (?<name>), as Rust's; $1 ends where digits do.
+        // Java's syntax for a named group, (?<name>), is the same as Rust's. $1 ends after the
+        // digits.
         let regex = self
             .of("route.topic.regex")
             .unwrap_or("(?<routedByValue>.*)");
-        // Each case of the capture had topics of its own.
+        // Each case of the capture used its own topics.
         let is_lab = self.table == "public.outbox";
         let default = if is_lab {
             "outbox.event.${routedByValue}"
@@ -271,7 +273,7 @@ impl Case {
     }
 }
 
-/// Kafka's, of librdkafka's partitioner `murmur2_random` and of Java's.
+/// Kafka's hash function, as used by librdkafka's partitioner `murmur2_random` and by Java's.
 fn murmur2(bytes: &[u8]) -> u32 {
     const M: u32 = 0x5bd1_e995;
     let mut hash = 0x9747_b28c ^ u32::try_from(bytes.len()).expect("a key");
@@ -316,7 +318,8 @@ fn shown(bytes: Option<&[u8]>) -> String {
     })
 }
 
-/// A text with a `traceparent` in it, without the identity of its span: Debezium puts one of its own in between.
+/// Removes the span ID from text that contains a `traceparent`, because Debezium inserts a span of
+/// its own.
 fn without_span(text: &str) -> String {
     let mut parts: Vec<_> = text.split('-').collect();
     if let Some(span) = parts.get_mut(2) {
@@ -325,7 +328,7 @@ fn without_span(text: &str) -> String {
     parts.join("-")
 }
 
-/// What is not as it was captured.
+/// Returns the differences from the captured record.
 fn compare(captured: &Captured, record: &Record<'_>) -> Vec<String> {
     let mut differ = Vec::new();
     let mut check = |what: &str, found: String, expected: String| {
@@ -397,7 +400,7 @@ fn difference(case: &str, row: &str) -> Option<usize> {
     known.position(|(of, at, _)| case.contains(of) && row.contains(at))
 }
 
-/// `all_differ`: each of the known differences is in it.
+/// Replays a file. With `all_differ`, checks that each of the known differences occurs in it.
 fn replay(file: &str, rows_expected: usize, all_differ: bool) {
     let file = std::fs::read_to_string(format!("{FOLDER}/{file}")).expect("a file");
     let (mut troubles, mut rows, mut listed) = (Vec::new(), 0, 0);
@@ -424,7 +427,7 @@ fn replay(file: &str, rows_expected: usize, all_differ: bool) {
             let record = router.route(&mapping, &row, b"position");
             let differ = match (&captured.record, record) {
                 (_, Err(error)) => vec![error.to_string()],
-                // Debezium delivers nothing, Walpost does.
+                // Debezium delivered nothing, but Walpost does.
                 (None, Ok(_)) => continue,
                 (Some(captured), Ok(record)) => compare(captured, &record),
             };

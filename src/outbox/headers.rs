@@ -1,4 +1,4 @@
-//! The headers of one record, laid out in the router's scratch space.
+//! The headers of a record, stored in the router's scratch space.
 
 use std::ops::Range;
 
@@ -10,29 +10,28 @@ use super::columns::Mapping;
 use super::settings::HeaderFormat;
 use super::{json, properties};
 
-/// The header with the row's position in WAL.
+/// The header that contains the row's position in the WAL.
 pub(crate) const POSITION_HEADER: &str = "walpost-position";
 
-/// The header of a record that somebody sent again on purpose.
+/// The header of a record that was sent by a replay.
 pub(crate) const REPLAY_HEADER: &str = "walpost-replay";
 
-/// Names of headers that say what Walpost knows of a record begin with this.
+/// The prefix of header names that are reserved for Walpost's metadata.
 const RESERVED_PREFIX: &str = "walpost-";
 
-/// Whether no header of a row, or of the configuration, may have this name: consumers and `walpost verify` believe what such a
-/// header says.
+/// Returns whether a header name is reserved. Rows and the configuration must not set such headers,
+/// because consumers and `walpost verify` rely on them.
 pub(crate) fn is_reserved(name: &[u8]) -> bool {
     name.starts_with(RESERVED_PREFIX.as_bytes())
 }
 
-/// A record's headers, in order.
 #[derive(Clone, Copy, Default)]
 pub struct Headers<'r> {
     spans: &'r [HeaderSpan],
     scratch: &'r [u8],
 }
 
-/// Where a header's name and value are in the scratch space.
+/// The locations of a header's name and value in the scratch space.
 #[derive(Clone, Debug)]
 pub(super) struct HeaderSpan {
     pub(super) name: Range<usize>,
@@ -44,18 +43,18 @@ impl<'r> Headers<'r> {
         Self { spans, scratch }
     }
 
-    /// Names and values.
+    /// Returns the names and values.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&'r str, Option<&'r [u8]>)> + use<'r> {
         let scratch = self.scratch;
         self.spans.iter().map(move |span| {
-            // Names are written from `str`s only, so none is replaced by the default.
+            // Names are only written from `str`s, so the default is never used.
             let name = std::str::from_utf8(&scratch[span.name.clone()]).unwrap_or_default();
             (name, span.value.clone().map(|value| &scratch[value]))
         })
     }
 }
 
-/// What Debezium says of itself in headers.
+/// The names of Debezium's headers about itself.
 const CONTEXT: [&str; 4] = [
     "__debezium.context.connectorLogicalName",
     "__debezium.context.taskId",
@@ -63,7 +62,8 @@ const CONTEXT: [&str; 4] = [
     "__debezium.context.runId",
 ];
 
-/// Appends the headers that Debezium puts before those of the event: about itself, and the trace context.
+/// Appends the headers that Debezium adds before those of the event: about itself, and the trace
+/// context.
 pub(super) fn append_context(
     mapping: &Mapping,
     row: &Row<'_>,
@@ -89,7 +89,7 @@ pub(super) fn append_context(
     }
 }
 
-/// Appends a text in the format of headers.
+/// Appends text in the format of headers.
 fn push_text(format: HeaderFormat, text: &str, scratch: &mut Vec<u8>) {
     match format {
         HeaderFormat::String | HeaderFormat::Simple => scratch.extend_from_slice(text.as_bytes()),
@@ -104,7 +104,7 @@ fn push_text(format: HeaderFormat, text: &str, scratch: &mut Vec<u8>) {
     }
 }
 
-/// Appends the headers of the trace context that the row has.
+/// Appends the headers of the row's trace context.
 pub(super) fn append_trace_context(
     mapping: &Mapping,
     row: &Row<'_>,
@@ -120,11 +120,12 @@ pub(super) fn append_trace_context(
     }
 }
 
-/// Appends one header for each member of the JSON object `json`: a string as its characters, null
-/// as a header without value, anything else as its JSON text.
+/// Appends one header for each member of the JSON object `json`. A string becomes its characters,
+/// null becomes a header without a value, and any other value becomes its JSON text.
 ///
 /// # Errors
-/// The text is not a JSON object; the message names the place, never the content.
+/// Returns an error if the text is not a JSON object. The message contains the location of the
+/// error but not the content.
 pub(super) fn append_json(
     json: &[u8],
     spans: &mut Vec<HeaderSpan>,
@@ -158,7 +159,7 @@ impl<'de> Visitor<'de> for Members<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(name) = map.next_key_seed(Text(self.scratch))? {
             let bytes = &self.scratch[name.clone()];
-            // librdkafka keeps a header's name as a C string.
+            // librdkafka stores a header's name as a C string.
             if bytes.contains(&0) {
                 return Err(A::Error::custom("a name has a NUL character"));
             }
@@ -183,9 +184,9 @@ impl<'de> Visitor<'de> for Members<'_> {
     }
 }
 
-/// Appends a JSON string's characters to the scratch space. A `String`, or a `Cow`, which serde always
-/// makes an owned one, would cost an allocation a header; so only a string with escapes does,
-/// inside serde_json.
+/// Appends the characters of a JSON string to the scratch space. Deserializing to a `String` or a
+/// `Cow`, which serde always makes owned, would allocate for every header. This way, only strings
+/// with escapes allocate, within serde_json.
 struct Text<'s>(&'s mut Vec<u8>);
 
 impl<'de> DeserializeSeed<'de> for Text<'_> {
@@ -208,7 +209,7 @@ impl Visitor<'_> for Text<'_> {
     }
 }
 
-/// Appends `bytes` and says where they are.
+/// Appends `bytes` and returns their location.
 pub(super) fn push(scratch: &mut Vec<u8>, bytes: &[u8]) -> Range<usize> {
     let start = scratch.len();
     scratch.extend_from_slice(bytes);

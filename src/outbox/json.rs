@@ -1,12 +1,13 @@
-//! Texts as Jackson, the JSON library of Kafka Connect, writes them. Pure; allocates nothing but what the output needs.
+//! Writes JSON text like Jackson, the JSON library of Kafka Connect. Pure. Allocates only for the
+//! output.
 
 use std::io::Write as _;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-/// For each byte what is written in its place: itself where that is 0, `u` and digits where it is `u`, else a backslash
-/// and this.
+/// For each byte, how to escape it: 0 if it is written unchanged, `u` if it is written as `\u` and
+/// digits, and otherwise the character to write after a backslash.
 const ESCAPES: [u8; 256] = {
     let mut escapes = [0; 256];
     let mut control = 0;
@@ -21,7 +22,7 @@ const ESCAPES: [u8; 256] = {
     escapes[0x0d] = b'r';
     escapes[b'"' as usize] = b'"';
     escapes[b'\\' as usize] = b'\\';
-    // A character outside the BMP begins with one of these: it is written as its two surrogates.
+    // The lead bytes of characters outside the BMP, which are written as two surrogates.
     let mut astral = 0xf0;
     while astral < 0xf8 {
         escapes[astral] = b'u';
@@ -32,7 +33,7 @@ const ESCAPES: [u8; 256] = {
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
-/// Appends the text with the escapes of a JSON string, and without its quotes.
+/// Appends text with the escapes of a JSON string, without quotes.
 pub(super) fn push_escaped(out: &mut Vec<u8>, text: &str) {
     let bytes = text.as_bytes();
     let mut written = 0;
@@ -68,7 +69,7 @@ pub(super) fn push_escaped(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&bytes[written..]);
 }
 
-/// Appends a unit of UTF-16 as an escape.
+/// Appends a UTF-16 code unit as an escape.
 pub(super) fn push_unit(out: &mut Vec<u8>, unit: u16) {
     let digit = |shift: u16| HEX[usize::from(unit >> shift & 0xf)];
     out.extend_from_slice(&[b'\\', b'u', digit(12), digit(8), digit(4), digit(0)]);
@@ -81,23 +82,24 @@ pub(super) fn push_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
 }
 
-/// Appends the bytes in base64, with its padding.
+/// Appends bytes in base64, with padding.
 pub(super) fn push_base64(out: &mut Vec<u8>, bytes: &[u8]) {
     let start = out.len();
     let Some(length) = base64::encoded_len(bytes.len(), true) else {
         return;
     };
     out.resize(start + length, 0);
-    // It has room for exactly that.
+    // The buffer has exactly the required size.
     let _ = STANDARD.encode_slice(bytes, &mut out[start..]);
 }
 
-/// Appends a number as Java's `Double.toString` does from version 19 on: the fewest digits that say it.
+/// Appends a number like Java's `Double.toString` since version 19: with the fewest digits that
+/// identify it.
 pub(super) fn push_double(out: &mut Vec<u8>, value: f64) {
     push_floating(out, value, value.is_nan(), value.is_infinite());
 }
 
-/// As [`push_double`], for `Float.toString`.
+/// Like [`push_double`], for `Float.toString`.
 pub(super) fn push_float(out: &mut Vec<u8>, value: f32) {
     push_floating(out, value, value.is_nan(), value.is_infinite());
 }
@@ -109,7 +111,7 @@ fn push_floating(
     is_infinite: bool,
 ) {
     let start = out.len();
-    // Writing into a Vec does not fail.
+    // Writing to a `Vec` can't fail.
     let _ = write!(out, "{value:e}");
     if is_nan || is_infinite {
         let is_negative = out.get(start) == Some(&b'-');
@@ -121,7 +123,8 @@ fn push_floating(
         };
         return out.extend_from_slice(text);
     }
-    // It is now -d.ddde-n: one digit, perhaps more behind a point, and the exponent.
+    // The text has the form -d.ddde-n: one digit, an optional point with more digits, and the
+    // exponent.
     let mut digits = [0u8; 32];
     let mut count = 0;
     let mut rest = out[start..].iter();

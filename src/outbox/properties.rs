@@ -1,21 +1,22 @@
-//! Java's `java.util.Properties` as text: files of settings, and the trace context that Debezium expects in a column. Pure.
+//! Parses text in the format of Java's `java.util.Properties`: configuration files, and the trace
+//! context that Debezium expects in a column. Pure.
 //!
 //! Spec: Java 17, `Properties.load(Reader)`.
 
-/// What the headers of a trace context are named: W3C's, and its baggage.
+/// The names of a trace context's headers: those of W3C Trace Context, and `baggage`.
 const NAMES: [&str; 3] = ["traceparent", "tracestate", "baggage"];
 
-/// An escape that Java refuses too.
+/// An invalid escape, which Java rejects too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BadEscape {
-    /// Counted from 1.
+    /// The line number, counted from 1.
     pub(crate) line: usize,
 }
 
-/// Names and values in the order of the file; a name that is there twice is twice in it.
+/// Returns names and values in the order of the file. A repeated name occurs several times.
 ///
 /// # Errors
-/// `\u` without four hexadecimal digits.
+/// Returns an error if `\u` is not followed by four hexadecimal digits.
 pub(crate) fn parse(text: &str) -> Result<Vec<(String, String)>, BadEscape> {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     let mut lines = (1..).zip(text.split('\n'));
@@ -41,12 +42,12 @@ pub(crate) fn parse(text: &str) -> Result<Vec<(String, String)>, BadEscape> {
     Ok(found)
 }
 
-/// Calls `found` with the names and values of the trace context in the text, in the order of [`NAMES`]. There is none where Java
-/// refuses the text.
+/// Calls `found` with the names and values of the trace context in the text, in the order of
+/// [`NAMES`]. Finds none if Java would reject the text.
 pub(super) fn trace_context(text: &str, mut found: impl FnMut(&str, &str)) {
     let pairs = parse(text).unwrap_or_default();
     for known in NAMES {
-        // The last of a name counts.
+        // The last value of a repeated name applies.
         if let Some((name, value)) = pairs.iter().rfind(|(name, _)| name == known) {
             found(name, value);
         }
@@ -57,13 +58,13 @@ fn is_blank(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\x0c')
 }
 
-/// It ends with a backslash that no other one escapes.
+/// Returns whether the line ends with a backslash that is not itself escaped.
 fn continues(line: &str) -> bool {
     let trailing = line.bytes().rev().take_while(|byte| *byte == b'\\').count();
     trailing % 2 == 1
 }
 
-/// The name ends at the first `=`, `:` or blank that is not escaped.
+/// Splits a line at the first `=`, `:` or blank that is not escaped.
 fn split(line: &str) -> (&str, &str) {
     let mut is_escaped = false;
     let end = line.char_indices().find(|(_, c)| {
@@ -81,7 +82,7 @@ fn split(line: &str) -> (&str, &str) {
 }
 
 fn unescape(text: &str) -> Option<String> {
-    // Characters outside of the BMP are two escapes in Java's files.
+    // Java's files represent a character outside the BMP as two escapes.
     let mut units: Vec<u16> = Vec::with_capacity(text.len());
     let mut chars = text.chars();
     let push = |units: &mut Vec<u16>, c: char| {

@@ -1,23 +1,25 @@
-//! Topics that no event may be written to: Walpost's own and those of Kafka itself. Pure.
+//! Topics that events must not be written to: Walpost's own and those of Kafka itself. Pure.
 //!
-//! Whoever may insert into an outbox can choose the topic if the settings derive it from a column. Without this check
-//! such a row could forge a checkpoint of another pipeline or a dead letter.
+//! If the settings derive the topic from a column, anything that can insert into the outbox can
+//! choose the topic. Without this check, such a row could forge a checkpoint of another pipeline or
+//! a dead letter.
 //!
-//! Kafka creates no topic whose name differs from that of an existing one in `.` and `_` alone. So names are compared without that
-//! difference: a row whose topic is created first would keep a reserved topic from ever being created.
+//! Kafka refuses to create a topic whose name differs from that of an existing topic only in `.`
+//! and `_`. Names are therefore compared without that difference: otherwise, a row whose topic is
+//! created first could prevent a reserved topic from being created.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// The checkpoint topic unless the configuration names another one.
+/// The default checkpoint topic.
 pub(crate) const DEFAULT_CHECKPOINT_TOPIC: &str = "walpost-checkpoints";
-/// The dead-letter topic unless the configuration names another one.
+/// The default dead-letter topic.
 pub(crate) const DEFAULT_DEAD_LETTER_TOPIC: &str = "walpost-dead-letters";
-/// The names of Kafka's internal topics begin with this: `__consumer_offsets`, `__transaction_state`.
+/// The prefix of Kafka's internal topics: `__consumer_offsets`, `__transaction_state`.
 const INTERNAL_PREFIX: &str = "__";
 
-/// What a reserved topic is for.
+/// The purpose of a reserved topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TopicUse {
     Checkpoints,
@@ -36,37 +38,37 @@ impl fmt::Display for TopicUse {
     }
 }
 
-/// Returns what two names of topics have in common if Kafka lets only one of them exist.
+/// Returns a key that is equal for two topic names if Kafka allows only one of them to exist.
 ///
 /// Spec: Apache Kafka 4, `Topic.hasCollision`.
 pub(crate) fn collision_key(topic: &str) -> String {
     topic.replace('.', "_")
 }
 
-/// The bytes of [`collision_key`], without allocating.
+/// Returns the bytes of [`collision_key`] without allocating.
 fn collision_bytes(topic: &str) -> impl Iterator<Item = u8> {
     topic
         .bytes()
         .map(|byte| if byte == b'.' { b'_' } else { byte })
 }
 
-/// The names that are reserved, by what they are for. Names that begin with `__` are always reserved.
+/// The reserved names and their purposes. Names that begin with `__` are always reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservedTopics {
-    /// By their [`collision_key`], in order.
+    /// The names as [`collision_key`]s, sorted.
     names: Arc<[(String, TopicUse)]>,
     internal: bool,
 }
 
 impl Default for ReservedTopics {
-    /// The default names, for a pipeline about which nothing else is known.
+    /// Returns the default names, for a pipeline about which nothing else is known.
     fn default() -> Self {
         Self::new([])
     }
 }
 
 impl ReservedTopics {
-    /// The default names and these.
+    /// Reserves `names` in addition to the default names.
     pub(crate) fn new(names: impl IntoIterator<Item = (String, TopicUse)>) -> Self {
         let defaults = [
             (DEFAULT_CHECKPOINT_TOPIC, TopicUse::Checkpoints),
@@ -81,7 +83,7 @@ impl ReservedTopics {
         }
     }
 
-    /// What `topic` is reserved for, if it is.
+    /// Returns the purpose for which `topic` is reserved, or `None` if it is not reserved.
     #[inline]
     #[must_use]
     pub(crate) fn find(&self, topic: &str) -> Option<TopicUse> {
@@ -94,8 +96,8 @@ impl ReservedTopics {
         self.names.get(found).map(|(_, of)| *of)
     }
 
-    /// Those of the names that `can_be` accepts, and names that begin with `__` if one can begin with that prefix, as
-    /// `can_begin_with` says. Both are given a [`collision_key`].
+    /// Returns the names that `can_be` accepts. Names that begin with `__` stay reserved if
+    /// `can_begin_with` returns true for that prefix. Both functions receive a [`collision_key`].
     #[must_use]
     pub(super) fn filter(
         &self,
@@ -136,7 +138,7 @@ mod tests {
         for internal in ["_.consumer.offsets", "._consumer_offsets", "..x"] {
             check(internal, Some(TopicUse::KafkaInternal));
         }
-        // Names of topics are case-sensitive.
+        // Topic names are case-sensitive.
         for free in [
             "Walpost-checkpoints",
             "walpost-checkpoints-2",

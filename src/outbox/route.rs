@@ -1,4 +1,4 @@
-//! A row becomes a record: topic, key, headers, payload.
+//! Turns a row into a record: topic, key, headers and payload.
 
 use std::ops::Range;
 
@@ -13,19 +13,20 @@ use super::timestamp;
 
 pub(crate) use super::route_error::RouteError;
 
-/// Scratch space above this is given back before the next row.
+/// Scratch space beyond this size is freed before the next row.
 const SCRATCH_KEPT_BYTES: usize = 1 << 20;
 
-/// Kafka's limit for the name of a topic.
+/// Kafka's limit on the length of a topic name.
 const TOPIC_BYTES_MAX: usize = 249;
 
-/// Makes records. Holds the scratch space that they borrow, so that a row costs no allocation.
+/// Creates records. Owns the scratch space that they borrow, so that routing a row does not
+/// allocate.
 #[derive(Debug, Default)]
 pub struct Router {
-    /// The last name of a topic that was found to be one, or nothing; the next row's is mostly the
-    /// same.
+    /// The last topic name that was found to be valid, or empty. The next row usually has the same
+    /// topic.
     topic: String,
-    /// Where a regular expression gave the topic, the text that it was given for.
+    /// If a regular expression determined the topic, the text that it was applied to.
     routed: Vec<u8>,
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
@@ -33,10 +34,10 @@ pub struct Router {
 }
 
 impl Router {
-    /// Makes the record for `row`, whose position has the text `position`.
+    /// Creates the record for `row`. `position` is the text of its position.
     ///
     /// # Errors
-    /// The row can't become a record under `mapping`'s settings.
+    /// Returns an error if the row can't become a record under `mapping`'s settings.
     pub fn route<'r>(
         &'r mut self,
         mapping: &'r Mapping,
@@ -46,10 +47,10 @@ impl Router {
         self.route_with(mapping, row, POSITION_HEADER, position)
     }
 
-    /// As [`Router::route`], with another header in the place of the position.
+    /// Like [`Router::route`], with another header instead of the position.
     ///
     /// # Errors
-    /// The row can't become a record under `mapping`'s settings.
+    /// Returns an error if the row can't become a record under `mapping`'s settings.
     pub fn route_with<'r>(
         &'r mut self,
         mapping: &'r Mapping,
@@ -69,7 +70,7 @@ impl Router {
             }
             BoundTopic::Route { source, .. } => {
                 let text = source.of(row).ok_or(RouteError::TopicNull)?;
-                // The last row's topic is mostly this one's too.
+                // Consecutive rows usually have the same topic.
                 match !self.topic.is_empty() && self.routed == text {
                     true => None,
                     false => {
@@ -79,7 +80,7 @@ impl Router {
                 }
             }
         };
-        // The row with what null is where columns have a DEFAULT, from here on.
+        // From here on, `row` contains the defaults of columns that are null.
         let raw = row;
         let filled: Row<'r>;
         let row = match mapping.defaults.is_empty() {
@@ -139,7 +140,7 @@ impl Router {
                 self.topic.clear();
                 self.topic.push_str(topic_name(name, mapping)?);
             }
-            // Not before there is the topic that belongs to it.
+            // Set only once the corresponding topic is known to be valid.
             if let BoundTopic::Route { source, .. } = &mapping.topic {
                 self.routed.clear();
                 self.routed
@@ -161,7 +162,8 @@ impl Router {
     }
 }
 
-/// Appends the key, and the headers before that of the position, in their formats; says where the key is.
+/// Appends the key, and the headers that precede the position, in their formats. Returns the
+/// location of the key.
 #[inline(never)]
 fn formatted(
     mapping: &Mapping,
@@ -183,14 +185,14 @@ fn formatted(
     Ok(key)
 }
 
-/// Where a value is.
+/// The location of a value.
 pub(super) enum Payload<'r> {
     None,
     InRow(&'r [u8]),
     InScratch(Range<usize>),
 }
 
-/// The value for a row, with the defaults in it.
+/// Returns the value for a row in which defaults have been filled in.
 #[inline(never)]
 pub(super) fn payload<'r>(
     mapping: &Mapping,
@@ -204,7 +206,7 @@ pub(super) fn payload<'r>(
         return Ok(Payload::None);
     }
     let form = mapping.value_form.as_deref();
-    // In an envelope it is a member that is null.
+    // In an envelope, a null payload is a member with the value null.
     if text.is_none() && !form.is_some_and(ValueForm::has_envelope) {
         match mapping.null_payload {
             NullPayload::Tombstone => return Ok(Payload::None),
@@ -230,7 +232,7 @@ pub(super) fn payload<'r>(
 }
 
 impl Mapping {
-    /// The row with defaults in the place of nulls.
+    /// Returns the row with nulls replaced by defaults.
     pub(super) fn filled<'r>(&'r self, row: &Row<'r>) -> Row<'r> {
         let mut filled = *row;
         for (slot, text) in &self.defaults {
@@ -241,7 +243,7 @@ impl Mapping {
     }
 }
 
-/// Appends the topic's name, be it one or not; nothing where a column is null.
+/// Appends the topic's name, which may be invalid. Returns `None` if a column is null.
 pub(super) fn append_topic(
     topic: &BoundTopic,
     row: &Row<'_>,
@@ -261,7 +263,7 @@ pub(super) fn append_topic(
     Ok(Some(headers::push(scratch, topic)))
 }
 
-/// None for null: the partitioner chooses.
+/// Returns the partition, or `None` if the column is null, so that the partitioner chooses.
 fn partition(source: Source, row: &Row<'_>) -> Result<Option<i32>, RouteError> {
     let Some(text) = source.of(row) else {
         return Ok(None);
@@ -288,7 +290,7 @@ fn topic_name<'b>(bytes: &'b [u8], mapping: &Mapping) -> Result<&'b str, RouteEr
     }
 }
 
-/// Kafka lets a topic have this name.
+/// Returns whether Kafka accepts this topic name.
 #[must_use]
 pub(crate) fn is_topic_name(name: &str) -> bool {
     let is_legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
@@ -330,7 +332,7 @@ mod tests {
         Vec<String>,
     );
 
-    /// Routes one row, given as names and values, and shows the record.
+    /// Routes one row, given as names and values, and formats the record.
     fn route(
         change: impl FnOnce(&mut OutboxSettings),
         values: &[(&str, &str)],
@@ -477,7 +479,8 @@ mod tests {
             ok("order_7")
         );
         assert_eq!(topic("o", "x", "order"), ok("order"), "a part alone");
-        // What the first match leaves of a value that matches as a whole stays.
+        // Text around the first match is kept, even if the expression could also match the entire
+        // value.
         assert_eq!(topic("a|ab", "x", "ab"), ok("xb"));
         assert_eq!(topic("(?<all>.*)", "e.${all}", ""), ok("e."));
         assert!(matches!(
@@ -509,12 +512,12 @@ mod tests {
         for value in ["a", "a", "b", "a"] {
             assert_eq!(topic(value.as_bytes()), Ok(format!("t.{value}")));
         }
-        // One that is no topic leaves no other in its place, also not the second time.
+        // An invalid topic must not be replaced by a previous one, not even on the second attempt.
         for _ in 0..2 {
             assert!(matches!(topic(b"/"), Err(RouteError::TopicInvalid(_))));
         }
         assert_eq!(topic(b"a"), Ok("t.a".to_owned()));
-        // Nor does a row that fails for another reason.
+        // The same holds for a row that fails for another reason.
         let mut row = [None; COLUMNS_MAX];
         row[mapping.slot(1).expect("a slot")] = Some(&b"b"[..]);
         row[mapping.slot(5).expect("a slot")] = Some(b"[]");

@@ -1,4 +1,4 @@
-//! Which columns mean what: the part of a pipeline's configuration that makes records.
+//! The part of a pipeline's configuration that determines how rows become records.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,46 +8,47 @@ use regex::Regex;
 use super::reserved_topics::{ReservedTopics, collision_key};
 use super::template::{Part, Template, TemplateError};
 
-/// How records are made of rows. The defaults take a Debezium outbox table as it is.
+/// How rows become records. The defaults suit an unmodified Debezium outbox table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboxSettings {
-    /// The topic. A null column in it is an error.
+    /// The topic. It is an error if one of its columns is null.
     pub topic: Topic,
-    /// The key. Where all its columns are null, the record has no key.
+    /// The key. If all its columns are null, the record has no key.
     pub key: Template,
     pub key_format: Format,
-    /// The column with the value.
+    /// The name of the column that contains the value.
     pub payload: String,
     pub value_format: Format,
-    /// A payload that is a JSON object becomes that object, and no string of it.
+    /// Whether and how a payload that is a JSON object is written as an object, not as a string.
     pub expand_payload: Option<Expansion>,
-    /// Columns that stand beside the payload in an object that is the value, with their names there.
+    /// Columns that accompany the payload in the object that becomes the value, with their names
+    /// there.
     pub envelope: Vec<(String, String)>,
-    /// What a null payload becomes.
+    /// How a null payload is written.
     pub null_payload: NullPayload,
-    /// A payload that is empty or blank becomes no value.
+    /// How an empty or blank payload is written.
     pub empty_payload: EmptyPayload,
-    /// Null in a column that has a DEFAULT is that.
+    /// Whether null in a column with a DEFAULT is replaced by the default.
     pub null_default: bool,
-    /// Names and values of headers, in order. Where all columns of a value are null, the header
-    /// has no value.
+    /// Names and values of headers, in order. If all columns of a value are null, the header has no
+    /// value.
     pub headers: Vec<(String, Template)>,
     pub header_format: HeaderFormat,
-    /// Debezium's headers about itself, before all others.
+    /// Debezium's headers about itself, which precede all others.
     pub debezium_headers: Option<DebeziumHeaders>,
-    /// The column with the trace context as the text of Java properties.
+    /// The column that contains the trace context in the format of Java properties.
     pub tracing_span_context: Option<String>,
-    /// The column with more headers.
+    /// The column that contains additional headers.
     pub headers_column: HeadersColumn,
-    /// The column with the record's timestamp.
+    /// The column that contains the record's timestamp.
     pub timestamp: Option<String>,
-    /// The column with the record's partition.
+    /// The column that contains the record's partition.
     pub partition: Option<String>,
     /// Topics that no record may be written to.
     pub reserved_topics: ReservedTopics,
 }
 
-/// Where a record goes.
+/// The topic of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topic {
     Template(Template),
@@ -55,7 +56,7 @@ pub enum Topic {
 }
 
 impl Topic {
-    /// The one topic of all records, where there is one.
+    /// Returns the topic if it is the same for all records.
     #[must_use]
     pub fn constant(&self) -> Option<&str> {
         match self {
@@ -64,8 +65,8 @@ impl Topic {
         }
     }
 
-    /// The reserved topics that some row could have. A template that begins with a text of its own mostly leaves none, so
-    /// that rows are compared with nothing.
+    /// Returns the reserved topics that some row could have. If a template begins with literal
+    /// text, there are usually none, so that rows need not be compared with any.
     #[must_use]
     pub(crate) fn reachable(&self, reserved: &ReservedTopics) -> ReservedTopics {
         reserved.filter(
@@ -74,7 +75,8 @@ impl Topic {
         )
     }
 
-    /// Whether some row could have a topic with this [`collision_key`], as far as the text at both ends tells.
+    /// Returns whether some row could have a topic with this [`collision_key`], judging by the
+    /// literal text at both ends of the template.
     #[must_use]
     fn can_be(&self, name: &str) -> bool {
         let Self::Template(template) = self else {
@@ -91,7 +93,7 @@ impl Topic {
         begins && ends
     }
 
-    /// Whether some row could have a topic whose [`collision_key`] begins with `prefix`.
+    /// Returns whether some row could have a topic whose [`collision_key`] begins with `prefix`.
     #[must_use]
     fn can_begin_with(&self, prefix: &str) -> bool {
         let Self::Template(template) = self else {
@@ -106,7 +108,7 @@ impl Topic {
         }
     }
 
-    /// The columns that it is made of.
+    /// Returns the columns that determine the topic.
     pub(crate) fn columns(&self) -> impl Iterator<Item = &str> {
         let (template, route) = match self {
             Self::Template(template) => (Some(template), None),
@@ -122,7 +124,7 @@ impl Topic {
 impl std::str::FromStr for Topic {
     type Err = TemplateError;
 
-    /// A template.
+    /// Parses a template.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse().map(Self::Template)
     }
@@ -147,15 +149,16 @@ impl fmt::Display for Topic {
     }
 }
 
-/// A topic that follows from one column by a regular expression: the column's text where that does not match.
+/// A topic derived from one column with a regular expression. If the expression does not match, the
+/// topic is the column's text.
 #[derive(Clone, Debug)]
 pub struct Route {
     pub(crate) column: String,
     regex: String,
     pub(crate) replacement: String,
-    /// Matches the whole text.
+    /// Matches the entire text.
     whole: Regex,
-    /// The part that is replaced: the first that matches.
+    /// Matches the part to replace, which is the first match.
     first: Regex,
 }
 
@@ -176,7 +179,7 @@ impl Eq for Route {}
 
 impl Route {
     /// # Errors
-    /// What is wrong with the regular expression or the replacement.
+    /// Returns an error if the regular expression or the replacement is invalid.
     pub(crate) fn new(column: &str, regex: &str, replacement: &str) -> Result<Self, String> {
         let first = Regex::new(regex).map_err(|error| format!("regex {regex:?}: {error}"))?;
         let whole = Regex::new(&format!("\\A(?:{regex})\\z"));
@@ -204,7 +207,7 @@ impl Route {
 }
 
 impl Route {
-    /// The topic for the column's text, be it the name of one or not.
+    /// Returns the topic for the column's text, which may not be a valid topic name.
     pub(crate) fn topic<'t>(&self, text: &'t str) -> Cow<'t, str> {
         let captures = match self.whole.is_match(text) {
             true => self.first.captures(text),
@@ -213,7 +216,7 @@ impl Route {
         let Some(captures) = captures else {
             return Cow::Borrowed(text);
         };
-        // As Java's replaceFirst: what is beside the first match stays.
+        // Like Java's replaceFirst: the text around the first match is kept.
         let place = captures.get(0).map_or(0..0, |found| found.range());
         let mut topic = text[..place.start].to_owned();
         captures.expand(&self.replacement, &mut topic);
@@ -222,7 +225,7 @@ impl Route {
     }
 }
 
-/// The groups that a replacement names, as the crate `regex` reads them.
+/// Returns the groups that a replacement refers to, as the crate `regex` parses them.
 fn groups(replacement: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut rest = replacement;
@@ -246,29 +249,29 @@ fn groups(replacement: &str) -> Vec<&str> {
     found
 }
 
-/// The bytes that a key or value has: those of Kafka Connect's converters.
+/// The encoding of a key or value, which is that of one of Kafka Connect's converters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
-    /// The column's text, or the bytes of a bytea: `StringConverter`.
+    /// The column's text, or the bytes of a bytea, as with `StringConverter`.
     #[default]
     String,
     /// `JsonConverter` without schemas.
     Json,
     /// `JsonConverter` with schemas.
     JsonSchema,
-    /// The same bytes as `String`: `ByteArrayConverter`.
+    /// The same bytes as `String`, as with `ByteArrayConverter`.
     Bytes,
 }
 
-/// The bytes that headers from templates have.
+/// The encoding of headers from templates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeaderFormat {
-    /// The columns' text.
+    /// The text of the columns.
     #[default]
     String,
-    /// `SimpleHeaderConverter`, with what Debezium makes of the column.
+    /// `SimpleHeaderConverter`, applied to Debezium's value for the column.
     Simple,
     /// `JsonConverter` without schemas.
     Json,
@@ -276,20 +279,20 @@ pub enum HeaderFormat {
     JsonSchema,
 }
 
-/// What becomes of members of a payload that say nothing of their type.
+/// How to expand members of a payload whose type can't be determined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expansion {
     pub nulls: Untyped,
     pub empty_arrays: Untyped,
 }
 
-/// A member that says nothing of its type.
+/// How to expand a member whose type can't be determined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Untyped {
-    /// Is left out.
+    /// Omits the member.
     #[default]
     Ignore,
-    /// Has the type that Debezium gives it.
+    /// Gives the member the type that Debezium uses.
     Keep,
 }
 
@@ -298,37 +301,38 @@ pub enum Untyped {
 pub struct DebeziumHeaders {
     /// `topic.prefix`.
     pub logical_name: String,
-    /// Another one for each run.
+    /// An identifier that differs for each run.
     pub run_id: String,
 }
 
-/// What a null payload becomes.
+/// How a null payload is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum NullPayload {
-    /// What the format makes of null: `null` in JSON; else no value, and a compacted topic then forgets the key.
+    /// As in the format: as `null` in JSON, and otherwise as no value, so that a compacted topic
+    /// deletes the key.
     #[default]
     #[serde(skip)]
     #[value(skip)]
     Formatted,
-    /// A value of no bytes.
+    /// As an empty value.
     Empty,
-    /// No value: a compacted topic then forgets the key.
+    /// As no value, so that a compacted topic deletes the key.
     Tombstone,
 }
 
-/// What a payload of no or blank characters becomes.
+/// How an empty or blank payload is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EmptyPayload {
-    /// What it is.
+    /// Unchanged.
     #[default]
     Value,
-    /// No value, and a null one neither: `route.tombstone.on.empty.payload`.
+    /// As a tombstone. Null payloads are then tombstones too: `route.tombstone.on.empty.payload`.
     Tombstone,
 }
 
-/// The JSON column of which each member becomes a header.
+/// The JSON column whose members become headers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HeadersColumn {
     /// `headers`, if the table has such a column of type json or jsonb.
@@ -336,7 +340,7 @@ pub enum HeadersColumn {
     IfPresent,
     /// The column of this name.
     Named(String),
-    /// None.
+    /// No column.
     Off,
 }
 
@@ -349,13 +353,14 @@ fn default_headers() -> Vec<(String, Template)> {
 }
 
 impl OutboxSettings {
-    /// Nobody has said which headers there are to be.
+    /// Returns whether the headers are the default ones.
     #[must_use]
     pub fn has_default_headers(&self) -> bool {
         self.headers == default_headers()
     }
 
-    /// The setting, with its value, that puts the name of a row's table or schema into records; the topic first.
+    /// Returns the setting, with its value, that inserts the name of a row's table or schema into
+    /// records. The topic takes precedence.
     #[must_use]
     pub(crate) fn setting_with_table_name(&self) -> Option<String> {
         let topic = match &self.topic {
@@ -373,7 +378,7 @@ impl OutboxSettings {
             .map(|(setting, template)| format!("{setting} = \"{template}\""))
     }
 
-    /// What records are made of rows depends on more of the columns than their types.
+    /// Returns whether records depend on more properties of the columns than their types.
     #[must_use]
     pub(crate) fn need_facts(&self) -> bool {
         let is_text = |format| matches!(format, Format::String | Format::Bytes);
@@ -384,7 +389,7 @@ impl OutboxSettings {
             || !self.envelope.is_empty()
     }
 
-    /// A null payload is a tombstone though nobody has said what it is to be.
+    /// Returns whether a null payload becomes a tombstone without having been configured.
     #[must_use]
     pub(crate) fn has_unasked_tombstones(&self) -> bool {
         let is_text = matches!(self.value_format, Format::String | Format::Bytes);
@@ -394,7 +399,7 @@ impl OutboxSettings {
             && self.envelope.is_empty()
     }
 
-    /// The text of a header from a template, read from what was written of it.
+    /// Returns the text of a header from a template, given its encoded value.
     #[must_use]
     pub(crate) fn header_text(&self, value: &[u8]) -> Option<String> {
         let json = match self.header_format {
@@ -414,8 +419,8 @@ impl OutboxSettings {
         }
     }
 
-    /// The header that tells events apart, and its template: `id`, or else the first that is the column
-    /// `id` and nothing more.
+    /// Returns the header that identifies events, and its template: the header `id`, or else the
+    /// first whose template is just the column `id`.
     #[must_use]
     pub fn id_header(&self) -> Option<(&str, &Template)> {
         let is_id =

@@ -1,34 +1,34 @@
-//! Templates over columns: `{tenant}:{aggregateid}`.
+//! Templates with column names: `{tenant}:{aggregateid}`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A text with the names of columns in braces; `{{` and `}}` stand for the braces themselves.
+/// Text with column names in braces. `{{` and `}}` represent literal braces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     text: String,
     parts: Vec<Part>,
 }
 
-/// A piece of a [`Template`].
+/// A part of a [`Template`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Stands as it is.
+    /// Text that is copied unchanged.
     Literal(String),
-    /// Is replaced by the value of the column of this name.
+    /// Replaced by the value of the named column.
     Column(String),
-    /// Is replaced by the time in the column of this name, as RFC 3339 has it: `{created_at:rfc3339}`.
+    /// Replaced by the time in the named column, in RFC 3339 format: `{created_at:rfc3339}`.
     Time(String),
-    /// Is replaced by the name of the schema that the row's table is in: `{table.schema}`.
+    /// Replaced by the name of the schema that contains the row's table: `{table.schema}`.
     TableSchema,
-    /// Is replaced by the name of the row's table: `{table.name}`.
+    /// Replaced by the name of the row's table: `{table.name}`.
     TableName,
 }
 
-/// What stands behind the name of a column whose time is written as RFC 3339 has it.
+/// The suffix of the name of a column whose time is written in RFC 3339 format.
 const RFC3339: &str = ":rfc3339";
 
-/// A text that isn't a template.
+/// An error for text that isn't a template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     /// `{` without `}`.
@@ -44,19 +44,19 @@ pub enum TemplateError {
     /// `{}`.
     #[error("template {0:?}: empty braces at byte {1}; put the name of a column in them")]
     NoName(String, usize),
-    /// Nothing at all.
+    /// The text is empty.
     #[error("template is empty; write a column in braces, like {{aggregateid}}")]
     Empty,
 }
 
 impl Template {
-    /// The pieces, in order.
+    /// Returns the parts, in order.
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
-    /// The names of its columns.
+    /// Returns the names of the columns.
     pub(crate) fn columns(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().filter_map(|part| match part {
             Part::Column(name) | Part::Time(name) => Some(name.as_str()),
@@ -64,17 +64,18 @@ impl Template {
         })
     }
 
-    /// Whether the result depends on which table a row is in.
+    /// Returns whether the expansion depends on the row's table.
     pub(crate) fn names_table(&self) -> bool {
         let mut parts = self.parts.iter();
         parts.any(|part| matches!(part, Part::TableSchema | Part::TableName))
     }
 
-    /// The character in `text` that also separates the part at `index` from its neighbours, if there is one. With such a
-    /// character in it, another split of the result into the same parts is possible: `a.b` and `c` give the same topic as `a`
-    /// and `b.c`.
+    /// Returns a character in `text` that also separates the part at `index` from its neighbours,
+    /// if there is one. If the part contains such a character, the expansion is ambiguous: `a.b`
+    /// and `c` yield the same topic as `a` and `b.c`.
     ///
-    /// A dot always counts, unless this is the only part that varies. Other letters, digits and `_` never do.
+    /// A dot always counts, unless this is the only part that varies. Other letters, digits and `_`
+    /// never do.
     #[must_use]
     pub(crate) fn separator_in(&self, index: usize, text: &str) -> Option<char> {
         let is_literal = |part: &Part| matches!(part, Part::Literal(_));
@@ -91,10 +92,11 @@ impl Template {
         text.chars().find(separates)
     }
 
-    /// The text of this template with `text_of` in the place of each column for which that returns a text.
+    /// Expands the template with `text_of`. Columns for which it returns `None` remain columns.
     ///
     /// # Errors
-    /// Those of `text_of`, which receives the index of the part and the name of the column.
+    /// Returns the errors of `text_of`, which receives the index of the part and the name of the
+    /// column.
     pub(crate) fn with_texts<E>(
         &self,
         text_of: impl Fn(usize, &str) -> Result<Option<String>, E>,
@@ -116,7 +118,7 @@ impl Template {
         Ok(written)
     }
 
-    /// The text of a template without columns.
+    /// Returns the text of a template without columns.
     #[must_use]
     pub fn constant(&self) -> Option<&str> {
         match self.parts() {

@@ -1,20 +1,20 @@
-//! The text of a timestamp column to milliseconds.
+//! Parses the text of timestamp columns.
 
 use std::io::Write as _;
 
-/// How a timestamp column's text is read.
+/// The format of a timestamp column's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TimestampType {
     /// Milliseconds since 1970-01-01 UTC.
     Millis,
     /// timestamp with time zone.
     Zoned,
-    /// timestamp without time zone, taken as UTC.
+    /// timestamp without time zone, interpreted as UTC.
     Local,
 }
 
-/// Milliseconds since 1970-01-01 UTC of a value printed with `DateStyle=ISO`; `None` for what has
-/// no such number (`infinity`, years before Christ).
+/// Returns the milliseconds since 1970-01-01 UTC of a value printed with `DateStyle=ISO`, or `None`
+/// if it can't be represented (`infinity`, years BC).
 pub(super) fn millis(text: &[u8], kind: TimestampType) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     match kind {
@@ -31,14 +31,14 @@ pub(super) fn millis(text: &[u8], kind: TimestampType) -> Option<i64> {
     }
 }
 
-/// Microseconds since 1970-01-01 of the text of a timestamp without time zone, taken as UTC.
+/// Returns the microseconds since 1970-01-01 of a timestamp without time zone, interpreted as UTC.
 pub(super) fn micros_utc(text: &str) -> Option<i64> {
     let local: jiff::civil::DateTime = text.parse().ok()?;
     let zoned = local.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
     Some(zoned.timestamp().as_microsecond())
 }
 
-/// Microseconds of a time of day, or of the hours of an interval: `12:34:56.789`.
+/// Returns the microseconds of a time of day, or of the time part of an interval: `12:34:56.789`.
 pub(super) fn micros_of_day(text: &str) -> Option<i64> {
     let (hours, rest) = text.split_once(':')?;
     let (minutes, seconds) = rest.split_once(':').unwrap_or((rest, "0"));
@@ -49,7 +49,7 @@ pub(super) fn micros_of_day(text: &str) -> Option<i64> {
     Some(whole * 1_000_000 + number(digits.get(..6)?)?)
 }
 
-/// Appends the text of a timestamp as RFC 3339 has it, in UTC; says whether there is such a text.
+/// Appends a timestamp in RFC 3339 format, in UTC. Returns false if it can't be represented.
 pub(super) fn push_rfc3339(text: &[u8], kind: TimestampType, out: &mut Vec<u8>) -> bool {
     let Ok(text) = std::str::from_utf8(text) else {
         return false;

@@ -1,58 +1,60 @@
-//! What was known when rows and records were read: topics, partitions, how far the slot was.
+//! The facts that were known when rows and records were read: topics, partitions, and the state of
+//! the slot.
 
 use super::dead_letters::DeadLetters;
 use super::entry::Record;
 use super::report::RecordLocation;
 use crate::model::lsn::Lsn;
 
-/// What rows and records are compared with.
+/// The facts that rows and records are compared with.
 #[derive(Debug)]
 pub(super) struct VerifyContext {
     pub(super) dead_letters: DeadLetters,
-    /// By the number that rows have.
+    /// The topics, indexed by the numbers in rows.
     pub(super) topics: Vec<Topic>,
-    /// By the number that records have.
+    /// The partitions, indexed by the numbers in records.
     pub(super) places: Vec<Place>,
-    /// Rows were chosen by their time.
+    /// Whether rows were selected by their time.
     pub(super) is_range: bool,
-    /// What was committed before it was visible when the table was read.
+    /// Everything that committed before this LSN was visible when the table was read.
     pub(super) snapshot_before: Lsn,
-    /// Whether all that was visible has been delivered.
+    /// Whether everything that was visible has been delivered.
     pub(super) delivered: End,
-    /// Transactions that committed between the two are in the topics as a whole.
+    /// The range of transactions that are completely in the topics.
     pub(super) whole: Whole,
-    /// Commits of rows that were copied from the table: no transactions of their own.
+    /// The commit positions of copied rows, which are not transactions of their own.
     pub(super) copies: Vec<Lsn>,
 }
 
-/// Whether everything that the table had was confirmed before the topics were read.
+/// Whether the contents of the table were confirmed before the topics were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// It was, or there is no slot that could deliver it any more.
+    /// The contents were confirmed, or no slot exists that could still deliver them.
     Reached,
-    /// It was not: what isn't there may still come.
+    /// The contents were not confirmed: events that are not in the topics may still be delivered.
     NotReached,
 }
 
-/// Which transactions' records must all be there.
+/// The range of transactions whose records must all be in the topics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Whole {
-    /// Commits after this one.
+    /// The range starts after this commit.
     pub(super) after: Lsn,
-    /// Commits before this one.
+    /// The range ends before this commit.
     pub(super) before: Lsn,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Topic {
     pub(super) name: String,
-    /// An open transaction hides what is at its end.
+    /// Whether an open transaction hides records at the end of the topic.
     pub(super) is_hidden: bool,
-    /// What was produced before, in milliseconds since 1970, may have been removed for its age.
+    /// Records produced before this time, in milliseconds since 1970, may have been removed because
+    /// of their age.
     pub(super) gone_before: Option<i64>,
 }
 
-/// A partition.
+/// A partition of a topic.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) topic: u32,
@@ -68,7 +70,7 @@ impl VerifyContext {
         self.places[number as usize]
     }
 
-    /// Where a record is, for people.
+    /// Returns the location of a record, for messages.
     pub(super) fn location(&self, record: &Record) -> RecordLocation {
         self.location_at(record.place, record.offset)
     }

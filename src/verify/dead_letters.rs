@@ -1,4 +1,4 @@
-//! The events that became dead letters, which the topics of the events lack.
+//! The events that became dead letters, and therefore are not in the topics of the events.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -10,7 +10,7 @@ use crate::outbox::dead_letter::{EVENT_ID, PIPELINE};
 use crate::outbox::headers::{POSITION_HEADER, REPLAY_HEADER};
 use crate::pipeline::settings::PipelineSettings;
 
-/// Ids of events that became dead letters.
+/// The IDs of events that became dead letters.
 #[derive(Debug, Default)]
 pub(super) struct DeadLetters {
     pub(super) topic: String,
@@ -19,9 +19,10 @@ pub(super) struct DeadLetters {
 }
 
 impl DeadLetters {
-    /// Reads those of the pipeline; `id` is the header that has the event's id. What cannot be read, and what takes more than
-    /// `max_bytes`, is left out with a note. The topic is read even if these settings send no dead letters: those of
-    /// `walpost run` may be others, and so may have been the settings of the past.
+    /// Reads the pipeline's dead letters. `id` is the header that contains the event's ID. Adds a
+    /// note if some can't be read or require more than `max_bytes`. The topic is read even if these
+    /// settings send no dead letters, because those of `walpost run` may differ, or may have been
+    /// different in the past.
     pub(super) fn read(
         settings: &PipelineSettings,
         reader: &TopicReader,
@@ -44,7 +45,7 @@ impl DeadLetters {
         let why = match read {
             Ok(()) if is_full => "there are too many for --memory".to_owned(),
             Ok(()) => return letters,
-            // Walpost was not told to use the topic, and may have no right to.
+            // These settings don't use the topic, so the role may have no rights for it.
             Err(_) if !settings.dead_letters.are_sent() => return letters,
             Err(error) => error.to_string(),
         };
@@ -91,8 +92,9 @@ impl DeadLetters {
     }
 }
 
-/// The ids of the event in a dead letter: the header `id` that the settings made of it, and the column `id`. Members of the headers
-/// column, which whoever wrote the row chose, follow the header with the event's position and cannot have the name `EVENT_ID`.
+/// Returns the IDs of the event in a dead letter: the header `id`, which the settings define, and
+/// the column `id`. Members of the headers column, which the row's author chose, follow the header
+/// with the event's position and can't have the name `EVENT_ID`.
 fn ids_of<'h>(
     headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
     id: &str,
@@ -133,7 +135,7 @@ mod tests {
         check(&[own, mark, row, column], [Some("a"), Some("a")]);
         check(&[own, mark, row], [Some("a"), None]);
         check(&[own, own, again, row], [Some("a"), None]);
-        // The configured header is null, or could not be made.
+        // The configured header is null, or could not be created.
         check(&[("id", None), row, mark, row], [None, None]);
         check(&[mark, row, column], [None, Some("a")]);
         check(&[again, row], [None, None]);

@@ -1,4 +1,4 @@
-//! What is kept of a row and of a record, as bytes.
+//! The encoding of rows and records in temporary storage.
 
 use std::io;
 
@@ -9,41 +9,41 @@ use crate::model::lsn::{Lsn, Position};
 /// A row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// Which of the topics it belongs to.
+    /// The number of the topic that the row belongs to.
     pub(super) topic: u32,
-    /// The partition that a column says.
+    /// The partition, if a column specifies it.
     pub(super) partition: Option<i32>,
-    /// The key's hash.
+    /// The hash of the key.
     pub(super) key: u64,
-    /// Milliseconds since 1970, if the table knows.
+    /// The time of the row in milliseconds since 1970, if the table contains it.
     pub(super) created: Option<i64>,
 }
 
 /// A record of a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Which of the partitions it is in.
+    /// The number of the partition that contains the record.
     pub(super) place: u32,
-    /// Its offset there.
+    /// The offset in the partition.
     pub(super) offset: i64,
-    /// The key's hash.
+    /// The hash of the key.
     pub(super) key: u64,
-    /// Where the log had it, if it says so.
+    /// The position in the WAL, if the record contains it.
     pub(super) position: Option<Position>,
-    /// Somebody sent it again on purpose.
+    /// Whether the record was sent by a replay.
     pub(super) is_replay: bool,
-    /// Its number among all records, in the order in which they were read.
+    /// The number of the record among all records, in the order in which they were read.
     pub(super) number: u64,
 }
 
-/// One of both.
+/// A row or a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Row(Row),
     Record(Record),
 }
 
-/// One of both, with the event's id.
+/// A row or a record, with the event's ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry<'e> {
     pub(super) what: What,
@@ -52,11 +52,11 @@ pub(super) struct Entry<'e> {
 
 const ROW: u8 = 0;
 const RECORD: u8 = 1;
-/// Times and partitions that are not known; neither is ever this.
+/// Represents an unknown time or partition. No actual value equals it.
 const NONE: i64 = i64::MIN;
 
 impl<'e> Entry<'e> {
-    /// Writes it over what `into` has.
+    /// Replaces the contents of `into` with the encoded entry.
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         into.clear();
         match &self.what {
@@ -83,7 +83,7 @@ impl<'e> Entry<'e> {
         into.extend_from_slice(self.id);
     }
 
-    /// Reads what [`Entry::encode`] wrote.
+    /// Decodes the result of [`Entry::encode`].
     pub(super) fn decode(mut bytes: &'e [u8]) -> io::Result<Self> {
         let what = match bytes.try_get_u8()? {
             ROW => What::Row(Row {
@@ -116,7 +116,7 @@ impl<'e> Entry<'e> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Indexed {
     pub(super) position: Position,
-    /// The table has it.
+    /// Whether the event is in the table.
     pub(super) is_known: bool,
 }
 

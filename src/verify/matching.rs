@@ -1,4 +1,5 @@
-//! Rows and records of the same event together: what is missing, repeated, misplaced or strange.
+//! Matches the rows and records of each event: finds events that are missing, repeated, misplaced
+//! or unexpected.
 
 use std::io;
 
@@ -8,10 +9,10 @@ use super::entry::{Entry, Record, Row, What};
 use super::report::Finding;
 use super::spill::{Spill, hash};
 
-/// How many places of a repeated event are told.
+/// Maximum number of locations that are reported for a repeated event.
 const LOCATIONS: usize = 5;
 
-/// One bit for each record, by its number.
+/// One bit for each record, indexed by its number.
 #[derive(Default)]
 pub(super) struct Marks {
     words: Vec<u64>,
@@ -41,13 +42,13 @@ impl Marks {
     }
 }
 
-/// Which part of a spill an entry goes to.
+/// Returns the hash that determines an entry's part of a spill.
 pub(super) fn hash_of(entry: &[u8]) -> u64 {
     Entry::decode(entry).map_or(0, |entry| hash(entry.id))
 }
 
-/// Brings rows and records together. The records that are their events' first are marked: those have
-/// to be in order.
+/// Matches rows and records. Returns the records that are the first of their events, which have to
+/// be in order.
 pub(super) fn bring_together(
     entries: Spill,
     records: u64,
@@ -70,7 +71,7 @@ pub(super) fn bring_together(
     Ok(firsts)
 }
 
-/// Rows first, records in the order in which they were read.
+/// Returns the sort order: rows first, then records in the order in which they were read.
 fn order(what: &What) -> (bool, u64) {
     match what {
         What::Row(_) => (false, 0),
@@ -78,12 +79,12 @@ fn order(what: &What) -> (bool, u64) {
     }
 }
 
-/// All there is of one event.
+/// All rows and records of one event.
 struct Event<'e> {
     id: &'e [u8],
-    /// More than one, if the table lets an id be there twice.
+    /// There are several if the table allows duplicate IDs.
     rows: Vec<Row>,
-    /// Those that nobody sent again on purpose.
+    /// The records that were not sent by a replay.
     records: Vec<Record>,
     replays: u64,
 }
@@ -130,7 +131,7 @@ impl<'e> Event<'e> {
             _ => self.rows.len(),
         };
         reporter.counts.delivered += is_there as u64;
-        // Of rows with the same id nobody can say which one is there.
+        // It is impossible to tell which of several rows with the same ID was delivered.
         for row in &self.rows[is_there..] {
             self.is_not_there(row, context, reporter)?;
         }
@@ -209,7 +210,8 @@ impl<'e> Event<'e> {
             }
             (End::Reached, false) => {}
         }
-        // It was produced after it was made, so the log of its partition may have ended there.
+        // A record is produced after its row is created, so a row created before the oldest
+        // remaining record was produced may have had a record that was removed.
         let may_be_gone = match (row.created, topic.gone_before) {
             (Some(created), Some(gone)) => created < gone,
             _ => false,
@@ -246,7 +248,8 @@ impl<'e> Event<'e> {
                 None
             }
         };
-        // Right for one of the rows is right. Otherwise the first of them says where it belongs.
+        // A record that matches one of the rows is correct. Otherwise, the first row determines the
+        // expected place.
         let Some(differs) = self
             .rows
             .iter()

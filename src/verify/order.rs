@@ -1,5 +1,4 @@
-//! Records in the order of their partitions: what is behind what was committed after it, and which
-//! transactions have holes.
+//! Checks the order of records within partitions, and searches transactions for gaps.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -12,11 +11,11 @@ use super::report::Finding;
 use super::spill::{Journal, Spill, hash};
 use crate::model::lsn::{Lsn, Position};
 
-/// How many holes of a transaction are told.
+/// Maximum number of gaps that are reported for a transaction.
 const HOLES: usize = 20;
 
-/// Looks through the records in the order in which they were read. `firsts` are those of events that
-/// the table has: what else is in the topics, nobody knows where it comes from.
+/// Checks the records in the order in which they were read. `firsts` contains the first records of
+/// events in the table. The origin of all other records is unknown.
 pub(super) fn look_through(
     journal: Journal,
     firsts: &Marks,
@@ -66,7 +65,7 @@ fn hash_of_commit(commit: Lsn) -> u64 {
     hash(&commit.0.to_be_bytes())
 }
 
-/// Finds the transactions of which some events are not there.
+/// Reports transactions of which some events are missing.
 fn holes(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<()> {
     let hash_of =
         |bytes: &[u8]| Indexed::decode(bytes).map_or(0, |it| hash_of_commit(it.position.commit));
@@ -92,7 +91,8 @@ fn holes(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<()> {
     })
 }
 
-/// What is missing of the numbers from zero up to the highest of `numbers`, which rise.
+/// Returns the ranges that are missing between zero and the highest of `numbers`, which are in
+/// ascending order.
 fn between(numbers: impl Iterator<Item = u64>) -> Vec<RangeInclusive<u64>> {
     let mut next = 0;
     let mut missing = Vec::new();

@@ -1,4 +1,4 @@
-//! What was found.
+//! The findings of a verification.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use crate::model::lsn::{Lsn, Position};
 
-/// Where a record is.
+/// The location of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct RecordLocation {
     pub topic: String,
@@ -21,74 +21,74 @@ impl fmt::Display for RecordLocation {
     }
 }
 
-/// Something that is not as it should be.
+/// A difference between the table and the topics.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "finding", rename_all = "kebab-case")]
 pub(crate) enum Finding {
-    /// A row that no topic has.
+    /// A row whose event is not in any topic.
     Missing {
-        /// The event.
+        /// The ID of the event.
         id: String,
-        /// The topic it belongs to.
+        /// The topic that the event belongs to.
         topic: String,
     },
-    /// A row whose event became a dead letter, and was not sent again.
+    /// A row whose event became a dead letter and was not sent again.
     DeadLetter {
-        /// The event.
+        /// The ID of the event.
         id: String,
         /// The topic for dead letters.
         topic: String,
     },
-    /// An event that is there more often than in the table.
+    /// An event that is in the topics more often than in the table.
     Repeated {
-        /// The event.
+        /// The ID of the event.
         id: String,
-        /// How often.
+        /// The number of records.
         copies: usize,
-        /// Where the first ones are.
+        /// The locations of the first records.
         at: Vec<RecordLocation>,
     },
-    /// A record behind one that was committed after it.
+    /// A record that follows one that was committed after it.
     OutOfOrder {
-        /// The event.
+        /// The ID of the event.
         id: String,
-        /// Where it is.
+        /// The location of the record.
         at: RecordLocation,
         #[serde(serialize_with = "as_text")]
         position: Position,
-        /// The highest before it in its partition.
+        /// The highest preceding position in the same partition.
         #[serde(serialize_with = "as_text")]
         behind: Position,
     },
-    /// A transaction of which some events are not there.
+    /// A transaction of which some events are missing.
     Gap {
         commit: Lsn,
-        /// The numbers of the events that are missing.
+        /// The indexes of the missing events.
         #[serde(serialize_with = "as_ranges")]
         missing: Vec<RangeInclusive<u64>>,
     },
-    /// A record with another topic, key or partition than its row calls for.
+    /// A record whose topic, key or partition differs from that of its row.
     Misplaced {
-        /// The event.
+        /// The ID of the event.
         id: String,
-        /// Where it is.
+        /// The location of the record.
         at: RecordLocation,
-        /// The topic it belongs to.
+        /// The topic that the event belongs to.
         topic: String,
-        /// What of it differs.
+        /// The property that differs.
         differs: &'static str,
     },
     /// A row that can't become a record.
     Unroutable {
         row: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A record whose event is not in the table.
     Unexpected {
-        /// The event, if it has an id.
+        /// The ID of the event, if the record contains one.
         id: Option<String>,
-        /// Where it is.
+        /// The location of the record.
         at: RecordLocation,
     },
 }
@@ -164,42 +164,42 @@ impl fmt::Display for Finding {
     }
 }
 
-/// How many there are of each.
+/// The number of rows, records and findings of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Counts {
     /// Rows of the table.
     pub rows: u64,
     /// Records of the topics.
     pub records: u64,
-    /// Rows that a topic has.
+    /// Rows whose events are in a topic.
     pub delivered: u64,
-    /// Rows that no topic has, and that may still come.
+    /// Rows whose events are not in any topic, but may still be delivered.
     pub pending: u64,
-    /// Rows that no topic has any more, as far as can be told.
+    /// Rows whose events are not in any topic, and may have been removed.
     pub expired: u64,
-    /// Rows that no topic has.
+    /// Rows whose events are not in any topic.
     pub missing: u64,
-    /// Rows whose events became dead letters, and were not sent again.
+    /// Rows whose events became dead letters and were not sent again.
     pub dead_letters: u64,
-    /// Events that are there more often than in the table.
+    /// Events that are in the topics more often than in the table.
     pub repeated: u64,
-    /// Records behind one that was committed after them.
+    /// Records that follow one that was committed after them.
     pub out_of_order: u64,
-    /// Transactions of which some events are not there.
+    /// Transactions of which some events are missing.
     pub gaps: u64,
-    /// Records with another topic, key or partition than their rows call for.
+    /// Records whose topic, key or partition differs from that of their rows.
     pub misplaced: u64,
     /// Rows that can't become a record.
     pub unroutable: u64,
-    /// Events that are not in the table, though they were committed before it was read.
+    /// Events that are not in the table although they were committed before it was read.
     pub unexpected: u64,
     /// Events that were committed after the table was read.
     pub newer: u64,
-    /// Events that are not in the table, or not in the range of time that was asked for.
+    /// Events that are not in the table, or not in the selected range of time.
     pub outside: u64,
-    /// Records that somebody sent again on purpose.
+    /// Records that were sent by a replay.
     pub replayed: u64,
-    /// Rows that have no id.
+    /// Rows without an ID.
     pub without_id: u64,
 }
 

@@ -1,5 +1,6 @@
-//! Entries that need not fit into memory: apart by hash, in memory as long as there is room, on disk
-//! from there on. Temporary files have no name, so that nothing stays behind however it ends.
+//! Storage for entries that may not fit into memory. Entries are partitioned by hash, and kept in
+//! memory up to a limit and on disk beyond it. The temporary files have no names, so that none
+//! remain regardless of how the process ends.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
@@ -8,22 +9,23 @@ use tempfile::SpooledTempFile;
 
 use crate::file_error;
 
-/// How many files at most: each has a descriptor once it is on disk.
+/// Maximum number of files. Each file uses a descriptor once it is on disk.
 const PARTS: usize = 64;
-/// What an entry takes in memory beside its bytes, when it is looked at.
+/// The memory that an entry uses in addition to its bytes while it is processed.
 const ENTRY_OVERHEAD: u64 = 128;
-/// Entries are looked at in portions of this many bytes at least, or there would be no end to it.
+/// The minimum size of the portions in which entries are processed, because each portion requires
+/// another pass.
 const PORTION_MIN: u64 = 1 << 20;
 const PORTION_MAX: u64 = 1 << 30;
 
-/// A number that spreads evenly; the same for the same bytes within one run.
+/// Returns an evenly distributed number that is the same for the same bytes within one run.
 pub(super) fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
     hasher.finish()
 }
 
-/// Entries one after another.
+/// A sequence of entries.
 pub(super) struct Journal {
     file: BufWriter<SpooledTempFile>,
     bytes: u64,
@@ -31,7 +33,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Goes to disk beyond `memory` bytes.
+    /// Creates a journal that is kept on disk beyond `memory` bytes.
     pub(super) fn new(memory: u64) -> Self {
         let memory = usize::try_from(memory).unwrap_or(usize::MAX);
         Self {
@@ -52,7 +54,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Looks at all of them, in the order in which they came.
+    /// Calls `look` with all entries, in the order in which they were added.
     pub(super) fn read(self, mut look: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let entries = self.entries;
         read_through(&mut self.into_file()?, entries, &mut look)
@@ -89,14 +91,16 @@ fn read_through(
     Ok(())
 }
 
-/// Entries whose order doesn't matter, to be looked at with all that have the same hash.
+/// Entries whose order doesn't matter, which are processed together with all others that have the
+/// same hash.
 pub(super) struct Spill {
     parts: Vec<Journal>,
     portion_bytes: u64,
 }
 
 impl Spill {
-    /// Takes `memory` bytes at most, half of them for what waits and half for what is looked at.
+    /// Creates a spill that uses at most `memory` bytes, half of them for stored entries and half
+    /// for the entries being processed.
     pub(super) fn new(memory: u64) -> Self {
         let part = memory / 2 / PARTS as u64;
         Self {
@@ -109,8 +113,8 @@ impl Spill {
         self.parts[part_of(hash)].push(entry)
     }
 
-    /// Looks at all entries in portions. Those with the same hash, as `hash_of` an entry says, come in
-    /// one.
+    /// Calls `look` with all entries in portions. Entries for which `hash_of` returns the same hash
+    /// are in the same portion.
     pub(super) fn read(
         self,
         hash_of: impl Fn(&[u8]) -> u64,
@@ -145,9 +149,10 @@ impl Spill {
     }
 }
 
-/// By the upper bits: the lower ones tell the portion.
+/// Returns the part for a hash. The upper bits select the part, because the lower bits select the
+/// portion.
 fn part_of(hash: u64) -> usize {
-    // It is less than PARTS.
+    // The result is less than `PARTS`.
     usize::try_from(hash >> (u64::BITS - PARTS.ilog2())).unwrap_or(0)
 }
 
@@ -161,7 +166,8 @@ mod tests {
         hash(&entry[..4])
     }
 
-    /// What comes out of a spill with so much memory, and in how many portions.
+    /// Passes entries through a spill with this much memory. Returns them and the number of
+    /// portions.
     fn through(memory: u64, count: u32) -> (BTreeMap<Vec<u8>, usize>, usize) {
         let mut spill = Spill::new(memory);
         for copy in 0..2_u8 {
@@ -193,7 +199,7 @@ mod tests {
         assert_eq!(in_memory.len(), 100_000);
         assert!(in_memory.values().all(|count| *count == 1));
         assert_eq!(few, PARTS);
-        // Each part is on disk, and larger than a portion.
+        // Each part is on disk and larger than a portion.
         let (on_disk, _) = through(0, 50_000);
         assert_eq!(on_disk, in_memory);
     }
@@ -202,7 +208,7 @@ mod tests {
     fn part_that_is_too_large_is_looked_at_in_portions() {
         let mut spill = Spill::new(0);
         let entry = |number: u32| [&number.to_ne_bytes()[..], &[7; 1000]].concat();
-        // All in the same part.
+        // All entries are in the same part.
         let same = |entry: &[u8]| numbers(entry) >> 6;
         for number in 0..4000 {
             let entry = entry(number);

@@ -1,4 +1,4 @@
-//! The rows of the table, each with the topic and key that it belongs to.
+//! Reads the rows of the table, and determines the topic and key of each.
 
 use std::collections::HashMap;
 
@@ -20,28 +20,28 @@ use crate::postgres::catalog::{
 use crate::postgres::table::TableName;
 use crate::progress::Progress;
 
-/// `pg_type.oid` of timestamp and timestamptz.
+/// The `pg_type.oid` of timestamp and timestamptz.
 const TIMES: [u32; 2] = [1114, 1184];
-/// How many rows are counted at once.
+/// The number of rows after which progress is updated.
 const BATCH: u64 = 1024;
 
-/// How the rows are read.
+/// How to read the rows.
 pub(super) struct Plan {
     version: TableVersion,
     /// See [`Catalog::select`].
     columns: String,
     rest: String,
     mapping: Mapping,
-    /// For each value of the query its place in a row, but for the time, which is the last one.
+    /// For each value of the query except the time, which is the last one, its slot in a row.
     slots: Vec<usize>,
     has_time: bool,
-    /// The header that has the event's id.
+    /// The header that contains the event's ID.
     pub(super) id: String,
 }
 
-/// What the table had.
+/// The result of reading the table.
 pub(super) struct Read {
-    /// Topics by the number that rows have.
+    /// The topics, indexed by the numbers in rows.
     pub(super) topics: Vec<String>,
     /// See [`Snapshot::before`].
     pub(super) before: Lsn,
@@ -50,7 +50,7 @@ pub(super) struct Read {
 }
 
 impl Plan {
-    /// For the table as it was observed.
+    /// Creates a plan for the table as it was observed.
     pub(super) fn new(
         settings: &PipelineSettings,
         table: &TableName,
@@ -66,7 +66,7 @@ impl Plan {
             &observed.facts,
         )?;
         let (id, template) = outbox.id_header().ok_or(VerifyError::NoIdHeader)?;
-        // Payloads and further headers are not looked at, and can be large.
+        // Payloads and other headers are not needed, and can be large.
         let templates = [&outbox.key, template].into_iter();
         let mut names: Vec<&str> = templates
             .flat_map(Template::columns)
@@ -109,7 +109,7 @@ impl Plan {
         })
     }
 
-    /// Reads the rows as they are now.
+    /// Reads the current rows.
     pub(super) async fn read(
         &self,
         catalog: &Catalog,
@@ -118,7 +118,8 @@ impl Plan {
         reporter: &mut Reporter<'_>,
     ) -> Result<Read, VerifyError> {
         let snapshot = Snapshot::take(catalog).await?;
-        // Names and types of columns are as they were when the statement was composed.
+        // The lock ensures that the names and types of columns have not changed since the statement
+        // was composed.
         let locked = catalog.lock_table(&self.version, Statement::Select).await?;
         let rows = catalog.select(locked, &self.columns, &self.rest).await?;
         let topics = self.route(rows, &mut progress, into, reporter).await?;
@@ -190,12 +191,12 @@ impl Plan {
     }
 }
 
-/// A key's hash; that of no key is another one than that of an empty one.
+/// Returns the hash of a key. A missing key has another hash than an empty one.
 pub(super) fn hash_of_key(key: Option<&[u8]>) -> u64 {
     key.map_or(0, hash)
 }
 
-/// Names to numbers.
+/// Assigns numbers to topic names.
 #[derive(Default)]
 struct Topics {
     names: Vec<String>,
@@ -207,7 +208,7 @@ impl Topics {
         if let Some(number) = self.numbers.get(name) {
             return *number;
         }
-        // A topic takes far more of its broker than of this.
+        // The brokers reach their limits long before the numbers are used up.
         let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
         self.names.push(name.to_owned());
         self.numbers.insert(name.to_owned(), number);
@@ -215,7 +216,7 @@ impl Topics {
     }
 }
 
-/// The column that says when a row was made, as SQL.
+/// Returns the column that contains the time of a row, in SQL syntax.
 fn time_column(
     table: &TableName,
     columns: &[TableColumn<'_>],

@@ -1,19 +1,19 @@
-//! What is found of rows and records once they are read.
+//! Tests the findings for given rows and records.
 
 use super::context::{Place, Topic};
 use super::entry::{Entry, Record, Row, What};
 use super::*;
 use crate::model::lsn::Position;
 
-/// Topics, by the number that rows have.
+/// The numbers of topics in rows.
 const ORDERS: u32 = 0;
 const BILLS: u32 = 1;
-/// Partitions, by the number that records have.
+/// The numbers of partitions in records.
 const ORDERS_0: u32 = 0;
 const ORDERS_1: u32 = 1;
 const BILLS_0: u32 = 2;
 
-/// Rows and records to be brought together.
+/// Rows and records to be compared.
 struct Scene {
     context: VerifyContext,
     tells_unexpected: bool,
@@ -21,10 +21,10 @@ struct Scene {
     records: Vec<(String, Record)>,
 }
 
-/// What came of it.
+/// The result of a comparison.
 #[derive(Debug, PartialEq, Eq)]
 struct Verified {
-    /// Sorted: those of different events come in no order.
+    /// Sorted, because findings for different events have no defined order.
     findings: Vec<String>,
     counts: Counts,
     /// The records that have to be in order.
@@ -39,7 +39,8 @@ fn at(commit: u64, index: u64) -> Position {
 }
 
 impl Scene {
-    /// All is delivered, and every transaction is in the topics as a whole.
+    /// Creates a scene in which everything is delivered and every transaction is completely in the
+    /// topics.
     fn new() -> Self {
         let topic = |name: &str| Topic {
             name: name.to_owned(),
@@ -78,7 +79,7 @@ impl Scene {
         &mut self.rows.last_mut().expect("one").1
     }
 
-    /// The next record.
+    /// Adds the next record.
     fn record(&mut self, id: &str, place: u32, position: Position) -> &mut Record {
         let before = self.records.iter();
         let before = before.filter(|(_, record)| record.place == place);
@@ -94,14 +95,14 @@ impl Scene {
         &mut self.records.last_mut().expect("one").1
     }
 
-    /// Somebody has sent the event again.
+    /// Adds a record that was sent by a replay.
     fn replay(&mut self, id: &str, place: u32) {
         let record = self.record(id, place, at(0, 0));
         record.position = None;
         record.is_replay = true;
     }
 
-    /// Each of these has a row in the table, and a record in the first partition.
+    /// Adds a row for each event, and a record in the first partition.
     fn delivered(&mut self, events: &[(&str, Position)]) {
         for (id, position) in events {
             self.row(id, ORDERS);
@@ -139,7 +140,7 @@ impl Scene {
         let rows = self.rows.iter().map(|(id, row)| (id, What::Row(*row)));
         let records = self.records.iter();
         let records = records.map(|(id, record)| (id, What::Record(*record)));
-        // These may come in any order.
+        // The order of entries doesn't matter.
         for (id, what) in rows.chain(records).rev() {
             let id = id.as_bytes();
             Entry { what, id }.encode(&mut bytes);
@@ -159,7 +160,7 @@ impl Scene {
         }
     }
 
-    /// Nothing but these is found, and these are counted.
+    /// Checks that exactly these findings and counts result.
     #[track_caller]
     fn has(&self, findings: &[&str], counts: Counts) {
         let verified = self.verified();
@@ -193,7 +194,7 @@ fn a_row_that_no_topic_has_is_missing_unless_it_may_still_come() {
     };
     let missing = [r#"MISSING      b: not in topic "bills""#];
     scene.has(&missing, counts);
-    // What an open transaction hides in another topic is not this row.
+    // An open transaction in another topic doesn't hide the record of this row.
     scene.context.topics[0].is_hidden = true;
     scene.has(&missing, counts);
     let counts = Counts {
@@ -240,7 +241,7 @@ fn a_record_more_than_there_are_rows_is_repeated() {
         ..Counts::default()
     };
     scene.has(&["REPEATED     a: 2 times: orders/0@0, orders/1@0"], counts);
-    // Some of many places are told.
+    // Only some of many locations are reported.
     for _ in 0..4 {
         scene.record("a", ORDERS_1, at(100, 0));
     }
@@ -265,7 +266,7 @@ fn a_record_more_than_there_are_rows_is_repeated() {
 #[test]
 fn of_each_event_that_the_table_has_the_record_that_was_read_first_counts() {
     let mut scene = Scene::new();
-    // The last 50 repeat the first.
+    // The last 50 records repeat the first ones.
     for number in 0..200 {
         let id = (number % 150).to_string();
         scene.record(&id, ORDERS_0, at(100 + number, 0));
@@ -296,7 +297,7 @@ fn a_replay_delivers_its_rows_wherever_it_is_and_repeats_nothing() {
         ..Counts::default()
     };
     scene.has(&[], counts);
-    // Nobody can say which of two rows was sent again.
+    // It is impossible to tell which of two rows was sent again.
     scene.row("a", ORDERS);
     counts.delivered = 2;
     scene.has(&[], counts);
@@ -305,7 +306,7 @@ fn a_replay_delivers_its_rows_wherever_it_is_and_repeats_nothing() {
     scene.delivered(&[("a", at(100, 0))]);
     scene.replay("a", ORDERS_0);
     scene.replay("a", ORDERS_0);
-    // The row of this one is gone.
+    // The row of this event has been removed.
     scene.replay("b", ORDERS_0);
     (counts.delivered, counts.replayed) = (1, 3);
     scene.has(&[], counts);
@@ -397,12 +398,13 @@ fn a_record_that_is_right_for_one_of_two_rows_with_its_id_is_right() {
         ..Counts::default()
     };
     scene.has(&[], counts);
-    // One of them is right, and the other for none of the rows.
+    // One record is correct, and the other matches neither row.
     scene.records[1].1.key = 8;
     counts.misplaced = 1;
     let verified = scene.verified();
     assert_eq!(verified.counts, counts);
-    // Which of the two rows it is compared with is not promised, but topic and difference are of the same one.
+    // The row with which the record is compared is unspecified, but topic and difference refer to
+    // the same row.
     let texts = [("bills", "key"), ("orders", "topic")].map(|(topic, differs)| {
         format!(
             "MISPLACED    a: at bills/0@0, and belongs into topic {topic:?}; its {differs} differs"
@@ -444,7 +446,7 @@ fn a_record_behind_one_of_its_partition_that_was_committed_after_it_is_out_of_or
     scene.has(&texts.each_ref().map(String::as_str), counts);
 }
 
-/// Nobody knows where they come from, or whether what is behind them was sent again with reason.
+/// Their origin is unknown, and so is whether records after them were sent again intentionally.
 #[test]
 fn records_that_are_not_the_first_of_an_event_in_the_table_are_in_no_order() {
     let mut scene = Scene::new();
@@ -479,7 +481,7 @@ fn a_transaction_without_some_of_its_events_has_a_gap() {
         "GAP          transaction 0/64: without event 1, 3 to 4",
     ];
     scene.has(&gaps, counts);
-    // An event is there, whatever its partition, and whether or not the table still has it.
+    // An event counts regardless of its partition, and even if it is no longer in the table.
     scene.record("g", BILLS_0, at(300, 0));
     let counts = Counts {
         gaps: 1,
@@ -488,7 +490,7 @@ fn a_transaction_without_some_of_its_events_has_a_gap() {
     };
     scene.tells_unexpected = false;
     scene.has(&gaps[1..], counts);
-    // What none of the table's events is of may be anything.
+    // A transaction without any event of the table may have another origin.
     scene.record("h", BILLS_0, at(400, 7));
     let counts = Counts {
         unexpected: 2,
@@ -524,7 +526,7 @@ fn gaps_are_searched_for_where_transactions_are_whole_and_not_in_copied_rows() {
     assert!(!has_gap(150, &[120, 150]));
 }
 
-/// Otherwise all of them would be looked at together, however little memory there is.
+/// Otherwise, all entries would be processed together, regardless of the memory limit.
 #[test]
 fn entries_of_an_event_are_spread_by_their_id() {
     let mut scene = Scene::new();

@@ -1,4 +1,4 @@
-//! The records of the topics.
+//! Reads the records of the topics.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -17,31 +17,31 @@ use crate::model::lsn::{Lsn, Position};
 use crate::outbox::headers::{POSITION_HEADER, REPLAY_HEADER};
 use crate::progress::Progress;
 
-/// How many records are counted at once.
+/// The number of records after which progress is updated.
 const BATCH: u64 = 1024;
 
-/// What the topics had.
+/// The result of reading the topics.
 pub(super) struct Read {
     pub(super) topics: Vec<Topic>,
     pub(super) places: Vec<Place>,
-    /// Transactions up to this one may have lost records to age.
+    /// Transactions that committed up to this LSN may have lost records because of their age.
     pub(super) whole_after: Lsn,
 }
 
-/// How the topics are read.
+/// How to read the topics.
 pub(super) struct Plan<'p> {
     pub(super) reader: &'p TopicReader,
-    /// The header that has the event's id.
+    /// The header that contains the event's ID.
     pub(super) id: &'p str,
-    /// What was produced earlier is left out; milliseconds since 1970.
+    /// Records produced before this time are not read. In milliseconds since 1970.
     pub(super) since: Option<i64>,
-    /// Records have the time at which they were produced.
+    /// Whether records contain the time at which they were produced.
     pub(super) is_production_time: bool,
-    /// How long transactions that are open may last.
+    /// When to stop waiting for open transactions.
     pub(super) deadline: Instant,
 }
 
-/// What there is to read of one topic.
+/// The part of a topic to be read.
 struct Part {
     number: u32,
     name: String,
@@ -49,7 +49,7 @@ struct Part {
 }
 
 impl Plan<'_> {
-    /// Reads the topics, of which those that nobody has are empty.
+    /// Reads the topics. A topic that does not exist counts as empty.
     pub(super) fn read(
         &self,
         names: Vec<String>,
@@ -121,7 +121,7 @@ impl Plan<'_> {
                 topic: *number,
                 partition: span.partition,
             };
-            // As of topics, there are never so many.
+            // As with topics, the number can't overflow in practice.
             let number = u32::try_from(read.places.len()).unwrap_or(u32::MAX);
             places.insert(span.partition, (number, First::default()));
             read.places.push(place);
@@ -159,9 +159,9 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Something of the partition's beginning has been removed.
+    /// Takes into account that records at the beginning of the partition were removed.
     fn is_cut(&self, span: &Span, first: First, topic: u32, read: &mut Read) {
-        // Where nothing is left, nobody knows when the last of it was produced.
+        // If no record remains, it is unknown when the last one was produced.
         read.whole_after = match (span.start < span.end, first.commit) {
             (true, Some(commit)) => read.whole_after.max(commit),
             _ => Lsn(u64::MAX),
@@ -176,7 +176,7 @@ impl Plan<'_> {
     }
 }
 
-/// What is known of the first record of a partition.
+/// The facts about the first record of a partition.
 #[derive(Clone, Copy, Default)]
 struct First {
     is_known: bool,
@@ -195,7 +195,7 @@ impl First {
     }
 }
 
-/// Takes records apart.
+/// Converts records to entries.
 struct Taker<'t> {
     id: &'t str,
     entries: &'t mut Spill,
@@ -214,7 +214,8 @@ impl Taker<'_> {
         reporter.counts.records += 1;
         let (mut id, mut position, mut is_replay) = (None, None, false);
         for (name, value) in message.headers() {
-            // Members of the headers column come last, and may have any name: also if the configured header has no value.
+            // Members of the headers column follow the configured headers and may have any name, so
+            // the first header with the name counts even if it has no value.
             match name {
                 name if name == self.id => {
                     id.get_or_insert(value);

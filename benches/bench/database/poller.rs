@@ -1,4 +1,4 @@
-//! The other way to carry an outbox: a session that asks the table again and again.
+//! The alternative way to deliver an outbox: a session that polls the table.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,21 +13,21 @@ use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::usage::cpu_seconds;
 
-/// Rows it takes at a time.
+/// The number of rows in a batch.
 pub(crate) const BATCH: usize = 500;
-/// How long it rests when it has found none.
+/// How long the poller waits when it has found no rows.
 pub(crate) const REST: Duration = Duration::from_millis(10);
 
-/// What becomes of a row that was sent.
+/// What the poller does with rows that were sent.
 #[derive(Clone, Copy)]
 pub(crate) enum Settlement {
     Delete,
-    /// A mark on it says so.
+    /// Marks the row as sent.
     Update,
 }
 
 impl Settlement {
-    /// What the table needs more.
+    /// Returns the additional schema that the table needs.
     pub(crate) fn schema(self) -> &'static str {
         match self {
             Self::Delete => "",
@@ -59,9 +59,9 @@ impl Settlement {
     }
 }
 
-/// A reader that polls, on its own thread.
+/// A reader that polls on its own thread.
 pub(crate) struct Poller {
-    /// Of the server's process.
+    /// The PID of the server process.
     pid: u32,
     settled: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
@@ -106,7 +106,7 @@ impl Poller {
         }
     }
 
-    /// Rows whose settlement is committed.
+    /// Returns the number of rows whose settlement is committed.
     pub(crate) fn settled(&self) -> usize {
         self.settled.load(Ordering::Relaxed)
     }
@@ -115,7 +115,8 @@ impl Poller {
         cpu_seconds(self.pid).expect("an open session")
     }
 
-    /// Returns when its session is gone, and the server's statistics are complete.
+    /// Stops the poller. Returns after its session has ended, so that the server's statistics are
+    /// complete.
     pub(crate) fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("a poller that works");
@@ -131,7 +132,7 @@ struct Work {
 }
 
 impl Work {
-    /// Takes a batch to Kafka and settles it; returns how many rows it had.
+    /// Sends a batch to Kafka and settles it. Returns the number of rows in it.
     fn carry(&self) -> usize {
         let rows = self.db.rows(&self.settlement.select());
         if rows.is_empty() {

@@ -1,4 +1,4 @@
-//! The consumer at the end of the way.
+//! The consumer that receives the records.
 
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,15 @@ use super::{Sample, Times, latencies, now, sleep_until};
 use crate::bed::{Bed, STALL};
 use crate::topic::Topic;
 
-/// A consumer that gets each record as soon as it can.
+/// A consumer that fetches each record as soon as possible.
 pub(super) struct Receiver {
     consumer: BaseConsumer,
 }
 
-/// What came while it counted.
+/// The samples that were counted.
 pub(super) struct Samples {
     pub(super) taken: Vec<Sample>,
-    /// What the program used meanwhile.
+    /// The CPU time that the program used meanwhile.
     pub(super) cpu_seconds: f64,
 }
 
@@ -47,14 +47,15 @@ impl Receiver {
         Self { consumer }
     }
 
-    /// Receives that many records.
+    /// Receives the given number of records.
     pub(super) fn receive(&mut self, records: usize) {
         for _ in 0..records {
             self.next();
         }
     }
 
-    /// Receives that many records, and takes those that were due at `counted_from` or later.
+    /// Receives the given number of records, and returns those that were due at `counted_from` or
+    /// later.
     pub(super) fn receive_from(
         &mut self,
         records: usize,
@@ -98,7 +99,8 @@ impl Receiver {
     }
 }
 
-/// The latency of a producer that sends to the consumer, at that rate, in milliseconds.
+/// Returns the latencies of a producer that sends directly to the consumer at the given rate, in
+/// milliseconds.
 pub(super) fn floor(bed: &Bed, topic: &Topic<'_>, per_second: u32, times: Times) -> Vec<f64> {
     let producer: ThreadedProducer<DefaultProducerContext> = bed
         .broker
@@ -108,7 +110,7 @@ pub(super) fn floor(bed: &Bed, topic: &Topic<'_>, per_second: u32, times: Times)
         .create()
         .unwrap();
     let mut receiver = Receiver::new(bed, topic);
-    // The first record brings metadata and connections with it.
+    // The first record triggers fetching metadata and opening connections.
     send(&producer, topic, 0);
     receiver.receive(1);
     let records = u64::from(per_second) * times.warm_up.as_secs();

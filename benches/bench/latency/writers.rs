@@ -1,4 +1,4 @@
-//! Sessions that commit at the times of a schedule, whatever happened before.
+//! Sessions that commit according to a fixed schedule, regardless of previous delays.
 
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -7,26 +7,26 @@ use super::{now, sleep_until};
 use crate::bed::{Bed, DATABASE};
 use crate::support::session::Session;
 
-/// So many that one slow commit keeps none but its own session from the schedule.
+/// Enough sessions that a slow commit delays only its own session.
 const SESSIONS: u32 = 8;
 
-/// Writes `due` into the event as it is given: microseconds since 1970.
+/// Stores `due` in the event: microseconds since 1970.
 const PREPARE: &str = "PREPARE add(bigint, bigint) AS
 INSERT INTO outbox SELECT gen_random_uuid(), 'order', 'ord-' || ($1 % 10000), 'OrderCreated',
   payload($1, NULL) || jsonb_build_object('due', $2,
     'inserted', (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)";
 
-/// Single-row transactions, evenly spread.
+/// A schedule of evenly spaced single-row transactions.
 #[derive(Clone, Copy)]
 pub(super) struct Schedule {
-    /// Microseconds since 1970.
+    /// The start, in microseconds since 1970.
     pub(super) begin: i64,
     per_second: u32,
     lasts: Duration,
 }
 
 impl Schedule {
-    /// Begins when the sessions are open.
+    /// Creates a schedule that starts when the sessions are open.
     pub(super) fn soon(per_second: u32, lasts: Duration) -> Self {
         const TO_OPEN_SESSIONS: i64 = 500_000;
         Self {
@@ -53,9 +53,9 @@ impl Schedule {
         Writers((0..SESSIONS).map(session).collect())
     }
 
-    /// One session's part. Where it is late, it does not wait, and the time that it is due stays
-    /// what it was: so a stall counts for all that it held up. Returns what the commits took, in
-    /// milliseconds.
+    /// Writes one session's transactions. If the session is late, it does not wait, but the due
+    /// times stay unchanged, so that a stall counts for all transactions that it delays. Returns
+    /// the durations of the commits in milliseconds.
     fn write(&self, session: u32, db: &Session) -> Vec<f64> {
         db.run(PREPARE);
         let mut commits = Vec::new();
@@ -71,11 +71,12 @@ impl Schedule {
     }
 }
 
-/// The sessions at work.
+/// The running sessions.
 pub(super) struct Writers(Vec<JoinHandle<Vec<f64>>>);
 
 impl Writers {
-    /// Waits until all is committed, and returns what the commits took, in milliseconds.
+    /// Waits until everything is committed, and returns the durations of the commits in
+    /// milliseconds.
     pub(super) fn join(self) -> Vec<f64> {
         let sessions = self.0.into_iter();
         sessions

@@ -1,4 +1,4 @@
-//! The charts, as SVG with a background of their own, so that they read on light and dark pages.
+//! The charts, as SVG with their own background, so that they are readable on light and dark pages.
 
 mod bars;
 mod flame;
@@ -29,7 +29,7 @@ const INK: RGBColor = RGBColor(31, 41, 55);
 const FAINT: RGBColor = RGBColor(209, 213, 219);
 const TEAL: RGBColor = RGBColor(13, 148, 136);
 const GREY: RGBColor = RGBColor(148, 163, 184);
-/// For programs other than Walpost and the limit, one after the other.
+/// The colours of programs other than Walpost and the limit, used in turn.
 const OTHERS: [RGBColor; 3] = [
     RGBColor(217, 119, 6),
     RGBColor(124, 58, 237),
@@ -37,12 +37,12 @@ const OTHERS: [RGBColor; 3] = [
 ];
 const WIDTH: u32 = 800;
 
-/// The chart of a growth series.
+/// Returns the file name for the chart of a growth series.
 pub(crate) fn file_of_series(series: &str) -> String {
     format!("growth-{series}.svg")
 }
 
-/// Draws what was measured into the folder.
+/// Draws the results into the folder.
 pub(crate) fn draw(results: &Results, folder: &Path) {
     if let Some(part) = &results.drain {
         drain(&part.data.drains).draw(&folder.join("drain.svg"));
@@ -92,7 +92,7 @@ fn drain(drains: &[Drain]) -> Bars {
 
 fn grown(drains: &[Drain], series: &str, title: &str) -> Bars {
     let groups = groups(drains, series);
-    // Rows of different sizes compare by their bytes.
+    // Rows of different sizes are compared by their bytes.
     let in_bytes = series == growth::PAYLOAD;
     let bars = groups.iter().map(|group| {
         let megabytes = group.rounds[0].backlog.payload_bytes / 1e6;
@@ -119,7 +119,7 @@ fn grown(drains: &[Drain], series: &str, title: &str) -> Bars {
     }
 }
 
-/// The rate of a program, among those of `all`; a row counts for `weight`.
+/// Returns the bar for the rate of one program among those in `all`. Each row counts as `weight`.
 fn rate_bar(label: String, group: &Drains<'_>, all: &[Drains<'_>], weight: f64) -> Bar {
     let rates = group
         .rounds
@@ -255,12 +255,12 @@ fn title<DB: DrawingBackend>(root: &DrawingArea<DB, Shift>, text: &str) {
     root.draw_text(text, &font, (16, 14)).unwrap();
 }
 
-/// One entry after the other, below the title.
+/// Draws the entries one after the other below the title.
 fn legend<'a, DB: DrawingBackend>(
     root: &DrawingArea<DB, Shift>,
     entries: impl Iterator<Item = (&'a str, RGBColor, bool)>,
 ) {
-    /// Pixels of a letter, about: no font is loaded to measure with.
+    /// The approximate width of a letter in pixels, because no font is loaded to measure text.
     const LETTER: usize = 7;
     let font = ("sans-serif", 13).into_font().color(&INK);
     let mut x = 16;

@@ -1,11 +1,11 @@
-//! How figures are written.
+//! The format of figures.
 
 use crate::stats::Spread;
 
-/// Where nothing was measured.
+/// The text for a missing measurement.
 pub(crate) const NOTHING: &str = "–";
 
-/// A whole number with separators: 1,234,567.
+/// Formats a whole number with separators: 1,234,567.
 pub(crate) fn whole(number: f64) -> String {
     let digits = format!("{:.0}", number.abs());
     let mut text = String::from(if number < 0.0 { "-" } else { "" });
@@ -18,7 +18,8 @@ pub(crate) fn whole(number: f64) -> String {
     text
 }
 
-/// A number of rows a second or the like, to three digits: more would pretend.
+/// Formats a number such as a rate with three significant digits, because more would suggest a
+/// precision that it doesn't have.
 pub(crate) fn rough(number: f64) -> String {
     if number == 0.0 {
         return "0".to_owned();
@@ -29,7 +30,8 @@ pub(crate) fn rough(number: f64) -> String {
     whole((number / unit).round() * unit)
 }
 
-/// Median, and least to most in parentheses where there is more than one round.
+/// Formats the median, followed by the minimum and maximum in parentheses if there are several
+/// rounds.
 pub(crate) fn spread(spread: Option<Spread>, write: impl Fn(f64) -> String) -> String {
     match spread {
         None => NOTHING.to_owned(),
@@ -48,7 +50,7 @@ pub(crate) fn spread(spread: Option<Spread>, write: impl Fn(f64) -> String) -> S
     }
 }
 
-/// The median alone.
+/// Formats only the median.
 pub(crate) fn middle(spread: Option<Spread>, write: impl Fn(f64) -> String) -> String {
     spread.map_or(NOTHING.to_owned(), |spread| write(spread.median))
 }

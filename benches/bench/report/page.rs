@@ -1,4 +1,4 @@
-//! docs/benchmarks.md.
+//! The contents of docs/benchmarks.md.
 
 use std::fmt::{Display, Write as _};
 
@@ -15,7 +15,7 @@ use crate::results::{Part, Results};
 use crate::tables as bench_tables;
 use crate::tuned;
 
-/// The whole page.
+/// Returns the page.
 pub(super) fn render(results: &Results) -> String {
     let mut page = Page(String::new());
     page.add(INTRODUCTION);
@@ -41,7 +41,7 @@ pub(super) fn render(results: &Results) -> String {
 struct Page(String);
 
 impl Page {
-    /// A paragraph, a table or a section, with an empty line after it.
+    /// Appends a paragraph, a table or a section, followed by an empty line.
     fn add(&mut self, text: impl Display) {
         let text = text.to_string();
         writeln!(self.0, "{}\n", text.trim_matches('\n')).unwrap();

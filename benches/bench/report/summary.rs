@@ -1,4 +1,4 @@
-//! Rounds of the same thing, taken together.
+//! Groups the rounds of each measurement.
 
 use crate::program::{LIMIT, Link, WALPOST};
 use crate::results::{Cost, Drain, Steady};
@@ -7,11 +7,11 @@ use crate::stats::Spread;
 /// All rounds of one program at one point of a series.
 pub(crate) struct Drains<'a> {
     pub(crate) rounds: Vec<&'a Drain>,
-    /// Of the limit over the same link, on the same backlog, in the same rounds.
+    /// For each round, the limit over the same link with the same backlog.
     limits: Vec<Option<&'a Drain>>,
 }
 
-/// The groups of a series, in the order in which they were first measured.
+/// Returns the groups of a series, in the order of their first measurements.
 pub(crate) fn groups<'a>(drains: &'a [Drain], series: &str) -> Vec<Drains<'a>> {
     let of_series = || drains.iter().filter(|drain| drain.series == series);
     let key = |drain: &'a Drain| (&drain.point, &drain.program, drain.link);
@@ -35,7 +35,7 @@ pub(crate) fn groups<'a>(drains: &'a [Drain], series: &str) -> Vec<Drains<'a>> {
         .collect()
 }
 
-/// The group of a program, whatever its point.
+/// Returns the first group of a program, regardless of the point.
 pub(crate) fn find<'a, 'b>(
     groups: &'b [Drains<'a>],
     program: &str,
@@ -67,7 +67,7 @@ impl<'a> Drains<'a> {
         self.program() == WALPOST
     }
 
-    /// The spread of a figure over the rounds.
+    /// Returns the spread of a figure over the rounds.
     pub(crate) fn of(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
         Spread::of(self.rounds.iter().map(|drain| figure(drain)))
     }
@@ -77,7 +77,7 @@ impl<'a> Drains<'a> {
         Spread::of(rates.filter_map(|drain| drain.measured.rows_per_second))
     }
 
-    /// The rate as a part of the limit's in the same round.
+    /// Returns the rate in relation to the limit's rate in the same round.
     pub(crate) fn of_limit(&self) -> Option<Spread> {
         let rounds = self.rounds.iter().zip(&self.limits);
         Spread::of(rounds.filter_map(|(drain, limit)| {
@@ -86,19 +86,19 @@ impl<'a> Drains<'a> {
         }))
     }
 
-    /// Seconds that became `figure`, for a million rows.
+    /// Returns the seconds in `figure`, per million rows.
     pub(crate) fn per_million(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
         self.of(|drain| figure(drain) * 1e6 / drain.backlog.rows as f64)
     }
 }
 
-/// All rounds of one program at one rate.
+/// Returns all rounds of one program at one rate.
 pub(crate) fn steady<'a>(rounds: &'a [Steady], program: &str, per_second: u32) -> Vec<&'a Steady> {
     let wanted = |round: &&Steady| round.program == program && round.per_second == per_second;
     rounds.iter().filter(wanted).collect()
 }
 
-/// All rounds of each way, in the order in which they were first measured.
+/// Returns all rounds of each way of delivery, in the order of their first measurements.
 pub(crate) fn ways(costs: &[Cost]) -> Vec<Vec<&Cost>> {
     distinct(costs.iter().map(|cost| cost.way.as_str()))
         .into_iter()

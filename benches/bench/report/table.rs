@@ -1,8 +1,8 @@
-//! A table for people, in Markdown that also reads well unrendered.
+//! A table in Markdown that is also readable as plain text.
 
 use std::fmt::{self, Display};
 
-/// First column to the left, the others to the right.
+/// A table whose first column is left-aligned, and whose other columns are right-aligned.
 pub(crate) struct Table {
     header: Vec<&'static str>,
     rows: Vec<Vec<String>>,

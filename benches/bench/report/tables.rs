@@ -1,4 +1,4 @@
-//! The tables, for the terminal and for the page.
+//! The tables for the terminal and the page.
 
 use super::numbers::{NOTHING, middle, one_place, rough, spread, two_places, whole};
 use super::summary::{Drains, distinct, find, groups, steady, ways};
@@ -11,7 +11,7 @@ use crate::results::{Cost, Drain, Fleet, Latency, Measured, Percentiles, Shards,
 use crate::stats::Spread;
 use crate::usage::MEBIBYTE;
 
-/// Programs on the same backlog.
+/// Compares programs with the same backlog.
 pub(crate) fn comparison(drains: &[Drain], series: &str) -> Table {
     let mut table = Table::new([
         "program",
@@ -48,7 +48,7 @@ pub(crate) fn comparison(drains: &[Drain], series: &str) -> Table {
     table
 }
 
-/// One thing made larger; `what` it is.
+/// Shows a series in which the parameter described by `what` increases.
 pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Table {
     let mut table = Table::new([
         what,
@@ -98,7 +98,7 @@ pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Tabl
     table
 }
 
-/// The same events with and without a table.
+/// Compares the same events with and without a table.
 pub(crate) fn outbox(drains: &[Drain]) -> Table {
     let mut table = Table::new([
         "outbox",
@@ -136,7 +136,7 @@ pub(crate) fn outbox(drains: &[Drain]) -> Table {
     table
 }
 
-/// Where the time of the drains goes that compare with a limit of theirs.
+/// Shows where the drains that have their own limit spend their time.
 pub(crate) fn bounds(drains: &[Drain]) -> Table {
     let mut table = Table::new([
         "drain",
@@ -182,7 +182,7 @@ pub(crate) fn bounds(drains: &[Drain]) -> Table {
     table
 }
 
-/// The limit at the group's point, or that of all points.
+/// Returns the limit at the group's point, or else the limit of all points.
 fn limit_of<'a, 'b>(group: &Drains<'a>, groups: &'b [Drains<'a>]) -> Option<&'b Drains<'a>> {
     groups
         .iter()
@@ -195,7 +195,7 @@ fn peak(group: &Drains<'_>) -> String {
     spread(peak, one_place)
 }
 
-/// From the INSERT and from the schedule.
+/// Shows the latency since the INSERT and since the scheduled time.
 pub(crate) fn latency(latency: &Latency) -> Table {
     let mut table = Table::new([
         "program",
@@ -237,7 +237,8 @@ pub(crate) fn latency(latency: &Latency) -> Table {
     table
 }
 
-/// What of the latency is neither the program's nor the database's, or is the commit.
+/// Shows the parts of the latency that are caused by neither the program nor the database, and the
+/// commits.
 pub(crate) fn floors(latency: &Latency) -> Table {
     let mut table = Table::new([
         "without a connector",
@@ -272,7 +273,7 @@ pub(crate) fn floors(latency: &Latency) -> Table {
     table
 }
 
-/// CPU of a program that has nothing to do.
+/// Shows the CPU usage of idle programs.
 pub(crate) fn idle(latency: &Latency) -> Table {
     let mut table = Table::new(["program", "idle CPU s in 10 s"]);
     for program in distinct(latency.idle.iter().map(|idle| &idle.program)) {
@@ -283,7 +284,7 @@ pub(crate) fn idle(latency: &Latency) -> Table {
     table
 }
 
-/// One slot beside many, and pipelines that have nothing to do.
+/// Compares one slot with many, and shows idle pipelines.
 pub(crate) fn fleets(tables: &Tables) -> Table {
     let mut table = Table::new([
         "slots, each with a pipeline",
@@ -322,7 +323,7 @@ pub(crate) fn fleets(tables: &Tables) -> Table {
     table
 }
 
-/// Many pipelines with a backlog, beside one.
+/// Compares many pipelines that have backlogs with a single one.
 pub(crate) fn shards(rounds: &[Shards]) -> Table {
     let mut table = Table::new([
         "pipelines",
@@ -376,7 +377,7 @@ pub(crate) fn shards(rounds: &[Shards]) -> Table {
     table
 }
 
-/// The threads of Walpost in a drain.
+/// Shows Walpost's threads during a drain.
 pub(crate) fn profile(profile: &Profile) -> Table {
     let mut table = Table::new(["thread", "part of the samples"]);
     for thread in &profile.process.callees {
@@ -386,7 +387,7 @@ pub(crate) fn profile(profile: &Profile) -> Table {
     table
 }
 
-/// What carrying cost the database.
+/// Shows the load of delivery on the database.
 pub(crate) fn database(costs: &[Cost]) -> Table {
     let mut table = Table::new([
         "how events come out",

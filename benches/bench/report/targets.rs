@@ -1,4 +1,4 @@
-//! What Walpost is meant to reach, and what was measured.
+//! Walpost's targets, and the measured values.
 
 use super::numbers::{NOTHING, one_place, rough, two_places, whole};
 use super::summary::{Drains, find, groups, steady};
@@ -13,10 +13,10 @@ use crate::tables as bench_tables;
 use crate::tuned;
 use crate::usage::MEBIBYTE;
 
-/// Most memory, in MiB, with the window as it is by default.
+/// The maximum memory in MiB with the default window.
 const MOST_MEBIBYTES: f64 = 32.0;
 
-/// All are judged by the median of the rounds.
+/// Returns the table of targets. All are judged by the median of the rounds.
 pub(crate) fn table(results: &Results) -> Table {
     let drain = results.drain.as_ref().map(|part| &part.data);
     let growth = results.growth.as_ref().map(|part| &part.data);
@@ -163,7 +163,8 @@ impl Targets {
         );
     }
 
-    /// What is behind with the usual settings, without what bounds it.
+    /// Adds the drains that miss their targets with default settings, measured without their
+    /// bottleneck.
     fn tuned(&mut self, drains: &[Drain]) {
         let groups = groups(drains, tuned::SERIES);
         for (point, wanted) in [(tuned::PARTITIONS, 0.45), (tuned::PAYLOAD, 0.75)] {
@@ -253,7 +254,7 @@ impl Targets {
         self.at_most("idle CPU s in 10 s", 0.03, idle, two_places);
     }
 
-    /// The worst round stands beside the median.
+    /// Adds a target for memory. The worst round is shown next to the median.
     fn at_most_mebibytes(&mut self, what: &str, wanted: f64, bytes: Option<Spread>) {
         let worst = bytes.map_or(0.0, |bytes| bytes.most / MEBIBYTE);
         let measured = bytes.map(|bytes| bytes.median / MEBIBYTE);
@@ -314,7 +315,7 @@ fn figure(wanted: f64) -> String {
     }
 }
 
-/// How many there were, as text.
+/// Formats the number of rows.
 fn rows(groups: &[Drains<'_>]) -> String {
     groups.first().map_or("more".to_owned(), |group| {
         whole(group.rounds[0].backlog.rows as f64)
@@ -325,7 +326,7 @@ fn mid(spread: Option<Spread>) -> Option<f64> {
     spread.map(|spread| spread.median)
 }
 
-/// Walpost's figure as a multiple of Debezium's.
+/// Returns Walpost's figure as a multiple of Debezium's.
 fn times_debezium(
     groups: &[Drains<'_>],
     link: Link,
@@ -335,14 +336,14 @@ fn times_debezium(
     Some(walpost / figure(find(groups, DEBEZIUM, Link::Tcp)?)?)
 }
 
-/// The group of Walpost at a point of a series.
+/// Returns Walpost's group at a point of a series.
 fn at<'a, 'b>(groups: &'b [Drains<'a>], point: &str) -> Option<&'b Drains<'a>> {
     groups
         .iter()
         .find(|group| group.is_walpost() && group.point() == point)
 }
 
-/// The rate as a part of the other's in the same round.
+/// Returns the rate in relation to the other's rate in the same round.
 fn beside(of: &Drains<'_>, other: &Drains<'_>) -> Option<f64> {
     median(of.rounds.iter().filter_map(|drain| {
         let other = other.rounds.iter().find(|it| it.round == drain.round)?;

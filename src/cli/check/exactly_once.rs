@@ -1,4 +1,4 @@
-//! What exactly-once delivery needs beside what every pipeline needs.
+//! The additional requirements of exactly-once delivery.
 
 use super::findings::{Outcome, Report, of};
 use crate::delivery::checkpoint::HistoryError;
@@ -9,10 +9,10 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::slot_state::FoundState;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
-/// What checks of that mode are called.
+/// The name of these checks.
 const EXACTLY_ONCE: &str = "exactly-once";
 
-/// What the mode needs beside what every pipeline needs.
+/// Checks the additional requirements of exactly-once delivery.
 pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Report<'_>) {
     let Some(checkpoints) = settings.checkpoints() else {
         return;
@@ -59,7 +59,8 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
     }
 }
 
-/// Nothing was read from the slot since `walpost init` made it. False where a query fails: the checks of the database report that.
+/// Returns whether nothing was read from the slot since `walpost init` created it. Returns false if
+/// a query fails, which the checks of the database report.
 async fn is_untouched(settings: &PipelineSettings) -> bool {
     let asked = async {
         let catalog = Catalog::open(&settings.postgres).await?;

@@ -1,4 +1,4 @@
-//! What was found, and how it is told.
+//! The findings of `walpost check` and their output.
 
 use serde::Serialize;
 
@@ -7,15 +7,15 @@ use super::super::out::{self, Tone, say};
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::Remedy;
 
-/// How a check came out, the worst last.
+/// The outcome of a check, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Outcome {
-    /// As it should be.
+    /// The requirement is met.
     Ok,
-    /// `run` works, but data can be lost or repeated later.
+    /// `run` works, but data may be lost or repeated later.
     Warning,
-    /// The server is unreachable, or does not answer now.
+    /// The server is unreachable, or does not respond now.
     Unreachable,
     /// `run` fails.
     Failure,
@@ -47,20 +47,20 @@ const WORST_FIRST: [Outcome; 4] = [
     Outcome::Ok,
 ];
 
-/// One check.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 pub(super) struct Finding {
     pub(super) pipeline: String,
     pub(super) check: &'static str,
     pub(super) outcome: Outcome,
-    /// What was found; where it isn't as it should be, with the remedy.
+    /// A description of the finding, with the remedy if there is a problem.
     pub(super) message: String,
 }
 
-/// The check of what is no pipeline.
+/// The check name for findings that concern no single pipeline.
 pub(super) const SOURCE: &str = "source";
 
-/// Prints what was found.
+/// Prints the findings.
 pub(super) fn told(findings: &[Finding], json: bool) -> Exit {
     let any = |outcome| findings.iter().any(|finding| finding.outcome == outcome);
     let exit = if any(Outcome::Failure) {
@@ -93,7 +93,7 @@ fn print(finding: &Finding, pipelines: &str) {
     out::marked(outcome.tone(), &format!("{:7}", outcome.mark()), &text);
 }
 
-/// How many outcomes there are of each kind, the worst first.
+/// Formats the number of outcomes of each kind, worst first.
 fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
     let counts = WORST_FIRST.map(|outcome| {
         let count = outcomes.clone().filter(|of| *of == outcome).count();
@@ -103,7 +103,7 @@ fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
     counts.join(", ")
 }
 
-/// The pipelines in their order, each with the worst that was found of it.
+/// Returns the pipelines in their order, each with its worst outcome.
 fn of_pipelines(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     let mut pipelines: Vec<(&str, Outcome)> = Vec::new();
     for finding in findings.iter().filter(|of| of.check != SOURCE) {
@@ -118,8 +118,8 @@ fn of_pipelines(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     pipelines
 }
 
-/// Prints how many pipelines have which outcome, and then the findings that are not ok: the worst first, and those that several
-/// pipelines have in common once.
+/// Prints the number of pipelines with each outcome, followed by the findings that are not ok,
+/// worst first. Findings that several pipelines have in common are printed once.
 fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) {
     let outcomes = pipelines.iter().map(|(_, outcome)| *outcome);
     say!("{} pipelines: {}", pipelines.len(), counts(outcomes));
@@ -167,7 +167,7 @@ impl Report<'_> {
     }
 }
 
-/// The outcome of an error that calls for `remedy`.
+/// Returns the outcome for an error with this remedy.
 pub(super) fn of(remedy: Remedy) -> Outcome {
     match remedy {
         Remedy::Halt => Outcome::Failure,

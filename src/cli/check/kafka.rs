@@ -1,4 +1,4 @@
-//! The brokers, and topics whose names are known before there is a row.
+//! Checks the brokers, and the topics whose names are known before there are rows.
 
 use tokio::sync::Mutex;
 
@@ -11,8 +11,9 @@ use crate::pipeline::settings::{PipelineSettings, SinkSettings, Undeliverable};
 use crate::postgres::catalog::EventLimit;
 use crate::sink::SinkError;
 
-/// Says whether the brokers answer. `largest_event` is the limit of the table that accepts the largest events, and
-/// `producers` are those whose brokers were asked before.
+/// Checks the brokers and returns whether they respond. `largest_event` is the limit of the table
+/// that accepts the largest events. `producers` contains the findings about producers that were
+/// checked before.
 pub(super) async fn kafka<'s>(
     settings: &'s PipelineSettings,
     largest_event: Option<EventLimit>,
@@ -30,7 +31,8 @@ pub(super) async fn kafka<'s>(
     if let Some(unsuitable) = unsuitable(properties) {
         report.add("kafka compression", Outcome::Failure, unsuitable);
     }
-    // A template without columns names the one topic there is; others are known with their rows.
+    // A template without columns is the name of the only topic. Other topics are known only from
+    // rows.
     let topic = settings.outbox.topic.constant().map(str::to_owned);
     let found = probe::look(properties, credentials, topic).await;
     let is_there = !matches!(
@@ -56,7 +58,7 @@ pub(super) async fn kafka<'s>(
     }
     broker_finding("kafka", found, creates, settings, report);
     if is_there && !is_topic_told {
-        // Whoever has the same properties waits for the answer.
+        // Pipelines with the same properties wait for this result.
         let mut producers = producers.lock().await;
         let known = producers.iter().find(|(asked, _)| *asked == properties);
         let found = match known {
@@ -82,7 +84,7 @@ pub(super) async fn kafka<'s>(
         let topic = settings.dead_letters.topic.clone();
         let found = probe::look(properties, credentials, Some(topic)).await;
         match found {
-            // Nothing waits for it before somebody writes a message that is no event.
+            // The topic is not needed until a role writes a message that is not an event.
             BrokerFinding::NoTopic { error, .. }
                 if !creates && !settings.dead_letters.are_of_events() =>
             {
@@ -97,7 +99,7 @@ pub(super) async fn kafka<'s>(
     is_there
 }
 
-/// Reports topics that could not be created, since each replica needs a broker of its own.
+/// Reports topics that can't be created because each replica needs its own broker.
 fn replication(create: &CreateTopics, brokers: usize, report: &mut Report<'_>) {
     let wanted = usize::try_from(create.replication).unwrap_or_default();
     if wanted > brokers {
@@ -109,7 +111,7 @@ fn replication(create: &CreateTopics, brokers: usize, report: &mut Report<'_>) {
     }
 }
 
-/// Reports a table that accepts larger events than Kafka does.
+/// Reports a table that accepts larger events than Kafka.
 fn event_size(
     accepted: &EventLimit,
     record: &RecordLimit,

@@ -1,4 +1,4 @@
-//! The database, and everything in it that a pipeline needs.
+//! Checks the database, and the objects in it that a pipeline needs.
 
 use std::collections::HashSet;
 
@@ -18,7 +18,7 @@ use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// Returns the limit of the table that accepts the largest events.
+/// Checks the database. Returns the limit of the table that accepts the largest events.
 pub(super) async fn postgres(
     settings: &PipelineSettings,
     turn: &Mutex<()>,
@@ -40,7 +40,7 @@ pub(super) async fn postgres(
             return None;
         }
     };
-    // A pooler can accept the connection, and not have passed on what it is for.
+    // A pooler can accept the connection without requesting replication from the server.
     let opened = async {
         let turn = turn.lock().await;
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
@@ -92,7 +92,7 @@ pub(super) async fn postgres(
     if problems.is_empty() {
         match snapshot::outlook(settings, &catalog, &observed).await {
             Ok(Some(outlook)) => {
-                // The snapshot takes a temporary one.
+                // The snapshot uses a temporary slot.
                 needs_slot |= matches!(outlook, Outlook::Copies(_));
                 report.add("older rows", Outcome::Ok, outlook);
             }
@@ -124,19 +124,20 @@ pub(super) async fn postgres(
     largest_event(&observed, &settings.target.outbox, &catalog).await
 }
 
-/// The outbox table that accepts the largest events.
+/// Returns the limit of the outbox table that accepts the largest events.
 async fn largest_event(
     observed: &Observed,
     outbox: &Outbox,
     catalog: &Catalog,
 ) -> Option<EventLimit> {
     let tables = observed.publication.as_ref()?.outbox_tables(outbox);
-    // The other checks have reported why a query fails.
+    // The other checks report why the query fails.
     let limits = catalog.event_limits(&tables).await.ok()?;
     limits.into_iter().max_by_key(|limit| limit.bytes)
 }
 
-/// Rows that SELECT returns as those of an outbox, and that are not delivered, also of tables that have `left` the publication.
+/// Reports rows that SELECT returns for an outbox but that are not delivered, including those of
+/// tables in `left`, which left the publication.
 async fn hidden_rows(
     observed: &Observed,
     target: &Target,
@@ -159,7 +160,7 @@ async fn hidden_rows(
     }
 }
 
-/// A small buffer costs time and nothing else.
+/// Reports a small socket buffer, which only reduces throughput.
 fn buffer(connection: &Connection, report: &mut Report<'_>) {
     if let Some(bytes) = connection
         .unix_buffer()
@@ -174,7 +175,7 @@ fn buffer(connection: &Connection, report: &mut Report<'_>) {
     }
 }
 
-/// Who can write events that nobody meant.
+/// Reports privileges with which every role can publish or forge events.
 fn forgery(target: &Target, everybody: &Everybody, report: &mut Report<'_>) {
     let init = target.init(&["--writer", "ROLE"]);
     let first = format!("First let those that are to: {init}.");
@@ -195,7 +196,7 @@ fn forgery(target: &Target, everybody: &Everybody, report: &mut Report<'_>) {
     }
 }
 
-/// What could have code of others run as us.
+/// Reports objects whose owners could run code with the rights of Walpost's role.
 async fn owners(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -275,7 +276,7 @@ async fn writers(
     }
 }
 
-/// Reports slots that retain WAL for no pipeline of the configuration, once for each database.
+/// Reports slots that retain WAL for no pipeline of the configuration, once per database.
 pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut Vec<Finding>) {
     let used: Vec<_> = pipelines
         .iter()
@@ -290,7 +291,7 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
         if !databases.insert(settings.postgres.describe()) {
             continue;
         }
-        // The check of the connection has reported why it fails.
+        // The check of the connection has reported the error.
         let Ok(catalog) = Catalog::open(&settings.postgres).await else {
             continue;
         };
@@ -315,14 +316,14 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
                     report.add("former slots", Outcome::Warning, slot);
                 }
             }
-            // The check of the pipeline has reported it.
+            // The checks of the pipeline have reported the error.
             Err(CatalogError::Server(_) | CatalogError::NoJournal) => {}
             Err(error) => report.add("former slots", of(recovery::of_catalog(&error)), error),
         }
     }
 }
 
-/// What the WAL budget requires, and what came of it before.
+/// Reports whether the WAL budget's requirements are met, and slots that were dropped.
 async fn budget(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -342,7 +343,7 @@ async fn budget(
     if !observed.has_journal || settings.target.outbox.is_messages() {
         return;
     }
-    // That the journal can't be read is said where it is needed.
+    // If the journal is needed, other checks report that it can't be read.
     let entries = catalog
         .dropped_slots(&settings.name, &settings.target)
         .await;
@@ -357,7 +358,8 @@ async fn budget(
     }
 }
 
-/// What setting tables aside requires, and which tables are set aside.
+/// Reports whether the requirements for setting tables aside are met, and which tables are set
+/// aside.
 async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut Report<'_>) {
     const SUBJECT: &str = "set aside";
     let outbox = &settings.target.outbox;
@@ -366,7 +368,7 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
     }
     let entries = match catalog.set_aside(&settings.target).await {
         Err(CatalogError::NoJournal) if !settings.sets_tables_aside() => Vec::new(),
-        // Where it is needed, that the journal can't be read is reported elsewhere.
+        // If the journal is needed, other checks report that it can't be read.
         Err(CatalogError::Server(_)) if !outbox.is_several() => Vec::new(),
         Err(error) => {
             return report.add(SUBJECT, of(recovery::of_catalog(&error)), error);
@@ -380,7 +382,7 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
             entry.reason,
             settings.target.replay_set_aside(&entry.table)
         );
-        // As the only table of the outbox it can't be left out.
+        // If it is the only table of the outbox, the pipeline can't omit it.
         let is_alone = matches!(outbox, Outbox::Table(table) if table.to_string() == entry.table);
         let outcome = match is_alone {
             true => Outcome::Failure,
@@ -403,7 +405,7 @@ async fn left_publication(
     }
     let left = match catalog.left_publication(target).await {
         Ok(left) => left,
-        // The check of the table state reports it.
+        // The check of the table state reports the error.
         Err(CatalogError::Server(_)) => return Vec::new(),
         Err(error) => {
             report.add("tables", of(recovery::of_catalog(&error)), error);
@@ -416,7 +418,8 @@ async fn left_publication(
     left
 }
 
-/// Several tables that share the slot. Those that have `left` the publication were reported.
+/// Checks the tables that share the slot. Tables in `left`, which left the publication, were
+/// reported before.
 async fn tables(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -514,7 +517,7 @@ async fn tables(
 }
 
 fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
-    // Several tables have a finding of their own.
+    // If the outbox consists of several tables, their columns are checked separately.
     if observed.table.is_none() && !settings.target.outbox.is_messages() {
         return;
     }
@@ -528,7 +531,8 @@ fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report
     }
 }
 
-/// Reports tables that were not in the publication for a while, if that is not in the journal yet.
+/// Reports tables that were temporarily not in the publication, unless the journal already records
+/// it.
 async fn unrecorded_gaps(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -549,13 +553,14 @@ async fn unrecorded_gaps(
                 report.add(SUBJECT, Outcome::Failure, message);
             }
         }
-        // It runs without, and logs that.
+        // The pipeline runs without the table state, and logs that.
         Err(error @ CatalogError::Server(_)) => report.add(SUBJECT, Outcome::Warning, error),
         Err(error) => report.add(SUBJECT, of(recovery::of_catalog(&error)), error),
     }
 }
 
-/// Whether somebody else has moved the slot, which halts `run` where no checkpoint knows better.
+/// Reports whether another process has moved the slot, which halts `run` unless a checkpoint
+/// determines the position.
 async fn moved(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -584,13 +589,13 @@ async fn moved(
             report.add("slot", Outcome::Failure, moved);
         }
         Ok(Some(moved)) => report.add("slot", Outcome::Warning, moved),
-        // It runs without, and says so.
+        // The pipeline runs without the slot state, and logs that.
         Err(error @ CatalogError::Server(_)) => report.add("slot state", Outcome::Warning, error),
         Err(error) => report.add("slot state", of(recovery::of_catalog(&error)), error),
     }
 }
 
-/// Whether the slot survives the server, and those who do not read it.
+/// Reports whether the slot survives a failover of the server, and settings that may end it.
 async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut Report<'_>) {
     let slot = &settings.target.slot;
     match catalog.failover(slot).await {
@@ -606,7 +611,7 @@ async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut R
     }
 }
 
-/// What works today and loses or repeats events some day.
+/// Reports configurations that work now but may lose or repeat events later.
 fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
     let target = &settings.target;
     let outbox = &target.outbox;

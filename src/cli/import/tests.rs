@@ -7,7 +7,7 @@ use crate::import::report::Group;
 use crate::kafka::topics::CreateTopics;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings, SnapshotMode};
 
-/// What the configuration's own reader makes of the text.
+/// Loads the text like the configuration of a pipeline.
 fn settings(text: &str) -> Result<Vec<PipelineSettings>, String> {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");
@@ -40,7 +40,7 @@ fn import_with(text: &str, worker: Option<&str>) -> Imported {
     imported
 }
 
-/// A connector that leaves nothing open, with these properties over its own.
+/// Returns a connector without open questions, whose properties are overridden by `over`.
 fn connector(over: &[(&str, &str)]) -> String {
     let mut config: serde_json::Map<_, _> = [
         (
@@ -93,7 +93,7 @@ fn document(imported: &Imported) -> toml::Table {
     imported.toml.parse().expect("TOML")
 }
 
-/// A key of the first pipeline.
+/// Returns a key of the first pipeline.
 fn key(imported: &Imported, name: &str) -> Option<toml::Value> {
     document(imported)["pipeline"][0].get(name).cloned()
 }
@@ -106,7 +106,7 @@ fn text_of(imported: &Imported, name: &str) -> Option<String> {
     })
 }
 
-/// Groups of the findings of a property, and whether one needs a person.
+/// Returns the groups of a property's findings, and whether each needs a decision by the user.
 fn of(imported: &Imported, property: &str) -> Vec<(Group, bool)> {
     let findings = imported
         .findings
@@ -223,7 +223,7 @@ fn a_topic_that_is_the_routed_value_with_text_around_it_is_a_template() {
             ("route.topic.replacement", replacement),
         ]));
         if expected.is_empty() {
-            // Java has no group of the name 1.
+            // Java does not support a group with the name 1.
             let property = "transforms.outbox.route.topic.replacement";
             assert_eq!(
                 of(&imported, property),
@@ -516,7 +516,7 @@ fn expansion_is_carried_with_its_behaviours() {
         Some("tombstone")
     );
 
-    // Debezium's task fails at an object there.
+    // Debezium's task fails if the value is an object.
     let bytes = import(&connector(&[
         (
             "value.converter",
@@ -649,7 +649,7 @@ fn login_with_tokens_of_an_endpoint_is_librdkafkas() {
     ] {
         assert!(said.contains(text), "{said}");
     }
-    // As KIP-1139 names them, without JAAS for it.
+    // Uses the properties of KIP-1139, without JAAS.
     let mut newer = login.to_vec();
     newer[2].1 = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;";
     newer.extend([
@@ -1110,7 +1110,7 @@ fn the_switch_over_has_the_names_of_this_configuration() {
         "{}",
         quoted.toml
     );
-    // Its own name and Debezium's are never the same.
+    // Walpost's slot never has the name of Debezium's.
     let same = import(&connector(&[("slot.name", "walpost_shop_outbox")]));
     assert_eq!(
         text_of(&same, "slot").as_deref(),
@@ -1235,7 +1235,7 @@ fn what_is_written_to_is_never_there_before() {
     assert_eq!(fs::read_to_string(&path).expect("read"), "a");
 }
 
-/// Names that have a meaning, and what stands for any other.
+/// Generates names that have a meaning, and others.
 fn name() -> impl Strategy<Value = String> {
     const KNOWN: &[&str] = &[
         "connector.class",
@@ -1328,7 +1328,7 @@ fn value() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Whatever the properties are, there is an answer; and what is made of them is a configuration.
+    /// Any properties result in a valid configuration or an error.
     #[test]
     fn any_properties_make_a_valid_file_or_an_error(
         mut properties in proptest::collection::vec((name(), value()), 0..14),
@@ -1381,7 +1381,7 @@ fn refuses_yaml_and_says_where_to_get_json() {
     let worker = "spec:\n  config:\n    key.converter: \"org.apache.kafka.connect.storage.StringConverter\"\n";
     let refused = import::debezium(&connector(&[]), Some(worker)).expect_err(worker);
     assert!(refused.to_string().contains("NAME=VALUE"), "{refused}");
-    // The colon of a value makes no YAML.
+    // A colon within a value does not make the file YAML.
     import_with(
         &connector(&[]),
         Some("# config:\nbootstrap.servers=kafka:9092\n"),

@@ -4,7 +4,8 @@ use crate::postgres::catalog::Observed;
 use crate::postgres::table::identifier;
 use crate::postgres::target::Target;
 
-/// The objects of a pipeline in one line, by what became of them; and the role, if there is one, with whether it existed.
+/// Formats the objects of a pipeline in one line, grouped by whether they were created, changed or
+/// existed. `role` is the role and whether it existed.
 pub(super) fn made(
     target: &Target,
     role: Option<(&str, bool)>,

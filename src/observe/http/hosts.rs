@@ -1,29 +1,30 @@
-//! Which names a request may call this server by.
+//! The host names that a request may use for this server.
 //!
-//! A browser sends in `Host` the name that is in its address bar. A page of a stranger can have its
-//! own name lead here (DNS rebinding), and then reads whatever is answered: for the browser it is
-//! the same site. It can't have a name that is not its own, and no address either, so what is asked
-//! for under a stranger's name is not answered.
+//! A browser sends the name in its address bar as the `Host` header. A malicious site can make its
+//! own name resolve to this server (DNS rebinding) and then read the responses, because the browser
+//! considers both the same site. But the site can use neither a name that it doesn't own nor an
+//! address, so requests for unknown names are rejected.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use hyper::{HeaderMap, Uri, header};
 
-/// Ends of names that nobody can register: those of services in Kubernetes (`svc`, `cluster.local`
-/// and the like), of private networks (ICANN keeps `internal` for them) and of the link (RFC 6762).
+/// Suffixes of names that can't be registered: those of services in Kubernetes (`svc`,
+/// `cluster.local` and the like), of private networks (ICANN reserves `internal` for them) and of
+/// the local link (RFC 6762).
 const PRIVATE: [&str; 3] = [".svc", ".internal", ".local"];
-/// Any name is answered.
+/// Accepts any name.
 const ANY: &str = "*";
 
-/// The names that are answered.
+/// The host names that are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hosts {
     named: Vec<String>,
-    /// Reached from this machine alone.
+    /// Whether the listener can be reached only from this machine.
     pub(super) is_local: bool,
 }
 
-/// Text that is no name of a host.
+/// An error for text that isn't a host name.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "http_hosts: {0:?} is no name of a host: expected one without scheme and port, like walpost.example.com, or \"*\" \
@@ -32,13 +33,13 @@ pub(crate) struct Hosts {
 pub(crate) struct HostError(String);
 
 impl Hosts {
-    /// `localhost`, addresses, and those that are named; `is_local` says that the listener is
-    /// reached from this machine alone. Where it is not, also names that have no dot or end as those
-    /// of private networks do: who scrapes a service in a container calls it so, and a stranger on the
-    /// internet can have no such name.
+    /// Accepts `localhost`, addresses, and the names in `named`. If `is_local` is true, the
+    /// listener can be reached only from this machine. If it is false, names without a dot and
+    /// names with a suffix of private networks are accepted too: scrapers of a service in a
+    /// container use such names, and a site on the internet can't have one.
     ///
     /// # Errors
-    /// One is none.
+    /// Returns an error if a name is invalid.
     pub(crate) fn new(named: &[String], is_local: bool) -> Result<Self, HostError> {
         let named: Result<_, _> = named.iter().map(|name| named_host(name)).collect();
         Ok(Self {
@@ -47,14 +48,14 @@ impl Hosts {
         })
     }
 
-    /// The host that a request asks for, if it is not to be answered.
+    /// Checks the host that a request is for.
     ///
     /// # Errors
-    /// It is no name of this server's.
+    /// Returns the host if it is not accepted.
     pub(crate) fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), String> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next();
-        // Without one, as in HTTP/1.0, it is no browser.
+        // A request without a host, as in HTTP/1.0, does not come from a browser.
         let in_head = host.map(|host| String::from_utf8_lossy(host.as_bytes()));
         if hosts.next().is_some() {
             return Err("more than one".to_owned());
@@ -89,7 +90,7 @@ impl Hosts {
     }
 }
 
-/// What stands before the port, if that is one.
+/// Returns the part before the port, or `None` if the port is invalid.
 fn without_port(host: &str) -> Option<&str> {
     match host.rsplit_once(':') {
         Some((name, port)) if !port.contains(']') => {

@@ -1,10 +1,10 @@
-//! Room for a bounded number of connections, in which nobody waits for somebody else to leave.
+//! Limits the number of connections without making new clients wait.
 //!
-//! Whoever comes is let in. Where there is no room, somebody else gives way: of the address that has
-//! the most, the connection that has waited longest for its client. So a flood from one address ends
-//! its own connections, and one from the address of somebody who is in the right (a proxy, or
-//! everything on this machine) ends those that do nothing, while one that asks has its answer
-//! within a turn of the loop.
+//! Every new connection is accepted. If the limit is reached, another connection is evicted: the
+//! least recently active one of the address that has the most. A flood from one address therefore
+//! evicts its own connections. If the address is shared with legitimate clients (because of a
+//! proxy, or because all of them run on this machine), the flood evicts idle connections, while a
+//! client that has sent a request is answered within one iteration of the event loop.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,18 +12,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Connections at a time.
+/// Maximum number of connections.
 const CONNECTIONS: usize = 128;
-/// Of them, those of one address.
+/// Maximum number of connections from one address.
 const OF_ONE: usize = 64;
-/// Bytes of answers that nobody has taken yet, of all connections.
+/// Maximum size of responses that clients have not received yet, over all connections.
 const UNREAD_BYTES: usize = 8 << 20;
 
-/// Everybody who is connected.
+/// All open connections.
 #[derive(Debug, Default)]
 pub(super) struct Room(Mutex<Guests<oneshot::Sender<()>>>);
 
-/// A place in the room; free again when dropped.
+/// A connection's slot, which is released when dropped.
 #[derive(Debug)]
 pub(super) struct Seat {
     room: Arc<Room>,
@@ -31,7 +31,7 @@ pub(super) struct Seat {
 }
 
 impl Room {
-    /// Lets somebody in. What is returned besides the place completes when it has to be given up.
+    /// Admits a connection. The returned receiver completes when the connection has to be closed.
     pub(super) fn enter(self: &Arc<Self>, from: IpAddr) -> (Arc<Seat>, oneshot::Receiver<()>) {
         let (ends, end) = oneshot::channel();
         let number = self.guests().enter(network(from), ends);
@@ -39,7 +39,7 @@ impl Room {
         (Arc::new(Seat { room, number }), end)
     }
 
-    /// Has somebody leave, where the process needs what it holds. False if nobody is there.
+    /// Evicts a connection when the process needs its resources. Returns false if there is none.
     pub(super) fn shrink(&self) -> bool {
         self.guests().evict_from_most()
     }
@@ -50,7 +50,7 @@ impl Room {
 }
 
 impl Seat {
-    /// Who sits here was given an answer of so many bytes.
+    /// Records that a response of `bytes` bytes was passed to this connection.
     pub(super) fn answered(&self, bytes: usize) {
         self.room.guests().answered(self.number, bytes);
     }
@@ -66,7 +66,8 @@ impl Drop for Seat {
     }
 }
 
-/// One client, as far as can be told: of IPv6 everybody has at least a network of 64 bits.
+/// Returns the network of a client. A client with IPv6 usually controls at least a network with a
+/// prefix of 64 bits.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
@@ -76,18 +77,19 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// The rules, without sockets. Who is removed gives way: `E` is dropped.
+/// The eviction rules, without sockets. A connection is evicted by dropping its `E`.
 #[derive(Debug)]
 struct Guests<E> {
     by_number: BTreeMap<u64, Guest<E>>,
-    /// Of the next one, and of the next answer.
+    /// The number of the next connection or response.
     next: u64,
 }
 
 #[derive(Debug)]
 struct Guest<E> {
     network: IpAddr,
-    /// When it came or was answered last, as a number that grows: clocks have no part in this.
+    /// When the connection was opened or last answered, as an increasing number that is independent
+    /// of the clock.
     since: u64,
     unread: usize,
     _end: E,
@@ -127,7 +129,7 @@ impl<E> Guests<E> {
             return;
         };
         guest.since = since;
-        // Who asks several times before reading has several waiting.
+        // A client that pipelines requests has several unread responses.
         guest.unread = guest.unread.saturating_add(bytes);
         let unread = |of: &Self| {
             let each = of.by_number.values().map(|guest| guest.unread);
@@ -136,7 +138,7 @@ impl<E> Guests<E> {
         while unread(self) > UNREAD_BYTES {
             let others = || self.by_number.iter().filter(|(of, _)| **of != number);
             let most = most(others().map(|(_, guest)| (guest, guest.unread)));
-            // One answer alone may be larger.
+            // A single response may exceed the limit.
             let Some(most) = most.filter(|(_, bytes)| *bytes > 0) else {
                 return;
             };
@@ -150,14 +152,14 @@ impl<E> Guests<E> {
         }
     }
 
-    /// The oldest of those who have the most connections.
+    /// Evicts the oldest connection of the network that has the most.
     fn evict_from_most(&mut self) -> bool {
         let most = most(self.by_number.values().map(|guest| (guest, 1)));
         let evicted = most.map(|(network, _)| self.evict(|guest| guest.network == network));
         evicted.is_some()
     }
 
-    /// The oldest of those.
+    /// Evicts the oldest connection that matches.
     fn evict(&mut self, of: impl Fn(&Guest<E>) -> bool) {
         let those = self.by_number.iter().filter(|(_, guest)| of(guest));
         let oldest = those.min_by_key(|(_, guest)| guest.since);
@@ -172,8 +174,8 @@ impl<E> Guests<E> {
     }
 }
 
-/// The network that has most of something, of several the one whose oldest is the oldest, and how
-/// much that is.
+/// Returns the network with the largest sum, and that sum. Of several such networks, returns the
+/// one with the oldest connection.
 fn most<'g, E: 'g>(guests: impl Iterator<Item = (&'g Guest<E>, usize)>) -> Option<(IpAddr, usize)> {
     let mut sums: HashMap<IpAddr, (usize, u64)> = HashMap::new();
     for (guest, amount) in guests {
@@ -195,7 +197,7 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// With that many of each address, in that order.
+    /// Creates connections: the given number for each address, in that order.
     fn guests(of: &[(u8, usize)]) -> (Guests<()>, Vec<u64>) {
         let mut guests = Guests::default();
         let one = |(last, count): &(u8, usize)| vec![*last; *count];
@@ -213,7 +215,7 @@ mod tests {
     #[test]
     fn whoever_comes_is_let_in_and_the_oldest_of_its_address_gives_way() {
         let (mut guests, numbers) = guests(&[(1, OF_ONE)]);
-        // The first one has asked since.
+        // The first connection has been active since.
         guests.answered(numbers[0], 10);
         guests.taken(numbers[0]);
         let new = guests.enter(address(1), ());
@@ -226,7 +228,7 @@ mod tests {
     fn flood_of_one_address_ends_no_connection_of_another() {
         let (mut guests, numbers) = guests(&[(1, 1), (2, 10 * CONNECTIONS)]);
         assert!(has(&guests, numbers[0]));
-        // Of many addresses, those that have more.
+        // Of many addresses, those with more connections are evicted first.
         for last in 3..=60 {
             for _ in 0..3 {
                 guests.enter(address(last), ());
@@ -258,7 +260,7 @@ mod tests {
         assert!(has(&guests, numbers[0]), "its answer is a small one");
         assert!(has(&guests, numbers[10]), "it was answered last");
         assert!(!has(&guests, numbers[1]));
-        // What is taken counts no more, and one alone is bounded by nothing.
+        // A response that was received no longer counts, and a single response is not limited.
         let last = numbers[10];
         guests.taken(last);
         guests.answered(last, UNREAD_BYTES);

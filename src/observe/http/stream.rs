@@ -1,4 +1,4 @@
-//! A client's socket, on which no answer waits for ever to be taken.
+//! A client's socket, with a timeout for receiving a response.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,15 +12,14 @@ use tokio::time::{Sleep, sleep};
 
 use super::room::Seat;
 
-/// How long an answer may take to be taken: as long as Prometheus by default waits for one.
+/// How long a client may take to receive a response: Prometheus' default scrape timeout.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The socket of one client.
 #[derive(Debug)]
 pub(super) struct Stream {
     tcp: TcpStream,
     seat: Arc<Seat>,
-    /// Since the client takes no more, until it has taken all.
+    /// Set while the client is not receiving, until everything is written.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -33,7 +32,7 @@ impl Stream {
         }
     }
 
-    /// What a write has come to, or that it took too long.
+    /// Returns the result of a write, or an error if the client took too long.
     fn in_time(
         &mut self,
         context: &mut Context<'_>,
@@ -82,7 +81,7 @@ impl AsyncWrite for Stream {
         self.tcp.is_write_vectored()
     }
 
-    /// Called when all is written.
+    /// Called when everything is written.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.deadline = None;
         self.seat.taken();

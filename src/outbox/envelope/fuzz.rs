@@ -1,12 +1,12 @@
-//! Envelopes of events in messages: a database's users can write anything there.
+//! Properties of the envelopes of events sent as messages, which any database user can write.
 
 use super::super::settings::OutboxSettings;
 use super::*;
 
-/// Bytes as the content of a message.
+/// Decodes bytes as the content of a message.
 ///
 /// # Panics
-/// What was decoded is not what the bytes are; the row is not the event.
+/// Panics if the envelope does not match the bytes, or the row does not match the event.
 pub fn envelope(data: &[u8]) {
     let Ok(event) = Envelope::decode(data) else {
         return;
@@ -31,7 +31,7 @@ pub fn envelope(data: &[u8]) {
     assert_eq!(created_at.parse().ok(), Some(event.created_at));
 }
 
-/// The bytes of an envelope.
+/// Encodes an envelope.
 fn encoded(event: &Envelope<'_>) -> Vec<u8> {
     let sized = |bytes: &[u8]| {
         let len = i32::try_from(bytes.len()).expect("it was read from 32 bits");

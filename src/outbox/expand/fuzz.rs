@@ -1,14 +1,15 @@
-//! Payloads that anyone may have written, expanded.
+//! Properties of the expansion of arbitrary payloads.
 
 use serde_json::{Map, Value};
 
 use super::super::connect::Form;
 use super::{Expander, Keep, WORK_LEAST, WORK_PER_BYTE};
 
-/// A byte of settings, and a payload.
+/// Expands a payload, which follows a byte with settings.
 ///
 /// # Panics
-/// What is written is no JSON, is not what its schema says, or is longer than was promised.
+/// Panics if the output is not valid JSON, does not match its schema, or exceeds the promised
+/// length.
 pub fn expand(data: &[u8]) {
     let Some((settings, text)) = data.split_first() else {
         return;
@@ -33,7 +34,7 @@ pub fn expand(data: &[u8]) {
     for written in [&value, &schema, &java] {
         assert!(written.len() <= most, "{} of {}", written.len(), text.len());
     }
-    // serde_json reads no surrogate without the other and not so many brackets, which Jackson does.
+    // Unlike Jackson, serde_json rejects unpaired surrogates and deep nesting.
     let (Ok(value), Ok(schema)) = (read(&value), read(&schema)) else {
         return;
     };
@@ -55,7 +56,7 @@ fn read(json: &[u8]) -> Result<Value, ()> {
     })
 }
 
-/// The value is of the schema, as Connect's JsonConverter writes both.
+/// Checks that the value matches the schema, in the format of Connect's JsonConverter.
 fn hold(value: &Value, schema: &Value) {
     let kind = schema["type"].as_str().expect("a type");
     match (kind, value) {
@@ -65,7 +66,7 @@ fn hold(value: &Value, schema: &Value) {
             assert!(i32::try_from(number).is_ok(), "{number}");
         }
         ("int64", Value::Number(number)) => assert!(number.is_i64(), "{number}"),
-        // Connect writes the whole number of an array of doubles as it is.
+        // Connect writes a whole number in an array of doubles unchanged.
         ("double", Value::Number(_)) => {}
         ("array", Value::Array(items)) => {
             items.iter().for_each(|item| hold(item, &schema["items"]));
@@ -75,7 +76,7 @@ fn hold(value: &Value, schema: &Value) {
     }
 }
 
-/// There is each field, and nothing else; a name that came twice is once in both.
+/// Checks that all fields exist and that there are no others. A repeated name occurs once in both.
 fn hold_members(members: &Map<String, Value>, schema: &Value) {
     let fields = schema["fields"].as_array().expect("fields");
     let name = |field: &Value| field["field"].as_str().expect("a name").to_owned();

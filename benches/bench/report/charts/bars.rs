@@ -1,4 +1,4 @@
-//! Horizontal bars, one below the other.
+//! A chart with horizontal bars.
 
 use std::path::Path;
 
@@ -11,19 +11,19 @@ use crate::report::numbers::whole;
 
 pub(super) struct Bars {
     pub(super) title: String,
-    /// What the axis counts.
+    /// The unit of the axis.
     pub(super) unit: &'static str,
     pub(super) bars: Vec<Bar>,
-    /// Empty where labels say it all.
+    /// Empty if the labels are sufficient.
     pub(super) legend: Vec<(&'static str, RGBColor)>,
 }
 
 pub(super) struct Bar {
     pub(super) label: String,
     pub(super) segments: Vec<Segment>,
-    /// Least and most of all rounds.
+    /// The minimum and maximum of all rounds.
     pub(super) spread: Option<(f64, f64)>,
-    /// Beside the bar.
+    /// The text next to the bar.
     pub(super) text: String,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Segment {
     pub(super) colour: RGBColor,
 }
 
-/// Pixels for one bar and the space around it.
+/// The height of a bar and the space around it, in pixels.
 const PITCH: u32 = 34;
 const TITLE: u32 = 52;
 const LEGEND: u32 = 24;
@@ -56,7 +56,7 @@ impl Bars {
             .margin_right(20)
             .margin_bottom(14)
             .x_label_area_size(FOOTER - 14)
-            // Room for the text behind the longest bar; the first bar is on top.
+            // Leaves space for the text after the longest bar. The first bar is at the top.
             .build_cartesian_2d(0.0..longest * 1.18, rows..0.0)
             .unwrap();
         chart

@@ -1,4 +1,4 @@
-//! A flame graph: each function above the one that called it, as wide as the samples it was in.
+//! A flame graph: each function is above its caller, and its width is proportional to its samples.
 
 use std::path::Path;
 
@@ -18,9 +18,9 @@ pub(super) struct Flame<'a> {
 const WIDTH: u32 = 1_600;
 const HEADER: i32 = 56;
 const MARGIN: i32 = 12;
-/// Pixels from one frame to the next above it.
+/// The distance between two frames, in pixels.
 const ROW: i32 = 19;
-/// Pixels of a letter, about: no font is loaded to measure with.
+/// The approximate width of a letter in pixels, because no font is loaded to measure text.
 const LETTER: usize = 7;
 
 impl Flame<'_> {
@@ -37,7 +37,7 @@ impl Flame<'_> {
         };
         let (mut left, bottom) = (f64::from(MARGIN), height - MARGIN);
         canvas.frame(self.process, left, bottom, GREY);
-        // Threads are told apart by colour.
+        // Threads are distinguished by colour.
         let colours = [TEAL].into_iter().chain(OTHERS).cycle();
         for (thread, colour) in self.process.callees.iter().zip(colours) {
             canvas.tower(thread, left, bottom - ROW, colour);
@@ -49,7 +49,7 @@ impl Flame<'_> {
 
 struct Canvas<'a, DB: DrawingBackend> {
     root: &'a DrawingArea<DB, Shift>,
-    /// Of the whole width.
+    /// The number of samples that the full width represents.
     samples: f64,
 }
 
@@ -62,7 +62,7 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
         self.part(frame) * (f64::from(WIDTH) - 2.0 * f64::from(MARGIN))
     }
 
-    /// A frame, and above it all that it called.
+    /// Draws a frame and, above it, all its callees.
     fn tower(&self, frame: &Frame, mut left: f64, bottom: i32, colour: RGBColor) {
         self.frame(frame, left, bottom, colour);
         for callee in &frame.callees {

@@ -1,4 +1,4 @@
-//! Lines over a common axis.
+//! A chart with lines over a common axis.
 
 use std::path::Path;
 
@@ -12,12 +12,12 @@ pub(super) struct Lines {
     pub(super) title: String,
     pub(super) x_unit: &'static str,
     pub(super) y_unit: &'static str,
-    /// Where x counts these instead of being a number.
+    /// The labels of x, if it is an index of these instead of a number.
     pub(super) x_labels: Option<[&'static str; 5]>,
-    /// Whether y grows tenfold from tick to tick.
+    /// Whether y increases tenfold from tick to tick.
     pub(super) logarithmic: bool,
     pub(super) lines: Vec<Line>,
-    /// A span of x to point out.
+    /// A range of x to highlight.
     pub(super) shaded: Option<(f64, f64)>,
     pub(super) shade_label: &'static str,
 }
@@ -123,7 +123,7 @@ impl Lines {
     }
 }
 
-/// Without the noise of binary fractions.
+/// Formats a number without the rounding errors of binary fractions.
 fn number(number: f64) -> String {
     format!("{}", (number * 1e6).round() / 1e6)
 }
