@@ -67,12 +67,14 @@ pub(crate) enum SnapshotError {
         "the copy of the older rows of table {table} is not complete, and the configuration has {outbox} in its place: rows of \
          {table} that were committed before {snapshot_lsn} may be missing in Kafka. Have it completed first: put table = \
          {table:?} back, wait until the log says \"snapshot delivered\", and then change the definition. To leave the rest out: \
-         {adopt}snapshot = \"never\""
+         {adopt}{never}"
     )]
     Unfinished {
         table: String,
         outbox: String,
         snapshot_lsn: Lsn,
+        /// The setting that leaves the rest out: a definition with several tables has none.
+        never: &'static str,
         /// Exactly-once: the command that comes before.
         adopt: String,
     },

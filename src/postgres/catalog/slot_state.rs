@@ -410,7 +410,7 @@ impl Catalog {
         Ok(matches!(of.target.outbox, Outbox::Table(_))
             && first_start == FirstStart::CopiesTable
             && self.slot_state_rows(of, "begun").await?.is_empty()
-            && self.snapshot_record(&of.target).await? == SnapshotRecord::Nothing)
+            && self.snapshot_record(&of.target).await?.is_unbegun())
     }
 
     /// The rows that tables had when they were added, if that was before the slot existed and there was no other slot.

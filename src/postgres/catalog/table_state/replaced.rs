@@ -238,13 +238,13 @@ impl Catalog {
             }
         }
         if let Some(own) = own
-            && SnapshotRecord::of_table(&snapshots, Some(own)) == SnapshotRecord::Nothing
+            && SnapshotRecord::of_table(&snapshots, Some(own)).is_unbegun()
             && !self.has_streamed(target).await?
         {
             open.push(own.to_string());
         }
-        let uncopied = self.uncopied_tables(target, &snapshots).await?;
-        open.extend(uncopied.iter().map(|found| found.table.to_string()));
+        let due = self.due_copies(target, &snapshots).await?;
+        open.extend(due.iter().map(|due| due.name().to_string()));
         Ok(open)
     }
 
