@@ -300,7 +300,7 @@ impl Catalog {
             }
         }
         self.write_new_slot_state(&of, created).await?;
-        self.restart_tables(target).await
+        self.restart_tables(pipeline, target).await
     }
 
     /// Adds to the journal what may be missing if `walpost.slot_state` describes a slot of this name in another history of the
