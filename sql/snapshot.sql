@@ -1,5 +1,5 @@
--- Writes down that no row of the outbox is older than its slot, where that is so: `walpost run` has nothing to deliver
--- before the stream then.
+-- Records whether rows of the outbox are older than its slot. `walpost run` delivers them before the stream; if there are none, it
+-- has nothing to deliver before.
 --
 --   psql -v pipeline=outbox -v schema=public -v table=outbox -v slot=walpost_outbox -f sql/snapshot.sql
 --
@@ -9,6 +9,7 @@
 -- Rows that were committed before the slot was made are not in its stream. `walpost run` copies them first, unless
 -- snapshot = "never", and with them whatever was committed until it is started. A table that is empty after the slot was
 -- made has none: then everything comes from the stream, in commit order. The same goes for a slot that has been streamed from.
+-- That rows are to be copied is recorded too: until they are, `walpost run` refuses a definition that would leave them out.
 \set ON_ERROR_STOP on
 \if :{?pipeline}
 \else
@@ -49,13 +50,14 @@ DECLARE
     outbox text := format('%I.%I', current_setting('walpost.schema'), outbox_name);
     its_slot text := current_setting('walpost.slot');
     confirmed pg_lsn;
+    its_detail jsonb := jsonb_build_object('table', outbox);
     why text;
     has_rows boolean;
     was_read boolean;
 BEGIN
     -- An outbox of messages has no rows.
-    IF outbox_name = '' OR EXISTS (SELECT FROM walpost.journal
-        WHERE pipeline = name AND slot = its_slot AND action = 'snapshot') THEN
+    IF outbox_name = '' OR EXISTS (SELECT FROM walpost.journal j
+        WHERE j.pipeline = name AND j.slot = its_slot AND j.action = 'snapshot' AND j.detail ->> 'state' IS DISTINCT FROM 'due') THEN
         RETURN;
     END IF;
     SELECT confirmed_flush_lsn INTO STRICT confirmed FROM pg_replication_slots WHERE slot_name = its_slot;
@@ -78,12 +80,19 @@ BEGIN
         IF has_rows THEN
             RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers them first', outbox, its_slot
                 USING HINT = 'If they were delivered, or are not to be, let it run with snapshot = "never".';
-            RETURN;
+            -- The journal may be a restored one, and the OID and the position are of this cluster.
+            its_detail := its_detail || jsonb_build_object('state', 'due', 'relation', outbox::regclass::oid::text,
+                'system_id', (SELECT system_identifier::text FROM pg_control_system()));
+            IF EXISTS (SELECT FROM walpost.journal j WHERE j.pipeline = name AND j.slot = its_slot AND j.action = 'snapshot'
+                AND j.to_lsn = confirmed AND j.detail = its_detail) THEN
+                RETURN;
+            END IF;
+        ELSE
+            why := 'empty table';
         END IF;
-        why := 'empty table';
     END IF;
     INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail) VALUES (name, its_slot, 'snapshot', confirmed,
-        jsonb_build_object('state', 'done', 'table', outbox, 'why', why));
+        its_detail || CASE WHEN why IS NULL THEN '{}' ELSE jsonb_build_object('state', 'done', 'why', why) END);
 END
 $walpost$;
 COMMIT;

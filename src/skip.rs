@@ -155,6 +155,7 @@ impl<'s> Skip<'s> {
         let begun = snapshots
             .iter()
             .any(|found| found.record.is_open(plan.confirmed));
+        let begun = begun || catalog.has_due_copy(&settings.target, &snapshots).await?;
         let found = plan.checkpoint.as_ref().map(|(found, _)| found);
         let copied = found.and_then(|found| found.snapshot.as_ref());
         if begun && settings.snapshot == SnapshotMode::Initial

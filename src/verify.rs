@@ -31,7 +31,7 @@ use crate::model::lsn::Lsn;
 use crate::outbox::columns::MappingError;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::journal::{Action, LEFT_PUBLICATION};
-use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem, Rows};
+use crate::postgres::catalog::{Catalog, CatalogError, Observed, Problem, Rows, SnapshotRecord};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::Outbox;
@@ -392,6 +392,9 @@ impl DatabaseReader<'_> {
                 Action::Skip => "skipped",
                 Action::DropSlot if entry.detail.get(LEFT_PUBLICATION).is_some() => "not published",
                 Action::DropSlot => "dropped with their slot",
+                Action::Snapshot if entry.detail[SnapshotRecord::STATE] == SnapshotRecord::DUE => {
+                    continue;
+                }
                 Action::Snapshot => {
                     journal.copies.push(Lsn(to.0.saturating_sub(1)));
                     continue;

@@ -301,7 +301,7 @@ impl CatalogQueries for SimDatabase {
         let table = target.outbox.table().map(ToString::to_string);
         Ok(match record {
             SnapshotRecord::NoJournal | SnapshotRecord::Nothing => Vec::new(),
-            SnapshotRecord::Begun(_) | SnapshotRecord::Done => {
+            SnapshotRecord::Due { .. } | SnapshotRecord::Begun(_) | SnapshotRecord::Done => {
                 vec![TableSnapshot { table, record }]
             }
         })

@@ -68,11 +68,13 @@ fn decide(
             Ok(Decision::Settled("copied"))
         }
         (SnapshotRecord::NoJournal, _) if snapshot_history.has_streamed => Ok(Decision::Stream),
-        (SnapshotRecord::Nothing, _) if snapshot_history.has_streamed => {
+        (record, _) if record.is_unbegun() && snapshot_history.has_streamed => {
             Ok(Decision::Settled(STREAMED))
         }
         (SnapshotRecord::NoJournal, Rows::None) => Ok(Decision::Stream),
-        (SnapshotRecord::Nothing, Rows::None) => Ok(Decision::Settled("empty table")),
+        (SnapshotRecord::Nothing | SnapshotRecord::Due { .. }, Rows::None) => {
+            Ok(Decision::Settled("empty table"))
+        }
         (_, Rows::Denied { grant }) => Err(SnapshotError::Denied {
             table: table.clone(),
             slot: slot.to_owned(),
@@ -83,7 +85,9 @@ fn decide(
             slot: slot.to_owned(),
         }),
         (SnapshotRecord::Begun(_), Rows::None | Rows::About(_))
-        | (SnapshotRecord::Nothing, Rows::About(_)) => Ok(Decision::Copy),
+        | (SnapshotRecord::Nothing | SnapshotRecord::Due { .. }, Rows::About(_)) => {
+            Ok(Decision::Copy)
+        }
     }
 }
 
@@ -276,7 +280,7 @@ impl Unfinished {
         };
         let uncopied = uncopied.into_iter().next().map(|found| Self {
             table: Some(found.table.to_string()),
-            snapshot_lsn: found.created,
+            snapshot_lsn: found.slot_at,
         });
         Ok(uncopied.or(begun))
     }
@@ -320,6 +324,10 @@ impl Unfinished {
                 .unwrap_or_else(|| "of an earlier configuration".to_owned()),
             outbox: settings.target.outbox.to_string(),
             snapshot_lsn: self.snapshot_lsn,
+            never: match settings.target.outbox.is_several() {
+                true => "put it back with snapshot = \"never\" until the log says \"streaming\"",
+                false => "snapshot = \"never\"",
+            },
             adopt: match settings.delivery {
                 Delivery::AtLeastOnce => String::new(),
                 Delivery::ExactlyOnce(_) => {
@@ -351,7 +359,10 @@ async fn table_snapshots(
 /// mention the target's table.
 fn replaced<'s>(snapshots: &'s [TableSnapshot], table: &TableName) -> Option<&'s str> {
     match SnapshotRecord::of_table(snapshots, Some(table)) {
-        SnapshotRecord::Nothing => snapshots.iter().find_map(|found| found.table.as_deref()),
+        SnapshotRecord::Nothing => {
+            let mut others = snapshots.iter().filter(|found| !found.record.is_unbegun());
+            others.find_map(|found| found.table.as_deref())
+        }
         _ => None,
     }
 }

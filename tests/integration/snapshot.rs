@@ -41,10 +41,10 @@ fn fill(scene: &Scene<'_>, aggregate: &str, count: usize) {
         .run(&scene.events().many(aggregate, count, payload));
 }
 
-/// What the journal says of the snapshot: the state and the consistent point of each entry.
+/// What starts have written about the snapshot into the journal: the state and the consistent point of each entry.
 fn journal(scene: &Scene<'_>) -> Vec<(String, u64)> {
     let entries = scene.db.rows(
-        "SELECT detail ->> 'state', to_lsn FROM walpost.journal WHERE action = 'snapshot' ORDER BY id",
+        "SELECT detail ->> 'state', to_lsn FROM walpost.journal WHERE action = 'snapshot' AND detail ->> 'state' <> 'due' ORDER BY id",
     );
     let text = |value: &Option<String>| value.clone().unwrap();
     entries

@@ -2,6 +2,7 @@
 
 mod blocked;
 mod early;
+mod inherited;
 mod left;
 mod locked;
 mod long_texts;

@@ -81,7 +81,9 @@ impl World {
             _ if self.put_back.is_some() => false,
             SnapshotRecord::Done => true,
             SnapshotRecord::Begun(snapshot_lsn) => self.database.confirmed >= snapshot_lsn,
-            SnapshotRecord::Nothing | SnapshotRecord::NoJournal => false,
+            SnapshotRecord::Due { .. } | SnapshotRecord::Nothing | SnapshotRecord::NoJournal => {
+                false
+            }
         }
     }
 

@@ -68,12 +68,14 @@ pub(crate) enum SnapshotError {
         "the copy of the older rows of table {table} is not complete, and the configuration has {outbox} in its place: rows of \
          {table} that were committed before {snapshot_lsn} may be missing in Kafka. Have it completed first: put table = \
          {table:?} back, wait until the log says \"snapshot delivered\", and then change the definition. To leave the rest out: \
-         {adopt}snapshot = \"never\""
+         {adopt}{never}"
     )]
     Unfinished {
         table: String,
         outbox: String,
         snapshot_lsn: Lsn,
+        /// The setting that leaves the remaining rows out. A definition with several tables has none.
+        never: &'static str,
         /// With exactly-once delivery, the command to run first.
         adopt: String,
     },

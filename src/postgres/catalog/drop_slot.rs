@@ -186,7 +186,7 @@ impl Catalog {
         let record = SnapshotRecord::of_table(&snapshots, target.outbox.table());
         let is_copied = match record {
             SnapshotRecord::Begun(_) => !record.is_open(slot_position.confirmed),
-            SnapshotRecord::Nothing | SnapshotRecord::NoJournal => {
+            SnapshotRecord::Nothing | SnapshotRecord::Due { .. } | SnapshotRecord::NoJournal => {
                 !copies || self.has_streamed(target).await?
             }
             SnapshotRecord::Done => true,
@@ -200,7 +200,7 @@ impl Catalog {
             detail,
         };
         let table = target.outbox.table().map(TableName::to_string);
-        if record == SnapshotRecord::Nothing {
+        if record.is_unbegun() {
             // Before a new slot the whole table would be copied.
             let why = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "dropped slot" });
             self.write_journal(&entry(Action::Snapshot, None, why))

@@ -26,6 +26,12 @@ enum Kind {
     ForeignPartition,
 }
 
+impl HiddenRows {
+    pub(super) fn into_table(self) -> TableName {
+        self.table
+    }
+}
+
 impl fmt::Display for HiddenRows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

@@ -300,7 +300,7 @@ impl Catalog {
             }
         }
         self.write_new_slot_state(&of, created).await?;
-        self.restart_tables(target).await
+        self.restart_tables(pipeline, target).await
     }
 
     /// Adds to the journal what may be missing if `walpost.slot_state` describes a slot of this name in another history of the
@@ -410,7 +410,7 @@ impl Catalog {
         Ok(matches!(of.target.outbox, Outbox::Table(_))
             && first_start == FirstStart::CopiesTable
             && self.slot_state_rows(of, "begun").await?.is_empty()
-            && self.snapshot_record(&of.target).await? == SnapshotRecord::Nothing)
+            && self.snapshot_record(&of.target).await?.is_unbegun())
     }
 
     /// The rows that tables had when they were added, if that was before the slot existed and there was no other slot.

@@ -8,6 +8,7 @@ use super::journal::{Action, Written};
 use super::own_table::OwnTable;
 use super::slot_state;
 use super::table::Rows;
+use super::table_state::SYSTEM_ID;
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
@@ -39,6 +40,13 @@ pub(crate) enum SnapshotRecord {
     /// There is no journal.
     NoJournal,
     Nothing,
+    /// `sql/snapshot.sql`, which `walpost init` runs, has found rows that the first start is to copy.
+    Due {
+        /// Where the slot was.
+        slot_at: Lsn,
+        /// The OID of the table.
+        relation: u32,
+    },
     /// One was begun that has what was committed before this.
     Begun(Lsn),
     /// There is nothing more to do.
@@ -48,6 +56,8 @@ pub(crate) enum SnapshotRecord {
 impl SnapshotRecord {
     /// The key in an entry's detail.
     pub(crate) const STATE: &'static str = "state";
+    /// Its value in [`SnapshotRecord::Due`].
+    pub(crate) const DUE: &'static str = "due";
     /// Its value in [`SnapshotRecord::Begun`].
     pub(crate) const BEGUN: &'static str = "begun";
     /// Its value in [`SnapshotRecord::Done`].
@@ -62,6 +72,12 @@ impl SnapshotRecord {
         for entry in entries.iter().filter(of_snapshot) {
             record = match (entry.detail[Self::STATE].as_str(), entry.to) {
                 (Some(Self::BEGUN), Some(snapshot_lsn)) => Self::Begun(snapshot_lsn),
+                // What was begun under another name of the pipeline stays begun.
+                (Some(Self::DUE), _) if matches!(record, Self::Begun(_)) => record,
+                (Some(Self::DUE), Some(slot_at)) => Self::Due {
+                    slot_at,
+                    relation: relation(&entry.detail),
+                },
                 _ => return Self::Done,
             };
         }
@@ -90,9 +106,22 @@ impl SnapshotRecord {
             // Nothing at or after the consistent point is confirmed before all of the copy is durable. What an earlier slot had
             // not delivered has an entry of its own in the journal.
             Self::Begun(snapshot_lsn) => confirmed < snapshot_lsn,
-            Self::NoJournal | Self::Nothing | Self::Done => false,
+            // Positions do not tell: see `Catalog::uncopied_tables`.
+            Self::Due { .. } | Self::NoJournal | Self::Nothing | Self::Done => false,
         }
     }
+
+    /// No start has begun to copy the table.
+    #[must_use]
+    pub(crate) fn is_unbegun(self) -> bool {
+        matches!(self, Self::Nothing | Self::Due { .. })
+    }
+}
+
+/// The OID of the table that an entry is about. Zero if it has none.
+fn relation(detail: &serde_json::Value) -> u32 {
+    let relation = detail["relation"].as_str().map(str::parse);
+    relation.and_then(Result::ok).unwrap_or_default()
 }
 
 impl TableSnapshot {
@@ -120,10 +149,13 @@ impl Catalog {
         &self,
         target: &Target,
     ) -> Result<Vec<TableSnapshot>, CatalogError> {
+        // A restored dump has those of another cluster. Only a copy that is due depends on the slot's position.
         let condition = format!(
-            "j.slot = {} AND j.action = {}",
+            "j.slot = {} AND j.action = {} AND (j.detail ->> '{}' IS DISTINCT FROM '{}' OR j.detail ->> 'system_id' = {SYSTEM_ID})",
             escape_literal(&target.slot),
-            escape_literal(Action::Snapshot.name())
+            escape_literal(Action::Snapshot.name()),
+            SnapshotRecord::STATE,
+            SnapshotRecord::DUE
         );
         Ok(TableSnapshot::by_table(
             self.entries(target, &condition).await?,
@@ -165,7 +197,11 @@ impl Catalog {
         let has_streamed = self.has_streamed(target).await?;
         let rows = match record {
             // How many rows there are makes no difference.
-            SnapshotRecord::NoJournal | SnapshotRecord::Nothing if has_streamed => Rows::None,
+            SnapshotRecord::NoJournal | SnapshotRecord::Nothing | SnapshotRecord::Due { .. }
+                if has_streamed =>
+            {
+                Rows::None
+            }
             // Without a journal there is no function that examines the table either, so no row is read.
             SnapshotRecord::NoJournal if self.has_storage(table).await? => Rows::About(0),
             SnapshotRecord::NoJournal => Rows::None,
@@ -266,6 +302,10 @@ mod tests {
             SnapshotRecord::Done,
             SnapshotRecord::Nothing,
             SnapshotRecord::NoJournal,
+            SnapshotRecord::Due {
+                slot_at: Lsn(7),
+                relation: 1,
+            },
         ] {
             assert!(!record.is_open(Lsn(6)));
         }
@@ -299,5 +339,28 @@ mod tests {
             SnapshotRecord::Done
         );
         assert_eq!(SnapshotRecord::of(&[done, begun]), SnapshotRecord::Done);
+    }
+
+    #[test]
+    fn copy_is_due_until_one_is_begun() {
+        let due_at = |to| {
+            let mut due = entry(Action::Snapshot, SnapshotRecord::DUE, to);
+            due.detail["relation"] = "16384".into();
+            due
+        };
+        let begun = entry(Action::Snapshot, SnapshotRecord::BEGUN, 9);
+        let done = entry(Action::Snapshot, SnapshotRecord::DONE, 9);
+        let due = |slot_at| SnapshotRecord::Due {
+            slot_at: Lsn(slot_at),
+            relation: 16384,
+        };
+        assert_eq!(SnapshotRecord::of(&[due_at(7)]), due(7));
+        assert_eq!(SnapshotRecord::of(&[due_at(7), due_at(8)]), due(8));
+        for entries in [[due_at(7), begun.clone()], [begun, due_at(9)]] {
+            assert_eq!(SnapshotRecord::of(&entries), SnapshotRecord::Begun(Lsn(9)));
+        }
+        for entries in [[due_at(7), done.clone()], [done, due_at(9)]] {
+            assert_eq!(SnapshotRecord::of(&entries), SnapshotRecord::Done);
+        }
     }
 }

@@ -8,6 +8,8 @@
 //! A row also has the slot's `catalog_xmin` at that time: what is older was delivered (see [`super::drop_slot`]).
 
 mod replaced;
+#[cfg(test)]
+mod tests;
 mod uncopied;
 
 use std::collections::BTreeSet;
@@ -302,7 +304,8 @@ impl Catalog {
             _ => None,
         };
         let replaced = self.replaced_tables(target, &looks).await?;
-        let replaced = replaced.iter().map(|(_, replaced)| replaced.describe());
+        let replaced = replaced.iter().flat_map(|(_, tables)| tables);
+        let replaced = replaced.map(|replaced| replaced.describe());
         Ok(replaced.chain(looks.iter().filter_map(gap)).collect())
     }
 
@@ -383,12 +386,11 @@ impl Catalog {
                 (Finding::New, _) => new.push(look),
                 (Finding::Same, _) => same.push(look),
                 (Finding::Out, Some(stored)) => {
-                    let sql = format!(
-                        "UPDATE walpost.table_state SET {} WHERE {}",
-                        look.assignments_if_out(),
-                        look.condition(target, stored)
-                    );
-                    self.write_tables(target, &sql).await?;
+                    let children = self.children_of_renamed(target, look).await?;
+                    let set = look.assignments_if_out();
+                    let condition = look.condition(target, stored);
+                    self.write_replaced(pipeline, target, &children, (&set, &condition))
+                        .await?;
                 }
                 (Finding::Changed, Some(stored)) => {
                     let sql = format!(
@@ -450,7 +452,11 @@ impl Catalog {
     ///
     /// # Errors
     /// See [`Catalog::record_tables`].
-    pub(super) async fn restart_tables(&self, target: &Target) -> Result<(), CatalogError> {
+    pub(super) async fn restart_tables(
+        &self,
+        pipeline: &str,
+        target: &Target,
+    ) -> Result<(), CatalogError> {
         if target.outbox.is_messages()
             || self
                 .unusable(OwnTable::TableState, Use::Write)
@@ -467,12 +473,14 @@ impl Catalog {
         for look in others {
             let Some(stored) = &look.stored else { continue };
             // What was committed before the slot exists is in a gap of the former one, or was delivered.
-            let sql = format!(
-                "UPDATE walpost.table_state SET is_out = true, seen_xid = NULL, out_lsn = {}, at = now() WHERE {}",
-                literal(look.slot.confirmed),
-                look.condition(target, stored)
+            let set = format!(
+                "is_out = true, seen_xid = NULL, out_lsn = {}, at = now()",
+                literal(look.slot.confirmed)
             );
-            self.write_tables(target, &sql).await?;
+            let children = self.children_of_renamed(target, look).await?;
+            let condition = look.condition(target, stored);
+            self.write_replaced(pipeline, target, &children, (&set, &condition))
+                .await?;
         }
         Ok(())
     }
@@ -585,22 +593,31 @@ impl Catalog {
         Ok(())
     }
 
-    /// Updates the record of a table and adds an entry to the journal in one statement: neither happens without the other, and of two
-    /// instances only one does it. Returns the entry's ID, or None if no record meets the condition.
-    async fn update_with_entry(
+    /// Updates the record of a table and adds entries to the journal in one statement: neither happens without the other, and of two
+    /// instances only one does it. Returns the entries' IDs, or none if no record meets the condition.
+    async fn update_with_entries(
         &self,
         target: &Target,
         assignments: &str,
         condition: &str,
-        entry: &Entry<'_>,
-    ) -> Result<Option<String>, CatalogError> {
-        let sql = format!(
-            "WITH changed AS (UPDATE walpost.table_state SET {assignments} WHERE {condition} RETURNING 1) {} FROM changed RETURNING id",
-            entry.insert_select()
-        );
+        entries: &[Entry<'_>],
+    ) -> Result<Vec<String>, CatalogError> {
+        let update = format!("UPDATE walpost.table_state SET {assignments} WHERE {condition}");
+        if entries.is_empty() {
+            self.write_tables(target, &update).await?;
+            return Ok(Vec::new());
+        }
+        let mut sql = format!("WITH changed AS ({update} RETURNING 1)");
+        for (n, entry) in entries.iter().enumerate() {
+            let insert = entry.insert_select();
+            let _ = write!(sql, ", entry_{n} AS ({insert} FROM changed RETURNING id)");
+        }
+        let ids = (0..entries.len()).map(|n| format!("SELECT {n} AS n, id FROM entry_{n}"));
+        let ids: Vec<_> = ids.collect();
+        let _ = write!(sql, " {} ORDER BY n", ids.join(" UNION ALL "));
         let written = self.write_tables(target, &sql).await?;
-        let id = written.first().map(|row| row.get(0).unwrap_or_default());
-        Ok(id.map(str::to_owned))
+        let ids = written.iter().map(|row| row.get("id").unwrap_or_default());
+        Ok(ids.map(str::to_owned).collect())
     }
 
     /// Adds a gap to the journal and records how the table is published now.
@@ -630,10 +647,15 @@ impl Catalog {
             }),
         };
         let condition = look.condition(target, stored);
-        if let Some(journal) = self
-            .update_with_entry(target, assignments, &condition, &entry)
-            .await?
-        {
+        let ids = self
+            .update_with_entries(
+                target,
+                assignments,
+                &condition,
+                std::slice::from_ref(&entry),
+            )
+            .await?;
+        if let Some(journal) = ids.first() {
             warn!(
                 pipeline,
                 slot = target.slot,
@@ -760,182 +782,4 @@ fn parse<T: std::str::FromStr>(
     unexpected: impl Fn() -> CatalogError,
 ) -> Result<Option<T>, CatalogError> {
     text.map(str::parse).transpose().map_err(|_| unexpected())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn look(memberships: &[u32], stored: Option<StoredTable>) -> TableLook {
-        TableLook {
-            table: "tenant_a.outbox".parse().expect("a table"),
-            relation: 7,
-            memberships: memberships.iter().copied().collect(),
-            member_xid: Some(500),
-            stored,
-            slot: SlotPlace {
-                confirmed: Some(Lsn(9)),
-                catalog_xmin: Some(300),
-                end: Lsn(10),
-            },
-        }
-    }
-
-    fn stored(memberships: &[u32]) -> StoredTable {
-        StoredTable {
-            name: None,
-            is_published: false,
-            publication: "tenants".to_owned(),
-            relation: 7,
-            memberships: memberships.iter().copied().collect(),
-            is_out: false,
-            seen_lsn: Some(Lsn(5)),
-            seen_xid: Some(400),
-            out_lsn: None,
-        }
-    }
-
-    fn gap(since: Option<u64>) -> Finding {
-        Finding::Gap(TableGap {
-            table: "tenant_a.outbox".parse().expect("a table"),
-            publication: "tenants".to_owned(),
-            from: Some(Lsn(5)),
-            since,
-        })
-    }
-
-    #[track_caller]
-    fn check(look: &TableLook, expected: Finding) {
-        assert_eq!(look.judge("tenants"), expected);
-    }
-
-    #[test]
-    fn table_is_new_until_it_is_recorded() {
-        check(&look(&[1], None), Finding::New);
-        check(&look(&[], None), Finding::Nothing);
-    }
-
-    #[test]
-    fn membership_that_is_kept_is_no_gap() {
-        check(&look(&[1], Some(stored(&[1]))), Finding::Same);
-        check(&look(&[1, 2], Some(stored(&[1]))), Finding::Changed);
-        check(&look(&[2], Some(stored(&[1, 2]))), Finding::Changed);
-        let re_created = StoredTable {
-            relation: 6,
-            ..stored(&[1])
-        };
-        check(&look(&[1], Some(re_created)), Finding::Changed);
-    }
-
-    #[test]
-    fn membership_that_was_replaced_is_a_gap_unless_it_is_older_than_the_record() {
-        check(&look(&[2], Some(stored(&[1]))), gap(Some(400)));
-        let older = TableLook {
-            member_xid: Some(399),
-            ..look(&[2], Some(stored(&[1])))
-        };
-        check(&older, Finding::Changed);
-        let unknown = StoredTable {
-            seen_xid: None,
-            ..stored(&[1])
-        };
-        check(&look(&[2], Some(unknown)), gap(None));
-    }
-
-    #[test]
-    fn table_that_was_found_unpublished_has_a_gap_when_it_is_back() {
-        check(&look(&[], Some(stored(&[1]))), Finding::Out);
-        let out = StoredTable {
-            is_out: true,
-            ..stored(&[1])
-        };
-        check(&look(&[], Some(out.clone())), Finding::Nothing);
-        let of_other = StoredTable {
-            publication: "before".to_owned(),
-            ..stored(&[1])
-        };
-        let left = match gap(Some(400)) {
-            Finding::Gap(gap) => Finding::Left(gap),
-            other => other,
-        };
-        check(&look(&[], Some(of_other)), left);
-        // The publication did not publish inserts for a while.
-        check(&look(&[1], Some(out)), gap(Some(400)));
-    }
-
-    #[test]
-    fn another_publication_has_to_be_as_old_as_what_the_slot_still_sends() {
-        let of_other = StoredTable {
-            publication: "before".to_owned(),
-            ..stored(&[1])
-        };
-        let look = |member_xid| TableLook {
-            member_xid: Some(member_xid),
-            ..look(&[1], Some(of_other.clone()))
-        };
-        check(&look(299), Finding::Changed);
-        check(&look(350), gap(Some(300)));
-    }
-
-    #[test]
-    fn older_rows_that_the_slot_has_not_sent_are_lost_with_the_publication_that_they_were_written_for()
-     {
-        let whole = TableGap {
-            table: "tenant_a.outbox".parse().expect("a table"),
-            publication: "tenants".to_owned(),
-            from: None,
-            since: None,
-        };
-        let added = StoredTable {
-            seen_lsn: Some(Lsn(10)),
-            ..stored(&[1])
-        };
-        check(&look(&[1], Some(added.clone())), Finding::Same);
-        check(&look(&[], Some(added.clone())), Finding::Out);
-        let of_other = StoredTable {
-            publication: "before".to_owned(),
-            ..added
-        };
-        check(
-            &look(&[], Some(of_other.clone())),
-            Finding::Left(whole.clone()),
-        );
-        let older = TableLook {
-            member_xid: Some(299),
-            ..look(&[1], Some(of_other))
-        };
-        check(&older, Finding::Gap(whole));
-    }
-
-    #[test]
-    fn rows_from_before_a_table_left_one_publication_are_not_sent_for_another() {
-        let out = |out_lsn, memberships| StoredTable {
-            publication: "before".to_owned(),
-            is_out: true,
-            out_lsn: Some(Lsn(out_lsn)),
-            ..stored(memberships)
-        };
-        let left = match gap(Some(400)) {
-            Finding::Gap(gap) => Finding::Left(gap),
-            other => other,
-        };
-        check(&look(&[], Some(out(10, &[1]))), left);
-        check(&look(&[], Some(out(9, &[1]))), Finding::Nothing);
-        // It was recorded.
-        check(&look(&[], Some(out(10, &[]))), Finding::Nothing);
-    }
-
-    #[test]
-    fn table_of_older_rows_has_no_gap() {
-        let mut look = look(&[2], Some(stored(&[1])));
-        look.table = TableName::of(OUTBOX_ROW[0], OUTBOX_ROW[1]);
-        check(&look, Finding::Changed);
-        look.memberships = Memberships::new();
-        check(&look, Finding::Out);
-        look.stored = Some(StoredTable {
-            publication: "before".to_owned(),
-            ..stored(&[1])
-        });
-        check(&look, Finding::Out);
-    }
 }

@@ -17,6 +17,7 @@ const SEVERAL: &str = "tables = ['public.outbox', 'tenant_*.outbox']\n";
 in_both_modes! {
     table_that_becomes_one_of_several_amid_its_copy_loses_and_repeats_nothing
     copy_of_a_table_that_the_definition_no_longer_has_halts_until_it_is_completed
+    table_that_becomes_one_of_several_before_its_copy_has_begun_halts_until_it_is_copied
 }
 
 fn mode(scene: &Scene) -> &'static str {
@@ -81,6 +82,37 @@ fn copy_of_a_table_that_the_definition_no_longer_has_halts_until_it_is_completed
     scene.insert(&aggregate, "newer");
     settle(&scene, walpost);
     expect_all(&scene, ROWS + 1, exactly_once);
+}
+
+/// Found by a walk of `./dev soak --shapes` with seed 136745726564781. The slot has none of the rows that the table had when it was
+/// created.
+fn table_that_becomes_one_of_several_before_its_copy_has_begun_halts_until_it_is_copied(
+    exactly_once: bool,
+) {
+    let (mut scene, aggregate) = filled(TABLE, 20, exactly_once);
+    scene.use_settings(SEVERAL);
+    scene.init().finish().expect_code(0);
+    scene.insert(&aggregate, "newer");
+    let says = [
+        "the copy of the older rows of table public.outbox is not complete",
+        "put table = \"public.outbox\" back",
+    ];
+    scene.check().finish().expect_code(3).expect_says(&says);
+    scene.run().finish().expect_code(3).expect_says(&says);
+    scene.use_settings(ONE);
+    scene.db.run(&format!(
+        "ALTER PUBLICATION {} DROP TABLE walpost.outbox_row",
+        scene.slot()
+    ));
+    let mut walpost = scene.start();
+    walpost.wait_for_log("snapshot delivered");
+    settle(&scene, walpost);
+    scene.use_settings(SEVERAL);
+    scene.init().finish().expect_code(0);
+    let walpost = scene.start();
+    scene.insert(&aggregate, "newest");
+    settle(&scene, walpost);
+    expect_all(&scene, 22, exactly_once);
 }
 
 #[test]

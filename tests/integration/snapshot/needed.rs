@@ -1,6 +1,6 @@
 //! Whether there is a copy to be made.
 
-use super::{TABLE, cold, fill, journal, judge, settle, snapshot_lsn};
+use super::{TABLE, cold, expect_all, fill, filled, journal, judge, settle, snapshot_lsn};
 use crate::init::psql_file;
 use crate::support::checker::Resends;
 use crate::support::clerk::Clerk;
@@ -174,4 +174,17 @@ fn right_that_lacks_is_named() {
     let walpost = clerk.command(&["run"]).start_streaming();
     settle(&scene, walpost);
     assert_eq!(judge(&scene, snapshot_lsn(&scene)), 20);
+}
+
+/// Otherwise the slot would count as read, and no start would copy the rows.
+#[test]
+fn skip_is_refused_before_older_rows_are_copied() {
+    let (scene, _) = filled(TABLE, 20, false);
+    let confirmed = scene.confirmed();
+    let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
+    let refused = scene.skip(&to).arg("--yes").finish().expect_code(3);
+    refused.expect_says(&["not all delivered yet"]);
+    assert_eq!(scene.confirmed(), confirmed);
+    settle(&scene, scene.start());
+    expect_all(&scene, 20, true);
 }

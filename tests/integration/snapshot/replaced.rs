@@ -127,6 +127,24 @@ fn older_rows_are_among_those_that_a_new_slot_may_lack_if_their_copy_was_not_com
     scene.check().finish().expect_code(0);
 }
 
+/// Found by a walk of `./dev soak --shapes` with seed 229154967828336.
+#[test]
+fn older_rows_that_were_to_be_copied_are_missing_in_the_next_slot_of_an_outbox_of_several_tables() {
+    let mut scene = cold(TABLE);
+    let aggregate = scene.aggregate(1);
+    fill(&scene, &aggregate, 20);
+    scene.init().finish().expect_code(0);
+    scene.use_settings("tables = ['public.outbox']\n");
+    scene.drop_slot();
+    let init = scene.init().finish();
+    init.expect_says(&["slot re-created: events committed before"]);
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["events of table public.outbox committed before"]);
+    let replay = ["--dropped-slots", "--table", "public.outbox", "--yes"];
+    scene.replay(&replay).finish().expect_code(0);
+    assert_eq!(scene.records().len(), 20);
+}
+
 /// `walpost.add_outbox` does not write the rows of a table into WAL that was published before.
 #[test]
 fn older_rows_of_a_table_that_is_added_again_before_they_were_copied_are_named() {

@@ -2,6 +2,9 @@
 //!
 //! The stream has what was inserted into either of them while it was published. Rows of the former table that were not copied yet,
 //! or that were inserted while it was not published, are not sent by any slot, and a replay of the present table does not send them.
+//!
+//! The same is true of tables that inherit from a table that had the name of an outbox. Until it was renamed, `check` and `run` would have
+//! named them; if neither has looked before that, nothing but the record of the former table leads to them.
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
@@ -18,12 +21,12 @@ use crate::postgres::catalog::slot_state;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
-/// A table of which rows may be missing, and whose place another one has taken.
+/// A table of which rows may be missing, and whose place another one has taken, or that inherits from a table that was renamed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReplacedTable {
     /// Its present name; `None` if it was dropped.
     name: Option<TableName>,
-    /// The table that has its name now.
+    /// The table that has its name now. If the table inherits from another one: the former name of that.
     by: TableName,
     publication: String,
     lacks: Lacks,
@@ -31,7 +34,7 @@ pub(super) struct ReplacedTable {
     end: Lsn,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Lacks {
     /// Rows that are older than the slot, and perhaps later ones.
     Copy,
@@ -40,9 +43,23 @@ enum Lacks {
         from: Option<Lsn>,
         since: Option<u64>,
     },
+    /// Rows that were never published, because it only inherits from a table that was.
+    Child { parent: TableName },
 }
 
 impl ReplacedTable {
+    fn child(look: &TableLook, target: &Target, parent: &TableName, name: TableName) -> Self {
+        Self {
+            name: Some(name),
+            by: look.table.clone(),
+            publication: target.publication.clone(),
+            lacks: Lacks::Child {
+                parent: parent.clone(),
+            },
+            end: look.slot.end,
+        }
+    }
+
     fn find(look: &TableLook, target: &Target, is_copied: bool) -> Option<Self> {
         let stored = look.stored.as_ref()?;
         let lacks = match look.judge(&target.publication) {
@@ -76,7 +93,11 @@ impl ReplacedTable {
             Some(name) => format!("{name}"),
             None => "one of the same name, which was dropped".to_owned(),
         };
-        match self.lacks {
+        match &self.lacks {
+            Lacks::Child { parent } => format!(
+                "table {name} inherits from {parent}, which was {by} before: PostgreSQL has not sent its rows as those of an outbox, \
+                 and its events committed before {end} may be missing in Kafka"
+            ),
             Lacks::Copy => format!(
                 "table {by} has taken the place of {name}, before all older rows of that were copied: its events committed before \
                  {end} may be missing in Kafka"
@@ -107,17 +128,23 @@ impl ReplacedTable {
             }
             _ => String::new(),
         };
+        let send = match self.lacks {
+            // Keys are not inherited.
+            Lacks::Child { .. } => "Give the table a primary key if it has none, and send them",
+            Lacks::Copy | Lacks::Publication { .. } => "Send them again",
+        };
         format!(
-            "{first}Send them again: {}",
+            "{first}{send}: {}",
             replay_command(commands, Some(&name.to_string()))
         )
     }
 
     fn entry<'e>(&self, pipeline: &'e str, target: &'e Target, cluster: &str) -> Entry<'e> {
         let (from, since) = match self.lacks {
-            Lacks::Copy => (Some(Lsn::ZERO), None),
+            Lacks::Copy | Lacks::Child { .. } => (Some(Lsn::ZERO), None),
             Lacks::Publication { from, since } => (from, since),
         };
+        let is_child = matches!(self.lacks, Lacks::Child { .. });
         Entry {
             pipeline,
             target,
@@ -125,9 +152,12 @@ impl ReplacedTable {
             from,
             to: Some(self.end),
             detail: json!({
-                "reason": "another table has taken its place",
+                "reason": match is_child {
+                    true => "it inherits from a table that was renamed",
+                    false => "another table has taken its place",
+                },
                 LEFT_PUBLICATION: target.publication,
-                REPLACED: true,
+                REPLACED: !is_child,
                 "table": self.name.as_ref().unwrap_or(&self.by).to_string(),
                 // Under another name it is not the table that the definition names.
                 "several": self.name.is_some() || target.outbox.is_several(),
@@ -150,12 +180,12 @@ impl TableLook {
 }
 
 impl Catalog {
-    /// The tables that were replaced since they were recorded, and of which rows may be missing.
+    /// The tables that were replaced since they were recorded, and of which rows may be missing, and the tables that inherit from them.
     pub(super) async fn replaced_tables<'l>(
         &self,
         target: &Target,
         looks: &'l [TableLook],
-    ) -> Result<Vec<(&'l TableLook, ReplacedTable)>, CatalogError> {
+    ) -> Result<Vec<(&'l TableLook, Vec<ReplacedTable>)>, CatalogError> {
         let mut found = Vec::new();
         for look in looks.iter().filter(|look| look.is_replaced()) {
             let present = look.stored.as_ref().and_then(|stored| stored.name.as_ref());
@@ -163,10 +193,48 @@ impl Catalog {
             let is_copied = !self
                 .has_open_copy(target, names, look.slot.confirmed)
                 .await?;
-            let replaced = ReplacedTable::find(look, target, is_copied);
-            found.extend(replaced.map(|replaced| (look, replaced)));
+            let mut tables = self.children_of_recorded(target, look).await?;
+            tables.extend(ReplacedTable::find(look, target, is_copied));
+            if !tables.is_empty() {
+                found.push((look, tables));
+            }
         }
         Ok(found)
+    }
+
+    /// The tables with rows that inherit from a table which was published and has been renamed, without another one in its place.
+    pub(super) async fn children_of_renamed(
+        &self,
+        target: &Target,
+        look: &TableLook,
+    ) -> Result<Vec<ReplacedTable>, CatalogError> {
+        let is_known = look.stored.as_ref().is_none_or(|stored| stored.is_out);
+        match is_known || look.is_replaced() {
+            true => Ok(Vec::new()),
+            false => self.children_of_recorded(target, look).await,
+        }
+    }
+
+    /// The tables with rows that inherit from the recorded table, if that has another name now.
+    async fn children_of_recorded(
+        &self,
+        target: &Target,
+        look: &TableLook,
+    ) -> Result<Vec<ReplacedTable>, CatalogError> {
+        let stored = look.stored.as_ref();
+        let present = stored.and_then(|stored| stored.name.as_ref());
+        let Some(parent) = present.filter(|name| **name != look.table) else {
+            return Ok(Vec::new());
+        };
+        let mut children = Vec::new();
+        for hidden in self.hidden_rows(std::slice::from_ref(parent)).await? {
+            let table = hidden.into_table();
+            // An outbox has a record of its own.
+            if !target.outbox.has(&table.schema, &table.name) && self.has_storage(&table).await? {
+                children.push(ReplacedTable::child(look, target, parent, table));
+            }
+        }
+        Ok(children)
     }
 
     /// Adds to the journal which rows of tables that were replaced may be missing. That the present table was seen is recorded in the
@@ -177,25 +245,42 @@ impl Catalog {
         target: &Target,
         looks: &[TableLook],
     ) -> Result<(), CatalogError> {
-        for (look, replaced) in self.replaced_tables(target, looks).await? {
+        for (look, tables) in self.replaced_tables(target, looks).await? {
             let Some(stored) = &look.stored else { continue };
-            let entry = replaced.entry(pipeline, target, &self.cluster().await?);
             let assignments = format!("relation = {}", look.relation);
             let condition = look.condition(target, stored);
             let condition = format!("{condition} AND relation = {}", stored.relation);
-            if let Some(journal) = self
-                .update_with_entry(target, &assignments, &condition, &entry)
-                .await?
-            {
-                warn!(
-                    pipeline,
-                    slot = target.slot,
-                    journal,
-                    "{}. {}",
-                    replaced.describe(),
-                    replaced.remedy(target)
-                );
-            }
+            self.write_replaced(pipeline, target, &tables, (&assignments, &condition))
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Updates the record that led to these tables, and adds an entry about each of them to the journal.
+    pub(super) async fn write_replaced(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        tables: &[ReplacedTable],
+        (assignments, condition): (&str, &str),
+    ) -> Result<(), CatalogError> {
+        let cluster = self.cluster().await?;
+        let entries: Vec<_> = tables
+            .iter()
+            .map(|table| table.entry(pipeline, target, &cluster))
+            .collect();
+        let ids = self
+            .update_with_entries(target, assignments, condition, &entries)
+            .await?;
+        for (table, journal) in tables.iter().zip(ids) {
+            warn!(
+                pipeline,
+                slot = target.slot,
+                journal,
+                "{}. {}",
+                table.describe(),
+                table.remedy(target)
+            );
         }
         Ok(())
     }
@@ -238,13 +323,13 @@ impl Catalog {
             }
         }
         if let Some(own) = own
-            && SnapshotRecord::of_table(&snapshots, Some(own)) == SnapshotRecord::Nothing
+            && SnapshotRecord::of_table(&snapshots, Some(own)).is_unbegun()
             && !self.has_streamed(target).await?
         {
             open.push(own.to_string());
         }
-        let uncopied = self.uncopied_tables(target, &snapshots).await?;
-        open.extend(uncopied.iter().map(|found| found.table.to_string()));
+        let due = self.due_copies(target, &snapshots).await?;
+        open.extend(due.iter().map(|due| due.name().to_string()));
         Ok(open)
     }
 

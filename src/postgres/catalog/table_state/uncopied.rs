@@ -1,36 +1,53 @@
-//! Tables whose older rows no start has copied yet: `walpost init` created the slot for a single table that had rows, nothing has been
-//! read from the slot since, and the definition of the outbox now names another table or messages. A definition with several tables is
-//! not recognised, because these can be published before their slot is created, too.
+//! Tables whose older rows a start has to copy, and none has begun to: `sql/snapshot.sql`, which `walpost init` runs for a single table,
+//! has found rows and recorded in the journal that their copy is due. If the definition of the outbox changes before the first start,
+//! no start copies them.
 
 use postgres_protocol::escape::escape_literal;
 
 use super::{DATABASE_OID, SYSTEM_ID, TableGap, TableLook, VERSION};
 use crate::model::lsn::Lsn;
+use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::own_table::{OwnTable, Use};
 use crate::postgres::catalog::snapshot_history::TableSnapshot;
 use crate::postgres::catalog::{Catalog, CatalogError, Rows, SnapshotRecord, slot_state};
 use crate::postgres::table::TableName;
-use crate::postgres::target::{OUTBOX_ROW, Target};
+use crate::postgres::target::Target;
 
 /// A table that has rows which are older than the slot, and which no start has begun to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UncopiedTable {
     pub(crate) table: TableName,
-    /// Where the slot was created.
-    pub(crate) created: Lsn,
+    /// Where the slot was when the rows were found.
+    pub(crate) slot_at: Lsn,
 }
 
-/// A slot that nothing was read from.
-struct UnreadSlot {
-    /// Where it was created.
-    created: Lsn,
-    /// The transaction that has recorded it.
-    xid: u32,
+/// A copy that is due.
+pub(super) struct DueCopy {
+    /// The name of the table in the journal.
+    recorded: TableName,
+    /// Its present name, if it exists.
+    present: Option<TableName>,
+    /// Another table has the recorded name.
+    is_name_taken: bool,
+    /// Where the slot was when the rows were found.
+    slot_at: Lsn,
+}
+
+impl DueCopy {
+    /// The present name of the table, or the one that it had until it was dropped.
+    pub(super) fn name(&self) -> &TableName {
+        self.present.as_ref().unwrap_or(&self.recorded)
+    }
+
+    /// Another table of the outbox has taken its place, of which [`super::replaced`] adds an entry to the journal.
+    fn is_replaced(&self, target: &Target) -> bool {
+        let TableName { schema, name } = &self.recorded;
+        self.is_name_taken && target.outbox.has(schema, name)
+    }
 }
 
 impl Catalog {
-    /// The tables other than the outbox that were published when the slot was created, if nothing was read from the slot since and the
-    /// journal has no snapshot of them. None if that can't be known.
+    /// The tables other than the outbox whose copy is due.
     ///
     /// # Errors
     /// A query fails, or Walpost's tables may not be trusted.
@@ -39,31 +56,162 @@ impl Catalog {
         target: &Target,
         snapshots: &[TableSnapshot],
     ) -> Result<Vec<UncopiedTable>, CatalogError> {
-        // See the module's documentation.
-        if target.outbox.is_several() {
-            return Ok(Vec::new());
-        }
-        for own_table in [OwnTable::SlotState, OwnTable::TableState] {
-            if self.unusable(own_table, Use::Write).await?.is_some() {
-                return Ok(Vec::new());
-            }
-        }
-        let Some(unread) = self.unread_slot(target).await? else {
-            return Ok(Vec::new());
-        };
         let mut found = Vec::new();
-        for table in self.published_at_creation(target, &unread).await? {
+        for due in self.due_copies(target, snapshots).await? {
+            let is_replaced = due.is_replaced(target);
+            let Some(table) = due.present.filter(|_| !is_replaced) else {
+                continue;
+            };
             let is_own = target.outbox.table() == Some(&table);
-            let record = SnapshotRecord::of_table(snapshots, Some(&table));
-            if !is_own
-                && record == SnapshotRecord::Nothing
-                && self.rows(&table).await? != Rows::None
-            {
-                let created = unread.created;
-                found.push(UncopiedTable { table, created });
+            if !is_own && self.rows(&table).await? != Rows::None {
+                let slot_at = due.slot_at;
+                found.push(UncopiedTable { table, slot_at });
             }
         }
         Ok(found)
+    }
+
+    /// Whether the copy of a table that has rows is due.
+    ///
+    /// # Errors
+    /// See [`Catalog::uncopied_tables`].
+    pub(crate) async fn has_due_copy(
+        &self,
+        target: &Target,
+        snapshots: &[TableSnapshot],
+    ) -> Result<bool, CatalogError> {
+        for due in self.due_copies(target, snapshots).await? {
+            if let Some(table) = &due.present
+                && self.rows(table).await? != Rows::None
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The copies that are due, unless the slot sends the rows or the journal has all of them as missing.
+    pub(super) async fn due_copies(
+        &self,
+        target: &Target,
+        snapshots: &[TableSnapshot],
+    ) -> Result<Vec<DueCopy>, CatalogError> {
+        let mut due = Vec::new();
+        for found in snapshots {
+            let recorded = found.table.as_deref().and_then(|name| name.parse().ok());
+            if let Some(recorded) = recorded
+                && let SnapshotRecord::Due { slot_at, relation } =
+                    SnapshotRecord::of_table(snapshots, Some(&recorded))
+            {
+                due.push((recorded, slot_at, relation));
+            }
+        }
+        if due.is_empty() || self.has_streamed(target).await? {
+            return Ok(Vec::new());
+        }
+        let created = self.created_position(target).await?;
+        let mut copies = Vec::new();
+        for (recorded, slot_at, relation) in due {
+            // If another slot has been created since, its gap has the rows.
+            if created.is_some_and(|created| created > slot_at)
+                || self.is_sent_by_slot(target, relation).await?
+            {
+                continue;
+            }
+            let copy = self.due_copy(recorded, slot_at, relation).await?;
+            if !self.is_recorded_as_missing(target, &copy).await? {
+                copies.push(copy);
+            }
+        }
+        Ok(copies)
+    }
+
+    async fn due_copy(
+        &self,
+        recorded: TableName,
+        slot_at: Lsn,
+        relation: u32,
+    ) -> Result<DueCopy, CatalogError> {
+        const SQL: &str = "SELECT n.nspname, c.relname, c.oid = $1 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE c.oid = $1 OR (n.nspname, c.relname) = ($2, $3)";
+        let TableName { schema, name } = &recorded;
+        let rows = self.client().query(SQL, &[&relation, schema, name]).await?;
+        let (mut present, mut is_name_taken) = (None, false);
+        for row in &rows {
+            match row.try_get(2)? {
+                true => present = Some(TableName::of(row.try_get(0)?, row.try_get(1)?)),
+                false => is_name_taken = true,
+            }
+        }
+        Ok(DueCopy {
+            recorded,
+            present,
+            is_name_taken,
+            slot_at,
+        })
+    }
+
+    /// Where the slot was created, according to its row of this database.
+    async fn created_position(&self, target: &Target) -> Result<Option<Lsn>, CatalogError> {
+        if self
+            .unusable(OwnTable::SlotState, Use::Read)
+            .await?
+            .is_some()
+        {
+            return Ok(None);
+        }
+        let sql = format!(
+            "SELECT created_lsn FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \
+             AND database_oid = {DATABASE_OID}",
+            escape_literal(&target.slot),
+            slot_state::VERSION
+        );
+        let rows = self.run_on_own_table(OwnTable::SlotState, target, "", &sql);
+        let rows = rows.await?;
+        let created = rows.first().and_then(|row| row.get(0)).map(str::parse);
+        created
+            .transpose()
+            .map_err(|_| CatalogError::Unexpected("walpost.slot_state.created_lsn".to_owned()))
+    }
+
+    /// Whether `walpost.add_outbox` has written the rows of the table into WAL that the slot has not sent yet.
+    async fn is_sent_by_slot(&self, target: &Target, relation: u32) -> Result<bool, CatalogError> {
+        if self
+            .unusable(OwnTable::TableState, Use::Read)
+            .await?
+            .is_some()
+        {
+            return Ok(false);
+        }
+        let sql = format!(
+            "SELECT FROM walpost.table_state s JOIN pg_replication_slots r ON r.slot_name = s.slot::name WHERE s.slot = {} \
+             AND s.version = {VERSION} AND s.system_id = {SYSTEM_ID} AND s.database_oid = {DATABASE_OID} AND s.relation = {relation} \
+             AND NOT s.is_out AND s.seen_lsn > r.confirmed_flush_lsn",
+            escape_literal(&target.slot),
+        );
+        let rows = self.run_on_own_table(OwnTable::TableState, target, "", &sql);
+        Ok(!rows.await?.is_empty())
+    }
+
+    /// Whether the journal has every row of the table as missing: a replay sends them, and no start.
+    async fn is_recorded_as_missing(
+        &self,
+        target: &Target,
+        copy: &DueCopy,
+    ) -> Result<bool, CatalogError> {
+        let condition = format!(
+            "j.slot = {} AND j.action = {} AND coalesce(j.from_lsn, '0/0') = '0/0' AND j.to_lsn >= '{}' \
+             AND j.detail ->> 'table' IN ({}, {}) AND j.detail ->> 'system_id' = {SYSTEM_ID}",
+            escape_literal(&target.slot),
+            escape_literal(Action::DropSlot.name()),
+            copy.slot_at,
+            escape_literal(&copy.recorded.to_string()),
+            escape_literal(&copy.name().to_string())
+        );
+        match self.entries(target, &condition).await {
+            Err(CatalogError::NoJournal) => Ok(false),
+            entries => Ok(!entries?.is_empty()),
+        }
     }
 
     /// The gap of a table of which rows were still to be copied is all of it: no start copies it as one of several tables.
@@ -87,66 +235,5 @@ impl Catalog {
             },
             false => gap,
         })
-    }
-
-    /// The slot as `walpost init` has recorded it, if nothing was read from it since.
-    async fn unread_slot(&self, target: &Target) -> Result<Option<UnreadSlot>, CatalogError> {
-        let sql = format!(
-            "SELECT created_lsn, xmin FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \
-             AND database_oid = {DATABASE_OID} AND NOT begun",
-            escape_literal(&target.slot),
-            slot_state::VERSION
-        );
-        let rows = self.run_on_own_table(OwnTable::SlotState, target, "", &sql);
-        let rows = rows.await?;
-        let unexpected = || CatalogError::Unexpected("walpost.slot_state".to_owned());
-        let Some((created, xid)) = rows
-            .first()
-            .and_then(|row| Some((row.get(0)?, row.get(1)?)))
-        else {
-            return Ok(None);
-        };
-        Ok(Some(UnreadSlot {
-            created: created.parse().map_err(|_| unexpected())?,
-            xid: xid.parse().map_err(|_| unexpected())?,
-        }))
-    }
-
-    /// The present names of the tables that were in the slot's publication when it was created. `walpost.add_outbox` has
-    /// written the rows of later ones into WAL, and rows of a table that was created later in a published schema are all in WAL.
-    async fn published_at_creation(
-        &self,
-        target: &Target,
-        unread: &UnreadSlot,
-    ) -> Result<Vec<TableName>, CatalogError> {
-        let UnreadSlot { created, xid } = unread;
-        let [schema, name] = OUTBOX_ROW;
-        // Schemas in publications came with PostgreSQL 15.
-        let of_schemas = match self.version().await? >= 150_000 {
-            true => "UNION ALL SELECT oid FROM pg_publication_namespace",
-            false => "",
-        };
-        // Of two transactions, the older one is further behind the next id.
-        let sql = format!(
-            "SELECT n.nspname AS schema, c.relname AS name FROM walpost.table_state s JOIN pg_class c ON c.oid = s.relation \
-             JOIN pg_namespace n ON n.oid = c.relnamespace \
-             CROSS JOIN (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 + 4294967296 AS next) x \
-             WHERE s.slot = {slot} AND s.version = {VERSION} AND s.system_id = {SYSTEM_ID} AND s.database_oid = {DATABASE_OID} \
-             AND s.seen_lsn <= '{created}' AND s.seen_xid IS NOT NULL AND (n.nspname, c.relname) <> ({schema}, {name}) \
-             AND NOT EXISTS (SELECT FROM (SELECT oid FROM pg_publication {of_schemas}) AS wide \
-             WHERE wide.oid::text = ANY (string_to_array(s.memberships, ','))) \
-             AND (s.is_out OR NOT EXISTS (SELECT FROM pg_publication_rel r \
-             WHERE r.oid::text = ANY (string_to_array(s.memberships, ',')) \
-             AND (x.next - r.xmin::text::int8) % 4294967296 <= (x.next - {xid}) % 4294967296)) ORDER BY 1, 2",
-            slot = escape_literal(&target.slot),
-            schema = escape_literal(schema),
-            name = escape_literal(name),
-        );
-        let rows = self.run_on_own_table(OwnTable::TableState, target, "", &sql);
-        let rows = rows.await?;
-        let names = rows
-            .iter()
-            .map(|row| Some(TableName::of(row.get("schema")?, row.get("name")?)));
-        Ok(names.flatten().collect())
     }
 }
