@@ -18,7 +18,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
-use tracing::info;
+use tracing::{debug, info};
 
 pub(crate) use self::report::{Counts, Finding};
 
@@ -53,6 +53,8 @@ const UNKNOWN_DEAD_LETTERS: &str = "these settings send no dead letters. If walp
     dead_letter_topic), its dead letters can be among the missing: verify with the same settings, best from the same file";
 /// How often the slot is looked at.
 const LOOK: Duration = Duration::from_millis(200);
+/// How often the process that reads the slot is asked to confirm its position.
+const REQUEST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is to be verified, and how.
 #[derive(Clone, Debug)]
@@ -449,6 +451,7 @@ impl DatabaseReader<'_> {
             let Some(found) = catalog.slot(slot).await? else {
                 reporter.note(format!(
                     "replication slot {slot:?} does not exist: nothing that is not there will come"
+        let mut request_due = Instant::now();
                 ));
                 return Ok((End::Reached, goal));
             };
@@ -480,6 +483,12 @@ impl DatabaseReader<'_> {
         }
     }
 }
+            if Instant::now() >= request_due {
+                request_due = Instant::now() + REQUEST_INTERVAL;
+                if let Err(error) = catalog.request_position(slot).await {
+                    debug!(%error, "failed to request that the position is confirmed");
+                }
+            }
 
 #[cfg(test)]
 mod tests;

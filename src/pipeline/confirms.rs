@@ -3,11 +3,12 @@
 //!
 //! While events flow, each confirmed LSN is written. Writing makes log of its own, which may be confirmed
 //! too, and so on for ever; so where there are no events, the end of WAL is written down only when
-//! it is worth that.
+//! it is worth that, or when another command requests it: see `Catalog::request_position`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::delivery::watermark::Confirmed;
@@ -48,6 +49,9 @@ struct Writing {
     may: Confirmed,
     /// So often it was written since the last events, or much log.
     rests: u32,
+    requests: Arc<Notify>,
+    /// A command waits for the position to be confirmed.
+    is_requested: bool,
 }
 
 /// The other side: who writes.
@@ -57,6 +61,7 @@ pub(super) struct Writer {
     written: watch::Sender<Lsn>,
     /// When it was said last that nothing can be written, since something was.
     told: Option<Instant>,
+    requests: Arc<Notify>,
 }
 
 impl Confirms {
@@ -69,6 +74,7 @@ impl Confirms {
     pub(super) fn written(of: SlotOf, confirmed: Confirmed, now: Instant) -> (Self, Writer) {
         let (wanted, to_write) = watch::channel(confirmed.lsn());
         let (written, is_written) = watch::channel(confirmed.lsn());
+        let requests = Arc::new(Notify::new());
         let writing = Writing {
             wanted,
             written: is_written,
@@ -77,12 +83,15 @@ impl Confirms {
             may: confirmed,
             // The session before may have left something.
             rests: 0,
+            requests: Arc::clone(&requests),
+            is_requested: false,
         };
         let writer = Writer {
             of,
             wanted: to_write,
             written,
             told: None,
+            requests,
         };
         let writing = Some(writing);
         (Self { writing }, writer)
@@ -108,7 +117,7 @@ impl Confirms {
         let events = events(written);
         let is_much = bytes >= MUCH_BYTES;
         let pause = match () {
-            () if events => EVENTS,
+            () if events || writing.is_requested => EVENTS,
             () if is_much => MUCH,
             () if writing.rests < RESTS => REST * (1 << writing.rests),
             () if bytes >= SOME_BYTES => SOME,
@@ -120,6 +129,7 @@ impl Confirms {
         }
         writing.rests = match events || is_much {
             true => 0,
+            false if writing.is_requested => writing.rests,
             false => writing.rests.saturating_add(1),
         };
         writing.ask(durable, now);
@@ -132,16 +142,26 @@ impl Confirms {
         writing.is_some_and(|writing| writing.written.has_changed().is_err())
     }
 
-    /// Resolves when more may be confirmed than before.
+    /// Resolves when more may be confirmed than before, or when a command requests that the position is confirmed.
     pub(super) async fn changed(&mut self) {
-        match &mut self.writing {
-            Some(writing) if writing.asked.is_some() => {
-                if writing.written.changed().await.is_err() {
+        let Some(writing) = &mut self.writing else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            written = writing.written.changed(), if writing.asked.is_some() => {
+                if written.is_err() {
                     std::future::pending().await
                 }
             }
-            _ => std::future::pending().await,
+            () = writing.requests.notified() => writing.is_requested = true,
         }
+    }
+
+    /// A command waits for the position to be confirmed.
+    pub(super) fn is_requested(&self) -> bool {
+        self.writing
+            .as_ref()
+            .is_some_and(|writing| writing.is_requested)
     }
 
     /// Has `durable` written down, and says what may be confirmed: less where nobody writes.
@@ -178,6 +198,7 @@ impl Writing {
     fn ask(&mut self, durable: Confirmed, now: Instant) {
         self.asked = Some(durable);
         self.asked_at = now;
+        self.is_requested = false;
         self.wanted.send_replace(durable.lsn());
     }
 }
@@ -194,6 +215,11 @@ impl Writer {
                 return std::future::pending().await;
             }
         }
+    }
+
+    /// A command waits for the position to be confirmed.
+    pub(super) fn request(&self) {
+        self.requests.notify_one();
     }
 
     /// Everything up to `lsn` may be confirmed.
@@ -302,6 +328,28 @@ mod tests {
         all.1.has_written(Lsn(much));
         let due = Some(Duration::from_millis(at + 1000) + REST);
         assert_eq!(ask(&mut all, much + 8, false, at + 1001), (much, due));
+    }
+
+    #[tokio::test]
+    async fn requested_position_is_written_though_the_log_is_not_worth_it() {
+        let mut all = begin();
+        all.0.writing.as_mut().expect("writing").rests = RESTS;
+        assert_eq!(ask(&mut all, 1100, false, 5000), (1000, None));
+        assert!(!all.0.is_requested());
+        all.1.request();
+        all.0.changed().await;
+        assert!(all.0.is_requested());
+        assert_eq!(ask(&mut all, 1100, false, 5000), (1000, None));
+        assert!(!all.0.is_requested(), "one request is one write");
+        assert_eq!(all.1.wanted().await, Lsn(1100));
+        all.1.has_written(Lsn(1100));
+        // What that has written itself.
+        assert_eq!(ask(&mut all, 1108, false, 60_000), (1100, None));
+        // A flood of requests writes as often as events do.
+        all.1.request();
+        all.0.changed().await;
+        let due = Some(Duration::from_millis(5000) + EVENTS);
+        assert_eq!(ask(&mut all, 1108, false, 5001), (1100, due));
     }
 
     #[tokio::test]

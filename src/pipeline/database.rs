@@ -1,5 +1,6 @@
 //! The database, as a session asks it: a trait, so that a simulation can be in its place.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::dropped_slot::DroppedSlot;
@@ -17,7 +18,7 @@ use crate::postgres::catalog::{
     OrderColumn, RowOrder, SnapshotHistory, SnapshotRecord, Statement, TableSnapshot, TableVersion,
 };
 use crate::postgres::connect::conninfo::Conninfo;
-use crate::postgres::connect::dial::ServerError;
+use crate::postgres::connect::dial::{Notifications, ServerError};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
@@ -196,6 +197,12 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// Says of an error with which the server refuses a connection for replication what fixes it.
     fn explain_refusal(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
 
+    /// Listens for requests to confirm the position of `slot`.
+    fn position_requests(
+        &self,
+        slot: &str,
+    ) -> impl Future<Output = Result<Arc<Notifications>, CatalogError>> + Send;
+
     /// Resolves when the connection has ended.
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
 }
@@ -367,6 +374,10 @@ impl CatalogQueries for Catalog {
 
     async fn explain_refusal(&self, error: &mut ServerError) {
         Catalog::explain_refusal(self, error).await;
+    }
+
+    async fn position_requests(&self, slot: &str) -> Result<Arc<Notifications>, CatalogError> {
+        Catalog::position_requests(self, slot).await
     }
 
     async fn closed(&mut self) {

@@ -266,7 +266,7 @@ impl Session<'_> {
                     }
                     wait = Wait::Nothing;
                 }
-                () = self.confirms.changed() => {}
+                () = self.confirms.changed() => self.ask_for_checkpoint(),
                 () = self.tables.changed() => {}
                 filled = snapshot::fill(&mut self.copying), if copies && reads => filled?,
                 filled = self.connection.fill(), if hears => {
@@ -326,6 +326,15 @@ impl Session<'_> {
     fn record(&self, database: &impl Database, note: TableNote) -> Wait {
         let recording = set_aside::record(self.settings, database, note.clone());
         Wait::Journal(Box::new(note), recording)
+    }
+
+    /// With exactly-once, a position that a command requests is confirmed only after a checkpoint.
+    fn ask_for_checkpoint(&mut self) {
+        if self.confirms.is_requested()
+            && let Some(committer) = &mut self.committer
+        {
+            committer.ask();
+        }
     }
 
     /// How many bytes may be read beside this thread.

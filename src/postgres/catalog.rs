@@ -3,6 +3,7 @@
 //! Looking is one thing and judging another: [`Catalog::look`] asks, [`Observed::problems`] is pure.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
@@ -11,7 +12,7 @@ use tracing::debug;
 
 use super::connect::conninfo::Conninfo;
 use super::connect::dial;
-use super::connect::dial::{DialError, ServerError, SqlLimits};
+use super::connect::dial::{DialError, Notifications, ServerError, SqlLimits};
 use super::sql_file;
 use super::table::{TableName, identifier};
 use super::table_pattern::TablePatterns;
@@ -60,6 +61,7 @@ mod partition_owners;
 mod problem;
 mod published;
 mod refusal;
+mod position_request;
 pub(crate) mod set_aside;
 pub(crate) mod slot_state;
 pub(crate) mod snapshot;
@@ -83,6 +85,7 @@ pub(crate) struct Catalog {
 }
 
 /// The server could not be asked.
+    notifications: Arc<Notifications>,
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
     /// No connection came about.
@@ -204,6 +207,7 @@ impl Catalog {
 
     /// Resolves when the connection has ended.
     pub(crate) async fn closed(&mut self) {
+        let notifications = connection.notifications();
         if !self.driver.is_finished() {
             // It can't fail but by a panic, and then it has ended too.
             let _ = (&mut self.driver).await;
@@ -213,6 +217,7 @@ impl Catalog {
     pub(super) fn conninfo(&self) -> &Conninfo {
         &self.conninfo
     }
+            notifications,
 
     /// The client, for SQL that is no question.
     #[must_use]

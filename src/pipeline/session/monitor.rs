@@ -1,5 +1,6 @@
 //! What is looked at from beside the stream: the slot, the publication, and whether the server stays.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
@@ -15,6 +16,7 @@ use crate::pipeline::recovery;
 use crate::pipeline::wal_budget::error::WalBudgetError;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::{CatalogError, Observed, Problem};
+use crate::postgres::connect::dial::Notifications;
 use crate::postgres::target::Target;
 
 /// The publication is looked at while streaming every so many times.
@@ -64,6 +66,7 @@ pub(super) async fn monitor_slot<D: Database>(
     mut writer: Option<Writer>,
 ) -> MonitorEvent {
     let target = &watched.target;
+    let mut requests = position_requests(&catalog, target).await;
     for turn in 1_u32.. {
         match watched.ask(&catalog).await {
             // A session that drains goes on, and has to hear of a shutdown of the server.
@@ -71,7 +74,7 @@ pub(super) async fn monitor_slot<D: Database>(
             Ok(false) => {}
             Err(error) => debug!(%error, "catalog query failed"),
         }
-        let reopen = timeout(VITALS, closed(&mut catalog, &mut writer))
+        let reopen = timeout(VITALS, closed(&mut catalog, &mut writer, &requests))
             .await
             .is_ok();
         if !reopen && !turn.is_multiple_of(PUBLICATION) {
@@ -85,6 +88,7 @@ pub(super) async fn monitor_slot<D: Database>(
             let reason = match reopened(&database, target, walsender).await {
                 Ok((open, observed)) => {
                     catalog = open;
+                    requests = position_requests(&catalog, target).await;
                     break Ok(observed);
                 }
                 Err(PipelineError::Catalog(CatalogError::Dial(error)))
@@ -130,8 +134,21 @@ async fn reopened<D: Database>(
     }
 }
 
+/// Listens for requests to confirm the position. Without them, positions are confirmed later.
+async fn position_requests(catalog: &impl CatalogQueries, target: &Target) -> Arc<Notifications> {
+    let listening = catalog.position_requests(&target.slot).await;
+    listening.unwrap_or_else(|error| {
+        debug!(%error, "failed to listen for requests to confirm the position");
+        Arc::default()
+    })
+}
+
 /// Resolves when the connection has ended; until then, writes down what may be confirmed.
-async fn closed(catalog: &mut impl CatalogQueries, writer: &mut Option<Writer>) {
+async fn closed(
+    catalog: &mut impl CatalogQueries,
+    writer: &mut Option<Writer>,
+    requests: &Notifications,
+) {
     let Some(writer) = writer else {
         return catalog.closed().await;
     };
@@ -140,6 +157,10 @@ async fn closed(catalog: &mut impl CatalogQueries, writer: &mut Option<Writer>) 
             biased;
             () = catalog.closed() => return,
             wanted = writer.wanted() => wanted,
+            () = requests.next() => {
+                writer.request();
+                continue;
+            }
         };
         match catalog.write_slot_state(&writer.of, wanted).await {
             Ok(()) => writer.has_written(wanted),
