@@ -84,7 +84,7 @@ BEGIN
     IF 'lock_and_examine' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table % is not used without it', outbox
             USING ERRCODE = 'undefined_function',
-                HINT = 'Create it as a superuser: walpost init; or, in this database: psql -f sql/guard.sql';
+                HINT = 'Create it as a superuser: walpost init --config FILE; or, in this database: psql -f sql/guard.sql';
     END IF;
     -- A new partition is checked against the constraints of the table, which would run the code as us. Nobody can change them
     -- from here to the end of this block.
@@ -101,7 +101,7 @@ BEGIN
         EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s DEFAULT', in_schema, stem || '_default', outbox);
     ELSIF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) <> 'p' THEN
         RAISE EXCEPTION 'table % exists and is not partitioned', outbox
-            USING HINT = 'Use another name for the partitioned table. To keep this one: walpost init without --partitioned, '
+            USING HINT = 'Use another name for the partitioned table. To keep this one: walpost init --config FILE, without --partitioned, '
                 'or sql/outbox.sql.';
     ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
     THEN

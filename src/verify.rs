@@ -224,7 +224,11 @@ pub(crate) fn verify(
             table,
             options,
         };
-        look.at(&catalog, &mut entries, &mut reporter).await
+        let read = look.at(&catalog, &mut entries, &mut reporter).await;
+        read.map_err(|error| match error {
+            VerifyError::Catalog(error) => error.with_commands(&settings.target.commands).into(),
+            error => error,
+        })
     })?;
     let mut names = database.read.topics;
     for topic in &options.also {
@@ -447,11 +451,11 @@ impl DatabaseReader<'_> {
         let slot = &self.settings.target.slot;
         let deadline = Instant::now() + self.options.wait;
         let mut is_told = false;
+        let mut request_due = Instant::now();
         loop {
             let Some(found) = catalog.slot(slot).await? else {
                 reporter.note(format!(
                     "replication slot {slot:?} does not exist: nothing that is not there will come"
-        let mut request_due = Instant::now();
                 ));
                 return Ok((End::Reached, goal));
             };
@@ -479,16 +483,16 @@ impl DatabaseReader<'_> {
             if !std::mem::replace(&mut is_told, true) {
                 info!(slot, %confirmed, %goal, "waiting for the table's rows to be delivered");
             }
-            tokio::time::sleep(LOOK).await;
-        }
-    }
-}
             if Instant::now() >= request_due {
                 request_due = Instant::now() + REQUEST_INTERVAL;
                 if let Err(error) = catalog.request_position(slot).await {
                     debug!(%error, "failed to request that the position is confirmed");
                 }
             }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -17,11 +17,13 @@ use super::sql_file;
 use super::table::{TableName, identifier};
 use super::table_pattern::TablePatterns;
 use super::target::{OUTBOX_ROW, Outbox, Target};
+use crate::model::commands::Commands;
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::{ColumnFacts, Domain};
 
 pub(crate) use self::event_limits::EventLimit;
 pub(crate) use self::everybody::Everybody;
+pub(crate) use self::guard_function::GuardFunction;
 pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
@@ -48,6 +50,7 @@ mod event_limits;
 mod everybody;
 pub(crate) mod failover;
 mod former_slots;
+mod guard_function;
 mod hidden_rows;
 mod init_lock;
 pub(crate) mod journal;
@@ -58,10 +61,10 @@ mod move_slot;
 mod observed;
 mod own_table;
 mod partition_owners;
+mod position_request;
 mod problem;
 mod published;
 mod refusal;
-mod position_request;
 pub(crate) mod set_aside;
 pub(crate) mod slot_state;
 pub(crate) mod snapshot;
@@ -82,10 +85,10 @@ pub(crate) struct Catalog {
     conninfo: Conninfo,
     /// Ends when the connection does.
     driver: JoinHandle<()>,
+    notifications: Arc<Notifications>,
 }
 
 /// The server could not be asked.
-    notifications: Arc<Notifications>,
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
     /// No connection came about.
@@ -162,6 +165,17 @@ pub enum CatalogError {
     Unexpected(String),
 }
 
+impl CatalogError {
+    /// The error, with the options of this process in the command that it suggests: a file in sql/ cannot know them.
+    #[must_use]
+    pub(crate) fn with_commands(mut self, commands: &Commands) -> Self {
+        if let Self::Server(server) = &mut self {
+            server.complete_commands(commands);
+        }
+        self
+    }
+}
+
 impl From<tokio_postgres::Error> for CatalogError {
     fn from(error: tokio_postgres::Error) -> Self {
         match error.as_db_error() {
@@ -193,6 +207,7 @@ impl Catalog {
 
     async fn open_within(conninfo: &Conninfo, limits: SqlLimits) -> Result<Self, CatalogError> {
         let (client, connection) = dial::sql(conninfo, limits).await?;
+        let notifications = connection.notifications();
         let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
                 debug!(%error, "catalog connection ended");
@@ -202,12 +217,12 @@ impl Catalog {
             client,
             conninfo: conninfo.clone(),
             driver,
+            notifications,
         })
     }
 
     /// Resolves when the connection has ended.
     pub(crate) async fn closed(&mut self) {
-        let notifications = connection.notifications();
         if !self.driver.is_finished() {
             // It can't fail but by a panic, and then it has ended too.
             let _ = (&mut self.driver).await;
@@ -217,7 +232,6 @@ impl Catalog {
     pub(super) fn conninfo(&self) -> &Conninfo {
         &self.conninfo
     }
-            notifications,
 
     /// The client, for SQL that is no question.
     #[must_use]
@@ -257,13 +271,7 @@ impl Catalog {
         };
         let sql = sql_file::examine(target, words);
         let examined = self.client.batch_execute(&sql).await;
-        examined.map_err(|error| {
-            let mut error = CatalogError::from(error);
-            if let CatalogError::Server(server) = &mut error {
-                server.complete_commands(&target.commands);
-            }
-            error
-        })
+        examined.map_err(|error| CatalogError::from(error).with_commands(&target.commands))
     }
 
     /// Asks for everything that `target` names.

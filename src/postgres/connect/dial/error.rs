@@ -90,13 +90,15 @@ impl ServerError {
         Some(Pooler { name, instead })
     }
 
-    /// Adds the options of this process to the command `walpost init` at the start of a hint, which a file in sql/ cannot know. Names that
+    /// Puts the options of this process in the place of `--config FILE` in the command at the start of a hint: a file in sql/ cannot know them. Names that
     /// other roles choose can follow, and a command that is inserted between their quotes would end these.
     pub(crate) fn complete_commands(&mut self, commands: &Commands) {
         const STARTS: [&str; 2] = ["Create it: ", "Create it as a superuser: "];
         let Some(hint) = &self.hint else { return };
         let found = STARTS.iter().find_map(|start| {
-            let rest = hint.strip_prefix(start)?.strip_prefix("walpost init;")?;
+            let rest = hint
+                .strip_prefix(start)?
+                .strip_prefix("walpost init --config FILE;")?;
             Some(format!("{start}{};{rest}", commands.print(["init"])))
         });
         if found.is_some() {
@@ -598,13 +600,14 @@ mod tests {
             error.complete_commands(&Commands::of_pipeline("orders"));
             error.hint.expect("a hint")
         };
-        let plain =
-            completed("Create it: walpost init; or, in this database: psql -f sql/journal.sql");
+        let plain = completed(
+            "Create it: walpost init --config FILE; or, in this database: psql -f sql/journal.sql",
+        );
         assert!(
             plain.starts_with("Create it: walpost init --pipeline orders; or, "),
             "{plain}"
         );
-        let name = "Drop it: DROP TABLE 'walpost init;touch /tmp/f;#'";
+        let name = "Drop it: DROP TABLE 'walpost init --config FILE;touch /tmp/f;#'";
         assert_eq!(completed(name), name);
     }
 
