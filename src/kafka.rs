@@ -17,6 +17,7 @@ mod poller;
 pub(crate) mod probe;
 pub(crate) mod producer;
 pub(crate) mod properties;
+mod property_names;
 pub(crate) mod reader;
 pub(crate) mod seen_topics;
 pub(crate) mod settings;

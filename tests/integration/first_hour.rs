@@ -169,3 +169,62 @@ fn mistakes_in_the_file_are_told_with_what_to_write() {
         check.finish().expect_code(2).expect_says(&[expected]);
     }
 }
+
+#[test]
+fn misspelled_kafka_property_is_named_with_the_nearest_one() {
+    let check = ["check", "--postgres", "postgresql://w@/shop?host=/nowhere"];
+    for (property, expected) in [
+        (
+            "linger.mss=5",
+            "linger.mss: librdkafka has no such property; did you mean linger.ms?",
+        ),
+        // The value can be a password.
+        ("sasl.pasword=hunter2", "did you mean sasl.password?"),
+        (
+            "bootstrap.server=localhost:9092",
+            "did you mean bootstrap.servers?",
+        ),
+        (
+            "key.serializer=x",
+            "key.serializer: librdkafka has no such property",
+        ),
+    ] {
+        let found = Invocation::new(check).args(["-X", property]).finish();
+        let found = found.expect_code(2).expect_says(&[expected]);
+        assert!(!found.says("hunter2"), "{}", found.stderr);
+    }
+}
+
+#[test]
+fn writer_of_an_impossible_name_reads_the_reason_in_the_error() {
+    for arguments in [&[][..], &["--partitioned"]] {
+        let scene = Scene::bare();
+        scene.init().args(arguments).finish().expect_code(0);
+        let refused = scene
+            .db
+            .try_run(&scene.insert_sql("no topic", "k"))
+            .unwrap_err();
+        let message = refused.as_db_error().unwrap().message();
+        assert!(
+            message
+                .ends_with("violates check constraint \"walpost_aggregatetype_fits_topic_name\""),
+            "{message}"
+        );
+        for (constraint, text) in [
+            (
+                "walpost_aggregatetype_fits_topic_name",
+                "1 to 236 characters of a to z",
+            ),
+            (
+                "walpost_event_size",
+                "The most bytes that payload and headers may have",
+            ),
+        ] {
+            let comment = scene.db.value(&format!(
+                "SELECT obj_description(oid, 'pg_constraint') FROM pg_constraint
+                 WHERE conrelid = 'outbox'::regclass AND conname = '{constraint}'"
+            ));
+            assert!(comment.unwrap().contains(text), "{constraint}");
+        }
+    }
+}
