@@ -794,8 +794,13 @@ mod tests {
         for (name, text) in files() {
             let lines = text.lines().filter(|line| !line.trim().starts_with("--"));
             for line in lines {
-                for (at, _) in line.match_indices(": walpost ") {
-                    if !line[at..].contains("--config FILE") {
+                for command in [
+                    ": walpost init",
+                    ": walpost check",
+                    ": walpost replay",
+                    ": walpost skip",
+                ] {
+                    if line.contains(command) && !line.contains("--config FILE") {
                         found.push(format!("{name}: {line}"));
                     }
                 }

@@ -57,7 +57,7 @@ impl GuardFunction {
 /// The body of the function. The server keeps it as it is in the file.
 fn expected_body() -> &'static str {
     const QUOTE: &str = "$walpost$";
-    let function = GUARD.split_once("FUNCTION walpost.lock_and_examine(");
+    let function = GUARD.split_once("CREATE OR REPLACE FUNCTION walpost.lock_and_examine");
     let body = function.and_then(|(_, rest)| rest.split(QUOTE).nth(1));
     body.unwrap_or_default()
 }
