@@ -13,6 +13,7 @@ pub(crate) mod grants;
 pub(crate) mod limits;
 mod native;
 mod oauthbearer;
+mod other_protocol;
 mod poller;
 pub(crate) mod probe;
 pub(crate) mod producer;

@@ -177,7 +177,10 @@ pub enum DialError {
         source: io::Error,
     },
     /// No session within `connect_timeout`.
-    #[error("{host}: no connection within {limit:?} (connect_timeout)")]
+    #[error(
+        "{host}: no PostgreSQL server has responded within {limit:?} (connect_timeout). Correct host and port, or let the network \
+         pass the connection"
+    )]
     Timeout {
         /// The host tried.
         host: String,
@@ -421,8 +424,14 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
             shell_word_on_one_line(&format!("dbname={}", quote_value(conninfo.dbname()))),
             shell_word_on_one_line(&format!("\\password {role}"))
         )),
+        "28000" if says("does not exist") && conninfo.is_default_user => Some(
+            "Nothing names a user, so this is the operating system's. Name the role that walpost init has created: \
+             postgresql://walpost@..., or PGUSER=walpost"
+                .to_owned(),
+        ),
         "28000" if says("does not exist") => Some(format!(
-            "walpost init, run as a superuser, creates the role walpost. To create this one: CREATE ROLE {role} LOGIN REPLICATION"
+            "walpost init --postgres CONNECTION, as a superuser, creates the role walpost. To create this one: CREATE ROLE {role} \
+             LOGIN REPLICATION"
         )),
         "3D000" => Some(format!(
             "Name the database that has the outbox, or create it: CREATE DATABASE {database}"
