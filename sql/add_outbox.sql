@@ -42,7 +42,7 @@ DECLARE
 BEGIN
     IF 'add_outbox' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         RAISE EXCEPTION 'function walpost.add_outbox does not exist' USING ERRCODE = 'undefined_function',
-            HINT = 'Create it: walpost init; or run sql/tables.sql of Walpost in this database';
+            HINT = 'Create it: walpost init --config FILE; or run sql/tables.sql of Walpost in this database';
     END IF;
     added := walpost.add_outbox(outbox::regclass, current_setting('walpost.publication'));
     IF added > 0 THEN

@@ -149,7 +149,7 @@ BEGIN
     IF 'present' = ANY (what) THEN
         FOR kept IN SELECT name FROM unnest(own_tables) AS name WHERE name = ANY (what) AND name <> ALL (examined) LOOP
             RAISE EXCEPTION 'table walpost.% does not exist', kept USING ERRCODE = 'undefined_table',
-                HINT = format('Create it: walpost init; or run sql/%s of Walpost in this database',
+                HINT = format('Create it: walpost init --config FILE; or run sql/%s of Walpost in this database',
                     CASE kept WHEN 'outbox_row' THEN 'tables.sql' ELSE 'journal.sql' END);
         END LOOP;
         IF 'walpost' <> ALL (examined) THEN
@@ -236,7 +236,7 @@ BEGIN
                 USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could have code run as whoever uses the table. '
                     'It was not used, and nothing was changed.',
                     HINT = format('Have a superuser see what it is, and drop it. Or: ALTER TABLE walpost.%1$s RENAME TO %1$s_old; '
-                        'then create it: walpost init; or run sql/%2$s of Walpost in this database', kept, made_by);
+                        'then create it: walpost init --config FILE; or run sql/%2$s of Walpost in this database', kept, made_by);
         END IF;
     END LOOP;
 
@@ -244,7 +244,7 @@ BEGIN
         IF 'lock_and_examine' <> ALL (examined) THEN
             RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table %.% is not used without it',
                 quote_ident(in_schema), quote_ident(outbox_name) USING ERRCODE = 'undefined_function',
-                    HINT = 'Create it as a superuser: walpost init; or run sql/guard.sql of Walpost in this database';
+                    HINT = 'Create it as a superuser: walpost init --config FILE; or run sql/guard.sql of Walpost in this database';
         END IF;
         code_of_others := walpost.lock_and_examine(in_schema, outbox_name,
             CASE WHEN 'write' = ANY (what) THEN 'DELETE' WHEN 'alter' = ANY (what) THEN 'ALTER'

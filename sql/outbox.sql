@@ -67,8 +67,10 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     -- These columns become a topic name, a key and a header. A topic name has at most 249 of these characters, of which
     -- 'outbox.event.' takes 13. A key or header of megabytes makes a record that no consumer expects. Without these limits,
     -- one role with INSERT could write rows that every pipeline of this table has to send to the dead letter topic.
-    CONSTRAINT walpost_event_names CHECK (aggregatetype ~ '^[a-zA-Z0-9._-]{1,236}$'
-        AND octet_length(aggregateid) <= 1024 AND octet_length(type) <= 1024)
+    -- The error of a writer consists of the constraint's name and the row, so the name has to be the reason.
+    CONSTRAINT walpost_aggregatetype_fits_topic_name CHECK (aggregatetype ~ '^[a-zA-Z0-9._-]{1,236}$'),
+    CONSTRAINT walpost_aggregateid_up_to_1024_bytes CHECK (octet_length(aggregateid) <= 1024),
+    CONSTRAINT walpost_type_up_to_1024_bytes CHECK (octet_length(type) <= 1024)
 );
 
 DO $walpost$
@@ -82,6 +84,10 @@ BEGIN
         EXECUTE format('ALTER TABLE %I.%I ALTER COLUMN id SET DEFAULT %s', in_schema, outbox_name,
             CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
                 ELSE format('%I.walpost_uuidv7()', in_schema) END);
+        EXECUTE format('COMMENT ON CONSTRAINT walpost_aggregatetype_fits_topic_name ON %s IS %L', format('%I.%I', in_schema, outbox_name),
+            'It becomes a part of the name of the topic: 1 to 236 characters of a to z, A to Z, 0 to 9, ".", "_" and "-"');
+        EXECUTE format('COMMENT ON CONSTRAINT walpost_event_size ON %s IS %L', format('%I.%I', in_schema, outbox_name),
+            'The most bytes that payload and headers may have as text, so that Kafka accepts the event');
     END IF;
 END
 $walpost$;

@@ -64,8 +64,9 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
     CONSTRAINT walpost_event_size CHECK (
         coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= :'max_event_bytes'::int8),
-    CONSTRAINT walpost_event_names CHECK (aggregatetype ~ '^[a-zA-Z0-9._-]{1,236}$'
-        AND octet_length(aggregateid) <= 1024 AND octet_length(type) <= 1024)
+    CONSTRAINT walpost_aggregatetype_fits_topic_name CHECK (aggregatetype ~ '^[a-zA-Z0-9._-]{1,236}$'),
+    CONSTRAINT walpost_aggregateid_up_to_1024_bytes CHECK (octet_length(aggregateid) <= 1024),
+    CONSTRAINT walpost_type_up_to_1024_bytes CHECK (octet_length(type) <= 1024)
 ) PARTITION BY RANGE (created_at);
 
 DO $walpost$
@@ -84,7 +85,7 @@ BEGIN
     IF 'lock_and_examine' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table % is not used without it', outbox
             USING ERRCODE = 'undefined_function',
-                HINT = 'Create it as a superuser: walpost init; or run sql/guard.sql of Walpost in this database';
+                HINT = 'Create it as a superuser: walpost init --config FILE; or run sql/guard.sql of Walpost in this database';
     END IF;
     -- A new partition is checked against the constraints of the table, which would run the code as us. Nobody can change them
     -- from here to the end of this block.
@@ -95,13 +96,17 @@ BEGIN
         EXECUTE format('ALTER TABLE %s ALTER COLUMN id SET DEFAULT %s', outbox,
             CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
                 ELSE format('%I.walpost_uuidv7()', in_schema) END);
+        EXECUTE format('COMMENT ON CONSTRAINT walpost_aggregatetype_fits_topic_name ON %s IS %L', outbox,
+            'It becomes a part of the name of the topic: 1 to 236 characters of a to z, A to Z, 0 to 9, ".", "_" and "-"');
+        EXECUTE format('COMMENT ON CONSTRAINT walpost_event_size ON %s IS %L', outbox,
+            'The most bytes that payload and headers may have as text, so that Kafka accepts the event');
         -- With a default partition an insert never fails for want of one: an outbox whose partitions were forgotten,
         -- or a row with an odd created_at, must not fail the business transaction. The price is that DETACH ...
         -- CONCURRENTLY is refused, and that a day can't be made once the default has rows of it.
         EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s DEFAULT', in_schema, stem || '_default', outbox);
     ELSIF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) <> 'p' THEN
         RAISE EXCEPTION 'table % exists and is not partitioned', outbox
-            USING HINT = 'Use another name for the partitioned table. To keep this one: walpost init without --partitioned, '
+            USING HINT = 'Use another name for the partitioned table. To keep this one: walpost init --config FILE, without --partitioned, '
                 'or sql/outbox.sql.';
     ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
     THEN

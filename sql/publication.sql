@@ -81,7 +81,7 @@ BEGIN
             -- It was created for a single table, or by hand. An error would undo the creation of walpost.outbox_row.
             IF NOT pg_has_role(found.pubowner, 'USAGE') THEN
                 RAISE EXCEPTION 'publication % exists and does not contain table walpost.outbox_row', quote_ident(name)
-                    USING HINT = format('As its owner, %s: walpost init; or: '
+                    USING HINT = format('As its owner, %s: walpost init --config FILE; or: '
                         'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', found.pubowner::regrole, name);
             END IF;
             EXECUTE format('ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', name);

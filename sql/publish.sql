@@ -111,8 +111,8 @@ BEGIN
         RAISE EXCEPTION 'event of % bytes: at most % are allowed', pg_catalog.octet_length(envelope), walpost.max_event_bytes()
             USING ERRCODE = 'program_limit_exceeded',
             HINT = 'Store large data where consumers can fetch it, and send a reference. To allow larger events, raise the limits '
-                'of Kafka, then run: walpost init --max-event-bytes BYTES.';
-    -- As walpost_event_names in outbox.sql, which has the reasons.
+                'of Kafka, then run: walpost init --max-event-bytes BYTES --config FILE.';
+    -- As the constraints on these columns in outbox.sql, which has the reasons.
     ELSIF pg_catalog.octet_length(aggregatetype) OPERATOR(pg_catalog.>) 236
         OR pg_catalog.octet_length(aggregateid) OPERATOR(pg_catalog.>) 1024
         OR pg_catalog.octet_length(type) OPERATOR(pg_catalog.>) 1024 THEN

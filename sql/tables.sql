@@ -156,7 +156,7 @@ BEGIN
     IF to_regclass('walpost.outbox_row') = ANY (members) IS NOT TRUE THEN
         RAISE EXCEPTION 'publication % does not exist, or does not contain table walpost.outbox_row', quote_ident(publication)
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = format('Create it: walpost init; or run sql/publication.sql of Walpost in this database. If it exists: '
+                HINT = format('Create it: walpost init --config FILE; or run sql/publication.sql of Walpost in this database. If it exists: '
                     'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', publication);
     END IF;
     -- What is in WAL before a slot exists is in none.
@@ -164,7 +164,7 @@ BEGIN
         AND database = current_database() AND confirmed_flush_lsn IS NOT NULL) THEN
         RAISE EXCEPTION 'no replication slot of database % could deliver the rows of table %.%', quote_ident(current_database()),
             quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = 'Create it: walpost init; or run sql/slot.sql of Walpost in this database. Then add the table';
+                HINT = 'Create it: walpost init --config FILE; or run sql/slot.sql of Walpost in this database. Then add the table';
     END IF;
     -- Their rows would be sent under their own names.
     SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
@@ -196,7 +196,7 @@ BEGIN
     END IF;
     IF to_regclass('walpost.table_state') IS NULL THEN
         RAISE EXCEPTION 'table walpost.table_state does not exist' USING ERRCODE = 'undefined_table',
-            HINT = 'Create it: walpost init; or run sql/journal.sql and sql/role.sql of Walpost in this database';
+            HINT = 'Create it: walpost init --config FILE; or run sql/journal.sql and sql/role.sql of Walpost in this database';
     ELSIF NOT (has_table_privilege('walpost.table_state', 'SELECT') AND has_table_privilege('walpost.table_state', 'INSERT')
         AND has_table_privilege('walpost.table_state', 'UPDATE')) THEN
         RAISE EXCEPTION 'permission denied for table walpost.table_state' USING ERRCODE = 'insufficient_privilege',
@@ -228,7 +228,7 @@ BEGIN
     IF was_published THEN
         RAISE WARNING 'table %.% was in publication % before, so its rows are not sent again', quote_ident(its_schema),
             quote_ident(its_name), quote_ident(publication) USING HINT = format('Rows that were committed since it was taken out are '
-                'recorded as missing. Send them: walpost replay --dropped-slots --table %L', format('%I.%I', its_schema, its_name));
+                'recorded as missing. Send them: walpost replay --dropped-slots --table %L --config FILE', format('%I.%I', its_schema, its_name));
         PERFORM set_config('lock_timeout', former_timeout, true);
         RETURN 0;
     END IF;

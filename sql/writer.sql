@@ -47,7 +47,7 @@ BEGIN
     IF outbox_name = '' THEN
         IF 'publish' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
             RAISE EXCEPTION 'function walpost.publish does not exist' USING ERRCODE = 'undefined_function',
-                HINT = 'Create it: walpost init; or run sql/publish.sql of Walpost in this database';
+                HINT = 'Create it: walpost init --config FILE; or run sql/publish.sql of Walpost in this database';
         END IF;
         EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA walpost TO %I', name);
         EXECUTE pg_catalog.format(

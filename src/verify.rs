@@ -19,7 +19,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
-use tracing::info;
+use tracing::{debug, info};
 
 pub(crate) use self::report::{Counts, Finding};
 
@@ -55,6 +55,8 @@ const UNKNOWN_DEAD_LETTERS: &str = "these settings send no dead letters. If walp
     dead_letter_topic), its dead letters can be among the missing: verify with the same settings, best from the same file";
 /// The interval at which the slot is queried.
 const LOOK: Duration = Duration::from_millis(200);
+/// How often the process that reads the slot is asked to confirm its position.
+const REQUEST_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What to verify, and how.
 #[derive(Clone, Debug)]
@@ -226,7 +228,11 @@ pub(crate) fn verify(
             table,
             options,
         };
-        look.at(&catalog, &mut entries, &mut reporter).await
+        let read = look.at(&catalog, &mut entries, &mut reporter).await;
+        read.map_err(|error| match error {
+            VerifyError::Catalog(error) => error.with_commands(&settings.target.commands).into(),
+            error => error,
+        })
     })?;
     let mut names = database.read.topics;
     for topic in &options.also {
@@ -454,6 +460,7 @@ impl DatabaseReader<'_> {
         let slot = &self.settings.target.slot;
         let deadline = Instant::now() + self.options.wait;
         let mut is_told = false;
+        let mut request_due = Instant::now();
         loop {
             let Some(found) = catalog.slot(slot).await? else {
                 reporter.note(format!(
@@ -484,6 +491,12 @@ impl DatabaseReader<'_> {
             }
             if !std::mem::replace(&mut is_told, true) {
                 info!(slot, %confirmed, %goal, "waiting for the table's rows to be delivered");
+            }
+            if Instant::now() >= request_due {
+                request_due = Instant::now() + REQUEST_INTERVAL;
+                if let Err(error) = catalog.request_position(slot).await {
+                    debug!(%error, "failed to request that the position is confirmed");
+                }
             }
             tokio::time::sleep(LOOK).await;
         }

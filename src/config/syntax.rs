@@ -55,6 +55,13 @@ fn explain(message: &str) -> String {
 /// Describes an error from serde at this path, such as "unknown field `a`, expected one of `b`,
 /// `c`".
 fn describe(path: &str, message: &str) -> String {
+    let unknown = message.strip_prefix("unknown field `");
+    if let Some((key, _)) = unknown.and_then(|rest| rest.split_once('`'))
+        && path.starts_with("pipeline")
+        && let Some(place) = place_of(key)
+    {
+        return format!("unknown field `{key}`: {place}");
+    }
     if let Some(nearest) = nearest_known(message) {
         let (unknown, expected) = message.split_once(", ").unwrap_or((message, ""));
         let place = match message.starts_with("unknown field") {
@@ -67,10 +74,28 @@ fn describe(path: &str, message: &str) -> String {
         ("pipeline" | "fleet.source", "invalid type: map, expected a sequence") => {
             format!("there can be several of these: write [[{path}]] instead of [{path}]")
         }
-        _ => match message.strip_suffix(", expected a string") {
-            Some(found) => format!("{path}: {found}, expected a text in quotes"),
-            None => format!("{path}: {message}"),
+        _ => match message.rsplit_once(", expected ") {
+            Some((found, "a string")) => format!("{path}: {found}, expected a text in quotes"),
+            Some((found, "u32" | "u64" | "usize" | "i32")) => {
+                format!("{path}: {found}, expected a whole number without quotes")
+            }
+            _ => format!("{path}: {message}"),
         },
+    }
+}
+
+/// Returns where the setting belongs that other programs have under this key.
+fn place_of(key: &str) -> Option<&'static str> {
+    match key {
+        "broker" | "brokers" | "bootstrap_servers" | "kafka_brokers" => {
+            Some("the brokers are a property in [kafka]: \"bootstrap.servers\" = \"HOST:PORT\"")
+        }
+        "database" | "database_url" | "dbname" | "dsn" | "host" | "password" | "port" | "url"
+        | "user" | "username" => Some(
+            "the connection is one text: postgres = \"postgresql://USER@HOST:PORT/DATABASE\". A password is best in PGPASSWORD or \
+             ~/.pgpass",
+        ),
+        _ => None,
     }
 }
 
@@ -83,7 +108,7 @@ fn nearest_known(message: &str) -> Option<&str> {
     let unknown = quoted.next()?;
     quoted
         .map(|known| (strsim::damerau_levenshtein(unknown, known), known))
-        .filter(|(distance, _)| *distance <= unknown.len() / 2 + 1)
+        .filter(|(distance, _)| *distance <= unknown.len() / 3 + 1)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, known)| known)
 }

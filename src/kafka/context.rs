@@ -11,8 +11,8 @@ use tracing::{debug, error, info, warn};
 
 use super::credentials::{Credentials, Login};
 use super::grants::Grants;
-use super::statistics;
 use super::token::Tokens;
+use super::{other_protocol, statistics};
 use crate::delivery::failure::{DeliveryFailure, RefusalCause, RefusedRecord};
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::escape::shell_word_on_one_line;
@@ -442,6 +442,7 @@ impl Context {
     }
 
     fn broker_failed(&self, reason: &str) {
+        let reason = &*other_protocol::explain(reason);
         self.deliveries.stats().count(ErrorKind::KafkaBroker);
         *lock(&self.cause) = Some(reason.to_owned());
         let pipeline = &self.pipeline;

@@ -10,6 +10,7 @@ use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, FromClientConfig, FromClientConfigAndContext};
 use rdkafka::error::{KafkaError, KafkaResult};
 
+use super::property_names;
 use crate::trusted_path::{self, PathError};
 
 /// The property for the maximum batch size in bytes; [`client_config`] always sets it.
@@ -527,6 +528,16 @@ pub(crate) fn is_secret(name: &str) -> bool {
 #[must_use]
 pub(crate) fn describe(error: &rdkafka::error::KafkaError) -> String {
     match error {
+        rdkafka::error::KafkaError::ClientConfig(_, description, name, _)
+            if description.starts_with("No such configuration property") =>
+        {
+            let nearest = property_names::nearest(name);
+            let nearest = nearest.map(|known| format!("; did you mean {known}?"));
+            format!(
+                "{name}: librdkafka has no such property{}",
+                nearest.unwrap_or_default()
+            )
+        }
         rdkafka::error::KafkaError::ClientConfig(_, description, name, _) => {
             // librdkafka's description may quote the value.
             match is_secret(name) {
@@ -754,9 +765,9 @@ mod tests {
         assert!(error.to_string().contains("linger.ms"), "{error}");
         let misspelled = [("bootstrap.server".to_owned(), "b:9092".to_owned())];
         let error = check(&misspelled.into()).expect_err("unknown");
-        assert!(
-            error.to_string().contains("\"bootstrap.server\""),
-            "{error}"
+        assert_eq!(
+            error.to_string(),
+            "Kafka properties: bootstrap.server: librdkafka has no such property; did you mean bootstrap.servers?"
         );
         assert_eq!(check(&Properties::new()), Err(PropertyError::NoBrokers));
         let url = [(

@@ -7,11 +7,13 @@
 //! Each write generates WAL, and confirming that WAL takes another write, and so on indefinitely.
 //! Therefore new positions are written promptly only while events flow. Without events, a write
 //! waits until enough WAL has accumulated; when activity stops, a few more writes follow at
-//! increasing intervals.
+//! increasing intervals. A write is also made when another command requests it, see
+//! `Catalog::request_position`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::delivery::watermark::Confirmed;
@@ -53,6 +55,9 @@ struct Writing {
     may: Confirmed,
     /// Number of writes requested since the last one for events or [`MUCH_BYTES`] of WAL.
     rests: u32,
+    requests: Arc<Notify>,
+    /// A command waits for the position to be confirmed.
+    is_requested: bool,
 }
 
 /// The writer's end of the channels.
@@ -63,6 +68,7 @@ pub(super) struct Writer {
     /// When a failure was last logged, or `None` if none has been logged since the last successful
     /// write.
     told: Option<Instant>,
+    requests: Arc<Notify>,
 }
 
 impl Confirms {
@@ -77,6 +83,7 @@ impl Confirms {
     pub(super) fn written(of: SlotOf, confirmed: Confirmed, now: Instant) -> (Self, Writer) {
         let (wanted, to_write) = watch::channel(confirmed.lsn());
         let (written, is_written) = watch::channel(confirmed.lsn());
+        let requests = Arc::new(Notify::new());
         let writing = Writing {
             wanted,
             written: is_written,
@@ -85,12 +92,15 @@ impl Confirms {
             may: confirmed,
             // The previous session may have left WAL unconfirmed.
             rests: 0,
+            requests: Arc::clone(&requests),
+            is_requested: false,
         };
         let writer = Writer {
             of,
             wanted: to_write,
             written,
             told: None,
+            requests,
         };
         let writing = Some(writing);
         (Self { writing }, writer)
@@ -117,7 +127,7 @@ impl Confirms {
         let events = events(written);
         let is_much = bytes >= MUCH_BYTES;
         let pause = match () {
-            () if events => EVENTS,
+            () if events || writing.is_requested => EVENTS,
             () if is_much => MUCH,
             () if writing.rests < RESTS => REST * (1 << writing.rests),
             () if bytes >= SOME_BYTES => SOME,
@@ -129,6 +139,7 @@ impl Confirms {
         }
         writing.rests = match events || is_much {
             true => 0,
+            false if writing.is_requested => writing.rests,
             false => writing.rests.saturating_add(1),
         };
         writing.ask(durable, now);
@@ -141,17 +152,27 @@ impl Confirms {
         writing.is_some_and(|writing| writing.written.has_changed().is_err())
     }
 
-    /// Waits for the pending write to finish, after which a higher position may be confirmed. Never
-    /// resolves if no write is pending or the writer has been dropped.
+    /// Waits for the pending write to finish, after which a higher position may be confirmed, or for a
+    /// request of another command to confirm the position.
     pub(super) async fn changed(&mut self) {
-        match &mut self.writing {
-            Some(writing) if writing.asked.is_some() => {
-                if writing.written.changed().await.is_err() {
+        let Some(writing) = &mut self.writing else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            written = writing.written.changed(), if writing.asked.is_some() => {
+                if written.is_err() {
                     std::future::pending().await
                 }
             }
-            _ => std::future::pending().await,
+            () = writing.requests.notified() => writing.is_requested = true,
         }
+    }
+
+    /// Returns whether a command waits for the position to be confirmed.
+    pub(super) fn is_requested(&self) -> bool {
+        self.writing
+            .as_ref()
+            .is_some_and(|writing| writing.is_requested)
     }
 
     /// Waits until `durable` is written, and returns the position that may be confirmed. The result
@@ -189,6 +210,7 @@ impl Writing {
     fn ask(&mut self, durable: Confirmed, now: Instant) {
         self.asked = Some(durable);
         self.asked_at = now;
+        self.is_requested = false;
         self.wanted.send_replace(durable.lsn());
     }
 }
@@ -206,6 +228,11 @@ impl Writer {
                 return std::future::pending().await;
             }
         }
+    }
+
+    /// Records that a command waits for the position to be confirmed.
+    pub(super) fn request(&self) {
+        self.requests.notify_one();
     }
 
     /// Allows every position up to `lsn` to be confirmed.
@@ -315,6 +342,28 @@ mod tests {
         all.1.has_written(Lsn(much));
         let due = Some(Duration::from_millis(at + 1000) + REST);
         assert_eq!(ask(&mut all, much + 8, false, at + 1001), (much, due));
+    }
+
+    #[tokio::test]
+    async fn requested_position_is_written_though_the_log_is_not_worth_it() {
+        let mut all = begin();
+        all.0.writing.as_mut().expect("writing").rests = RESTS;
+        assert_eq!(ask(&mut all, 1100, false, 5000), (1000, None));
+        assert!(!all.0.is_requested());
+        all.1.request();
+        all.0.changed().await;
+        assert!(all.0.is_requested());
+        assert_eq!(ask(&mut all, 1100, false, 5000), (1000, None));
+        assert!(!all.0.is_requested(), "one request is one write");
+        assert_eq!(all.1.wanted().await, Lsn(1100));
+        all.1.has_written(Lsn(1100));
+        // What that has written itself.
+        assert_eq!(ask(&mut all, 1108, false, 60_000), (1100, None));
+        // A flood of requests writes as often as events do.
+        all.1.request();
+        all.0.changed().await;
+        let due = Some(Duration::from_millis(5000) + EVENTS);
+        assert_eq!(ask(&mut all, 1108, false, 5001), (1100, due));
     }
 
     #[tokio::test]

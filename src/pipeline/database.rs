@@ -1,6 +1,7 @@
 //! The queries that a session runs in the database: traits, so that tests can substitute a
 //! simulation.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::dropped_slot::DroppedSlot;
@@ -18,7 +19,7 @@ use crate::postgres::catalog::{
     OrderColumn, RowOrder, SnapshotHistory, SnapshotRecord, Statement, TableSnapshot, TableVersion,
 };
 use crate::postgres::connect::conninfo::Conninfo;
-use crate::postgres::connect::dial::ServerError;
+use crate::postgres::connect::dial::{Notifications, ServerError};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
@@ -204,6 +205,12 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     /// If the server refuses a replication connection, adds to the error how to fix the cause.
     fn explain_refusal(&self, error: &mut ServerError) -> impl Future<Output = ()> + Send;
 
+    /// Listens for requests to confirm the position of `slot`.
+    fn position_requests(
+        &self,
+        slot: &str,
+    ) -> impl Future<Output = Result<Arc<Notifications>, CatalogError>> + Send;
+
     /// Resolves when the connection has ended.
     fn closed(&mut self) -> impl Future<Output = ()> + Send;
 }
@@ -375,6 +382,10 @@ impl CatalogQueries for Catalog {
 
     async fn explain_refusal(&self, error: &mut ServerError) {
         Catalog::explain_refusal(self, error).await;
+    }
+
+    async fn position_requests(&self, slot: &str) -> Result<Arc<Notifications>, CatalogError> {
+        Catalog::position_requests(self, slot).await
     }
 
     async fn closed(&mut self) {

@@ -26,6 +26,10 @@ pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no response within {RECORD_TIMEOUT:?}"),
     };
+    // A database that cannot be reached is often why it halts.
+    if reason.contains(&why) {
+        return;
+    }
     warn!(
         pipeline = settings.name,
         "failed to record the halt in walpost.slot_state, so walpost status shows its reason only while this process runs: {why}"

@@ -272,7 +272,7 @@ impl Session<'_> {
                     }
                     wait = Wait::Nothing;
                 }
-                () = self.confirms.changed() => {}
+                () = self.confirms.changed() => self.ask_for_checkpoint(),
                 () = self.tables.changed() => {}
                 filled = snapshot::fill(&mut self.copying), if copies && reads => filled?,
                 filled = self.connection.fill(), if hears => {
@@ -332,6 +332,16 @@ impl Session<'_> {
     fn record(&self, database: &impl Database, note: TableNote) -> Wait {
         let recording = set_aside::record(self.settings, database, note.clone());
         Wait::Journal(Box::new(note), recording)
+    }
+
+    /// Requests a checkpoint if a command waits for the position to be confirmed, which exactly-once
+    /// delivery does only after one.
+    fn ask_for_checkpoint(&mut self) {
+        if self.confirms.is_requested()
+            && let Some(committer) = &mut self.committer
+        {
+            committer.ask();
+        }
     }
 
     /// Returns how many bytes another thread may read ahead.

@@ -60,7 +60,7 @@ use crate::postgres::catalog::{
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial;
-use crate::postgres::connect::dial::{DialError, ServerError, Socket};
+use crate::postgres::connect::dial::{DialError, Notifications, ServerError, Socket};
 use crate::postgres::replication::{Connection, ConnectionError};
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
@@ -391,6 +391,10 @@ impl CatalogQueries for SimDatabase {
     }
 
     async fn explain_refusal(&self, _: &mut ServerError) {}
+
+    async fn position_requests(&self, _: &str) -> Result<Arc<Notifications>, CatalogError> {
+        Ok(Arc::default())
+    }
 
     async fn closed(&mut self) {
         std::future::pending().await

@@ -3,6 +3,7 @@
 //! Looking is one thing and judging another: [`Catalog::look`] asks, [`Observed::problems`] is pure.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 use tokio_postgres::types::ToSql;
@@ -11,16 +12,18 @@ use tracing::debug;
 
 use super::connect::conninfo::Conninfo;
 use super::connect::dial;
-use super::connect::dial::{DialError, ServerError, SqlLimits};
+use super::connect::dial::{DialError, Notifications, ServerError, SqlLimits};
 use super::sql_file;
 use super::table::{TableName, identifier};
 use super::table_pattern::TablePatterns;
 use super::target::{OUTBOX_ROW, Outbox, Target};
+use crate::model::commands::Commands;
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::{ColumnFacts, Domain};
 
 pub(crate) use self::event_limits::EventLimit;
 pub(crate) use self::everybody::Everybody;
+pub(crate) use self::guard_function::GuardFunction;
 pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
@@ -47,6 +50,7 @@ mod event_limits;
 mod everybody;
 pub(crate) mod failover;
 mod former_slots;
+mod guard_function;
 mod hidden_rows;
 mod init_lock;
 pub(crate) mod journal;
@@ -57,6 +61,7 @@ mod move_slot;
 mod observed;
 mod own_table;
 mod partition_owners;
+mod position_request;
 mod problem;
 mod published;
 mod refusal;
@@ -80,6 +85,7 @@ pub(crate) struct Catalog {
     conninfo: Conninfo,
     /// Ends when the connection does.
     driver: JoinHandle<()>,
+    notifications: Arc<Notifications>,
 }
 
 /// The server could not be asked.
@@ -159,6 +165,17 @@ pub enum CatalogError {
     Unexpected(String),
 }
 
+impl CatalogError {
+    /// The error, with the options of this process in the command that it suggests: a file in sql/ cannot know them.
+    #[must_use]
+    pub(crate) fn with_commands(mut self, commands: &Commands) -> Self {
+        if let Self::Server(server) = &mut self {
+            server.complete_commands(commands);
+        }
+        self
+    }
+}
+
 impl From<tokio_postgres::Error> for CatalogError {
     fn from(error: tokio_postgres::Error) -> Self {
         match error.as_db_error() {
@@ -190,6 +207,7 @@ impl Catalog {
 
     async fn open_within(conninfo: &Conninfo, limits: SqlLimits) -> Result<Self, CatalogError> {
         let (client, connection) = dial::sql(conninfo, limits).await?;
+        let notifications = connection.notifications();
         let driver = tokio::spawn(async move {
             if let Err(error) = connection.await {
                 debug!(%error, "catalog connection ended");
@@ -199,6 +217,7 @@ impl Catalog {
             client,
             conninfo: conninfo.clone(),
             driver,
+            notifications,
         })
     }
 
@@ -252,13 +271,7 @@ impl Catalog {
         };
         let sql = sql_file::examine(target, words);
         let examined = self.client.batch_execute(&sql).await;
-        examined.map_err(|error| {
-            let mut error = CatalogError::from(error);
-            if let CatalogError::Server(server) = &mut error {
-                server.complete_commands(&target.commands);
-            }
-            error
-        })
+        examined.map_err(|error| CatalogError::from(error).with_commands(&target.commands))
     }
 
     /// Asks for everything that `target` names.

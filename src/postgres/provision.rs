@@ -6,13 +6,12 @@ use std::time::Duration;
 use super::catalog::slot_state::FirstStart;
 use super::catalog::table_state::Refresh;
 use super::catalog::{Catalog, CatalogError, ObservedTable};
-use super::sql_file::{self, PREREQUISITES, Variables};
+use super::sql_file::{self, GUARD, PREREQUISITES, Variables};
 use super::table::TableName;
 use super::target::{Outbox, Target};
 
 const OUTBOX: &str = include_str!("../../sql/outbox.sql");
 const OUTBOX_PARTITIONED: &str = include_str!("../../sql/outbox_partitioned.sql");
-const GUARD: &str = include_str!("../../sql/guard.sql");
 const PUBLISH: &str = include_str!("../../sql/publish.sql");
 const TABLES: &str = include_str!("../../sql/tables.sql");
 const ADD_OUTBOX: &str = include_str!("../../sql/add_outbox.sql");
@@ -786,6 +785,28 @@ mod tests {
             };
             assert_eq!(filled(&limited), "'5'\n");
         }
+    }
+
+    /// The files cannot know how the command has to connect.
+    #[test]
+    fn commands_that_files_suggest_have_a_place_for_the_connection() {
+        let mut found = Vec::new();
+        for (name, text) in files() {
+            let lines = text.lines().filter(|line| !line.trim().starts_with("--"));
+            for line in lines {
+                for command in [
+                    ": walpost init",
+                    ": walpost check",
+                    ": walpost replay",
+                    ": walpost skip",
+                ] {
+                    if line.contains(command) && !line.contains("--config FILE") {
+                        found.push(format!("{name}: {line}"));
+                    }
+                }
+            }
+        }
+        assert!(found.is_empty(), "{found:#?}");
     }
 
     #[test]

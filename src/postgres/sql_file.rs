@@ -9,6 +9,7 @@ use postgres_protocol::escape::{escape_identifier, escape_literal};
 use super::target::{Outbox, Target};
 
 pub(super) const EXAMINE: &str = include_str!("../../sql/examine.sql");
+pub(super) const GUARD: &str = include_str!("../../sql/guard.sql");
 const SESSION: &str = include_str!("../../sql/session.sql");
 pub(super) const UUIDV7: &str = include_str!("../../sql/uuidv7.sql");
 pub(super) const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");

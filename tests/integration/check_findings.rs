@@ -99,3 +99,39 @@ fn more_replicas_than_brokers_are_a_failure() {
     let found = check("3:1").expect_code(0);
     assert_eq!(finding(&found, "FAILED", "kafka topics"), None);
 }
+
+#[test]
+fn function_that_examines_tables_is_compared_with_the_expected_one() {
+    for major in MAJORS {
+        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let warning = || {
+            let found = scene.check().finish().expect_code(0);
+            finding(&found, "WARNING", "owners").map(str::to_owned)
+        };
+        assert_eq!(warning(), None);
+        // As an earlier or later version of Walpost could have created it.
+        let body = "replace(pg_get_functiondef('walpost.lock_and_examine'::regproc), 'RETURN regexp_replace', 'RETURN  regexp_replace')";
+        let changed = scene.db.value(&format!("SELECT {body}")).unwrap();
+        scene.db.run(&changed);
+        let different = warning().expect("a warning");
+        assert!(
+            different.contains("differs from the one that"),
+            "{different}"
+        );
+        scene.init().finish().expect_code(0);
+        assert_eq!(warning(), None);
+
+        scene
+            .db
+            .run("DROP FUNCTION walpost.lock_and_examine(text, text, text)");
+        let missing = warning().expect("a warning");
+        assert!(missing.contains("does not exist"), "{missing}");
+        let verify = scene.verify().finish().expect_code(3).stderr;
+        for text in [&different, &missing, &verify] {
+            assert!(text.contains("as a superuser: walpost init --"), "{text}");
+            assert!(!text.contains("--config FILE"), "{text}");
+        }
+        scene.init().finish().expect_code(0);
+        assert_eq!(warning(), None);
+    }
+}

@@ -69,7 +69,11 @@ fn name_that_no_topic_can_have_is_refused_to_its_writer() {
     for name in ["no topic", "a/b", "", "ä", "line\n"] {
         let refused = scene.db.try_run(&scene.insert_sql(name, "k")).unwrap_err();
         let refused = refused.as_db_error().unwrap().constraint();
-        assert_eq!(refused, Some("walpost_event_names"), "{name:?}");
+        assert_eq!(
+            refused,
+            Some("walpost_aggregatetype_fits_topic_name"),
+            "{name:?}"
+        );
     }
 }
 

@@ -1,6 +1,8 @@
 //! Mistakes of the first hour: each message says what to do next, and the command that it gives works.
 
+use std::io::Write;
 use std::net::TcpListener;
+use std::thread;
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
@@ -157,6 +159,22 @@ fn mistakes_in_the_file_are_told_with_what_to_write() {
             "postgres = postgresql://w@/shop",
             "A text is written in quotes",
         ),
+        (
+            "partitions_ahead = \"3\"",
+            "expected a whole number without quotes",
+        ),
+        (
+            "brokers = \"localhost:9092\"",
+            "unknown field `brokers`: the brokers are a property in [kafka]",
+        ),
+        (
+            "password = \"secret\"",
+            "unknown field `password`: the connection is one text: postgres = ",
+        ),
+        (
+            "postgres = \"postgresql://w@/shop\"\ntopic = \"outbox event {aggregatetype}\"\nsink = \"stdout\"",
+            "\"outbox event {aggregatetype}\" has ' ', which the name of a topic can't have",
+        ),
         ("retention = 7", "expected a text in quotes"),
         (
             "postgres = \"postgresql://w@/shop\"\nkafka = { \"bootstrap.servers\" = \"http://k:9092\" }",
@@ -168,4 +186,150 @@ fn mistakes_in_the_file_are_told_with_what_to_write() {
         let check = Invocation::new(["check", "--config"]).arg(&file);
         check.finish().expect_code(2).expect_says(&[expected]);
     }
+}
+
+#[test]
+fn misspelled_kafka_property_is_named_with_the_nearest_one() {
+    let check = ["check", "--postgres", "postgresql://w@/shop?host=/nowhere"];
+    for (property, expected) in [
+        (
+            "linger.mss=5",
+            "linger.mss: librdkafka has no such property; did you mean linger.ms?",
+        ),
+        // The value can be a password.
+        ("sasl.pasword=hunter2", "did you mean sasl.password?"),
+        (
+            "bootstrap.server=localhost:9092",
+            "did you mean bootstrap.servers?",
+        ),
+        (
+            "key.serializer=x",
+            "key.serializer: librdkafka has no such property",
+        ),
+    ] {
+        let found = Invocation::new(check).args(["-X", property]).finish();
+        let found = found.expect_code(2).expect_says(&[expected]);
+        assert!(!found.says("hunter2"), "{}", found.stderr);
+    }
+}
+
+#[test]
+fn writer_of_an_impossible_name_reads_the_reason_in_the_error() {
+    for arguments in [&[][..], &["--partitioned"]] {
+        let scene = Scene::bare();
+        scene.init().args(arguments).finish().expect_code(0);
+        let refused = scene
+            .db
+            .try_run(&scene.insert_sql("no topic", "k"))
+            .unwrap_err();
+        let message = refused.as_db_error().unwrap().message();
+        assert!(
+            message
+                .ends_with("violates check constraint \"walpost_aggregatetype_fits_topic_name\""),
+            "{message}"
+        );
+        for (constraint, text) in [
+            (
+                "walpost_aggregatetype_fits_topic_name",
+                "1 to 236 characters of a to z",
+            ),
+            (
+                "walpost_event_size",
+                "The most bytes that payload and headers may have",
+            ),
+        ] {
+            let comment = scene.db.value(&format!(
+                "SELECT obj_description(oid, 'pg_constraint') FROM pg_constraint
+                 WHERE conrelid = 'outbox'::regclass AND conname = '{constraint}'"
+            ));
+            assert!(comment.unwrap().contains(text), "{constraint}");
+        }
+    }
+}
+
+#[test]
+fn broker_that_is_another_program_is_named_as_such() {
+    let scene = Scene::new();
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    // It ends with the test program.
+    thread::spawn(move || {
+        for connection in other.incoming() {
+            let _ = connection
+                .unwrap()
+                .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let check = Invocation::new(["check", "--postgres", &scene.conninfo()]);
+    let broker = format!("127.0.0.1:{port}");
+    let check = check.args(["--kafka", &broker, "--pipeline", &scene.name]);
+    let found = check.finish().expect_code(1).expect_says(&[
+        "no broker at 127.0.0.1:",
+        "the response is not in Kafka's protocol: another program listens there, or the broker expects TLS",
+    ]);
+    assert!(!found.says("receive.message.max.bytes"), "{}", found.stderr);
+}
+
+#[test]
+fn server_that_never_responds_is_told_to_be_no_postgresql() {
+    let scene = Scene::new();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let postgres = format!("host=127.0.0.1 port={port} user=u dbname=d connect_timeout=2");
+    let check = Invocation::new(["check", "--postgres", &postgres]);
+    let found = check.args(["--kafka", scene.kafka()]).finish();
+    found.expect_code(1).expect_says(&[
+        "no PostgreSQL server has responded within 2s",
+        "Correct host and port",
+    ]);
+}
+
+#[test]
+fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
+    let scene = Scene::new();
+    let named = scene.conninfo();
+    let nameless = named.replace(" user=postgres", "");
+    assert_ne!(nameless, named);
+    let halted = Invocation::new(["run", "--postgres", &nameless, "--kafka", scene.kafka()])
+        .env("USER", "nobody_of_this_name")
+        .finish()
+        .expect_code(3)
+        .expect_says(&["Nothing names a user", "PGUSER=walpost"]);
+    // For the same reason, which the log has.
+    assert!(
+        !halted.says("failed to record the halt"),
+        "{}",
+        halted.stderr
+    );
+    let named = scene.conninfo_as("nobody_of_this_name");
+    let check = Invocation::new(["check", "--postgres", &named, "--kafka", scene.kafka()]);
+    check
+        .finish()
+        .expect_code(3)
+        .expect_says(&["walpost init --postgres CONNECTION, as a superuser"]);
+}
+
+#[test]
+fn right_to_use_the_schema_is_granted_and_not_another_one() {
+    let scene = Scene::bare();
+    let role = format!("{}_role", scene.name);
+    let init = scene.invoke("init").args(["--role", &role]);
+    init.finish().expect_code(0);
+    scene
+        .db
+        .run(&format!("REVOKE USAGE ON SCHEMA walpost FROM {role}"));
+    let check = Invocation::new(["check", "--postgres", &scene.conninfo_as(&role)]);
+    let check = check.args(["--kafka", scene.kafka(), "--pipeline", &scene.name]);
+    let found = check.finish().expect_code(3);
+    let mut lines = found.stdout.lines();
+    let owners = lines.find(|line| line.starts_with("WARNING") && line.contains(": owners: "));
+    let grant = format!("GRANT USAGE ON SCHEMA walpost TO {role}");
+    assert!(
+        owners.is_some_and(|line| line.ends_with(&grant)),
+        "{}",
+        found.stdout
+    );
+    scene
+        .db
+        .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }

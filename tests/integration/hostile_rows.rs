@@ -358,11 +358,16 @@ fn columns_of_the_outbox_that_init_makes_are_bounded() {
             ))
         };
         insert(236, 1024, 1024).unwrap();
-        for (kind, id, name) in [(0, 1, 1), (237, 1, 1), (1, 1025, 1), (1, 1, 1025)] {
+        for (kind, id, name, constraint) in [
+            (0, 1, 1, "walpost_aggregatetype_fits_topic_name"),
+            (237, 1, 1, "walpost_aggregatetype_fits_topic_name"),
+            (1, 1025, 1, "walpost_aggregateid_up_to_1024_bytes"),
+            (1, 1, 1025, "walpost_type_up_to_1024_bytes"),
+        ] {
             let refused = insert(kind, id, name).unwrap_err();
             assert_eq!(
                 refused.as_db_error().unwrap().constraint(),
-                Some("walpost_event_names")
+                Some(constraint)
             );
         }
         drop_attacker(&scene, attacker);

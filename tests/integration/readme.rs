@@ -534,7 +534,7 @@ fn event_that_halts_is_left_out_as_described() {
     place.sh(&INIT.all()[0]);
     place.write("walpost.toml", &FILE.one());
     let event = EVENT.one();
-    place.sql("ALTER TABLE outbox DROP CONSTRAINT walpost_event_names;\n");
+    place.sql("ALTER TABLE outbox DROP CONSTRAINT walpost_aggregatetype_fits_topic_name;\n");
     place.sql(&event.replace("'order'", "'not a topic'"));
     place.sql(&event);
     let halted = place.sh(&format!("{} 2>&1 || test $? = 3", run_line()));

@@ -11,6 +11,7 @@ use crate::support::wait::{PATIENCE, wait_until};
 use crate::support::walpost::Finished;
 
 mod clean;
+mod idle;
 mod limits;
 mod misdelivered;
 mod missing;

@@ -11,8 +11,8 @@ use crate::pipeline::snapshot::{self, Outlook};
 use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::{
-    Catalog, CatalogError, EventLimit, Everybody, Limit, Observed, Problem, Statement,
-    hidden_rows_warning, left_publication_error, some_of, unpublished_warning,
+    Catalog, CatalogError, EventLimit, Everybody, GuardFunction, Limit, Observed, Problem,
+    Statement, hidden_rows_warning, left_publication_error, some_of, unpublished_warning,
 };
 use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
 use crate::postgres::table::{TableName, identifier};
@@ -213,7 +213,19 @@ async fn owners(
             "what Walpost uses belongs to a superuser, this role or the owner of the outbox";
         report.add("owners", Outcome::Ok, message);
     }
-    if let Some(table) = &observed.table
+    let mut can_examine = true;
+    if !target.outbox.is_messages() {
+        match catalog.guard_function().await {
+            Ok(function) => {
+                can_examine = function != GuardFunction::Missing;
+                if let Some(warning) = function.warning(target) {
+                    report.add("owners", Outcome::Warning, warning);
+                }
+            }
+            Err(error) => report.add("owners", of(recovery::of_catalog(&error)), error),
+        }
+    }
+    if let Some(table) = observed.table.as_ref().filter(|_| can_examine)
         && let Err(error) = catalog.lock_table(&table.version, Statement::Select).await
     {
         report.add("owners", Outcome::Warning, error);

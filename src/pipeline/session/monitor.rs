@@ -1,6 +1,7 @@
 //! Monitors the database while the stream runs: the slot, the publication, and whether the server
 //! is shutting down.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
@@ -16,6 +17,7 @@ use crate::pipeline::recovery;
 use crate::pipeline::wal_budget::error::WalBudgetError;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::{CatalogError, Observed, Problem};
+use crate::postgres::connect::dial::Notifications;
 use crate::postgres::target::Target;
 
 /// Number of slot queries for each query of the publication.
@@ -67,6 +69,7 @@ pub(super) async fn monitor_slot<D: Database>(
     mut writer: Option<Writer>,
 ) -> MonitorEvent {
     let target = &watched.target;
+    let mut requests = position_requests(&catalog, target).await;
     for turn in 1_u32.. {
         match watched.ask(&catalog).await {
             // A session that is draining continues, and must learn of a shutdown of the server.
@@ -74,7 +77,7 @@ pub(super) async fn monitor_slot<D: Database>(
             Ok(false) => {}
             Err(error) => debug!(%error, "catalog query failed"),
         }
-        let reopen = timeout(VITALS, closed(&mut catalog, &mut writer))
+        let reopen = timeout(VITALS, closed(&mut catalog, &mut writer, &requests))
             .await
             .is_ok();
         if !reopen && !turn.is_multiple_of(PUBLICATION) {
@@ -88,6 +91,7 @@ pub(super) async fn monitor_slot<D: Database>(
             let reason = match reopened(&database, target, walsender).await {
                 Ok((open, observed)) => {
                     catalog = open;
+                    requests = position_requests(&catalog, target).await;
                     break Ok(observed);
                 }
                 Err(PipelineError::Catalog(CatalogError::Dial(error)))
@@ -135,8 +139,22 @@ async fn reopened<D: Database>(
     }
 }
 
+/// Listens for requests of other commands to confirm the position. If that fails, positions are
+/// confirmed later.
+async fn position_requests(catalog: &impl CatalogQueries, target: &Target) -> Arc<Notifications> {
+    let listening = catalog.position_requests(&target.slot).await;
+    listening.unwrap_or_else(|error| {
+        debug!(%error, "failed to listen for requests to confirm the position");
+        Arc::default()
+    })
+}
+
 /// Resolves when the connection has ended; until then, writes the positions that may be confirmed.
-async fn closed(catalog: &mut impl CatalogQueries, writer: &mut Option<Writer>) {
+async fn closed(
+    catalog: &mut impl CatalogQueries,
+    writer: &mut Option<Writer>,
+    requests: &Notifications,
+) {
     let Some(writer) = writer else {
         return catalog.closed().await;
     };
@@ -145,6 +163,10 @@ async fn closed(catalog: &mut impl CatalogQueries, writer: &mut Option<Writer>) 
             biased;
             () = catalog.closed() => return,
             wanted = writer.wanted() => wanted,
+            () = requests.next() => {
+                writer.request();
+                continue;
+            }
         };
         match catalog.write_slot_state(&writer.of, wanted).await {
             Ok(()) => writer.has_written(wanted),

@@ -190,7 +190,15 @@ impl Catalog {
         error: tokio_postgres::Error,
         table: &TableName,
     ) -> CatalogError {
-        self.with_grant(error, |role| format!("GRANT SELECT ON {table} TO {role}"))
+        // The function that examines the table is in this schema. The name is the same in every language.
+        let is_schema = error.as_db_error().is_some_and(|error| {
+            let denied = error.message().split_whitespace().next_back();
+            denied == Some("walpost") && table.name != "walpost"
+        });
+        self.with_grant(error, |role| match is_schema {
+            true => format!("GRANT USAGE ON SCHEMA walpost TO {role}"),
+            false => format!("GRANT SELECT ON {table} TO {role}"),
+        })
     }
 
     /// Reads the rows that the statement asks for. The lock is released when the statement is planned.

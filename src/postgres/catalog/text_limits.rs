@@ -44,7 +44,7 @@ mod tests {
         ),
         ("pg_get_partkeydef(", &[]),
         ("pg_get_partition_constraintdef(", &[]),
-        ("prosrc", &[]),
+        ("prosrc", &["prosrc = $1::text"]),
         ("reloptions", &[]),
     ];
 

@@ -50,6 +50,8 @@ pub struct Conninfo {
     pub(crate) hosts: Vec<Host>,
     pub(crate) shuffle_hosts: bool,
     pub(crate) user: String,
+    /// The user is that of the operating system, because nothing names one.
+    pub(crate) is_default_user: bool,
     pub(crate) dbname: String,
     pub(crate) application_name: String,
     pub(crate) options: Option<String>,
@@ -343,6 +345,7 @@ impl Conninfo {
                 &[("disable", false), ("random", true)],
                 false,
             )?,
+            is_default_user: settings.text("user").is_none(),
             dbname: settings.text("dbname").unwrap_or(&user).to_owned(),
             user,
             application_name: settings

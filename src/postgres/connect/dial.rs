@@ -13,6 +13,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
@@ -23,6 +24,7 @@ use tracing::{debug, info, warn};
 
 pub(crate) use bound::SqlLimits;
 pub(crate) use error::{DialError, ServerError};
+pub(crate) use notifications::Notifications;
 pub(crate) use socket::Socket;
 
 use super::conninfo::exposure::Exposure;
@@ -35,6 +37,7 @@ mod error;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod handover;
+mod notifications;
 mod peer;
 mod scram;
 mod socket;
@@ -120,15 +123,36 @@ impl fmt::Debug for Session {
 /// The half of an SQL client that moves bytes: a future to be polled (spawned) for as long as the
 /// client is in use. It ends when the client is dropped, or with the error that broke the
 /// connection.
-pub(crate) struct SqlConnection(handover::Driver);
+pub(crate) struct SqlConnection {
+    driver: handover::Driver,
+    notifications: Arc<Notifications>,
+}
+
+impl SqlConnection {
+    fn new(driver: handover::Driver) -> Self {
+        Self {
+            driver,
+            notifications: Arc::default(),
+        }
+    }
+
+    /// The notifications that arrive while the connection is polled.
+    pub(crate) fn notifications(&self) -> Arc<Notifications> {
+        Arc::clone(&self.notifications)
+    }
+}
 
 impl Future for SqlConnection {
     type Output = Result<(), tokio_postgres::Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        while let Some(message) = ready!(self.0.poll_message(cx)).transpose()? {
-            if let AsyncMessage::Notice(notice) = message {
-                log_notice(&notice);
+        while let Some(message) = ready!(self.driver.poll_message(cx)).transpose()? {
+            match message {
+                AsyncMessage::Notice(notice) => log_notice(&notice),
+                AsyncMessage::Notification(notification) => {
+                    self.notifications.receive(notification.payload());
+                }
+                _ => {}
             }
         }
         Poll::Ready(Ok(()))

@@ -80,7 +80,7 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
             )
         }),
         ("tenant_type", {
-            let change = "ALTER TABLE tenant_type.outbox DROP CONSTRAINT walpost_event_names,
+            let change = "ALTER TABLE tenant_type.outbox DROP CONSTRAINT walpost_aggregatetype_fits_topic_name,
                 ALTER aggregatetype TYPE text[] USING ARRAY[aggregatetype];";
             format!(
                 "{change} INSERT INTO tenant_type.outbox (id, aggregatetype, aggregateid, type, payload)
@@ -90,7 +90,7 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
         (
             "tenant_route",
             format!(
-                "ALTER TABLE tenant_route.outbox DROP CONSTRAINT walpost_event_names; {}",
+                "ALTER TABLE tenant_route.outbox DROP CONSTRAINT walpost_aggregatetype_fits_topic_name; {}",
                 event("tenant_route.outbox", "no topic", "bad")
             ),
         ),

@@ -22,7 +22,7 @@ impl Scene<'_> {
     /// Lets a table that `init` made accept names that no topic can have, as tables of other origin do.
     pub(crate) fn accept_any_name(&self, table: &str) {
         self.db.run(&format!(
-            "ALTER TABLE {table} DROP CONSTRAINT walpost_event_names"
+            "ALTER TABLE {table} DROP CONSTRAINT walpost_aggregatetype_fits_topic_name"
         ));
     }
 

@@ -123,6 +123,8 @@ impl Bound {
         }
         if tag == b'Z' {
             self.answer_bytes = 0;
+        } else if tag == b'A' {
+            // A notification answers nothing and is not kept. Other roles can send any number of them between two answers.
         } else if let Some(answer_bytes) = self.limits.answer_bytes {
             self.answer_bytes += length + MESSAGE_OVERHEAD_BYTES;
             if self.answer_bytes > answer_bytes {
@@ -218,6 +220,9 @@ mod tests {
         let reason = pass(&mut bound, &answer(8), 1000).1.unwrap_or_default();
         assert!(reason.contains("more than 1000 bytes"), "{reason}");
         assert!(reason.ends_with("Why"), "{reason}");
+        let mut bound = Bound::new(limits);
+        let notifications = message(b'A', 90).repeat(100);
+        assert_eq!(pass(&mut bound, &notifications, 1000).1, None);
         let mut bound = Bound::new(SqlLimits::rows(0));
         let many = message(b'D', 0).repeat(2_000_000);
         assert_eq!(pass(&mut bound, &many, 1 << 20).1, None);

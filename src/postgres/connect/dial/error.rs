@@ -90,13 +90,15 @@ impl ServerError {
         Some(Pooler { name, instead })
     }
 
-    /// Adds the options of this process to the command `walpost init` at the start of a hint, which a file in sql/ cannot know. Names that
+    /// Puts the options of this process in the place of `--config FILE` in the command at the start of a hint: a file in sql/ cannot know them. Names that
     /// other roles choose can follow, and a command that is inserted between their quotes would end these.
     pub(crate) fn complete_commands(&mut self, commands: &Commands) {
         const STARTS: [&str; 2] = ["Create it: ", "Create it as a superuser: "];
         let Some(hint) = &self.hint else { return };
         let found = STARTS.iter().find_map(|start| {
-            let rest = hint.strip_prefix(start)?.strip_prefix("walpost init;")?;
+            let rest = hint
+                .strip_prefix(start)?
+                .strip_prefix("walpost init --config FILE;")?;
             Some(format!("{start}{};{rest}", commands.print(["init"])))
         });
         if found.is_some() {
@@ -175,7 +177,10 @@ pub enum DialError {
         source: io::Error,
     },
     /// No session within `connect_timeout`.
-    #[error("{host}: no connection within {limit:?} (connect_timeout)")]
+    #[error(
+        "{host}: no PostgreSQL server has responded within {limit:?} (connect_timeout). Correct host and port, or let the network \
+         pass the connection"
+    )]
     Timeout {
         /// The host tried.
         host: String,
@@ -419,8 +424,14 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
             shell_word_on_one_line(&format!("dbname={}", quote_value(conninfo.dbname()))),
             shell_word_on_one_line(&format!("\\password {role}"))
         )),
+        "28000" if says("does not exist") && conninfo.is_default_user => Some(
+            "Nothing names a user, so this is the operating system's. Name the role that walpost init has created: \
+             postgresql://walpost@..., or PGUSER=walpost"
+                .to_owned(),
+        ),
         "28000" if says("does not exist") => Some(format!(
-            "walpost init, run as a superuser, creates the role walpost. To create this one: CREATE ROLE {role} LOGIN REPLICATION"
+            "walpost init --postgres CONNECTION, as a superuser, creates the role walpost. To create this one: CREATE ROLE {role} \
+             LOGIN REPLICATION"
         )),
         "3D000" => Some(format!(
             "Name the database that has the outbox, or create it: CREATE DATABASE {database}"
@@ -599,13 +610,13 @@ mod tests {
             error.hint.expect("a hint")
         };
         let plain = completed(
-            "Create it: walpost init; or run sql/journal.sql of Walpost in this database",
+            "Create it: walpost init --config FILE; or run sql/journal.sql of Walpost in this database",
         );
         assert!(
             plain.starts_with("Create it: walpost init --pipeline orders; or run "),
             "{plain}"
         );
-        let name = "Drop it: DROP TABLE 'walpost init;touch /tmp/f;#'";
+        let name = "Drop it: DROP TABLE 'walpost init --config FILE;touch /tmp/f;#'";
         assert_eq!(completed(name), name);
     }
 

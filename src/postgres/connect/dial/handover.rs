@@ -42,7 +42,7 @@ pub(crate) async fn to_tokio_postgres(
         .connect_raw(stream, NoTls)
         .await;
     match connected {
-        Ok((client, connection)) => Ok((client, SqlConnection(connection))),
+        Ok((client, connection)) => Ok((client, SqlConnection::new(connection))),
         Err(error) => Err(match error.as_db_error() {
             Some(error) => DialError::Server {
                 host,

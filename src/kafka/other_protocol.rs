@@ -1,0 +1,47 @@
+//! Brokers that turn out to be something else.
+
+use std::borrow::Cow;
+
+/// librdkafka reads the first bytes of another protocol as the length of a response (`rdkafka_transport.c`).
+const NO_LENGTH: &str = "Receive failed: Invalid response size ";
+/// The state of a connection on which no response has arrived yet.
+const FIRST_RESPONSE: &str = "in state APIVERSION_QUERY";
+/// librdkafka's advice, which does not help here.
+const ADVICE: &str = ": increase receive.message.max.bytes";
+
+/// Puts the likely cause in the place of librdkafka's reason for a failed connection, if the first response was not Kafka's.
+pub(super) fn explain(reason: &str) -> Cow<'_, str> {
+    let parts = reason.split_once(NO_LENGTH).and_then(|(address, rest)| {
+        let (_, state) = rest.split_once(ADVICE)?;
+        state.contains(FIRST_RESPONSE).then_some((address, state))
+    });
+    match parts {
+        Some((address, state)) => Cow::Owned(format!(
+            "{address}the response is not in Kafka's protocol: another program listens there, or the broker expects TLS \
+             (security.protocol = ssl or sasl_ssl){state}"
+        )),
+        None => Cow::Borrowed(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_response_can_be_in_another_protocol() {
+        let reason = |state: &str| {
+            format!(
+                "db:5432/bootstrap: Receive failed: Invalid response size 1157627904 (0..100000000): increase \
+                 receive.message.max.bytes (after 4ms in state {state})"
+            )
+        };
+        assert_eq!(
+            explain(&reason("APIVERSION_QUERY")),
+            "db:5432/bootstrap: the response is not in Kafka's protocol: another program listens there, or the broker expects TLS \
+             (security.protocol = ssl or sasl_ssl) (after 4ms in state APIVERSION_QUERY)"
+        );
+        assert_eq!(explain(&reason("UP")), reason("UP"));
+        assert_eq!(explain("Disconnected"), "Disconnected");
+    }
+}

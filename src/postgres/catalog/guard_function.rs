@@ -1,0 +1,76 @@
+//! Whether the function of `sql/guard.sql` is the one that this version of Walpost expects.
+
+use super::{Catalog, CatalogError};
+use crate::postgres::sql_file::GUARD;
+use crate::postgres::target::Target;
+
+/// What `walpost.lock_and_examine` is in a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GuardFunction {
+    Missing,
+    /// Another version of Walpost has created it, or it was changed.
+    Different,
+    Current,
+}
+
+impl Catalog {
+    /// Compares `walpost.lock_and_examine` with the function that `sql/guard.sql` creates.
+    ///
+    /// # Errors
+    /// The query fails.
+    pub(crate) async fn guard_function(&self) -> Result<GuardFunction, CatalogError> {
+        let sql = "SELECT p.prosrc = $1::text AND p.prosecdef AND p.provolatile = 'v' \
+             AND p.proconfig = ARRAY['search_path=pg_catalog, pg_temp', 'row_security=off'] \
+             FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
+             WHERE n.nspname = 'walpost' AND p.proname = 'lock_and_examine' AND p.proargtypes = '25 25 25'::oidvector";
+        let found = self.client().query_opt(sql, &[&expected_body()]).await?;
+        Ok(match found {
+            None => GuardFunction::Missing,
+            Some(row) if row.try_get::<_, Option<bool>>(0)? == Some(true) => GuardFunction::Current,
+            Some(_) => GuardFunction::Different,
+        })
+    }
+}
+
+impl GuardFunction {
+    /// What is wrong, with the command that fixes it.
+    #[must_use]
+    pub(crate) fn warning(self, target: &Target) -> Option<String> {
+        let effect = match self {
+            Self::Current => return None,
+            Self::Missing => {
+                "does not exist, and no table is read without it: older rows cannot be copied, and verify, replay and retention \
+                 fail. Create it"
+            }
+            Self::Different => {
+                "differs from the one that this version of Walpost creates, so it may miss code of other roles that statements about \
+                 a table would run. Replace it"
+            }
+        };
+        Some(format!(
+            "function walpost.lock_and_examine {effect} as a superuser: {}",
+            target.init(&[])
+        ))
+    }
+}
+
+/// The body of the function. The server keeps it as it is in the file.
+fn expected_body() -> &'static str {
+    const QUOTE: &str = "$walpost$";
+    let function = GUARD.split_once("CREATE OR REPLACE FUNCTION walpost.lock_and_examine");
+    let body = function.and_then(|(_, rest)| rest.split(QUOTE).nth(1));
+    body.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn body_is_the_whole_function_and_the_same_in_every_encoding() {
+        let body = expected_body();
+        assert!(body.starts_with("\nDECLARE\n"), "{body:.40}");
+        assert!(body.ends_with("\nEND\n"), "{}", body.len());
+        assert!(body.is_ascii());
+    }
+}

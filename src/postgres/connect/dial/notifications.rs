@@ -1,0 +1,57 @@
+//! Notifications (`NOTIFY`) that a session listens for.
+
+use std::sync::OnceLock;
+
+use tokio::sync::Notify;
+
+/// Counts the notifications with one payload, so that a task can wait for them. Others are ignored: every role of the database can
+/// send them.
+#[derive(Debug, Default)]
+pub(crate) struct Notifications {
+    payload: OnceLock<String>,
+    received: Notify,
+}
+
+impl Notifications {
+    /// Sets the payload to wait for. Only the first call has an effect.
+    pub(crate) fn expect(&self, payload: &str) {
+        let _ = self.payload.set(payload.to_owned());
+    }
+
+    pub(super) fn receive(&self, payload: &str) {
+        if self
+            .payload
+            .get()
+            .is_some_and(|expected| expected == payload)
+        {
+            self.received.notify_one();
+        }
+    }
+
+    /// Resolves when a notification has arrived since the last call. Cancel safe.
+    pub(crate) async fn next(&self) {
+        self.received.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn only_the_expected_payload_counts_and_several_count_once() {
+        let notifications = Notifications::default();
+        let has_next = || notifications.next().now_or_never().is_some();
+        notifications.receive("slot");
+        assert!(!has_next(), "nothing was expected yet");
+        notifications.expect("slot");
+        notifications.receive("other");
+        assert!(!has_next());
+        notifications.receive("slot");
+        notifications.receive("slot");
+        assert!(has_next());
+        assert!(!has_next());
+    }
+}

@@ -1,0 +1,53 @@
+//! `verify` on a server on which nothing happens.
+
+use super::{advance_slot, insert_rows, verify_with};
+use crate::support::kafka::Broker;
+use crate::support::postgres::{MAJOR, Server};
+use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
+
+/// Waits until the slot has moved that often by itself. Each time, Walpost waits about twice as long before it moves the slot again.
+fn wait_until_idle(scene: &Scene<'_>, moves: u32) {
+    let mut confirmed = scene.confirmed();
+    for _ in 0..moves {
+        wait_until("the slot to move by itself", || {
+            let before = std::mem::replace(&mut confirmed, scene.confirmed());
+            confirmed > before
+        });
+    }
+}
+
+in_both_modes! { verify_does_not_wait_for_an_idle_slot_to_move_by_itself }
+
+fn verify_does_not_wait_for_an_idle_slot_to_move_by_itself(exactly_once: bool) {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "a");
+    wait_until_idle(&scene, if exactly_once { 2 } else { 3 });
+    for _ in 0..2 {
+        let verdict = verify_with(&scene, &["--wait", "5s"]);
+        assert_eq!(verdict.counts(), "rows 1, records 1, delivered 1");
+        assert_eq!(verdict.notes(), "[]");
+    }
+    walpost.terminate().expect_code(0);
+}
+
+#[test]
+fn lost_row_is_missing_and_not_pending_on_an_idle_server() {
+    let server = Server::private(MAJOR, "");
+    let scene = Scene::on(&server, Broker::shared());
+    let aggregate = scene.aggregate(1);
+    let walpost = scene.start_and_confirm_one(&aggregate, "a");
+    walpost.terminate().expect_code(0);
+    insert_rows(&scene, &aggregate, &["lost"]);
+    advance_slot(&scene);
+    let walpost = scene.start();
+    wait_until_idle(&scene, 3);
+    let verdict = verify_with(&scene, &["--wait", "5s"]);
+    assert_eq!(
+        verdict.counts(),
+        "rows 2, records 1, delivered 1, missing 1"
+    );
+    walpost.terminate().expect_code(0);
+}
