@@ -1,7 +1,9 @@
-//! Tables whose place another one has taken: a migration renames the outbox, or drops it, and creates it again.
+//! Tables that were replaced by another table: a migration renames or drops the outbox, and creates
+//! it again.
 //!
-//! The stream has what was inserted into either of them while it was published. Rows of the former table that were not copied yet,
-//! or that were inserted while it was not published, are not sent by any slot, and a replay of the present table does not send them.
+//! The stream contains what was inserted into either table while it was published. Rows of the
+//! former table that had not been copied yet, or that were inserted while it was not published, are
+//! not sent by any slot, nor by a replay of the present table.
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
@@ -18,22 +20,22 @@ use crate::postgres::catalog::slot_state;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
-/// A table of which rows may be missing, and whose place another one has taken.
+/// A table that was replaced by another one, and whose rows may be missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReplacedTable {
     /// Its present name; `None` if it was dropped.
     name: Option<TableName>,
-    /// The table that has its name now.
+    /// The table that now has its name.
     by: TableName,
     publication: String,
     lacks: Lacks,
-    /// Where WAL ended.
+    /// The end of WAL.
     end: Lsn,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lacks {
-    /// Rows that are older than the slot, and perhaps later ones.
+    /// Rows that are older than the slot, and possibly later ones.
     Copy,
     /// Rows that were inserted while the table was not published.
     Publication {
@@ -47,7 +49,7 @@ impl ReplacedTable {
         let stored = look.stored.as_ref()?;
         let lacks = match look.judge(&target.publication) {
             _ if !is_copied => Lacks::Copy,
-            // The entry about the present table has these rows, too.
+            // The entry about the present table covers these rows as well.
             _ if stored.name.is_none() || stored.is_published => return None,
             Finding::Gap(gap) => Lacks::Publication {
                 from: gap.from,
@@ -64,7 +66,7 @@ impl ReplacedTable {
         })
     }
 
-    /// Which events may be missing, and why.
+    /// Describes which events may be missing, and why.
     pub(super) fn describe(&self) -> String {
         let Self {
             by,
@@ -89,7 +91,7 @@ impl ReplacedTable {
         }
     }
 
-    /// What an operator does about the events.
+    /// Describes what an operator should do about the events.
     fn remedy(&self, target: &Target) -> String {
         let commands = &target.commands;
         let Some(name) = &self.name else {
@@ -129,7 +131,7 @@ impl ReplacedTable {
                 LEFT_PUBLICATION: target.publication,
                 REPLACED: true,
                 "table": self.name.as_ref().unwrap_or(&self.by).to_string(),
-                // Under another name it is not the table that the definition names.
+                // Under another name, it is not the table of the configured outbox.
                 "several": self.name.is_some() || target.outbox.is_several(),
                 "catalog_xmin": since.map(|id| id.to_string()),
                 "system_id": cluster,
@@ -139,7 +141,7 @@ impl ReplacedTable {
 }
 
 impl TableLook {
-    /// Another table was recorded under this name.
+    /// Returns whether another table was recorded under this name.
     fn is_replaced(&self) -> bool {
         let [schema, name] = OUTBOX_ROW;
         let is_other = |stored: &StoredTable| {
@@ -150,7 +152,8 @@ impl TableLook {
 }
 
 impl Catalog {
-    /// The tables that were replaced since they were recorded, and of which rows may be missing.
+    /// Returns the tables that were replaced since they were recorded, and whose rows may be
+    /// missing.
     pub(super) async fn replaced_tables<'l>(
         &self,
         target: &Target,
@@ -169,8 +172,8 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Adds to the journal which rows of tables that were replaced may be missing. That the present table was seen is recorded in the
-    /// same statement, so that it is said once.
+    /// Adds entries about missing rows of replaced tables to the journal. The same statement
+    /// records the present table, so that each entry is added only once.
     pub(super) async fn record_replaced_tables(
         &self,
         pipeline: &str,
@@ -200,8 +203,9 @@ impl Catalog {
         Ok(())
     }
 
-    /// Rows of the table that are older than the slot, which is at `found`, are still to be copied, as far as the database knows. The
-    /// journal has the table as `recorded`. If something else has moved the slot, where it is says nothing about the copy.
+    /// Returns whether rows of the table that are older than the slot, which is at `found`, are
+    /// still to be copied, as far as the database shows. The journal names the table as `recorded`.
+    /// If something else has moved the slot, its position says nothing about the copy.
     async fn has_open_copy(
         &self,
         target: &Target,
@@ -213,7 +217,8 @@ impl Catalog {
         Ok(names.any(|name| open.contains(&name.to_string())))
     }
 
-    /// The tables of which older rows are still to be copied, under the names that the journal has, or their present ones.
+    /// Returns the tables whose older rows are still to be copied, under the names in the journal
+    /// or their present names.
     pub(in crate::postgres::catalog) async fn tables_with_open_copy(
         &self,
         target: &Target,
@@ -248,7 +253,8 @@ impl Catalog {
         Ok(open)
     }
 
-    /// The last position that Walpost may have confirmed of the slot, on any timeline of this database.
+    /// Returns the last position that Walpost may have confirmed for the slot, on any timeline of
+    /// this database.
     async fn recorded_position(&self, target: &Target) -> Result<Option<Lsn>, CatalogError> {
         let sql = format!(
             "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \

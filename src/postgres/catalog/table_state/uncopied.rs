@@ -1,6 +1,7 @@
-//! Tables whose older rows no start has copied yet: `walpost init` created the slot for a single table that had rows, nothing has been
-//! read from the slot since, and the definition of the outbox now names another table or messages. A definition with several tables is
-//! not recognised, because these can be published before their slot is created, too.
+//! Tables whose older rows no start has copied yet: `walpost init` created the slot for a single
+//! table that had rows, nothing has been read from the slot since, and the outbox is now configured
+//! as another table or as messages. An outbox that is now configured as several tables is not
+//! recognized, because such tables can also be published before their slot is created.
 
 use postgres_protocol::escape::escape_literal;
 
@@ -12,28 +13,29 @@ use crate::postgres::catalog::{Catalog, CatalogError, Rows, SnapshotRecord, slot
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Target};
 
-/// A table that has rows which are older than the slot, and which no start has begun to copy.
+/// A table with rows that are older than the slot, which no start has begun to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UncopiedTable {
     pub(crate) table: TableName,
-    /// Where the slot was created.
+    /// The position at which the slot was created.
     pub(crate) created: Lsn,
 }
 
-/// A slot that nothing was read from.
+/// A slot from which nothing has been read.
 struct UnreadSlot {
-    /// Where it was created.
+    /// The position at which it was created.
     created: Lsn,
-    /// The transaction that has recorded it.
+    /// The transaction that recorded the slot.
     xid: u32,
 }
 
 impl Catalog {
-    /// The tables other than the outbox that were published when the slot was created, if nothing was read from the slot since and the
-    /// journal has no snapshot of them. None if that can't be known.
+    /// Returns the tables other than the outbox that were published when the slot was created, if
+    /// nothing has been read from the slot since and the journal has no snapshot of them. Empty if
+    /// this can't be determined.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables may not be trusted.
+    /// A query fails, or Walpost's tables must not be trusted.
     pub(crate) async fn uncopied_tables(
         &self,
         target: &Target,
@@ -66,7 +68,8 @@ impl Catalog {
         Ok(found)
     }
 
-    /// The gap of a table of which rows were still to be copied is all of it: no start copies it as one of several tables.
+    /// Extends a gap to the whole table if rows of the table were still to be copied: no start
+    /// copies it as one of several tables.
     pub(super) async fn widened(
         &self,
         target: &Target,
@@ -89,7 +92,7 @@ impl Catalog {
         })
     }
 
-    /// The slot as `walpost init` has recorded it, if nothing was read from it since.
+    /// Returns the slot as recorded by `walpost init`, if nothing has been read from it since.
     async fn unread_slot(&self, target: &Target) -> Result<Option<UnreadSlot>, CatalogError> {
         let sql = format!(
             "SELECT created_lsn, xmin FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \
@@ -112,8 +115,9 @@ impl Catalog {
         }))
     }
 
-    /// The present names of the tables that were in the slot's publication when it was created. `walpost.add_outbox` has
-    /// written the rows of later ones into WAL, and rows of a table that was created later in a published schema are all in WAL.
+    /// Returns the present names of the tables that were in the slot's publication when it was
+    /// created. Tables added later don't matter: `walpost.add_outbox` has written their rows to
+    /// WAL. Nor do tables created later in a published schema, whose rows are all in WAL.
     async fn published_at_creation(
         &self,
         target: &Target,
@@ -121,12 +125,12 @@ impl Catalog {
     ) -> Result<Vec<TableName>, CatalogError> {
         let UnreadSlot { created, xid } = unread;
         let [schema, name] = OUTBOX_ROW;
-        // Schemas in publications came with PostgreSQL 15.
+        // Publications can contain schemas since PostgreSQL 15.
         let of_schemas = match self.version().await? >= 150_000 {
             true => "UNION ALL SELECT oid FROM pg_publication_namespace",
             false => "",
         };
-        // Of two transactions, the older one is further behind the next id.
+        // The older of two transactions is further from the next ID.
         let sql = format!(
             "SELECT n.nspname AS schema, c.relname AS name FROM walpost.table_state s JOIN pg_class c ON c.oid = s.relation \
              JOIN pg_namespace n ON n.oid = c.relnamespace \
