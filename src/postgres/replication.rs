@@ -120,7 +120,7 @@ pub struct Identity {
 /// Data sent by `COPY ... TO STDOUT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyOut<'c> {
-    /// A row in COPY text format.
+    /// A row, in the format that the COPY command specifies.
     Row(&'c [u8]),
     /// The end of the copy.
     End,

@@ -26,9 +26,9 @@ impl SqlLimits {
         remedy: "Find the object whose name, definition or comment is that long, and shorten it",
     };
 
-    /// Returns the limits for queries whose rows are read one by one and are at most
-    /// `row_bytes_max` long. A slightly longer row is let through, so that the reader can name it
-    /// in its error.
+    /// Returns the limits for catalog queries and for queries whose rows are read one by one and are
+    /// at most `row_bytes_max` long. A slightly longer row is let through, so that the reader can
+    /// name it in its error.
     #[must_use]
     pub(crate) fn rows(row_bytes_max: usize) -> SqlLimits {
         SqlLimits {
