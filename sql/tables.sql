@@ -4,9 +4,9 @@
 --
 --   SELECT walpost.add_outbox('tenant_42.outbox', 'walpost_tenants');
 --
--- The events of the table are delivered from then on, by a Walpost that is running and by one that is
--- started later. Before them, in the same transaction, the rows that the table already contains are
--- delivered. These are written to walpost.outbox_row, which is in the publication, and deleted
+-- The events of the table are delivered from then on, by a Walpost that is running and by one that
+-- is started later. Before them, in the same transaction, the rows that the table already contains
+-- are delivered. These are written to walpost.outbox_row, which is in the publication, and deleted
 -- again, so they are in WAL exactly once, before everything that the table receives later. The
 -- result is the number of these rows, or NULL if the table was already in the publication.
 -- If a table was published before and then removed, it is added without its rows, since most of

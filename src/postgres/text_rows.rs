@@ -121,6 +121,7 @@ async fn read_rows(client: &Client, query: &str) -> Result<Vec<TextRow>, TextRow
 
 fn query_error(error: tokio_postgres::Error) -> TextRowsError {
     match catalog_error(error) {
+        // undefined_table
         CatalogError::Server(error) if error.code == "42P01" => {
             TextRowsError::NoTable(CatalogError::Server(error))
         }
