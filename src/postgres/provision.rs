@@ -45,7 +45,7 @@ pub(crate) struct Provision {
     pub owner: Option<String>,
     /// The roles that may send events.
     pub writers: Vec<String>,
-    /// Whether the slot is a failover slot; `None` means if the server supports them.
+    /// Whether the slot is a failover slot; `None` makes it one if the server supports them.
     pub failover: Option<bool>,
     /// Lock timeout of each statement. Creating a slot also waits for running transactions.
     pub lock_timeout: Duration,

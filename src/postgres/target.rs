@@ -16,7 +16,7 @@ pub(crate) const OUTBOX_ROW: [&str; 2] = ["walpost", "outbox_row"];
 pub(crate) struct Target {
     /// Where the pipeline's events are stored.
     pub outbox: Outbox,
-    /// The publication: of the table's inserts, or without tables.
+    /// The publication, which publishes the inserts of the table or tables; empty for messages.
     pub publication: String,
     /// The logical replication slot.
     pub slot: String,

@@ -47,7 +47,7 @@ impl Catalog {
     /// slots of this one if its present slot was created at a later position than they had reached.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables must not be read or trusted.
+    /// A query fails, or Walpost's tables are not readable or not trusted.
     pub(crate) async fn slots_of_table(
         &self,
         pipeline: &str,
@@ -126,7 +126,7 @@ impl Catalog {
     /// the configured pipelines in this database.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables must not be read or trusted.
+    /// A query fails, or Walpost's tables are not readable or not trusted.
     pub(crate) async fn vanished_slots(
         &self,
         target: &Target,

@@ -175,7 +175,7 @@ impl Catalog {
     /// Adds an entry, and returns its ID.
     ///
     /// # Errors
-    /// The query fails, or the journal does not exist or must not be trusted.
+    /// The query fails, or the journal does not exist or is not trusted.
     pub(crate) async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
         let ids = self.write_journal_entries(std::slice::from_ref(entry));
         let id = ids.await?.first().copied();
@@ -230,7 +230,7 @@ impl Catalog {
     /// Returns the entries about a pipeline and its slot, in the order in which they were written.
     ///
     /// # Errors
-    /// The query fails, or the journal does not exist, must not be trusted or contains something
+    /// The query fails, or the journal does not exist, is not trusted or contains something
     /// unexpected.
     pub(crate) async fn journal(
         &self,

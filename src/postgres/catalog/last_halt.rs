@@ -23,7 +23,7 @@ impl Catalog {
     /// Records a halt. If that is impossible, returns why. Does nothing if the slot has no row.
     ///
     /// # Errors
-    /// A query fails, or the table must not be trusted.
+    /// A query fails, or the table is not trusted.
     pub(crate) async fn record_halt(
         &self,
         target: &Target,
@@ -49,7 +49,7 @@ impl Catalog {
     /// Returns the last halt, unless a later position of the slot has been confirmed since.
     ///
     /// # Errors
-    /// A query fails, or the table must not be trusted.
+    /// A query fails, or the table is not trusted.
     pub(crate) async fn last_halt(
         &self,
         target: &Target,

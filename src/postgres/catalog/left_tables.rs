@@ -29,7 +29,7 @@ impl Catalog {
     /// publication of `target` does not contain.
     ///
     /// # Errors
-    /// A query fails, or `walpost.table_state` must not be read or trusted.
+    /// A query fails, or `walpost.table_state` is not readable or not trusted.
     pub(super) async fn left_tables(
         &self,
         target: &Target,
@@ -68,7 +68,7 @@ impl Catalog {
     /// published: if they are added later, everything committed from here on is a gap.
     ///
     /// # Errors
-    /// A query fails, or `walpost.table_state` must not be written or trusted.
+    /// A query fails, or `walpost.table_state` is not writable or not trusted.
     pub(super) async fn record_left_tables(
         &self,
         target: &Target,

@@ -114,7 +114,7 @@ impl Catalog {
     /// Examines the table (`sql/examine.sql`) and returns its contents about a slot.
     ///
     /// # Errors
-    /// A query fails, or the table must not be trusted.
+    /// A query fails, or the table is not trusted.
     pub(crate) async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
         self.found_state(of, Use::Write).await
     }
@@ -123,7 +123,7 @@ impl Catalog {
     /// according to the table and the journal. `found` must have been queried before.
     ///
     /// # Errors
-    /// A query fails, the role may not read the table, or the table or journal must not be trusted.
+    /// A query fails, the role may not read the table, or the table or journal is not trusted.
     pub(crate) async fn moved(
         &self,
         of: &SlotOf,
@@ -151,7 +151,7 @@ impl Catalog {
     /// Returns whether the table has a row about the slot in this history.
     ///
     /// # Errors
-    /// A query fails, or the table must not be trusted.
+    /// A query fails, or the table is not trusted.
     pub(super) async fn has_slot_state(&self, of: &SlotOf) -> Result<bool, CatalogError> {
         let found = self.found_state(of, Use::Read).await?;
         Ok(matches!(found, FoundState::State(Some(_))))
@@ -271,7 +271,7 @@ impl Catalog {
     /// start is still to come, which delivers the rows that exist by then.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables must not be trusted.
+    /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn slot_was_made(
         &self,
         pipeline: &str,
@@ -307,12 +307,12 @@ impl Catalog {
         self.restart_tables(target).await
     }
 
-    /// Adds entries for events that may be missing to the journal if `walpost.slot_state` describes
-    /// a slot of this name in another history of the database: on another timeline, or before a
-    /// dump was restored. The next write of the state replaces that row.
+    /// Adds journal entries for events that may be missing if `walpost.slot_state` describes a slot
+    /// of this name in another history of the database: on another timeline, or before a dump was
+    /// restored. The next write of the state replaces that row.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables must not be trusted.
+    /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn record_gap_of_other_history(
         &self,
         of: &SlotOf,
@@ -334,7 +334,7 @@ impl Catalog {
     /// or of the pipeline's previous slot.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables must not be trusted.
+    /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn gap_of_other_history(
         &self,
         of: &SlotOf,
@@ -678,7 +678,7 @@ impl Catalog {
     /// published don't count, nor do those of another cluster, which a restored dump can contain.
     ///
     /// # Errors
-    /// A query fails, or the journal must not be trusted or contains something unexpected.
+    /// A query fails, or the journal is not trusted or contains something unexpected.
     pub(crate) async fn is_accounted_for(
         &self,
         of: &SlotOf,

@@ -296,7 +296,7 @@ impl Catalog {
     /// this can't be determined.
     ///
     /// # Errors
-    /// A query fails, or the table must not be read or trusted.
+    /// A query fails, or the table is not readable or not trusted.
     pub(crate) async fn unrecorded_gaps(
         &self,
         target: &Target,
@@ -372,11 +372,10 @@ impl Catalog {
     }
 
     /// Compares the tables of the publication with their records, records what has changed, and
-    /// adds entries about tables that may lack events to the journal. If that is impossible,
-    /// returns why.
+    /// adds journal entries about tables that may lack events. If that is impossible, returns why.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables must not be trusted or written.
+    /// A query fails, or Walpost's tables are not trusted or not writable.
     pub(crate) async fn record_tables(
         &self,
         pipeline: &str,

@@ -44,7 +44,7 @@ impl Catalog {
     /// and that nothing reads now. `target` is one of the configured pipelines in this database.
     ///
     /// # Errors
-    /// A query fails, or `walpost.slot_state` must not be trusted.
+    /// A query fails, or `walpost.slot_state` is not trusted.
     pub(crate) async fn unused_slots(
         &self,
         target: &Target,

@@ -172,8 +172,8 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Adds entries about missing rows of replaced tables to the journal. The same statement
-    /// records the present table, so that each entry is added only once.
+    /// Adds journal entries about missing rows of replaced tables. The same statement records the
+    /// present table, so that each entry is added only once.
     pub(super) async fn record_replaced_tables(
         &self,
         pipeline: &str,

@@ -35,7 +35,7 @@ impl Catalog {
     /// this can't be determined.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables must not be trusted.
+    /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn uncopied_tables(
         &self,
         target: &Target,
