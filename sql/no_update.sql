@@ -1,4 +1,4 @@
--- Refuses UPDATE on the outbox. `outbox.sql` and `outbox_partitioned.sql` run this file last.
+-- Rejects UPDATE on the outbox. `outbox.sql` and `outbox_partitioned.sql` run this file last.
 --
 --   psql -v schema=public -v table=outbox -f sql/no_update.sql
 --
