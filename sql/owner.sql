@@ -1,4 +1,4 @@
--- Gives the outbox to the role that owns the application's tables.
+-- Transfers ownership of the outbox to the role that owns the application's tables.
 --
 --   psql -v schema=public -v table=outbox -v owner=shop -f sql/owner.sql
 --
