@@ -12,7 +12,7 @@
 -- To drop a day manually, only after all of its events are in Kafka:
 --   ALTER TABLE public.outbox DETACH PARTITION public.outbox_p20251101;
 --   SELECT pg_current_wal_lsn();
---   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is beyond that, then
+--   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is greater, then
 --   DROP TABLE public.outbox_p20251101;
 -- Detached or dropped rows that have not been delivered yet are still delivered, from WAL. But if
 -- the slot were lost, they could not be sent again. Set lock_timeout: DETACH waits for the
