@@ -178,7 +178,7 @@ impl Catalog {
         Self::open_within(conninfo, SqlLimits::QUESTIONS).await
     }
 
-    /// Same as [`Self::open`], but the connection can also read rows of up to `row_bytes_max`
+    /// Connects like [`Self::open`], but the connection can also read rows of up to `row_bytes_max`
     /// bytes.
     ///
     /// # Errors

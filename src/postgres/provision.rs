@@ -136,7 +136,7 @@ impl Provision {
         self.scripts_for(0)
     }
 
-    /// Same as [`Self::scripts`], for a server with this `server_version_num`.
+    /// Returns the steps like [`Self::scripts`], for a server with this `server_version_num`.
     fn scripts_for(&self, version: i32) -> Scripts {
         let Target {
             outbox,

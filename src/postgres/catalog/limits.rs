@@ -55,8 +55,8 @@ impl Limit {
 }
 
 impl Catalog {
-    /// If an error is due to a lack of walsenders or slots, adds a hint that names what uses them
-    /// and how to fix it.
+    /// Adds a hint to an error that is due to a lack of walsenders or slots: what uses them, and
+    /// how to fix it.
     pub(crate) async fn name_users(&self, error: &mut ServerError) {
         let Some(limit) = Limit::of(&error.code) else {
             return;
@@ -67,8 +67,7 @@ impl Catalog {
         }
     }
 
-    /// If the resource is used up, returns what uses it and how to fix that. Otherwise returns
-    /// `None`.
+    /// Returns what uses the resource and how to fix that if it is used up, otherwise `None`.
     ///
     /// # Errors
     /// A query fails.
