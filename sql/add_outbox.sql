@@ -1,12 +1,13 @@
--- Adds a table to the outboxes of a publication, with the rows that it has: calls walpost.add_outbox of tables.sql, after it was
--- examined who owns that function.
+-- Adds a table to the outboxes of a publication, with the rows that it contains: calls
+-- walpost.add_outbox of tables.sql, after examining who owns that function.
 --
 --   psql -v schema=tenant_42 -v table=outbox -v publication=walpost_tenants -f sql/add_outbox.sql
 --
--- The variable max_row_bytes, in bytes, is that setting of the pipeline where it is not the default.
+-- The variable max_row_bytes is that setting of the pipeline, in bytes, if it is not the default.
 --
--- Run by: who owns the publication and the table, or a superuser; after the slot is there, which delivers the rows. Twice without
--- harm: a table that is in the publication stays as it is.
+-- Run by: a role that owns the publication and the table, or a superuser; after the slot exists,
+-- which delivers the rows. Safe to run again: a table that is already in the publication is not
+-- changed.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -24,7 +25,7 @@
 \else
 \set max_row_bytes 60000000
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 
 \set examine 'owners outbox_row table_state'

@@ -1,28 +1,34 @@
--- Refuses what is there already and could have another role's code run as whoever runs these files, or as Walpost. The
--- other files run this one; by itself it changes nothing. Walpost runs it before it reads or writes walpost.journal, and
--- before it reads the outbox table.
+-- Rejects existing objects that could run another role's code as the role that runs these files, or
+-- as Walpost. The other files run this one; by itself, it changes nothing. Walpost runs it before
+-- it reads or writes walpost.journal, and before it reads the outbox table.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v examine='owners journal' -f sql/examine.sql
 --
--- A function, a trigger or a view runs with the rights of the role that calls it, inserts or selects. So an existing object is
--- used only if it is owned by a superuser, by the current role, or by a role that can act as the current role. After SET ROLE, its
--- owner has to be able to act as the role that has logged in too. The publication, and the functions in the outbox table's schema,
--- may also be owned by the owner of that table; from PostgreSQL 15 on, walpost run trusts fewer owners of a publication.
+-- A function, a trigger or a view runs with the privileges of the role that calls it, inserts or
+-- selects. So an existing object is used only if it is owned by a superuser, by the current role,
+-- or by a role that can act as the current role. After SET ROLE, its owner must also be able to act
+-- as the role that has logged in. The publication, and the functions in the outbox table's schema,
+-- may also be owned by the owner of that table; since PostgreSQL 15, walpost run trusts fewer
+-- owners of a publication.
 -- `examine` lists what is examined:
---   owners    the owners of the schema walpost, of Walpost's functions, and of those that the default of the outbox' id and its
---             trigger call; the owner of the publication, and that its row filters call only functions of PostgreSQL itself
---   journal   the owner of walpost.journal, and that the table has only what journal.sql gives it
---   slot_state, table_state, outbox_row   the same for these tables, and that no other role may add a trigger to them
---   read      the code of other roles that a SELECT from the outbox table, or creating a partition of it, would run. The result
---             is in the setting walpost.code_of_others. It is valid until the transaction ends: see guard.sql
---   compare   the same for a SELECT with a condition of Walpost's
---   condition the same for a SELECT with a condition that a person has written
---   write     the same for DELETE
---   alter     the same for attaching and detaching a partition
---   present   that the schema walpost exists, and the tables that the other words name
+--   owners      the owners of the schema walpost, of Walpost's functions, and of the functions that
+--               the default of the outbox's id and its trigger call; the owner of the publication,
+--               and that its row filters call only functions of PostgreSQL itself
+--   journal     the owner of walpost.journal, and that the table has only what journal.sql creates
+--   slot_state, table_state, outbox_row
+--               the same for these tables, and that no other role may add a trigger to them
+--   read        code of other roles that would run during a SELECT from the outbox table, or the
+--               creation of a partition of it. The result is stored in the setting
+--               walpost.code_of_others and is valid until the transaction ends: see guard.sql
+--   compare     the same for a SELECT with a condition composed by Walpost
+--   condition   the same for a SELECT with a condition written by the operator
+--   write       the same for DELETE
+--   alter       the same for attaching and detaching a partition
+--   present     that the schema walpost exists, and the tables that the other words name
 --
--- What is absent is not refused without `present`, since the other files create it. Whoever may create schemas can make it appear
--- right after that, so the setting walpost.examined lists what was found and accepted, and nothing else may be used.
+-- Missing objects are not an error without `present`, since the other files create them. Any role
+-- that may create schemas can create them immediately afterwards, so the setting walpost.examined
+-- lists the objects that were found and accepted, and no others may be used.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -55,10 +61,11 @@ DECLARE
     in_schema text := current_setting('walpost.schema');
     outbox_name text := current_setting('walpost.table_name');
     own_tables CONSTANT name[] := '{journal,slot_state,table_state,outbox_row}';
-    -- Control characters, and those that change the direction of text: psql prints messages as they are.
+    -- Control characters, and those that change the direction of text: psql prints messages
+    -- unchanged.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- Since PostgreSQL 16 a role can be a member of another one without any of its rights, or with its privileges and without its
-    -- attributes, such as REPLICATION.
+    -- Since PostgreSQL 16, a role can be a member of another one without any of its privileges, or
+    -- with its privileges but without its attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
     -- Roles that can act as the current role anyway, or can grant themselves that right; and as the roles to which code that runs as
     -- the current role can return by RESET ROLE and RESET SESSION AUTHORIZATION. Up to PostgreSQL 15, a role with CREATEROLE can make
@@ -79,8 +86,9 @@ DECLARE
     wrong text;
     made_by text;
 BEGIN
-    -- One query: with a second one, what is absent in the first could exist, and belong to anyone. If the schema is found in it and
-    -- belongs to a role that is trusted, nobody else can rename it or create in it afterwards.
+    -- A single query: between two queries, a missing object could be created, and belong to anyone.
+    -- If the query finds the schema and its owner is trusted, nobody else can rename it or create
+    -- objects in it afterwards.
     FOR found IN
         WITH outbox AS (SELECT c.oid, c.relowner, c.oid::regclass AS name
             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = in_schema AND c.relname = outbox_name
@@ -97,7 +105,7 @@ BEGIN
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
                 WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what)
                 AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> relowner
-            -- What is in the schema walpost serves every outbox of the database.
+            -- Objects in the schema walpost serve every outbox of the database.
             UNION ALL SELECT format('function %s', p.oid::regprocedure), p.proowner, n.nspname <> 'walpost',
                     format('DROP FUNCTION %s', p.oid::regprocedure),
                     CASE WHEN p.proname <> 'lock_and_examine' OR p.proargtypes = '25 25 25'::oidvector THEN p.proname END
@@ -121,7 +129,7 @@ BEGIN
             UNION ALL SELECT format('publication %I', pubname), pubowner, true,
                     format('ALTER PUBLICATION %I OWNER TO ...', pubname), NULL
                 FROM pg_publication WHERE pubname = current_setting('walpost.publication') AND what && '{owners}'
-            -- Who may create in the schema can put an object in the place of ours.
+            -- A role that may create objects in the schema can replace Walpost's.
             UNION ALL SELECT 'the right to create in schema walpost', grantee, false,
                     format('REVOKE CREATE ON SCHEMA walpost FROM %s',
                         CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END), NULL
@@ -129,7 +137,7 @@ BEGIN
                 AND what <> '{}'
         ) AS objects (object, owner, serves_outbox, hint, name)
     LOOP
-        -- The owner of the outbox is trusted with what serves that outbox alone.
+        -- The owner of the outbox is trusted with objects that serve only that outbox.
         IF found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
             AND coalesce(pg_has_role(found.owner, found.outbox_owner, act_as), false) THEN
             examined := examined || found.name;
@@ -158,9 +166,10 @@ BEGIN
         END IF;
     END IF;
 
-    -- The server evaluates a row filter as the role that reads the slot. PostgreSQL itself refuses functions that are not built
-    -- in; of these, one runs functions of a partition key, and those in SQL may need a snapshot, without which decoding crashes.
-    -- PostgreSQL 14 has no row filters.
+    -- The server evaluates a row filter as the role that reads the slot. PostgreSQL itself rejects
+    -- functions that are not built in. Of the built-in ones, one runs functions of a partition key,
+    -- and those written in SQL may need a snapshot, without which decoding crashes. PostgreSQL 14
+    -- has no row filters.
     IF 'owners' = ANY (what) THEN
         FOR found IN SELECT b.pubname, r.prrelid::regclass AS name, coalesce(p.oid, called.oid)::regprocedure AS function
             FROM pg_publication b JOIN pg_publication_rel r ON r.prpubid = b.oid
@@ -169,7 +178,7 @@ BEGIN
             LEFT JOIN pg_operator o ON named.kind = 'opno' AND o.oid = number
             CROSS JOIN LATERAL (SELECT CASE kind WHEN 'opno' THEN coalesce(o.oprcode::oid, number) ELSE number END) AS called (oid)
             LEFT JOIN pg_proc p ON p.oid = called.oid
-            -- PostgreSQL's own objects that cannot be dropped have lower OIDs.
+            -- PostgreSQL's own objects that can't be dropped have lower OIDs.
             WHERE b.pubname = current_setting('walpost.publication') AND called.oid <> 0 AND (number >= 12000 OR p.oid IS NULL
                 OR p.provolatile <> 'i' OR p.prolang <> (SELECT oid FROM pg_language WHERE lanname = 'internal')
                 OR p.oid = 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure)

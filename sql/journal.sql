@@ -1,19 +1,24 @@
--- What Walpost keeps in the database.
--- The journal: what was done to a pipeline that WAL can't tell. Events that a person had skipped, that a dropped slot had
--- not delivered, that were copied at the start or sent again, and tables that are set aside.
--- The slot's state: one row a slot, with the last place that Walpost may have confirmed. A slot that is beyond it was moved,
--- or dropped and re-created, by somebody else.
--- The tables' state: one row for each slot and table, with what makes the table a part of the publication. If that is replaced,
--- rows may have been committed while the table was not published.
+-- The tables in which Walpost records its work in the database.
+--
+-- The journal: operations on pipelines that can't be derived from WAL. Events that an operator had
+-- skipped, that a dropped slot had not delivered, that were copied at the start or sent again, and
+-- tables that are set aside.
+--
+-- The state of slots: one row per slot, with the last position that Walpost may have confirmed. A
+-- slot beyond that position was moved, or dropped and re-created, by something else.
+--
+-- The state of tables: one row per slot and table, with what makes the table part of the
+-- publication. If that is replaced, rows may have been committed while the table was not published.
 --
 --   psql -f sql/journal.sql
 --
--- Run by: a role with CREATE on the database; a second time, anybody. Twice without harm: an existing
--- table is examined, and used unchanged. The
--- tables serve all pipelines of the database. sql/role.sql lets Walpost's role read the journal and add to it, and do
--- neither UPDATE nor DELETE, and change the states of slots and tables. They are in no publication: what they say is no event.
+-- Run by: a role with CREATE on the database; a second time, any role. Safe to run again: an
+-- existing table is examined, and used unchanged. The tables serve all pipelines of the database.
+-- sql/role.sql allows Walpost's role to read the journal and add to it, but not to update or delete
+-- entries, and to change the states of slots and tables. The tables are in no publication, because
+-- their rows are not events.
 \set ON_ERROR_STOP on
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 BEGIN;
 \set examine 'journal slot_state table_state'
@@ -44,7 +49,7 @@ BEGIN
             pipeline text NOT NULL,
             slot text NOT NULL,
             action text NOT NULL CHECK (action IN ('snapshot', 'skip', 'drop slot', 'replay', 'set aside')),
-            -- What it was done to: after from_lsn, up to to_lsn.
+            -- The operation affects events after from_lsn, up to to_lsn.
             from_lsn pg_lsn,
             to_lsn pg_lsn,
             by_role text NOT NULL DEFAULT session_user,
@@ -58,21 +63,22 @@ BEGIN
         CREATE TABLE walpost.slot_state (
             slot text PRIMARY KEY,
             pipeline text NOT NULL,
-            -- Of the format of this row.
+            -- Version of the format of this row.
             version integer NOT NULL,
-            -- The cluster, the database and the timeline that the LSNs are of: a copy of this table can be in another one.
+            -- The cluster, database and timeline to which the LSNs belong: a copy of this table may
+            -- be in another one.
             system_id text NOT NULL,
             database_oid oid NOT NULL,
             timeline integer NOT NULL,
-            -- Where walpost init made the slot; NULL if something else did.
+            -- Where walpost init created the slot; NULL if something else did.
             created_lsn pg_lsn,
-            -- Something was read from the slot.
+            -- Whether anything was read from the slot.
             begun boolean NOT NULL,
-            -- Nothing beyond this was confirmed by Walpost.
+            -- Walpost has confirmed no position after this one.
             confirmed_lsn pg_lsn NOT NULL,
             at timestamptz NOT NULL,
-            -- Why the pipeline halted last: JSON, with the position that was confirmed then. If more was confirmed since, the
-            -- pipeline has continued.
+            -- Why the pipeline last halted: JSON, with the position that was confirmed then. If a
+            -- later position has been confirmed since, the pipeline has continued.
             halt text
         ) WITH (fillfactor = 50);
         COMMENT ON TABLE walpost.slot_state IS 'What Walpost has confirmed of its slots, to notice that one was moved or re-created';
@@ -83,22 +89,26 @@ BEGIN
             slot text NOT NULL,
             table_schema text NOT NULL,
             table_name text NOT NULL,
-            -- Of the format of this row.
+            -- Version of the format of this row.
             version integer NOT NULL,
-            -- The cluster and the database that the OIDs are of: a copy of this table can be in another one.
+            -- The cluster and database to which the OIDs belong: a copy of this table may be in
+            -- another one.
             system_id text NOT NULL,
             database_oid oid NOT NULL,
             publication text NOT NULL,
             relation oid NOT NULL,
-            -- OIDs in pg_publication_rel, pg_publication_namespace and pg_publication, each of which publishes the table.
+            -- OIDs in pg_publication_rel, pg_publication_namespace and pg_publication, each of
+            -- which publishes the table.
             memberships text NOT NULL,
-            -- The table was found unpublished, and was not found published since.
+            -- Whether the table was found unpublished, and has not been found published since.
             is_out boolean NOT NULL,
-            -- When the table was last found published: the position that the slot had confirmed, and the transaction id, with its
-            -- epoch, below which everything had been delivered. NULL if unknown.
+            -- When the table was last found published: the position that the slot had confirmed,
+            -- and the transaction ID, with its epoch, below which everything had been delivered.
+            -- NULL if unknown.
             seen_lsn pg_lsn,
             seen_xid text,
-            -- The table had left the publication by here; NULL if it is published, or if that is unknown.
+            -- The position by which the table had left the publication; NULL if it is published, or
+            -- if that is unknown.
             out_lsn pg_lsn,
             at timestamptz NOT NULL,
             PRIMARY KEY (slot, table_schema, table_name)
@@ -108,7 +118,7 @@ BEGIN
 END
 $walpost$;
 
--- Another role can have created what did not exist at the top.
+-- Another role may have created an object that did not exist in the first examination.
 \set examine 'journal slot_state table_state present'
 \ir examine.sql
 COMMIT;

@@ -1,12 +1,14 @@
--- Refuses UPDATE on the outbox. `outbox.sql` and `outbox_partitioned.sql` run this file last.
+-- Rejects UPDATE on the outbox. `outbox.sql` and `outbox_partitioned.sql` run this file last.
 --
 --   psql -v schema=public -v table=outbox -f sql/no_update.sql
 --
--- Only inserts are published. A row that is updated, or that INSERT ... ON CONFLICT DO UPDATE finds and changes, is an
--- event that nobody ever receives; better that the service hears of it.
--- The trigger comes with tables that these files made. On a table that was there before, it could break a service that
--- marks its rows: such a table gets the function, and a notice with the command that adds the trigger.
--- For a repair by hand: ALTER TABLE ... DISABLE TRIGGER walpost_no_update, and ENABLE after it.
+-- Only inserts are published. A row that is updated, or that INSERT ... ON CONFLICT DO UPDATE finds
+-- and changes, is an event that no consumer ever receives; with this trigger, the service gets an
+-- error instead.
+-- The trigger is added to tables that these files created. On a table that existed before, it could
+-- break a service that marks its rows: such a table only gets the function, and a notice with the
+-- command that adds the trigger.
+-- For a manual repair: ALTER TABLE ... DISABLE TRIGGER walpost_no_update, and ENABLE afterwards.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -16,7 +18,7 @@
 \else
 \set table outbox
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 \if :{?outbox_transaction}
 \else
@@ -63,7 +65,7 @@ BEGIN
 END
 $walpost$;
 
--- Another role can have created what did not exist at the top.
+-- Another role may have created an object that did not exist in the first examination.
 \ir examine.sql
 \if :{?outbox_transaction}
 \else

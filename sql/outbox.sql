@@ -2,10 +2,11 @@
 --
 --   psql -v schema=public -v table=outbox -f sql/outbox.sql
 --
--- The variable max_event_bytes is the most that payload and headers of an event may have, in bytes of text: 990000 unless set.
+-- The variable max_event_bytes limits the payload and headers of an event together, in bytes of
+-- text: 990000 unless set.
 --
--- Run by: whoever shall own the table; needs CREATE on the schema. Twice without harm.
--- A table of that name that is there already, say Debezium's, stays exactly as it is.
+-- Run by: the role that will own the table; needs CREATE on the schema. Safe to run again.
+-- An existing table of that name, for example Debezium's, is not changed at all.
 -- `walpost init` runs the same: uuidv7.sql, this file, no_update.sql.
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -20,7 +21,7 @@
 \else
 \set max_event_bytes 990000
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -42,11 +43,12 @@ END
 $walpost$;
 
 CREATE TABLE IF NOT EXISTS :"schema".:"table" (
-    -- What consumers recognise a repeated record by: it becomes the header `id`.
+    -- Allows consumers to recognize a repeated record: becomes the header `id`.
     id            uuid        NOT NULL PRIMARY KEY,
     -- Names the topic: outbox.event.<aggregatetype>.
     aggregatetype text        NOT NULL,
-    -- The record's key. Events of one aggregate go to one partition, where their order is kept.
+    -- The record's key. Events of one aggregate go to one partition, where their order is
+    -- preserved.
     aggregateid   text        NOT NULL,
     type          text        NOT NULL,
     -- The record's value.
@@ -56,12 +58,13 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     created_at    timestamptz NOT NULL DEFAULT now(),
 
     CONSTRAINT walpost_headers_object CHECK (jsonb_typeof(headers) = 'object'),
-    -- An event that Kafka refuses halts the pipeline, and delays every event after it. With this limit, the transaction
-    -- that inserts the event fails instead. By default a producer sends records of at most 1,000,000 bytes
-    -- (message.max.bytes), and a topic accepts batches of 1,048,588 (max.message.bytes). The default here leaves 10,000 bytes
-    -- for the key, the other headers and Kafka's own fields. To allow larger events, raise both settings of Kafka first.
-    -- pg_column_size() can be the compressed size, so the length of the text is compared, which is what is sent. Computing
-    -- it costs an insert a few microseconds for a payload of a kilobyte.
+    -- An event that Kafka rejects halts the pipeline, and delays every event after it. With this
+    -- limit, the transaction that inserts the event fails instead. By default, a producer sends
+    -- records of at most 1,000,000 bytes (message.max.bytes), and a topic accepts batches of
+    -- 1,048,588 (max.message.bytes). The default here leaves 10,000 bytes for the key, the other
+    -- headers and Kafka's own fields. To allow larger events, raise both Kafka settings first.
+    -- pg_column_size() can return the compressed size, so the length of the text is compared, which
+    -- is what is sent. Computing it costs an insert a few microseconds for a payload of a kilobyte.
     CONSTRAINT walpost_event_size CHECK (
         coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= :'max_event_bytes'::int8),
     -- These columns become a topic name, a key and a header. A topic name has at most 249 of these characters, of which
@@ -93,7 +96,7 @@ END
 $walpost$;
 \ir no_update.sql
 
--- Another role can have created what did not exist at the top.
+-- Another role may have created an object that did not exist in the first examination.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

@@ -1,20 +1,22 @@
--- The outbox table, partitioned by day: old events go by dropping a partition, which costs no vacuum and no WAL.
+-- The outbox table, partitioned by day: old events are removed by dropping a partition, which
+-- requires no vacuum and writes hardly any WAL.
 --
 --   psql -v schema=public -v table=outbox -f sql/outbox_partitioned.sql
 --
--- Run by: whoever shall own the table, after guard.sql; needs CREATE on the schema. A superuser can run it too: new partitions
--- belong to the owner of the table. Safe to run again: do so every day, from cron or pg_cron, to keep partitions for today and
--- the next seven days (UTC) in place; or let `walpost maintain` make and drop them, or `walpost run` with `retention`.
+-- Run by: the role that will own the table, after guard.sql; needs CREATE on the schema. A
+-- superuser can run it too: new partitions belong to the owner of the table. Safe to run again: do
+-- so every day, from cron or pg_cron, to keep partitions for today and the next seven days (UTC) in
+-- place; or let `walpost maintain` create and drop them, or `walpost run` with `retention`.
 -- `walpost init --partitioned` runs the same: uuidv7.sql, this file, no_update.sql.
 --
--- To drop a day by hand, only after all of its events are in Kafka:
+-- To drop a day manually, only after all of its events are in Kafka:
 --   ALTER TABLE public.outbox DETACH PARTITION public.outbox_p20251101;
 --   SELECT pg_catalog.pg_current_wal_lsn();
 --   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is beyond that, then
 --   DROP TABLE public.outbox_p20251101;
--- Detached or dropped rows that are not yet delivered still arrive, from WAL. But were the slot lost,
--- they could not be sent again. Set lock_timeout: DETACH waits for the transactions that use the table, and inserts
--- wait behind it.
+-- Detached or dropped rows that have not been delivered yet are still delivered, from WAL. But if
+-- the slot were lost, they could not be sent again. Set lock_timeout: DETACH waits for the
+-- transactions that use the table, and inserts queue behind it.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -28,7 +30,7 @@
 \else
 \set max_event_bytes 990000
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -49,8 +51,9 @@ BEGIN
 END
 $walpost$;
 
--- Columns, checks and max_event_bytes are those of outbox.sql, which has their reasons. The primary key of a partitioned table must
--- contain the partition key, so the server alone doesn't keep `id` unique; a UUID does.
+-- Columns, checks and max_event_bytes are those of outbox.sql, which gives the reasons. The primary
+-- key of a partitioned table must contain the partition key, so the server does not enforce that
+-- `id` is unique; a UUID is unique anyway.
 CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     id            uuid        NOT NULL,
     aggregatetype text        NOT NULL,
@@ -76,7 +79,7 @@ DECLARE
     outbox text := format('%I.%I', in_schema, outbox_name);
     today date := (now() AT TIME ZONE 'UTC')::date;
     day date;
-    -- A name is at most 63 bytes.
+    -- A name has at most 63 bytes.
     stem text := left(outbox_name, 53);
     partition_name text;
     table_owner name;
@@ -87,8 +90,9 @@ BEGIN
             USING ERRCODE = 'undefined_function',
                 HINT = 'Create it as a superuser: walpost init --config FILE; or run sql/guard.sql of Walpost in this database';
     END IF;
-    -- A new partition is checked against the constraints of the table, which would run the code as us. Nobody can change them
-    -- from here to the end of this block.
+    -- A new partition is checked against the constraints of the table, which would run code of
+    -- other roles as the current role. Nobody can change the constraints from here to the end of
+    -- this block.
     code_of_others := walpost.lock_and_examine(in_schema, outbox_name, 'ALTER');
     IF current_setting('walpost.table_is_new')::boolean AND EXISTS (SELECT FROM pg_class
         WHERE oid = to_regclass(format('%I.%I', in_schema, outbox_name))
@@ -128,12 +132,13 @@ BEGIN
     FOR day IN SELECT today + ahead FROM generate_series(0, 7) AS ahead LOOP
         partition_name := stem || to_char(day, '"_p"YYYYMMDD');
         CONTINUE WHEN to_regclass(format('%I.%I', in_schema, partition_name)) IS NOT NULL;
-        -- CREATE TABLE ... PARTITION OF would wait for every transaction that uses the outbox, with all inserts
-        -- queueing behind it. ATTACH lets them through.
+        -- CREATE TABLE ... PARTITION OF would wait for every transaction that uses the outbox, with
+        -- all inserts queueing behind it. ATTACH does not block them.
         BEGIN
             EXECUTE format('CREATE TABLE %I.%I (LIKE %s INCLUDING DEFAULTS INCLUDING CONSTRAINTS)',
                 in_schema, partition_name, outbox);
-            -- The owner of the table can give indexes to it, and PostgreSQL builds each as the owner of the partition.
+            -- The owner of the table can add indexes to it, and PostgreSQL builds each index as the
+            -- owner of the partition.
             IF table_owner <> current_user THEN
                 EXECUTE format('ALTER TABLE %I.%I OWNER TO %I', in_schema, partition_name, table_owner);
             END IF;
@@ -148,7 +153,7 @@ END
 $walpost$;
 \ir no_update.sql
 
--- Another role can have created what did not exist at the top.
+-- Another role may have created an object that did not exist in the first examination.
 \set examine owners
 \ir examine.sql
 \unset outbox_transaction

@@ -1,15 +1,19 @@
--- Gives the outbox to the role that owns the application's tables.
+-- Transfers ownership of the outbox to the role that owns the application's tables.
 --
 --   psql -v schema=public -v table=outbox -v owner=shop -f sql/owner.sql
 --
--- Run by: a superuser; or who has made the table, and can act as that role. Last of the files but slot.sql and snapshot.sql, since
--- the others need the rights of the owner. Twice without harm. `walpost init --owner shop` runs the same.
+-- Run by: a superuser, or the role that has created the table, if it can act as the new owner. Runs
+-- after the other files except slot.sql and snapshot.sql, because they need the privileges of the
+-- owner. Safe to run again. `walpost init --owner shop` runs the same.
 --
--- Given are the table that outbox.sql or outbox_partitioned.sql has made, and its partitions, where whoever runs this owns
--- them. A table of somebody else, or of another make, is refused and stays as it is. Not given are the functions
--- walpost_uuidv7 and walpost_no_update: an outbox of another application in the same schema calls them too, and whoever owned
--- them could have code run as its writers. Nor are publication, journal and role: they are Walpost's.
--- Nothing here runs code of that role: it is never taken on, and a change of owner calls nothing.
+-- The owner is changed for the table that outbox.sql or outbox_partitioned.sql has created, and for
+-- its partitions that belong to the current role. A table that belongs to another role, or was
+-- created in another way, is rejected and not changed. The functions walpost_uuidv7 and
+-- walpost_no_update keep their owner: an outbox of another application in the same schema calls
+-- them too, and their owner could have code executed as its writers. So do the publication, journal
+-- and role, which are Walpost's.
+-- Nothing here runs code of the new owner: its role is never assumed, and changing an owner calls
+-- no functions.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -19,7 +23,7 @@
 \else
 \set table outbox
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -69,7 +73,8 @@ BEGIN
         END IF;
         given := ARRAY[found.oid];
     END IF;
-    -- A partition has the columns of the table and no others, so its owner sees nothing in it that the table's does not.
+    -- A partition has exactly the columns of the table, so its owner can see nothing in it that the
+    -- owner of the table can't.
     given := given || ARRAY (WITH RECURSIVE tree (oid) AS (
             SELECT inhrelid FROM pg_inherits WHERE inhparent = found.oid
             UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
@@ -81,7 +86,7 @@ BEGIN
     END IF;
     FOR found IN SELECT * FROM pg_class WHERE oid = ANY (given) LOOP
         EXECUTE format('ALTER TABLE %s OWNER TO %I', found.oid::regclass, name);
-        -- Who owns the schema can put another table in the place of the one that was looked at.
+        -- The owner of the schema can replace the table that was examined with another one.
         IF (SELECT relowner FROM pg_class WHERE oid = found.oid) IS DISTINCT FROM wanted THEN
             RAISE EXCEPTION 'table % was replaced by another one meanwhile', found.relname;
         END IF;
@@ -90,7 +95,7 @@ BEGIN
     END LOOP;
     IF NOT has_schema_privilege(wanted, in_schema, 'USAGE') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
-        -- Who has the right, and may not pass it on, is only warned.
+        -- If the current role has the privilege but may not grant it, GRANT only logs a warning.
         IF NOT has_schema_privilege(wanted, in_schema, 'USAGE') THEN
             RAISE EXCEPTION 'role % can''t be let use schema % by role %', quote_ident(name), quote_ident(in_schema),
                 quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',

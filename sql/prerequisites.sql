@@ -1,17 +1,19 @@
--- Refuses a server on which the slot can't be made, or would be of no use. By itself it changes nothing.
+-- Fails if the slot can't be created on this server, or would not be usable. By itself, it changes
+-- nothing.
 --
 --   psql -v slot=walpost_outbox -f sql/prerequisites.sql
 --
--- Run by: who is to run slot.sql, which runs this file too. `walpost init` runs it before the first statement that changes
--- something: a slot can't be made in a transaction that has written, so that nothing takes table, role and publication back
--- where the slot is refused after them. A slot of that name that is there already is examined.
+-- Run by: the role that will run slot.sql, which runs this file as well. `walpost init` runs it
+-- before the first statement that changes anything: a slot can't be created in a transaction that
+-- has written, so if the slot were rejected last, the table, role and publication would remain. An
+-- existing slot of that name is examined.
 \set ON_ERROR_STOP on
 \if :{?slot}
 \else
 \set slot walpost_outbox
 \endif
 
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 
 SET walpost.slot = :'slot';
@@ -29,7 +31,8 @@ BEGIN
             RAISE EXCEPTION 'this server is a standby in recovery, and slot % is made on the primary', name
                 USING HINT = 'Connect to the primary. With several hosts in the connection string: target_session_attrs=read-write';
         END IF;
-        -- From PostgreSQL 19 on the first logical slot raises effective_wal_level, for which replica is enough.
+        -- Since PostgreSQL 19, the first logical slot raises effective_wal_level, for which
+        -- wal_level = replica is sufficient.
         IF current_setting('wal_level') <> 'logical' AND (current_setting('wal_level') = 'minimal'
             OR current_setting('effective_wal_level', true) IS NULL) THEN
             RAISE EXCEPTION 'wal_level is %, and a logical slot needs wal_level = logical', current_setting('wal_level')
@@ -56,8 +59,9 @@ BEGIN
                 USING ERRCODE = 'too_many_connections', HINT = format('See who has them: SELECT * FROM pg_catalog.pg_stat_replication; '
                     'or: ALTER SYSTEM SET max_wal_senders = %s; then restart the server.', senders_max + 10);
         END IF;
-        -- The role's attribute proves nothing: on RDS and Aurora the right is a membership. There is no place 0/0 in WAL, so that
-        -- this is always an error and moves no slot: whether one may use slots is looked at first.
+        -- The role's attribute proves nothing: on RDS and Aurora the privilege is a membership. WAL
+        -- has no position 0/0, so this always fails and moves no slot, but the server checks first
+        -- whether the role may use slots.
         BEGIN
             PERFORM pg_catalog.pg_replication_slot_advance(name, '0/0');
         EXCEPTION

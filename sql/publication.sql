@@ -1,16 +1,19 @@
--- The publication: which table's inserts the slot carries. It comes before the slot.
+-- The publication: determines which table's inserts the slot sends. It is created before the slot.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -f sql/publication.sql
 --
--- Run by: the table's owner; needs CREATE on the database. From PostgreSQL 15 on, walpost run refuses a publication unless its owner
--- is a superuser, may replicate, or can act as Walpost's role: docs/tables.md says why. Twice without harm: an existing publication of
--- that name is examined, and changed only if several=on and it lacks walpost.outbox_row.
+-- Run by: the table's owner; needs CREATE on the database. Since PostgreSQL 15, walpost run rejects
+-- a publication unless its owner is a superuser, may replicate, or can act as Walpost's role;
+-- docs/tables.md gives the reason. Safe to run again: an existing publication of that name is
+-- examined, and changed only if several=on and it lacks walpost.outbox_row.
 --
--- An outbox of messages has no table: with -v table= the publication is an empty one, which pgoutput needs all the same.
--- With -v several=on it is for several outboxes: then it has walpost.outbox_row alone at first (tables.sql), and each of them is
--- added by add_outbox.sql.
--- Inserts alone: an event is never changed, and deleting old ones is no event. Via the root: rows of every partition,
--- also of those made later, arrive under the name of the partitioned table.
+-- An outbox of messages has no table: with -v table= the publication is empty, but pgoutput still
+-- requires one.
+-- With -v several=on it is for several outboxes: it then contains only walpost.outbox_row at first
+-- (tables.sql), and each outbox is added by add_outbox.sql.
+-- It publishes only inserts: an event is never changed, and deleting old events is not an event. It
+-- publishes via the root: rows of every partition, including partitions created later, are sent
+-- under the name of the partitioned table.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -28,7 +31,7 @@
 \else
 \set several off
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -78,7 +81,8 @@ BEGIN
         END IF;
         IF NOT EXISTS (SELECT FROM pg_publication_tables
             WHERE pubname = name AND schemaname = 'walpost' AND tablename = 'outbox_row') THEN
-            -- It was created for a single table, or by hand. An error would undo the creation of walpost.outbox_row.
+            -- It was created for a single table, or manually. An error would undo the creation of
+            -- walpost.outbox_row.
             IF NOT pg_has_role(found.pubowner, 'USAGE') THEN
                 RAISE EXCEPTION 'publication % exists and does not contain table walpost.outbox_row', quote_ident(name)
                     USING HINT = format('As its owner, %s: walpost init --config FILE; or: '
@@ -124,6 +128,6 @@ BEGIN
 END
 $walpost$;
 
--- Another role can have created what did not exist at the top.
+-- Another role may have created an object that did not exist in the first examination.
 \ir examine.sql
 COMMIT;

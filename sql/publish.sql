@@ -1,32 +1,39 @@
--- The outbox without a table: walpost.publish() writes an event into WAL alone.
+-- The outbox without a table: walpost.publish() writes an event only to WAL.
 --
 --   psql -f sql/publish.sql
 --
 --   SELECT walpost.publish('order', '4711', 'OrderPlaced', '{"total": "12.50"}');
 --
--- The variable max_event_bytes is the most that an event may have, in bytes: 990000 unless set. Without it, a second run keeps the
--- limit that is there.
+-- The variable max_event_bytes limits the size of an event in bytes: 990000 unless set. Without it,
+-- a second run keeps the existing limit.
 --
--- The event belongs to the transaction that calls it: it is delivered if and when that commits, in commit order, and
--- never if it is rolled back, also to a savepoint. Nothing is stored in a table, so there is nothing to vacuum or to
--- delete; and nothing to send again from, once the slot is lost.
--- Run by: a role with CREATE on the database; a second time, the same role. Twice without harm: the functions are
--- replaced, what was granted or revoked on them stays. `walpost init --outbox messages` runs the same.
+-- The event is part of the transaction that calls the function: it is delivered if and when that
+-- transaction commits, in commit order, and never if it is rolled back, even to a savepoint.
+-- Nothing is stored in a table, so there is nothing to vacuum or to delete, but also nothing to
+-- send again from once the slot is lost.
 --
--- Who may publish: nobody at first but the owner. sql/writer.sql (`walpost init --writer shop`) lets the role `shop`.
--- If everybody may call the functions, `walpost check` reports it, with the statements that revoke it.
+-- Run by: a role with CREATE on the database; a second time, the same role. Safe to run again: the
+-- functions are replaced, and privileges that were granted or revoked on them are kept. `walpost
+-- init --outbox messages` runs the same.
 --
--- Who may forge: these functions stand on pg_logical_emit_message(), which PostgreSQL lets everybody call. Whoever may call it
--- can write any event, or a message that is none, under any prefix. So take it away from PUBLIC, in each database with such
--- an outbox, as a superuser; sql/writer.sql has given it to the writers:
+-- Who may publish: at first only the owner. sql/writer.sql (`walpost init --writer shop`) allows
+-- the role `shop` to publish. If PUBLIC may call the functions, `walpost check` reports it, with
+-- the statements that revoke it.
+--
+-- Who may forge events: these functions use pg_logical_emit_message(), which PostgreSQL allows
+-- every role to call. Any role that may call it can write any event, or a message that is not an
+-- event, with any prefix. Therefore, revoke it from PUBLIC as a superuser, in each database with
+-- such an outbox; sql/writer.sql has granted it to the writers:
 --   REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
 --       pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC;
--- From PostgreSQL 17 on both have one more argument: (boolean, text, text, boolean), (boolean, text, bytea, boolean).
+-- Since PostgreSQL 17 both have one more argument: (boolean, text, text, boolean), (boolean, text,
+-- bytea, boolean).
 --
--- The bodies run in the session that calls them, with its search_path. So every function, operator and type in them is
--- named with its schema: where a name alone stands, a function that somebody has made in a schema of that path, and whose
--- arguments fit better, is called instead. SET search_path on the functions would do that too, and keep `publish` from
--- becoming part of the statement that calls it.
+-- The bodies run in the calling session, with its search_path. Therefore every function, operator
+-- and type in them is qualified with its schema: if only a name is given, a function in a schema of
+-- that path whose argument types match better is called instead. SET search_path on the functions
+-- would prevent that too, but would also prevent `publish` from being inlined into the statement
+-- that calls it.
 \set ON_ERROR_STOP on
 \if :{?table}
 \else
@@ -36,10 +43,10 @@
 \else
 \set max_event_bytes ''
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 BEGIN;
--- There is no table whose owner could own them.
+-- There is no table whose owner could own the functions.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -54,7 +61,7 @@ BEGIN
     IF pg_catalog.to_regnamespace('walpost') IS NULL THEN
         CREATE SCHEMA walpost;
     END IF;
-    -- Walpost takes a larger message for one that is no event.
+    -- Walpost does not accept a larger message as an event.
     IF max_event_bytes > 16777216 THEN
         RAISE EXCEPTION 'max_event_bytes is %, expected at most 16777216', max_event_bytes
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a table for larger events.';
@@ -65,25 +72,27 @@ BEGIN
             RETURN (%L::pg_catalog.int8)
             $ddl$, coalesce(max_event_bytes, 990000));
     END IF;
-    -- Of functions that are there already, nothing is taken away.
+    -- Nothing is revoked from functions that already exist.
     PERFORM pg_catalog.set_config('walpost.publish_is_new', (NOT EXISTS (SELECT FROM pg_catalog.pg_proc
         WHERE pronamespace = 'walpost'::pg_catalog.regnamespace
         AND proname IN ('publish', 'publish_bytes')))::pg_catalog.text, false);
 END
 $walpost$;
 
--- Payloads that are no JSON: Avro, Protobuf, text as convert_to(..., 'UTF8'). NULL is a payload too.
--- `prefix` says which outbox the event is for: the pipeline's `prefix`, by default walpost_ and its name. An event with
--- a prefix that no pipeline has goes nowhere, and nobody is told.
--- The envelope is documented in src/outbox/envelope.rs. It is one expression, and the last step an assignment, because
--- in PL/pgSQL each statement costs, and PERFORM most.
+-- Payloads other than JSON: Avro, Protobuf, or text as convert_to(..., 'UTF8'). NULL is also a
+-- payload.
+-- `prefix` selects the outbox of the event: it is the pipeline's `prefix`, by default walpost_ and
+-- its name. An event with a prefix that no pipeline has is not delivered, and no error is reported.
+-- The envelope is documented in src/outbox/envelope.rs. It is a single expression, and the last
+-- step is an assignment, because each PL/pgSQL statement has a cost, and PERFORM has the highest.
 CREATE OR REPLACE FUNCTION walpost.publish_bytes(
     aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.bytea,
     headers pg_catalog.jsonb DEFAULT NULL, id pg_catalog.uuid DEFAULT pg_catalog.gen_random_uuid(),
     prefix pg_catalog.text DEFAULT 'walpost_outbox')
 RETURNS pg_catalog.uuid LANGUAGE plpgsql VOLATILE AS $walpost$
 DECLARE
-    -- NULL if one of the first three or the id is. UTF-8, since a message is sent in the bytes it has.
+    -- NULL if any of the first three arguments or the id is. Converted to UTF-8, because a message
+    -- is sent byte for byte.
     envelope pg_catalog.bytea := '\x01'::pg_catalog.bytea
         OPERATOR(pg_catalog.||) pg_catalog.uuid_send(id)
         OPERATOR(pg_catalog.||) pg_catalog.timestamptz_send(pg_catalog.now())
@@ -106,7 +115,7 @@ BEGIN
     ELSIF pg_catalog.jsonb_typeof(headers) OPERATOR(pg_catalog.<>) 'object' THEN
         RAISE EXCEPTION 'headers of an event are a JSON object, not %', pg_catalog.jsonb_typeof(headers)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Each member becomes a header of the record.';
-    -- As walpost_event_size in outbox.sql, which has the reasons.
+    -- Same as walpost_event_size in outbox.sql, which gives the reasons.
     ELSIF pg_catalog.octet_length(envelope) OPERATOR(pg_catalog.>) walpost.max_event_bytes() THEN
         RAISE EXCEPTION 'event of % bytes: at most % are allowed', pg_catalog.octet_length(envelope), walpost.max_event_bytes()
             USING ERRCODE = 'program_limit_exceeded',
@@ -132,8 +141,8 @@ $walpost$;
 COMMENT ON FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text)
     IS 'Writes an event into WAL, and returns its id';
 
--- Payloads in JSON. An SQL function of this form becomes part of the statement that calls it, and costs nothing more; its
--- body was parsed here.
+-- JSON payloads. An SQL function of this form is inlined into the statement that calls it, at no
+-- extra cost; its body was parsed here.
 CREATE OR REPLACE FUNCTION walpost.publish(
     aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.jsonb,
     headers pg_catalog.jsonb DEFAULT NULL, id pg_catalog.uuid DEFAULT pg_catalog.gen_random_uuid(),
@@ -154,9 +163,9 @@ BEGIN
 END
 $walpost$;
 
--- Another role can have created what did not exist at the top.
+-- Another role may have created an object that did not exist in the first examination.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;
--- Files that the same psql runs next have the table that was set.
+-- Restores the variable for the files that the same psql runs next.
 \set table :table_of_session

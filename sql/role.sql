@@ -1,21 +1,24 @@
--- The role that `walpost run` connects as, with no more rights than it needs.
+-- The role that `walpost run` connects as, with no more privileges than it needs.
 --
 --   psql -v schema=public -v table=outbox -v role=walpost -f sql/role.sql
 --
--- Run by: a superuser, or who owns outbox and journal and has CREATEROLE and REPLICATION; after journal.sql. Up to PostgreSQL
--- 15 a superuser alone may give REPLICATION: where the role is there already and has it, the owner can run the rest. Twice
--- without harm. The role gets no password: set one with \password in psql, or use peer, cert or another method of pg_hba.conf.
+-- Run by: a superuser, or a role that owns outbox and journal and has CREATEROLE and REPLICATION;
+-- after journal.sql. Up to PostgreSQL 15, only a superuser may grant REPLICATION: if the role
+-- exists and already has it, the owner can run the rest. Safe to run again. The role gets no
+-- password: set one with \password in psql, or use peer, cert or another method of pg_hba.conf.
 --
--- On Amazon RDS and Aurora there is a role rds_replication, and who is a member of it may replicate: there the role becomes one,
--- and its attribute stays unset.
+-- On Amazon RDS and Aurora, members of the role rds_replication may replicate: there, the role
+-- becomes a member, and its attribute remains unset.
 --
--- REPLICATION is what reading a slot takes, and it is much: the role can read the whole database from WAL. Let
--- pg_hba.conf admit it from Walpost's place alone; a logical slot needs only a line for its own database, none for
--- `replication`.
--- Rows come from WAL, which needs no right on the outbox. SELECT is for rows that are older than the slot, and for
--- what compares or sends what the table has, such as `walpost verify`. An outbox of messages has no table: -v table=
--- Of the journal it reads all, and adds to it; who did what and when is for the server to say. What it has confirmed it
--- writes into walpost.slot_state, and how tables are published into walpost.table_state.
+-- REPLICATION is required for reading a slot, and is a powerful privilege: the role can read the
+-- whole database from WAL. Configure pg_hba.conf to admit it only from Walpost's address. A logical
+-- slot only needs a line for its own database, not one for `replication`.
+-- Rows are read from WAL, which requires no privilege on the outbox. SELECT is needed for rows that
+-- are older than the slot, and for commands that compare or send the contents of the table, such as
+-- `walpost verify`. For an outbox of messages, which has no table: -v table=
+-- The role can read the journal and add entries to it, but the server fills in who did what and
+-- when. It writes the positions that it has confirmed to walpost.slot_state, and how tables are
+-- published to walpost.table_state.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -29,7 +32,7 @@
 \else
 \set role walpost
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 \set examine 'journal slot_state table_state'
 \ir examine.sql
@@ -45,7 +48,7 @@ DECLARE
     outbox_name text := current_setting('walpost.table_name');
     outbox text := format('%I.%I', in_schema, outbox_name);
     found pg_roles;
-    -- On RDS and Aurora alone.
+    -- Exists only on RDS and Aurora.
     replicators oid := (SELECT oid FROM pg_roles WHERE rolname = 'rds_replication');
     make text := format(CASE WHEN replicators IS NULL THEN 'CREATE ROLE %1$I LOGIN REPLICATION'
         ELSE 'CREATE ROLE %1$I LOGIN; GRANT rds_replication TO %1$I' END, name);
@@ -69,18 +72,19 @@ BEGIN
         OR (replicators IS NOT NULL AND pg_has_role(found.oid, replicators, 'MEMBER')))) THEN
         RAISE EXCEPTION 'role % exists without LOGIN and REPLICATION', quote_ident(name) USING HINT = change;
     END IF;
-    -- Whoever is a member of it can do what it can: read all of WAL.
+    -- Members of the role can do everything that it can, including read all of WAL.
     SELECT string_agg(quote_ident(pg_get_userbyid(member)), ', ') INTO members FROM pg_auth_members JOIN pg_roles r ON r.oid = member
         WHERE roleid = (SELECT oid FROM pg_roles WHERE rolname = name) AND NOT r.rolsuper AND r.rolname <> current_user;
     IF members IS NOT NULL THEN
         RAISE WARNING 'role % has members, who can act as it and read all of WAL. Unless they are to: REVOKE % FROM %',
             quote_ident(name), quote_ident(name), members;
     END IF;
-    -- PUBLIC has it unless it was revoked: who may not grant it need not.
+    -- PUBLIC has the privilege unless it was revoked, so a role that may not grant it usually need
+    -- not.
     IF has_database_privilege(current_user, current_database(), 'CONNECT WITH GRANT OPTION')
         OR NOT has_database_privilege(name, current_database(), 'CONNECT') THEN
         EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
-        -- Who has the right, and may not pass it on, is only warned.
+        -- If the current role has the privilege but may not grant it, GRANT only logs a warning.
         IF NOT has_database_privilege(name, current_database(), 'CONNECT') THEN
             RAISE EXCEPTION 'role % can''t be let connect to database % by role %', quote_ident(name),
                 quote_ident(current_database()), quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',

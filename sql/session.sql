@@ -1,25 +1,28 @@
 -- Prepares the session. The other files run this one; by itself it changes nothing.
 \set ON_ERROR_STOP on
--- For all of the session: a function or an operator in another schema of the path could be called in place of
--- pg_catalog's, and a policy's functions by any query of its table (CVE-2018-1058).
+-- These apply to the whole session. Otherwise, a function or an operator in another schema of the
+-- path could be called instead of pg_catalog's, and a query of a table could call the functions of
+-- its policies (CVE-2018-1058).
 SET search_path = pg_catalog, pg_temp;
 SET row_security = off;
--- Without a terminal, psql takes the client's encoding from the server, where the owner of the database chooses it. In some of them a
--- backslash is the second byte of a character, which ends a literal that was written in UTF-8 elsewhere. So names that are given with
--- -v are read as UTF-8.
+-- Without a terminal, psql takes the client's encoding from the server, where the owner of the
+-- database chooses it. In some encodings, a backslash is the second byte of a character, which
+-- would end a literal that was written in UTF-8. Therefore, names given with -v are read as UTF-8.
 SET client_encoding = 'UTF8';
 SET backslash_quote = 'safe_encoding';
--- Literals are written for this, and names that the server prints are compared with names that are quoted only if necessary.
+-- Literals are written for the first setting, and names that the server prints are compared with
+-- names quoted only if necessary.
 SET standard_conforming_strings = on;
 SET quote_all_identifiers = off;
 SET datestyle = 'ISO';
--- An examination under another level would see the catalogs as they were when the transaction began.
+-- At another isolation level, an examination would see the catalogs as they were when the
+-- transaction began.
 SET default_transaction_isolation = 'read committed';
 SET default_transaction_read_only = off;
 -- With `on`, the planner evaluates the partition keys above every table that is read.
 SET constraint_exclusion = partition;
--- The owner of the database can have every session begin as another role (ALTER DATABASE ... SET role), whose objects would then
--- be trusted. Another role that was set in the session stays.
+-- The owner of the database can make every session begin as another role (ALTER DATABASE ... SET
+-- role), whose objects would then be trusted. A role that was set in the session itself is kept.
 DO $walpost$
 BEGIN
     IF current_setting('role') <> 'none' AND EXISTS (SELECT FROM pg_db_role_setting, unnest(setconfig) AS setting
@@ -28,7 +31,7 @@ BEGIN
             AND setting = 'role=' || current_setting('role')) THEN
         PERFORM set_config('role', 'none', false);
     END IF;
-    -- A warning can be about rights that others have.
+    -- A warning can be about privileges that others have.
     IF current_setting('client_min_messages') IN ('error', 'fatal', 'panic') THEN
         PERFORM set_config('client_min_messages', 'notice', false);
     END IF;

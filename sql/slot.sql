@@ -1,18 +1,21 @@
--- The replication slot: Walpost's place in WAL. What is committed from now on is delivered.
+-- The replication slot: Walpost's position in WAL. Everything committed from now on is delivered.
 --
 --   PGOPTIONS='-c lock_timeout=10s' psql -v publication=walpost_outbox -v slot=walpost_outbox -f sql/slot.sql
 --
--- Run by: a superuser or a role with REPLICATION, in the outbox's database, not inside a transaction that has written.
--- Twice without harm: a slot of that name that is there already is examined, never changed.
+-- Run by: a superuser or a role with REPLICATION, in the outbox's database, not inside a
+-- transaction that has written. Safe to run again: an existing slot of that name is examined, never
+-- changed.
 --
--- The publication must be there first: it is looked up as of each change in WAL, and a slot that is older than its
--- publication meets changes from before it, which up to PostgreSQL 17 is an error for ever.
--- Making a slot waits until every transaction that is open at that moment has ended. With lock_timeout it gives up
--- instead, and leaves nothing behind.
--- From PostgreSQL 17 on, -v failover=', failover => true' has a standby keep a copy of the slot, so that it follows a failover;
--- docs/standby.md has what else that takes. `walpost init` does it unless --no-failover is given.
--- From here on the server retains WAL until Walpost has confirmed it: bound that with max_slot_wal_keep_size, and
--- drop the slot with teardown.sql when Walpost is to go for good.
+-- The publication must exist first: it is looked up as of each change in WAL. If a slot is older
+-- than its publication, it encounters changes from before the publication existed, which up to
+-- PostgreSQL 17 is an error that never goes away.
+-- Creating a slot waits until every transaction that is open at that moment has ended. With
+-- lock_timeout, it fails instead, and leaves nothing behind.
+-- Since PostgreSQL 17, -v failover=', failover => true' makes standbys keep a copy of the slot, so
+-- that it survives a failover; docs/standby.md describes what else is required. `walpost init` does
+-- this unless --no-failover is given.
+-- From here on, the server retains WAL until Walpost has confirmed it: limit that with
+-- max_slot_wal_keep_size, and drop the slot with teardown.sql when Walpost is no longer used.
 \set ON_ERROR_STOP on
 \if :{?publication}
 \else
@@ -27,7 +30,7 @@
 \set failover ''
 \endif
 
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 
 -- The examined objects are used in the same transaction, which writes nothing.
@@ -57,7 +60,7 @@ BEGIN
         RAISE EXCEPTION 'publication % does not exist, and must be there before slot %', quote_ident(publication), name
             USING HINT = 'Run sql/publication.sql of Walpost in this database first';
     END IF;
-    -- Without ONLY, a table can't be taken out that has a child which is not in the publication.
+    -- Without ONLY, removing a table fails if it has a child that is not in the publication.
     SELECT string_agg(format('%I.%I', schemaname, tablename), ', '),
             string_agg(format('ONLY %I.%I', schemaname, tablename), ', '),
             string_agg(format('SELECT walpost.add_outbox(%L, %L);', format('%I.%I', schemaname, tablename), publication), ' ')
@@ -68,9 +71,11 @@ BEGIN
     IF tables IS NULL THEN
         RETURN;
     END IF;
-    -- If there was a slot before, of this name or of another one, what it had not delivered is recorded, and sent again by walpost
-    -- replay. Which slots a pipeline had is not known here.
-    -- An object that did not exist during the examination could have been created by any role since.
+    -- If there was a slot before, of this name or another one, the events that it had not delivered
+    -- are recorded, and walpost replay sends them again. Which slots a pipeline has had is not
+    -- known here.
+    -- An object that did not exist during the examination could have been created by any role
+    -- since.
     IF 'slot_state' = ANY (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
             RAISE EXCEPTION 'role % can''t read walpost.slot_state, which says whether there was a slot before',
@@ -90,8 +95,9 @@ BEGIN
 END
 $walpost$;
 
--- Not inside the DO block: while a slot waits for its starting point it replays other sessions' catalog changes, and
--- PL/pgSQL can then fail with "snapshot reference is not owned by resource owner", leaving the slot behind.
+-- Not inside the DO block: while a slot waits for its starting point, it replays catalog changes of
+-- other sessions. PL/pgSQL can then fail with "snapshot reference is not owned by resource owner",
+-- leaving the slot behind.
 SELECT pg_create_logical_replication_slot(:'slot', 'pgoutput':failover)
     WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = :'slot');
 COMMIT;

@@ -3,8 +3,8 @@
 --
 --   psql -v pipeline=outbox -v schema=public -v table=outbox -v slot=walpost_outbox -f sql/snapshot.sql
 --
--- Run by: a role that may read the outbox and add to the journal, after journal.sql and slot.sql. Twice without harm: what is
--- written already stays.
+-- Run by: a role that may read the outbox and add to the journal, after journal.sql and slot.sql.
+-- Safe to run again: existing entries are kept.
 --
 -- Rows that were committed before the slot was made are not in its stream. `walpost run` copies them first, unless
 -- snapshot = "never", and with them whatever was committed until it is started. A table that is empty after the slot was
@@ -28,10 +28,10 @@
 \set slot walpost_outbox
 \endif
 
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 
--- The table is locked by this against what would change it between its examination and the INSERT.
+-- This locks the journal, so that it can't be changed between its examination and the INSERT.
 BEGIN;
 PREPARE walpost_journal AS INSERT INTO walpost.journal (pipeline) VALUES (NULL);
 DEALLOCATE walpost_journal;
@@ -62,7 +62,7 @@ BEGIN
     END IF;
     SELECT confirmed_flush_lsn INTO STRICT confirmed FROM pg_replication_slots WHERE slot_name = its_slot;
     was_read := EXISTS (SELECT FROM pg_stat_replication_slots WHERE slot_name = its_slot AND total_txns > 0);
-    -- A start that failed before it confirmed anything has left the slot as walpost init created it.
+    -- If a start failed before it confirmed anything, the slot is still as walpost init created it.
     IF was_read AND has_table_privilege('walpost.slot_state', 'SELECT') THEN
         was_read := NOT EXISTS (SELECT FROM walpost.slot_state s WHERE s.slot = its_slot AND NOT s.begun AND s.created_lsn = confirmed
             AND s.system_id = (SELECT system_identifier::text FROM pg_control_system())
@@ -73,7 +73,8 @@ BEGIN
     ELSE
         SELECT coalesce(sum(pg_relation_size(relid)), 0) > 0 INTO has_rows FROM (
             SELECT outbox::regclass AS relid UNION SELECT relid FROM pg_partition_tree(outbox::regclass)) AS parts;
-        -- A query could run code of other roles as us: what is in the table is for walpost run to see then.
+        -- A query could run code of other roles as the current role: in that case, walpost run
+        -- examines the table later.
         IF has_rows AND current_setting('walpost.code_of_others') = '' THEN
             EXECUTE format('SELECT EXISTS (SELECT FROM %s AS t)', outbox) INTO has_rows;
         END IF;

@@ -4,38 +4,45 @@
 --
 --   SELECT walpost.add_outbox('tenant_42.outbox', 'walpost_tenants');
 --
--- Its events are delivered from then on, by a Walpost that runs as by one that starts later; and before them, in the same
--- transaction, the rows that are in the table already. These are written into walpost.outbox_row, which is in the publication, and
--- deleted again: so they are in WAL exactly once, before everything that the table has later. The result is how many they are, and
--- nothing where the table was in the publication before.
--- A table that was published before, and taken out, is added without its rows, since most of them are delivered. Those that came in
--- between are recorded by Walpost as missing until they are sent by walpost replay --dropped-slots.
+-- The events of the table are delivered from then on, by a Walpost that is running and by one that
+-- is started later. Before them, in the same transaction, the rows that the table already contains
+-- are delivered. These are written to walpost.outbox_row, which is in the publication, and deleted
+-- again, so they are in WAL exactly once, before everything that the table receives later. The
+-- result is the number of these rows, or NULL if the table was already in the publication.
+-- If a table was published before and then removed, it is added without its rows, since most of
+-- them were delivered. Walpost records the rows committed in between as missing until walpost
+-- replay --dropped-slots sends them.
 --
--- Writers of the table wait until the transaction ends, and it waits for theirs. Each row is written into WAL
--- once more: where the table is too large for that, add it by ALTER PUBLICATION, and send its rows with walpost replay.
+-- Sessions that write to the table wait until the transaction ends, and the function waits for
+-- theirs. Each row is written to WAL once more: if the table is too large for that, add it with
+-- ALTER PUBLICATION, and send its rows with walpost replay.
 --
--- Run by: a role with CREATE on the database, after guard.sql and journal.sql; a second time, the same role. Twice without harm:
--- a table that exists is examined, the function is replaced, what was granted or revoked on both stays.
+-- Run by: a role with CREATE on the database, after guard.sql and journal.sql; a second time, the
+-- same role. Safe to run again: an existing table is examined, the function is replaced, and
+-- privileges that were granted or revoked on both are kept.
 -- `walpost init` runs the same for a pipeline with `tables`.
 --
--- Who may add a table: who owns the publication and the table (PostgreSQL asks for both), and may insert into and delete from
--- walpost.outbox_row. Whoever may do that can write any event of any table, so grant it to who migrates, and not to an
--- application. A role without a login can hold all of it for several who migrate; docs/tables.md has the statements.
+-- Who may add a table: a role that owns the publication and the table, both of which PostgreSQL
+-- requires, and may insert into and delete from walpost.outbox_row. A role that may do the latter
+-- can write any event of any table, so grant it to the role that runs migrations, not to an
+-- application. A role without LOGIN can hold these privileges for several such roles;
+-- docs/tables.md has the statements.
 --   GRANT USAGE ON SCHEMA walpost TO migrator;
 --   GRANT INSERT, DELETE, SELECT ON walpost.outbox_row TO migrator;
 --   GRANT INSERT, UPDATE, SELECT ON walpost.table_state TO migrator;
 --   GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO migrator;
---   ALTER PUBLICATION walpost_tenants OWNER TO migrator;     -- who needs CREATE on the database for that
---   GRANT walpost TO migrator;     -- from PostgreSQL 15 on: the owner could have a row filter run code as Walpost's role anyway
+--   ALTER PUBLICATION walpost_tenants OWNER TO migrator;     -- migrator needs CREATE on the database
+--   GRANT walpost TO migrator;     -- since PostgreSQL 15: row filters of the owner could run code as
+--                                  -- Walpost's role anyway
 \set ON_ERROR_STOP on
 \if :{?table}
 \else
 \set table outbox
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 BEGIN;
--- There is no table whose owner could own what serves all of them.
+-- There is no table whose owner could own objects that serve all tables.
 \set table_of_session :table
 \set table ''
 \set examine 'owners outbox_row table_state'
@@ -51,7 +58,7 @@ BEGIN
     IF to_regclass('walpost.outbox_row') IS NOT NULL THEN
         RETURN;
     END IF;
-    -- The key is for publications of others that publish deletes.
+    -- The key is needed in case another publication that publishes deletes includes this table.
     CREATE TABLE walpost.outbox_row (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         publication text NOT NULL,
@@ -69,12 +76,13 @@ $walpost$;
 
 CREATE OR REPLACE FUNCTION walpost.add_outbox(outbox pg_catalog.regclass, publication pg_catalog.name DEFAULT 'walpost_outbox')
 RETURNS pg_catalog.int8 LANGUAGE plpgsql VOLATILE
--- As Walpost has values written in its stream.
+-- The settings that Walpost uses for values in its stream.
 SET search_path = pg_catalog, pg_temp SET row_security = off SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET extra_float_digits = 3 SET bytea_output = 'hex' SET timezone = 'UTC'
 AS $walpost$
 DECLARE
-    -- What Walpost reads of a row by default, less what stands around it; or what walpost init has set.
+    -- The size of a row that Walpost reads by default, with allowance for the other columns; or the
+    -- value set by walpost init.
     row_bytes_max CONSTANT int8 := coalesce(nullif(current_setting('walpost.row_bytes_max', true), '')::int8, 60000000);
     its_schema name;
     its_name name;
@@ -93,11 +101,12 @@ DECLARE
     here oid := (SELECT oid FROM pg_database WHERE datname = current_database());
     was_published boolean;
     former_timeout CONSTANT text := current_setting('lock_timeout');
-    -- Another session may have a lock for as long as it likes.
+    -- Another session may hold a lock for any length of time.
     timeout CONSTANT text := CASE former_timeout WHEN '0' THEN '10s' ELSE former_timeout END;
     publication_oid oid;
     via_root boolean;
-    -- Tables of the publication among the outbox, its partitions, what it is a partition of, and walpost.outbox_row.
+    -- Those of the outbox, its partitions, its partition ancestors and walpost.outbox_row that are
+    -- in the publication.
     members oid[];
     holders text;
 BEGIN
@@ -107,7 +116,7 @@ BEGIN
         RAISE EXCEPTION 'walpost.add_outbox was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
     END IF;
-    -- The table is examined for the role that the session acts as.
+    -- The table is examined for the current role of the session.
     IF current_user <> (CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END) THEN
         RAISE EXCEPTION 'walpost.add_outbox was called by a function that runs as role %', quote_ident(current_user)
             USING ERRCODE = 'insufficient_privilege', HINT = 'Call it directly, or in a function that is SECURITY INVOKER.';
@@ -115,19 +124,20 @@ BEGIN
     SELECT n.nspname, c.relname, c.relkind INTO STRICT its_schema, its_name, kind
         FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = outbox;
     SELECT b.oid, b.pubviaroot INTO publication_oid, via_root FROM pg_publication b WHERE b.pubname = add_outbox.publication;
-    -- From here on the name leads to this table.
+    -- From here on, the name can't refer to another table.
     code_of_others := walpost.lock_and_examine(its_schema, its_name, 'SELECT');
     IF outbox IS DISTINCT FROM to_regclass(format('%I.%I', its_schema, its_name)) THEN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being added', quote_ident(its_schema),
             quote_ident(its_name) USING ERRCODE = 'object_in_use', HINT = 'Add it again.';
     END IF;
-    -- Transactions that have written to the table have ended by then, and later ones find it in the publication.
+    -- Once this is locked, all transactions that have written to the table have ended, and later
+    -- ones see it in the publication.
     EXECUTE format('LOCK TABLE %I.%I IN SHARE ROW EXCLUSIVE MODE', its_schema, its_name);
     IF kind NOT IN ('r', 'p') THEN
         RAISE EXCEPTION '%.% is not a table', quote_ident(its_schema), quote_ident(its_name)
             USING ERRCODE = 'wrong_object_type';
     END IF;
-    -- The view pg_publication_tables locks every table of the publication from PostgreSQL 17 on.
+    -- The view pg_publication_tables locks every table of the publication since PostgreSQL 17.
     WITH RECURSIVE tree (oid) AS (
         SELECT outbox::oid UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
     ) SELECT array_agg(c.oid) INTO members FROM pg_class c JOIN pg_publication b ON b.oid = publication_oid
@@ -142,7 +152,8 @@ BEGIN
                 OR c.oid IN (SELECT a.relid FROM pg_partition_ancestors($2) AS a) OR c.oid = to_regclass(''walpost.outbox_row''))'
             INTO members USING members, outbox::oid, publication_oid;
     END IF;
-    -- Without publish_via_partition_root, PostgreSQL sends rows as those of the partitions of a published table.
+    -- Without publish_via_partition_root, PostgreSQL sends rows as those of the partitions of a
+    -- published table.
     IF outbox = ANY (members) OR NOT via_root AND EXISTS (
             SELECT FROM pg_partition_ancestors(outbox) AS a WHERE a.relid = ANY (members)) THEN
         PERFORM set_config('lock_timeout', former_timeout, true);
@@ -159,7 +170,7 @@ BEGIN
                 HINT = format('Create it: walpost init --config FILE; or run sql/publication.sql of Walpost in this database. If it exists: '
                     'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', publication);
     END IF;
-    -- What is in WAL before a slot exists is in none.
+    -- A slot does not send WAL from before it was created.
     IF NOT EXISTS (SELECT FROM pg_replication_slots WHERE plugin = 'pgoutput' AND NOT temporary
         AND database = current_database() AND confirmed_flush_lsn IS NOT NULL) THEN
         RAISE EXCEPTION 'no replication slot of database % could deliver the rows of table %.%', quote_ident(current_database()),
@@ -203,22 +214,23 @@ BEGIN
             HINT = format('Grant it: GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO %I', current_user);
     END IF;
     EXECUTE format('ALTER PUBLICATION %I ADD TABLE %I.%I', publication, its_schema, its_name);
-    -- A slot of the publication has sent rows of this very table: to send all of it again would repeat them. What was committed
-    -- in between is recorded as missing when Walpost compares the row with the publication next.
+    -- A slot of the publication has sent rows of this same table: sending all rows again would
+    -- repeat them. The rows committed in between are recorded as missing when Walpost next compares
+    -- this row with the publication.
     SELECT EXISTS (SELECT FROM walpost.table_state s WHERE s.publication = add_outbox.publication AND s.relation = outbox
         AND s.version = 1 AND s.system_id = system AND s.database_oid = here) INTO was_published;
     INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, relation,
             memberships, is_out, seen_lsn, seen_xid, out_lsn, at)
         SELECT k.slot, its_schema, its_name, 1, system, here, add_outbox.publication, outbox, r.oid::text, was_published,
             CASE WHEN was_published THEN last.seen_lsn ELSE pg_current_wal_insert_lsn() END,
-            -- Whoever has written to the table has ended, since it is locked.
+            -- All transactions that have written to the table have ended, since it is locked.
             CASE WHEN was_published THEN last.seen_xid ELSE pg_snapshot_xmin(pg_current_snapshot())::text END,
             CASE WHEN was_published THEN last.out_lsn END, now()
         FROM (SELECT DISTINCT slot FROM walpost.table_state WHERE table_state.publication = add_outbox.publication
             AND version = 1 AND system_id = system AND database_oid = here) AS k
         JOIN pg_publication b ON b.pubname = add_outbox.publication
         JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = outbox
-        -- By its OID, since it may have had another name.
+        -- By its OID, since the table may have had another name.
         LEFT JOIN LATERAL (SELECT t.seen_lsn, t.seen_xid, t.out_lsn FROM walpost.table_state t WHERE t.slot = k.slot AND t.relation = outbox
             AND t.version = 1 AND t.system_id = system AND t.database_oid = here ORDER BY t.at DESC LIMIT 1) AS last ON true
         ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, system_id = excluded.system_id,
@@ -233,7 +245,8 @@ BEGIN
         RETURN 0;
     END IF;
 
-    -- concat() writes a value as the stream has it; a cast to text would not, of some types.
+    -- concat() formats a value as in the stream; a cast to text would format some types
+    -- differently.
     SELECT json_agg(json_build_array(attname, atttypid::int8) ORDER BY attnum)::text,
             string_agg(format('CASE num_nulls(o.%1$I) WHEN 0 THEN concat(o.%1$I) END', attname), ', ' ORDER BY attnum)
         INTO column_list, row_values FROM pg_attribute
@@ -249,7 +262,8 @@ BEGIN
         'ORDER BY ' || ordering) USING publication::text, outbox::oid, its_schema::text, its_name::text, column_list;
     GET DIAGNOSTICS added = ROW_COUNT;
     IF added > 0 THEN
-        -- JSON escapes quotes, backslashes and control characters, so a row can be several times as long here as in its table.
+        -- JSON escapes quotes, backslashes and control characters, so a row can be several times as
+        -- long here as in its table.
         SELECT max(octet_length(r.row_values) + octet_length(r.column_list) + octet_length(r.publication)) + 1000
             INTO longest FROM walpost.outbox_row r;
         IF longest > row_bytes_max THEN
@@ -289,9 +303,9 @@ BEGIN
 END
 $walpost$;
 
--- Another role can have created what did not exist at the top.
+-- Another role may have created an object that did not exist in the first examination.
 \set examine 'owners outbox_row present'
 \ir examine.sql
 COMMIT;
--- Files that the same psql runs next have the table that was set.
+-- Restores the variable for the files that the same psql runs next.
 \set table :table_of_session

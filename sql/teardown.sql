@@ -1,11 +1,12 @@
--- Ends an outbox's replication: drops the slot, then the publication. A person runs this; Walpost never does.
+-- Ends an outbox's replication: drops the slot, then the publication. Only an operator runs this;
+-- Walpost never does.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v slot=walpost_outbox -v role=walpost \
 --        -f sql/teardown.sql
 --
--- Stop `walpost run` first. Events that are not yet delivered stay in the table but will not be delivered: there is no
--- way back, a new slot starts with what is committed after it. Of an outbox of messages (-v table=) they are gone with
--- the slot. Twice without harm.
+-- Stop `walpost run` first. Events that have not been delivered stay in the table but will not be
+-- delivered. This can't be undone: a new slot starts with what is committed after it was created.
+-- In an outbox of messages (-v table=), such events are lost with the slot. Safe to run again.
 -- Run by: the owner of the publication who may also drop slots (REPLICATION), or a superuser.
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -29,7 +30,7 @@
 \set role walpost
 \endif
 
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 \set examine 'slot_state table_state'
 \ir examine.sql
@@ -55,7 +56,7 @@ BEGIN
         RAISE NOTICE 'slot % dropped: delivered up to %, WAL ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
-    -- Else a new slot of this name would be taken for one that somebody has moved.
+    -- Otherwise, a new slot of this name would be reported as moved by something else.
     FOR kept IN SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'walpost'
         AND c.relname IN ('slot_state', 'table_state')
         AND c.relname = ANY (string_to_array(current_setting('walpost.examined'), ' '))

@@ -2,14 +2,14 @@
 --
 --   psql -v schema=public -f sql/uuidv7.sql
 --
--- Version 7 (RFC 9562, section 5.7) starts with the time, so that new rows go to the right edge of the primary key's
--- index. It says nothing about commit order: Walpost takes that from WAL alone.
+-- Version 7 (RFC 9562, section 5.7) starts with the time, so new rows go to the right edge of the
+-- primary key's index. It does not indicate the commit order, which Walpost derives only from WAL.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
 \set schema public
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 \if :{?outbox_transaction}
 \else
@@ -25,15 +25,17 @@ DECLARE
     in_schema text := current_setting('walpost.schema');
     owner oid := (SELECT proowner FROM pg_proc WHERE oid = to_regprocedure(format('%I.walpost_uuidv7()', in_schema)));
 BEGIN
-    -- One that is there may be bound to functions or operators of other schemas, if it was made under another search_path:
-    -- so it is replaced, where we may. Here the body is bound to pg_catalog's, whatever the search_path of whoever inserts.
+    -- An existing function may be bound to functions or operators of other schemas, if it was
+    -- created with another search_path. Therefore it is replaced if the role may do so. Here, the
+    -- body is bound to those of pg_catalog, regardless of the search_path of the session that
+    -- inserts.
     IF to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL
         OR owner IS NOT NULL AND NOT (pg_has_role(owner, 'USAGE') AND has_schema_privilege(in_schema, 'CREATE')) THEN
         RETURN;
     END IF;
-    -- 48 bits of milliseconds, 4 of version, 12 with the fraction of the millisecond (section 6.2, method 3, as
-    -- PostgreSQL 18 does), then variant and 62 random bits, both as they stand in a version 4 UUID. Two calls within
-    -- the same microsecond are in random order.
+    -- 48 bits of milliseconds, 4 bits of version, 12 bits with the fraction of the millisecond
+    -- (section 6.2, method 3, as in PostgreSQL 18), then the variant and 62 random bits, both taken
+    -- from a version 4 UUID. Two calls within the same microsecond are in random order.
     EXECUTE format($ddl$
         CREATE OR REPLACE FUNCTION %I.walpost_uuidv7() RETURNS uuid
         LANGUAGE sql VOLATILE PARALLEL SAFE
@@ -50,7 +52,7 @@ BEGIN
 END
 $walpost$;
 
--- Another role can have created what did not exist at the top.
+-- Another role may have created an object that did not exist in the first examination.
 \ir examine.sql
 \if :{?outbox_transaction}
 \else

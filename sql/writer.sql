@@ -1,13 +1,16 @@
--- Lets a role send events: the service's, which is no superuser and does not own the outbox.
+-- Allows a role to send events: the role of a service, which is not a superuser and does not own
+-- the outbox.
 --
 --   psql -v schema=public -v table=outbox -v writer=shop -f sql/writer.sql
 --
--- Run by: the owner of the outbox, or of the functions where it is of messages (-v table=, after publish.sql); for messages also
--- a superuser, or else PUBLIC must still be allowed to call pg_logical_emit_message(). Once for each role. Twice without
--- harm. `walpost init --writer shop` runs the same. Nothing is taken away from anybody.
+-- Run by: the owner of the outbox, or of the functions for an outbox of messages (-v table=, after
+-- publish.sql). For messages, either a superuser runs it, or PUBLIC must still be allowed to call
+-- pg_logical_emit_message(). Once for each role. Safe to run again. `walpost init --writer shop`
+-- runs the same. It revokes nothing.
 --
--- A table: INSERT on it, and what inserting takes. An outbox of messages: walpost.publish and publish_bytes, and what they
--- stand on. Whoever may send events can send any event.
+-- For a table, the role gets INSERT on it and the privileges that inserting requires. For an outbox
+-- of messages, it gets walpost.publish and publish_bytes, and the functions that they call. A role
+-- that may send events can send any event.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -17,7 +20,7 @@
 \else
 \set table outbox
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -53,7 +56,7 @@ BEGIN
         EXECUTE pg_catalog.format(
             'GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), '
             'walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text), walpost.max_event_bytes() TO %I', name);
-        -- In its own name, so that it keeps it when PUBLIC loses it.
+        -- Granted to the role itself, so that it keeps the privilege when PUBLIC loses it.
         IF pg_catalog.has_function_privilege(emit, 'EXECUTE WITH GRANT OPTION') THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', emit, name);
         ELSIF NOT pg_catalog.has_function_privilege(name, emit, 'EXECUTE') THEN
@@ -71,7 +74,7 @@ BEGIN
     IF uuidv7 IS NOT NULL AND NOT pg_catalog.has_function_privilege(name, uuidv7, 'EXECUTE') THEN
         EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', uuidv7, name);
     END IF;
-    -- Of columns that are serial; those that are an identity take no right.
+    -- For serial columns; identity columns require no privilege.
     FOR sequence IN SELECT d.objid::pg_catalog.regclass FROM pg_catalog.pg_depend d
         JOIN pg_catalog.pg_class c ON c.oid = d.objid AND c.relkind = 'S'
         WHERE d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = outbox::pg_catalog.regclass
@@ -79,7 +82,7 @@ BEGIN
     LOOP
         EXECUTE pg_catalog.format('GRANT USAGE ON SEQUENCE %s TO %I', sequence, name);
     END LOOP;
-    -- Who has a right that it may not pass on is only warned by GRANT.
+    -- If the grantor has a privilege but may not grant it, GRANT only logs a warning.
     SELECT pg_catalog.string_agg(line, ' ') INTO lacking FROM (VALUES
         (pg_catalog.has_schema_privilege(name, in_schema, 'USAGE'),
             pg_catalog.format('GRANT USAGE ON SCHEMA %I TO %I;', in_schema, name)),

@@ -1,7 +1,8 @@
-//! Everything that knows PostgreSQL.
+//! Everything specific to PostgreSQL.
 //!
-//! [`connect`] opens connections, [`replication`] speaks streaming replication over one, [`wire`] decodes
-//! what comes, and [`catalog`] asks SQL questions on another. [`provision`] runs the files in `sql/`.
+//! [`connect`] opens connections, [`replication`] speaks the streaming replication protocol over
+//! one, [`wire`] decodes the messages received, and [`catalog`] runs SQL queries on another
+//! connection. [`provision`] runs the files in `sql/`.
 
 pub(crate) mod catalog;
 pub(crate) mod connect;

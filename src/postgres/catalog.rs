@@ -1,6 +1,7 @@
-//! SQL questions about outbox, publication and slot: what is there, and what is wrong with it.
+//! SQL queries about the outbox, publication and slot: what exists, and what is wrong with it.
 //!
-//! Looking is one thing and judging another: [`Catalog::look`] asks, [`Observed::problems`] is pure.
+//! Queries and judgment are separate: [`Catalog::look`] runs the queries, [`Observed::problems`]
+//! does no I/O.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -78,32 +79,32 @@ mod unused_slots;
 mod vitals;
 mod writers;
 
-/// A connection for questions.
+/// A connection for catalog queries.
 pub(crate) struct Catalog {
     client: Client,
-    /// How it was opened.
+    /// The settings with which it was opened.
     conninfo: Conninfo,
-    /// Ends when the connection does.
+    /// The task that drives the connection; finishes when the connection ends.
     driver: JoinHandle<()>,
     notifications: Arc<Notifications>,
 }
 
-/// The server could not be asked.
+/// A failure to query or change the database.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// No connection came about.
+    /// The connection could not be established.
     #[error(transparent)]
     Dial(#[from] DialError),
     /// The server answered with an error.
     #[error("PostgreSQL: {0}")]
     Server(Box<ServerError>),
-    /// The connection was cut.
+    /// The connection was lost.
     #[error("connection to PostgreSQL lost: {0}")]
     Lost(tokio_postgres::Error),
-    /// There is no journal.
+    /// The journal does not exist.
     #[error("table walpost.journal does not exist. walpost init creates it, or sql/journal.sql")]
     NoJournal,
-    /// What the journal says was written by a later version.
+    /// An entry of the journal was written by a later version.
     #[error(
         "entry {id} of table walpost.journal is of version {version}, and this Walpost reads up to version {newest}: a newer \
          one has written it. Nothing was done. Run that version, or a later one"
@@ -112,36 +113,36 @@ pub enum CatalogError {
         /// The entry.
         id: i64,
         version: String,
-        /// The highest that is read.
+        /// The highest version that can be read.
         newest: u64,
     },
-    /// A policy would leave rows out, and its functions run as us.
+    /// A policy would hide rows, and its functions would run as the current role.
     #[error(
         "table {table} has row-level security, which hides rows from {role}. Let it see all: ALTER ROLE {role} BYPASSRLS"
     )]
     RowSecurity {
         table: TableName,
-        /// Who we are.
+        /// The current role.
         role: String,
     },
-    /// A statement would run code of others as us.
+    /// A statement would run code of other roles as the current role.
     #[error(
         "table {table} has code of other roles, which {role} would run: {code}. Nothing was done with the table. See who \
          made it, and drop what calls it"
     )]
     CodeOfOthers {
         table: TableName,
-        /// Who we are.
+        /// The current role.
         role: String,
-        /// What calls which function of whom.
+        /// Which object calls which function, and who owns it.
         code: String,
     },
-    /// A statement was composed from what is not true any more.
+    /// The table was changed after the statement for it was composed.
     #[error(
         "table {0} was changed while it was about to be read; nothing was done. Run the same command again"
     )]
     TableChanged(TableName),
-    /// A second connection was accepted by another server.
+    /// A second connection reached a different server.
     #[error(
         "a second connection to PostgreSQL reached another server than the first. Run the same command again; if it happens again, \
          name one host only"
@@ -150,7 +151,7 @@ pub enum CatalogError {
     /// A table that is to be added does not fit the settings.
     #[error("{0}")]
     Unfit(String),
-    /// Another `walpost init` has not ended in time, or another program has its lock.
+    /// Another `walpost init` has not finished in time, or another program holds its lock.
     #[error(
         "another session, PID {pid} of role {role}, has the lock of walpost init in this database. Run the same command again when \
          it has ended; to end it: SELECT pg_catalog.pg_terminate_backend({pid})"
@@ -160,7 +161,7 @@ pub enum CatalogError {
         /// The role of the session.
         role: String,
     },
-    /// It gave an answer that can't be read.
+    /// The server returned a value that can't be interpreted.
     #[error("PostgreSQL's catalog has an unexpected value: {0}")]
     Unexpected(String),
 }
@@ -189,15 +190,16 @@ impl Catalog {
     /// Connects, and drives the connection in the background until the catalog is dropped.
     ///
     /// # Errors
-    /// No host of `conninfo` accepts us.
+    /// No host of `conninfo` accepts the connection.
     pub(crate) async fn open(conninfo: &Conninfo) -> Result<Self, CatalogError> {
         Self::open_within(conninfo, SqlLimits::QUESTIONS).await
     }
 
-    /// As [`Self::open`], for reading rows of at most so many bytes too.
+    /// Connects like [`Self::open`], but the connection can also read rows of up to `row_bytes_max`
+    /// bytes.
     ///
     /// # Errors
-    /// No host of `conninfo` accepts us.
+    /// No host of `conninfo` accepts the connection.
     pub(crate) async fn open_for_rows(
         conninfo: &Conninfo,
         row_bytes_max: usize,
@@ -221,10 +223,10 @@ impl Catalog {
         })
     }
 
-    /// Resolves when the connection has ended.
+    /// Waits until the connection has ended.
     pub(crate) async fn closed(&mut self) {
         if !self.driver.is_finished() {
-            // It can't fail but by a panic, and then it has ended too.
+            // The task can fail only by panicking, and then the connection has ended as well.
             let _ = (&mut self.driver).await;
         }
     }
@@ -233,13 +235,14 @@ impl Catalog {
         &self.conninfo
     }
 
-    /// The client, for SQL that is no question.
+    /// Returns the client, for other SQL statements.
     #[must_use]
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The error, with the statement that fixes it if we lack a right; `grant` gives it for our role.
+    /// Converts an error. If a privilege is missing, adds the statement that grants it, which
+    /// `grant` returns for the current role.
     pub(super) fn with_grant(
         &self,
         error: tokio_postgres::Error,
@@ -255,11 +258,12 @@ impl Catalog {
         error
     }
 
-    /// Makes sure that what is there of Walpost belongs to roles that may have code run as us, or to the
-    /// owner of the outbox: all of it, or the journal alone, which is used while the pipeline runs.
+    /// Verifies that Walpost's objects belong to roles that are trusted to have code executed as
+    /// the current role, or to the owner of the outbox. Checks either all objects or only the
+    /// journal, which is used while the pipeline runs.
     ///
     /// # Errors
-    /// Something does not, and is named; or the server can't be asked.
+    /// An object belongs to another role and is named in the error, or the query fails.
     pub(crate) async fn examine_owners(
         &self,
         target: &Target,
@@ -274,10 +278,10 @@ impl Catalog {
         examined.map_err(|error| CatalogError::from(error).with_commands(&target.commands))
     }
 
-    /// Asks for everything that `target` names.
+    /// Queries everything that `target` names.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// A query fails.
     pub(crate) async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
         let server = self
             .client
@@ -332,7 +336,7 @@ impl Catalog {
         Ok(observed)
     }
 
-    /// Whether there is a role of this name.
+    /// Returns whether a role of this name exists.
     ///
     /// # Errors
     /// The query fails.
@@ -345,7 +349,7 @@ impl Catalog {
             .try_get(0)?)
     }
 
-    /// `server_version_num`
+    /// Returns `server_version_num`.
     ///
     /// # Errors
     /// The query fails.
@@ -354,7 +358,8 @@ impl Catalog {
         Ok(self.client.query_one(question, &[]).await?.try_get(0)?)
     }
 
-    /// The managed service that the server belongs to, by a setting that others do not have; none where the query fails.
+    /// Returns the managed service that the server belongs to, recognized by a setting that other
+    /// servers don't have. `None` if the query fails.
     async fn provider(&self) -> Option<Provider> {
         for (provider, setting) in Provider::SETTINGS {
             let question = "SELECT current_setting($1, true) IS NOT NULL";
@@ -366,10 +371,10 @@ impl Catalog {
         None
     }
 
-    /// What has the slot, if that is no Walpost.
+    /// Returns a problem if a program other than Walpost is using the slot.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// A query fails.
     pub(crate) async fn held_by_other(&self, slot: &str) -> Result<Option<Problem>, CatalogError> {
         let name = "SELECT current_setting('application_name')";
         let name: String = self.client.query_one(name, &[]).await?.try_get(0)?;
@@ -387,7 +392,8 @@ impl Catalog {
         Ok(found.pop().map(|(_, table)| table))
     }
 
-    /// Those of the tables that exist, in no order, with the columns that this publication sends.
+    /// Returns those of the tables that exist, in no particular order, with the columns that the
+    /// publication sends.
     ///
     /// # Errors
     /// The query fails.
@@ -426,7 +432,7 @@ impl Catalog {
                 persistence: row.try_get(4)?,
                 refuses_update: row.try_get(5)?,
                 has_key: row.try_get(6)?,
-                // Before the columns are read.
+                // The version is read before the columns.
                 version: TableVersion::new(name.clone(), row.try_get(7)?),
                 ..ObservedTable::default()
             };
@@ -444,7 +450,8 @@ impl Catalog {
         Ok(tables.into_values().collect())
     }
 
-    /// What is known of the columns of the table with this OID; nothing if the table does not exist.
+    /// Returns what is known about the columns of the table with this OID. Empty if the table does
+    /// not exist.
     ///
     /// # Errors
     /// The query fails.
@@ -453,7 +460,8 @@ impl Catalog {
         columns.iter().map(facts).collect()
     }
 
-    /// The columns of tables that the publication sends, or that any could send, each table's in their order.
+    /// Returns the columns of tables that the publication sends, or that any publication could
+    /// send, in their order in each table.
     async fn columns(
         &self,
         oids: &[u32],
@@ -473,7 +481,7 @@ impl Catalog {
         publication: Option<&str>,
         version: i32,
     ) -> Result<Vec<Row>, CatalogError> {
-        // Column lists came with PostgreSQL 15, and generated columns in publications with 18.
+        // Column lists exist since PostgreSQL 15, and generated columns in publications since 18.
         let listed = match version {
             150_000.. => {
                 "(SELECT r.prattrs::int2[] FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid \
@@ -488,7 +496,7 @@ impl Catalog {
             }
             _ => "false",
         };
-        // Their sum decides, since there can be 1,600 columns with a default each.
+        // The total size is limited, because there can be 1,600 columns with a default each.
         let default = format!(
             "CASE WHEN a.attgenerated = '' AND sum(octet_length(adbin::text)) OVER (PARTITION BY a.attrelid) \
              <= {EXPRESSION_BYTES_MAX} THEN pg_get_expr(adbin, 0) END"
@@ -532,7 +540,7 @@ impl Catalog {
         .await
     }
 
-    /// Whether there is a row; `from` is SQL from FROM on.
+    /// Returns whether a query has any rows; `from` is the query starting at FROM.
     pub(super) async fn is_there(
         &self,
         from: &str,
@@ -599,7 +607,7 @@ impl Catalog {
             && !publication.has_table
             && !publication.via_root
         {
-            // A partitioned table is listed by its leaves then.
+            // In this case, a partitioned table is listed by its leaf partitions.
             publication.has_table = self
                 .is_there(
                     "FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid \
@@ -613,10 +621,10 @@ impl Catalog {
         Ok(Some(publication))
     }
 
-    /// Tables that the patterns stand for and that are not `published`.
+    /// Returns the tables that match the patterns and are not in `published`.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn unpublished(
         &self,
         patterns: &TablePatterns,
@@ -649,10 +657,10 @@ impl Catalog {
         Ok(lacking)
     }
 
-    /// Asks for a slot.
+    /// Returns what the catalog contains about a slot.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn slot(&self, slot: &str) -> Result<Option<ObservedSlot>, CatalogError> {
         let found = self
             .client
@@ -690,7 +698,7 @@ impl Catalog {
     }
 }
 
-/// A column's, as [`Catalog::columns`] asks for it.
+/// Extracts what is known about a column from a row of [`Catalog::columns`].
 fn facts(row: &Row) -> Result<ColumnFacts, CatalogError> {
     let (type_oid, base): (u32, Option<u32>) = (row.try_get(2)?, row.try_get(7)?);
     Ok(ColumnFacts {

@@ -1,4 +1,4 @@
-//! Opens connections: [`conninfo`] says where to and who we are, [`dial`] goes there.
+//! Opens connections: [`conninfo`] determines the server and the user, [`dial`] connects.
 
 pub(crate) mod conninfo;
 pub(crate) mod dial;

@@ -1,4 +1,4 @@
-//! The SQL files that make outbox, role, publication and slot: shown, or run as they are.
+//! The SQL files that create the outbox, role, publication and slot: either shown or executed.
 
 use std::fmt;
 use std::time::Duration;
@@ -23,81 +23,84 @@ const PUBLICATION: &str = include_str!("../../sql/publication.sql");
 const SLOT: &str = include_str!("../../sql/slot.sql");
 const SNAPSHOT: &str = include_str!("../../sql/snapshot.sql");
 
-/// The `server_version_num` that has slots that follow a failover.
+/// The first `server_version_num` that supports failover slots.
 const FAILOVER_SINCE: i32 = 170_000;
 
-/// How often the steps of one transaction are run if another session creates the same.
+/// How often the steps of the transaction are tried if another session creates the same objects.
 const ATTEMPTS: u32 = 5;
 
-/// What is to be made.
+/// The objects to create.
 #[derive(Clone, Debug)]
 pub(crate) struct Provision {
     /// The pipeline's name.
     pub pipeline: String,
     /// Outbox, publication and slot.
     pub target: Target,
-    /// The table is partitioned by day.
+    /// Whether the table is partitioned by day.
     pub partitioned: bool,
-    /// The role for `walpost run`, if one is to be made.
+    /// The role for `walpost run`, if one is to be created.
     pub role: Option<String>,
-    /// The role that is to own the table, if that isn't who makes it.
+    /// The role that will own the table, if not the current one.
     pub owner: Option<String>,
     /// The roles that may send events.
     pub writers: Vec<String>,
-    /// The slot follows a failover: yes, no, or where the server has such slots.
+    /// Whether the slot is a failover slot; `None` makes it one if the server supports them.
     pub failover: Option<bool>,
-    /// How long each statement may wait for a lock; a slot waits for running transactions too.
+    /// Lock timeout of each statement. Creating a slot also waits for running transactions.
     pub lock_timeout: Duration,
     /// `max_row_bytes` of the pipeline.
     pub row_bytes_max: usize,
-    /// The most that a new outbox accepts in one event, if it is not the default.
+    /// The largest event that a new outbox accepts, if not the default.
     pub max_event_bytes: Option<u64>,
-    /// What the first start with the slot delivers.
+    /// What is delivered when a pipeline first starts with the slot.
     pub first_start: FirstStart,
 }
 
-/// All that is run, in this order.
+/// All steps, in the order in which they run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scripts {
-    /// As one transaction.
+    /// Steps that run in one transaction.
     pub together: Vec<Script>,
-    /// Each by itself, after the other: a slot can't be made in a transaction that has written.
+    /// Steps that run afterwards, one at a time: a slot can't be created in a transaction that has
+    /// written.
     pub after: Vec<Script>,
 }
 
-/// One step: a batch of statements.
+/// A step: a batch of statements.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Script {
-    /// What it makes.
+    /// The object that the step creates.
     pub makes: String,
-    /// Its statements.
+    /// The statements.
     pub sql: String,
 }
 
-/// A step has failed.
+/// The failure of a step.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}: {reason}")]
 pub(crate) struct ProvisionError {
-    /// What it was to make.
+    /// The object that the step creates.
     pub step: String,
-    /// Why it failed.
+    /// The cause of the failure.
     pub reason: CatalogError,
-    /// What is there by now.
+    /// Which objects exist now.
     pub left: Left,
 }
 
-/// What the steps before one that has failed have left.
+/// Which objects exist after a step has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// Everything is as it was.
+    /// Nothing was changed.
     Nothing,
-    /// The connection was lost while the transaction was committed.
+    /// Unknown: the connection was lost during COMMIT.
     Unknown,
-    /// Everything but the slot.
+    /// Everything except the slot exists.
     NoSlot,
-    /// Everything, and the slot, which retains WAL from now on; but not what is noted of it.
+    /// Everything exists, including the slot, which now retains WAL; but the records about the slot
+    /// are missing.
     Slot,
-    /// All but the last step; the slot was there before, and may be streamed from.
+    /// Everything but the last step is done; the slot existed before, and may already be streamed
+    /// from.
     LastStep,
 }
 
@@ -123,15 +126,16 @@ impl fmt::Display for Left {
 }
 
 impl Provision {
-    /// The steps, in the order that matters: what would refuse the slot is found first, the journal has to
-    /// be there before the role, the owner's rights are needed until everything that takes them is made,
-    /// and the publication comes before the slot, after which nothing is older than it.
+    /// Returns the steps in the required order: reasons to reject the slot are found first; the
+    /// journal must exist before the role; the privileges of the owner are needed until everything
+    /// that requires them is created; and the publication is created before the slot, so that it
+    /// exists for all WAL that the slot decodes.
     #[must_use]
     pub(crate) fn scripts(&self) -> Scripts {
         self.scripts_for(0)
     }
 
-    /// As [`Self::scripts`], for a server with this `server_version_num`.
+    /// Returns the steps like [`Self::scripts`], for a server with this `server_version_num`.
     fn scripts_for(&self, version: i32) -> Scripts {
         let Target {
             outbox,
@@ -161,7 +165,7 @@ impl Provision {
                     sql: self.fill_in(table),
                 })
             }
-            // Each is made by its name.
+            // Each table is created by name.
             Outbox::Tables(_) => None,
             Outbox::Messages { .. } => Some(Script {
                 makes: "function walpost.publish".to_owned(),
@@ -169,7 +173,8 @@ impl Provision {
             }),
         });
         if let Some(table) = outbox.table() {
-            // The statements that follow name the table, and from here on the name leads to what was examined.
+            // The statements that follow name the table; once it is locked, the name can't refer to
+            // a different table than the one examined.
             together.push(Script {
                 makes: format!("lock on {table}"),
                 sql: sql_file::examine(&self.target, "owners read"),
@@ -230,7 +235,7 @@ impl Provision {
             .fill_in(SLOT),
         };
         let last = match outbox {
-            // The slot delivers the rows that it has.
+            // The slot delivers the rows that the table already contains.
             Outbox::OneOf { table, .. } => Some(Script {
                 makes: format!("{table} in publication {publication}"),
                 sql: self.fill_in(ADD_OUTBOX),
@@ -245,11 +250,12 @@ impl Provision {
         Scripts { together, after }
     }
 
-    /// Runs the steps. What exists already stays as it is. `fits` says why the settings do not fit a table that is to be
-    /// added to those of a slot; it is asked before anything is committed, since a table that does not fit halts all of them.
+    /// Runs the steps. Existing objects are left unchanged. `fits` returns why the settings don't
+    /// fit a table that is added to those of a slot. It is called before the commit, because a
+    /// table that doesn't fit halts the pipeline for all tables.
     ///
     /// # Errors
-    /// A step fails; the error says what exists by now.
+    /// A step fails; the error states what exists now.
     pub(crate) async fn apply(
         &self,
         catalog: &Catalog,
@@ -260,7 +266,8 @@ impl Provision {
         let locked = catalog.lock_init(self.lock_timeout).await;
         locked.map_err(failed("lock of walpost init", Left::Nothing))?;
         let applied = self.apply_alone(catalog, fits).await;
-        // Otherwise the session has it for as long as the server takes to notice that the connection was closed.
+        // Otherwise the session holds the lock until the server notices that the connection was
+        // closed.
         catalog.unlock_init().await;
         applied
     }
@@ -309,20 +316,21 @@ impl Provision {
                 recorded.map_err(failed(note, Left::LastStep))?;
             }
             left = if is_new { Left::Slot } else { Left::LastStep };
-            // After the slot, so that walpost.add_outbox finds it, and after that, which may leave out rows.
+            // Runs after the slot is created, so that walpost.add_outbox finds the slot, and again
+            // after walpost.add_outbox, which may leave out rows.
             let recorded = self.record_tables(catalog).await;
             recorded.map_err(failed("record of the published tables", left))?;
         }
         Ok(())
     }
 
-    /// Records how the tables are published, if this role may.
+    /// Records how the tables are published, if the current role has the privileges.
     async fn record_tables(&self, catalog: &Catalog) -> Result<(), CatalogError> {
         let recorded = catalog.record_tables(&self.pipeline, &self.target, Refresh::Nothing);
         let why = match recorded.await {
             Ok(None) => return Ok(()),
             Ok(Some(why)) => why,
-            // `run` compares them too, as a role that may.
+            // `run` compares them too, with a role that has the privileges.
             Err(CatalogError::Server(error)) if error.code == "42501" => error.to_string(),
             Err(error) => return Err(error),
         };
@@ -333,7 +341,7 @@ impl Provision {
         Ok(())
     }
 
-    /// Runs the steps that are one transaction.
+    /// Runs the steps that form one transaction.
     async fn run_together(
         &self,
         catalog: &Catalog,
@@ -341,7 +349,7 @@ impl Provision {
         fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
     ) -> Result<(), ProvisionError> {
         let roll_back = async || {
-            // Where the connection is gone, so is the transaction.
+            // If the connection is lost, so is the transaction.
             let _ = catalog.client().batch_execute("ROLLBACK").await;
         };
         run(catalog, "transaction", "BEGIN", Left::Nothing).await?;
@@ -381,7 +389,8 @@ impl Provision {
         }
     }
 
-    /// An existing slot may have been created by hand, or by an `init` that did not get further.
+    /// Records the slot if it differs from the recorded one: an existing slot may have been created
+    /// manually, or by an `init` that failed afterwards.
     async fn record_other_history(&self, catalog: &Catalog) -> Result<(), CatalogError> {
         let Some(slot) = catalog.slot(&self.target.slot).await? else {
             return Ok(());
@@ -395,7 +404,7 @@ impl Provision {
                     .slot_was_made(&self.pipeline, &self.target, self.first_start)
                     .await
             }
-            // `run` compares them too, as a role that may.
+            // `run` compares them too, with a role that has the privileges.
             Err(CatalogError::Server(error)) if error.code == "42501" => {
                 tracing::warn!(
                     pipeline = self.pipeline,
@@ -435,13 +444,15 @@ fn failed(step: &str, left: Left) -> impl FnOnce(CatalogError) -> ProvisionError
     move |reason| ProvisionError { step, reason, left }
 }
 
-/// Another session has created the same object in the meantime, which the next attempt finds: in another database, or by hand.
+/// Returns whether another session has created the same object in the meantime, in another database
+/// or manually. The next attempt finds that object.
 fn is_conflict(error: &CatalogError) -> bool {
     let CatalogError::Server(error) = error else {
         return false;
     };
     match &*error.code {
-        // unique_violation of a catalog's index, duplicate_object, duplicate_schema, duplicate_table, duplicate_function
+        // unique_violation in a catalog index, duplicate_object, duplicate_schema, duplicate_table,
+        // duplicate_function
         "23505" | "42710" | "42P06" | "42P07" | "42723" => true,
         "XX000" => error.message.starts_with("tuple concurrently"),
         _ => false,
@@ -555,7 +566,7 @@ mod tests {
         }
     }
 
-    /// The files of sql/ with their names.
+    /// Returns the files in sql/ with their names.
     fn files() -> Vec<(String, String)> {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let files = std::fs::read_dir(folder).expect("a folder").map(|entry| {
@@ -566,7 +577,7 @@ mod tests {
         files.collect()
     }
 
-    /// The files in src/, with their texts.
+    /// Returns the files in src/ with their names.
     fn sources() -> Vec<(String, String)> {
         let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
         let mut files = Vec::new();
@@ -685,17 +696,18 @@ mod tests {
         }
     }
 
-    /// Rows of a table are read by `table_guard`; the others are listed with what makes them safe.
+    /// Rows of a table are read by `table_guard`; the exceptions are listed with the reason why
+    /// they are safe.
     #[test]
     fn tables_are_named_in_statements_only_after_their_examination() {
         let listed = [
             "catalog/table_guard.rs",
-            // Under a lock.
+            // While a lock is held.
             "catalog/copy.rs",
             "catalog/table.rs",
             // In a transaction that examines the table.
             "retention/rows.rs",
-            // Parsed under a lock, and never planned.
+            // Parsed while a lock is held, and never planned.
             "replay/condition.rs",
             "provision.rs",
         ];
@@ -709,8 +721,8 @@ mod tests {
         }
     }
 
-    /// Without an alias, the name of a table can be that of a column that has just been renamed, and stands for the row as a whole then,
-    /// which is of a type that the owner of the table can add casts to.
+    /// Without an alias, the name of a table may be that of a column that has just been renamed. It
+    /// then refers to the whole row, whose type the owner of the table can add casts to.
     #[test]
     fn tables_of_others_have_an_alias_in_statements_that_name_columns() {
         let mut found = Vec::new();
@@ -732,7 +744,8 @@ mod tests {
         assert!(found.is_empty(), "{found:#?}");
     }
 
-    /// `Catalog::lock_table` compares the table with what statements are composed from. Who only examines a table has to do that too.
+    /// `Catalog::lock_table` compares the table with the description from which statements are
+    /// composed. Code that only examines a table must do so as well.
     #[test]
     fn tables_are_examined_together_with_a_comparison_of_what_was_read_before() {
         let listed = ["catalog/table_guard.rs", "src/retention.rs", "provision.rs"];
@@ -816,7 +829,7 @@ mod tests {
         assert_eq!(filled, "SELECT 'out''box', \"My Shop\"::text, :'what';\n");
     }
 
-    /// What the steps of the transaction make, and those after it.
+    /// Returns what the steps of the transaction create, and those after it.
     fn made(provision: &Provision) -> [Vec<String>; 2] {
         let Scripts { together, after } = provision.scripts();
         [together, after].map(|scripts| scripts.into_iter().map(|script| script.makes).collect())

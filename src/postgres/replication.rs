@@ -1,7 +1,7 @@
 //! The replication connection: commands, then `CopyBoth` with status updates.
 //!
-//! PostgreSQL 18, "54.4. Streaming Replication Protocol". tokio-postgres from the registry has no
-//! `CopyBoth`, so this part is ours; it stands on postgres-protocol's codecs.
+//! PostgreSQL 18, "54.4. Streaming Replication Protocol". The released tokio-postgres does not
+//! support `CopyBoth`, so this module implements it on top of the codecs of postgres-protocol.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -31,69 +31,72 @@ mod preview;
 mod reader;
 mod transport;
 
-/// A unix-domain socket that takes so many bytes does not hold up a walsender while its rows are decoded and sent.
+/// Buffer size of a Unix-domain socket that does not stall a walsender while its rows are decoded
+/// and sent.
 pub(crate) const BUFFER_WANTED: usize = 4 << 20;
-/// Receive buffer of a connection over TCP within this host: less than a read takes, and a millisecond's worth of rows.
+/// Receive buffer for a TCP connection within this host: smaller than one read, and about a
+/// millisecond's worth of rows.
 const RECEIVE_BUFFER: usize = 96 << 10;
-/// Answers to commands are short; a server that sends more is none.
+/// Limit for replies to commands, which are short; a server that sends more is not PostgreSQL.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// So much of a notice is logged.
+/// Maximum length of a logged notice.
 const NOTICE_CHARS_MAX: usize = 1000;
-/// How long a server may take to close `CopyBoth`: it can be in the middle of a large transaction.
+/// How long a server may take to end `CopyBoth`: it may be in the middle of a large transaction.
 const CLOSE: Duration = Duration::from_secs(2);
 /// SQLSTATE of PostgreSQL 18's warning `skipped loading publication`.
 const PUBLICATION_SKIPPED: &str = "55000";
-/// SQLSTATE of what a session that is not for replication answers to its commands.
+/// SQLSTATE with which a session that is not in replication mode rejects replication commands.
 const SYNTAX_ERROR: &str = "42601";
 const NO_REPLICATION: &str = "This session is not one for replication: a connection pooler (as PgCat or Supavisor) is between, and does \
      not pass on what the session was asked for. Connect to PostgreSQL's own address and port";
 
-/// A replication connection that failed.
+/// A failure of a replication connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectionError {
-    /// No connection came about.
+    /// The connection could not be established.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// The server ended it with an error, or refused a command.
+    /// The server ended the connection with an error, or rejected a command.
     #[error("PostgreSQL: {0}")]
     Server(Box<ServerError>),
-    /// The publication did not exist when the rows were committed, and the server leaves them out instead of failing
-    /// (PostgreSQL 18).
+    /// The publication did not exist when the rows were committed, and the server skips them
+    /// instead of failing (PostgreSQL 18).
     #[error("PostgreSQL leaves rows out: {0}")]
     PublicationSkipped(Box<ServerError>),
-    /// It was cut.
+    /// The connection was lost.
     #[error("connection to PostgreSQL lost: {0}")]
     Io(#[from] std::io::Error),
-    /// The server closed it.
+    /// The server closed the connection.
     #[error("PostgreSQL closed the connection")]
     Closed,
-    /// Nothing came for too long, though an answer was asked for.
+    /// Nothing was received within the time limit, although a reply was requested.
     #[error("no response from PostgreSQL for {0:?} (link_timeout), though a reply was requested")]
     Silent(Duration),
-    /// A message of the server is larger than it may be.
+    /// A message from the server exceeds the size limit.
     #[error("PostgreSQL sends a message of {bytes} bytes; at most {max} are accepted")]
     TooLarge {
-        /// Its length.
+        /// The length of the message.
         bytes: usize,
         /// The limit.
         max: usize,
     },
-    /// What came is no frame of streaming replication.
+    /// The server sent something other than a streaming replication frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
-    /// What came is not what the protocol has at this point.
+    /// The server sent a message that the protocol does not allow at this point.
     #[error("PostgreSQL protocol: {0}")]
     Protocol(String),
 }
 
 impl ConnectionError {
-    /// The server can't send a text in UTF-8: untranslatable_character, or character_not_in_repertoire.
+    /// Returns whether the server failed to convert text to UTF-8: untranslatable_character, or
+    /// character_not_in_repertoire.
     #[must_use]
     pub(crate) fn is_of_encoding(&self) -> bool {
         matches!(self, Self::Server(error) if matches!(error.code.as_str(), "22P05" | "22021"))
     }
 
-    /// What the server has said, or the one that has the last word among several.
+    /// Returns the server's error, if this is one; of several failed attempts, the decisive one.
     pub fn server_mut(&mut self) -> Option<&mut ServerError> {
         match self {
             Self::Server(error) => Some(error),
@@ -103,63 +106,64 @@ impl ConnectionError {
     }
 }
 
-/// What `IDENTIFY_SYSTEM` answers.
+/// The reply to `IDENTIFY_SYSTEM`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Identifies the cluster; the same on its standbys and restored copies.
     pub system_id: String,
-    /// Rises with each promotion.
+    /// Increases with each promotion.
     pub timeline: u32,
-    /// The end of the WAL that is on disk.
+    /// The end of the WAL that has been flushed to disk.
     pub flushed: Lsn,
 }
 
-/// What `COPY ... TO STDOUT` sends.
+/// Data sent by `COPY ... TO STDOUT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyOut<'c> {
-    /// A row, as the format has it.
+    /// A row, in the format that the COPY command specifies.
     Row(&'c [u8]),
-    /// There are no more.
+    /// The end of the copy.
     End,
 }
 
-/// A connection of the walsender protocol.
+/// A connection that uses the walsender protocol.
 pub struct Connection {
     transport: Transport,
     ahead: Ahead,
     buffer: Buffer,
-    /// Length of the message that is not complete yet.
+    /// Length of the incomplete message, or of the message returned last; 0 if there is neither.
     wanted: usize,
-    /// Length of the message that was given in part, and is passed over when it is consumed.
+    /// Length of the message that was returned in part; the rest is skipped when it is consumed.
     large: usize,
-    /// How much of a message is still to be passed over.
+    /// Number of bytes of a message that are still to be skipped.
     skipped: usize,
     last_heard: Instant,
-    /// Bytes that were read since [`Connection::take_received`].
+    /// Bytes read since the last call of [`Connection::take_received`].
     received: usize,
     row_bytes_max: usize,
-    /// The server converts texts to UTF-8.
+    /// Whether the server converts text to UTF-8.
     converts: bool,
     notices: Arc<NoticeLimit>,
-    /// The host that answered, as logs call it.
+    /// The host that answered, as shown in logs.
     pub host: String,
 }
 
-/// Whether somebody reads ahead where that is wanted.
+/// Whether a thread reads ahead on request.
 enum Ahead {
     Untried,
     Never,
     Reader {
         reader: Reader,
-        /// When it was last wanted.
+        /// When reading ahead was last requested.
         wanted: Instant,
     },
 }
 
-/// A reader that was not wanted for so long is given up, with its thread and its memory.
+/// How long reading ahead must not have been requested before the thread and its memory are
+/// released.
 const READER_IDLE: Duration = Duration::from_secs(5);
 
-/// Session settings that the texts of values depend on.
+/// Session settings that determine the text format of values.
 pub(crate) const TEXT_FORMS: [(&str, &str); 5] = [
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
@@ -168,12 +172,12 @@ pub(crate) const TEXT_FORMS: [(&str, &str); 5] = [
     ("timezone", "UTC"),
 ];
 
-/// Session settings that the output depends on: the text forms of values, and how soon the server
-/// takes us for dead.
+/// Returns the session settings that the output depends on: the text format of values, and how soon
+/// the server considers Walpost dead.
 fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
     TEXT_FORMS
         .into_iter()
-        // The warning of a skipped publication must reach us.
+        // So that the warning about a skipped publication is sent.
         .chain([("client_min_messages", "warning")])
         .map(|(name, value)| (name, value.to_owned()))
         .chain([("wal_sender_timeout", link_timeout.as_millis().to_string())])
@@ -181,11 +185,11 @@ fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
 }
 
 impl Connection {
-    /// Opens a connection for logical replication. The server is told to drop it after
-    /// `link_timeout` without a word from us; a message above `row_bytes_max` is refused.
+    /// Opens a connection for logical replication. The server is configured to close it after
+    /// receiving nothing for `link_timeout`; messages larger than `row_bytes_max` are rejected.
     ///
     /// # Errors
-    /// No host of `conninfo` accepts us.
+    /// No host of `conninfo` accepts the connection.
     pub async fn open(
         conninfo: &Conninfo,
         link_timeout: Duration,
@@ -197,7 +201,8 @@ impl Connection {
             .map(|(name, value)| (*name, value.as_str()))
             .collect();
         let session = dial::replication(conninfo, &startup).await?;
-        // The server checks what it sends against client_encoding, and ends the stream at a row that does not pass.
+        // The server validates what it sends against client_encoding, and ends the stream at a row
+        // that is invalid.
         let is_unchecked = session
             .parameters
             .get("server_encoding")
@@ -210,7 +215,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Has the server send texts in the encoding of the database, whatever they contain.
+    /// Makes the server send text in the encoding of the database, without validation.
     ///
     /// # Errors
     /// The connection fails.
@@ -222,13 +227,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Texts may be no UTF-8.
+    /// Returns whether text may be invalid UTF-8.
     #[must_use]
     pub fn has_unchecked_texts(&self) -> bool {
         !self.converts
     }
 
-    /// The connection that a session is.
+    /// Creates a connection from a session.
     #[must_use]
     pub fn over(session: dial::Session, row_bytes_max: usize) -> Self {
         Self {
@@ -247,31 +252,32 @@ impl Connection {
         }
     }
 
-    /// How many bytes the server can send over a unix-domain socket before somebody reads, as the connection was opened;
-    /// nothing over TCP.
+    /// Returns the number of bytes that the server can send over a Unix-domain socket before anyone
+    /// reads, as of when the connection was opened. `None` for TCP, or while another thread reads.
     #[must_use]
     pub fn unix_buffer(&self) -> Option<usize> {
         self.transport.unix_buffer()
     }
 
-    /// Makes the receive buffer small, over TCP without TLS within this host; says whether it is that. The walsender does one
-    /// `send` for each row. With room at the receiver's, each becomes a segment, which costs the walsender the way through
-    /// the kernel to our socket, twice what decoding a row does. Without, the rows gather in its socket's send buffer, and go
-    /// many at a time when we read.
+    /// Shrinks the receive buffer of a connection over TCP without TLS within this host. Returns
+    /// whether it did. The walsender calls `send` once per row. If the receiver has space, each row
+    /// becomes a segment, and the walsender spends the time to take it through the kernel to this
+    /// socket, twice the time of decoding a row. Otherwise, the rows accumulate in the send buffer
+    /// of its socket, and many are transferred at once when this end reads.
     pub fn shrink_receive_buffer(&self) -> bool {
         self.transport.shrink_receive_buffer(RECEIVE_BUFFER)
     }
 
-    /// `IDENTIFY_SYSTEM`
+    /// Runs `IDENTIFY_SYSTEM`.
     ///
     /// # Errors
-    /// The connection fails, or the answer can't be read.
+    /// The connection fails, or the reply can't be parsed.
     pub async fn identify(&mut self) -> Result<Identity, ConnectionError> {
         let mut row = self.command("IDENTIFY_SYSTEM").await;
         if let Err(ConnectionError::Server(error)) = &mut row
             && error.code == SYNTAX_ERROR
         {
-            // A pooler has left out of the startup message what it does not know.
+            // A pooler has removed unknown parameters from the startup message.
             error.hint = Some(NO_REPLICATION.to_owned());
         }
         let row = row?;
@@ -288,11 +294,11 @@ impl Connection {
         })
     }
 
-    /// The server process on the other side, as the server itself calls it: what a pooler between has told
-    /// at the start can be another number.
+    /// Returns the process ID of the server process, as reported by the server itself: a pooler in
+    /// between may have sent a different number in the startup.
     ///
     /// # Errors
-    /// The connection fails, or the answer can't be read.
+    /// The connection fails, or the reply can't be parsed.
     pub async fn process_id(&mut self) -> Result<i32, ConnectionError> {
         let question = "SELECT pg_backend_pid()";
         let row = self.command(question).await?;
@@ -302,10 +308,10 @@ impl Connection {
             .ok_or_else(|| ConnectionError::Protocol(format!("{question} answered with {row:?}")))
     }
 
-    /// `TIMELINE_HISTORY`: the timelines that `timeline` comes from, and where each was left.
+    /// Runs `TIMELINE_HISTORY`: returns the ancestors of `timeline`, and where each was left.
     ///
     /// # Errors
-    /// The connection fails, or the answer can't be read.
+    /// The connection fails, or the reply can't be parsed.
     pub async fn timeline_history(
         &mut self,
         timeline: u32,
@@ -328,13 +334,13 @@ impl Connection {
             .ok_or_else(|| ConnectionError::Protocol(format!("{command} answered with {row:?}")))
     }
 
-    /// `START_REPLICATION` of the transactions whose commit record is at or after both `from` and
-    /// where the slot stands: what was confirmed the server knows better than any client, so that
-    /// `from` is 0/0 but where something else is known to be delivered. With `messages` it also
-    /// sends what `pg_logical_emit_message` wrote.
+    /// Runs `START_REPLICATION` for the transactions whose commit record is at or after both `from`
+    /// and the slot's confirmed position. The server knows what was confirmed better than any
+    /// client, so `from` is 0/0 unless something else is known to be delivered. With `messages`,
+    /// the stream includes what `pg_logical_emit_message` wrote.
     ///
     /// # Errors
-    /// The server refuses, or the connection fails.
+    /// The server rejects the command, or the connection fails.
     pub async fn start(
         &mut self,
         slot: &str,
@@ -353,7 +359,7 @@ impl Connection {
         loop {
             self.await_message(ANSWER_BYTES_MAX).await?;
             if self.buffer.unread()[0] == b'W' {
-                // CopyBothResponse: its column formats say nothing about pgoutput.
+                // CopyBothResponse; its column formats don't apply to pgoutput.
                 self.buffer.consume(self.wanted);
                 return Ok(());
             }
@@ -366,18 +372,18 @@ impl Connection {
         }
     }
 
-    /// Runs a statement, and gives the first row of its answer.
+    /// Runs a statement and returns the first row of its result.
     ///
     /// # Errors
-    /// The server refuses, or the connection fails.
+    /// The server rejects the statement, or the connection fails.
     pub async fn query(&mut self, statement: &str) -> Result<Vec<Option<String>>, ConnectionError> {
         self.command(statement).await
     }
 
-    /// Begins `COPY ... TO STDOUT`; [`Connection::peek_row`] gives its rows.
+    /// Starts `COPY ... TO STDOUT`; its rows are returned by [`Connection::peek_row`].
     ///
     /// # Errors
-    /// The server refuses, or the connection fails.
+    /// The server rejects the statement, or the connection fails.
     pub async fn copy_out(&mut self, statement: &str) -> Result<(), ConnectionError> {
         self.send_query(statement).await?;
         loop {
@@ -392,8 +398,8 @@ impl Connection {
         }
     }
 
-    /// The next row of `COPY` that is complete in the buffer, or its end, if one of them is there.
-    /// A row stays the next until [`Connection::consume`].
+    /// Returns the next row of `COPY`, or its end, if it is completely in the buffer. The same row
+    /// is returned again until [`Connection::consume`] is called.
     ///
     /// # Errors
     /// The server ended the copy or sent something else.
@@ -419,8 +425,8 @@ impl Connection {
         }
     }
 
-    /// The next frame that is complete in the buffer, if there is one. It stays the next until
-    /// [`Connection::consume`].
+    /// Returns the next frame, if it is completely in the buffer. The same frame is returned again
+    /// until [`Connection::consume`] is called.
     ///
     /// # Errors
     /// The server ended the stream or sent something else.
@@ -441,7 +447,7 @@ impl Connection {
                 Message::NoticeResponse(body) => self.notice(body.fields())?,
                 Message::ParameterStatus(_) => {}
                 Message::ErrorResponse(body) => return Err(server_error(body.fields())),
-                // A server that shuts down ends the stream with the command's completion.
+                // A server that shuts down ends the stream by completing the command.
                 Message::CopyDone | Message::CommandComplete(_) => {
                     return Err(ConnectionError::Closed);
                 }
@@ -450,9 +456,10 @@ impl Connection {
         }
     }
 
-    /// A frame that is larger than what is read, if it can be passed over.
+    /// Returns the beginning of a frame that exceeds the size limit, if it is of a kind that can be
+    /// skipped.
     fn large(&mut self, bytes: usize, max: usize) -> Result<Option<Frame<'_>>, ConnectionError> {
-        // The message is longer than that.
+        // The message is longer than this.
         let wanted = max.min(5 + BEGINNING_BYTES);
         let unread = self.buffer.unread();
         let beginning = &unread[..unread.len().min(wanted)];
@@ -467,14 +474,14 @@ impl Connection {
         Ok(Some(Frame::large(&beginning[5..], bytes, max)?))
     }
 
-    /// The frame that [`Connection::peek`] gave is done with.
+    /// Removes the frame or row that was returned last from the buffer.
     pub fn consume(&mut self) {
         self.buffer.consume(std::mem::take(&mut self.wanted));
         self.skipped += std::mem::take(&mut self.large);
     }
 
-    /// The bodies of the `CopyData` messages that are complete in the buffer, from the one on that was given last,
-    /// up to a message of another kind.
+    /// Returns the bodies of the `CopyData` messages that are completely in the buffer, starting
+    /// with the one returned last and ending before a message of another kind.
     pub fn buffered(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.buffer.unread();
         std::iter::from_fn(move || {
@@ -486,10 +493,10 @@ impl Connection {
         })
     }
 
-    /// Reads what has come, at least one byte. Nothing is lost if the future is dropped.
+    /// Reads the available bytes, at least one. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// The connection was cut or closed.
+    /// The connection was lost or closed.
     pub async fn fill(&mut self) -> Result<(), ConnectionError> {
         let missing = self.wanted.saturating_sub(self.unread());
         let read = match self.chunk().await? {
@@ -515,7 +522,7 @@ impl Connection {
         Ok(())
     }
 
-    /// What was read ahead, if anything is.
+    /// Returns bytes that were read ahead, if any.
     async fn chunk(&mut self) -> Result<Option<Buffer>, ConnectionError> {
         if let (Transport::Written(_), Ahead::Reader { reader, .. }) =
             (&self.transport, &self.ahead)
@@ -528,9 +535,10 @@ impl Connection {
         Ok(None)
     }
 
-    /// Has a thread of its own empty the socket, about `bytes_max` ahead of [`Connection::fill`], until nothing comes for
-    /// a moment, or [`Connection::read_directly`]. Says whether one does: only a unix-domain socket with less than
-    /// [`BUFFER_WANTED`] gains by it, and the system may have no thread for it.
+    /// Makes a dedicated thread read from the socket, up to about `bytes_max` ahead of
+    /// [`Connection::fill`], until nothing arrives for a moment or [`Connection::read_directly`] is
+    /// called. Returns whether it does: only a Unix-domain socket with a buffer smaller than
+    /// [`BUFFER_WANTED`] benefits, and starting the thread can fail.
     pub fn read_ahead(&mut self, bytes_max: usize, now: Instant) -> bool {
         if let Ahead::Untried = self.ahead {
             let is_small = self
@@ -570,7 +578,8 @@ impl Connection {
         true
     }
 
-    /// Ends [`Connection::read_ahead`] as soon as the socket is empty, and its thread when it was not wanted for long.
+    /// Ends [`Connection::read_ahead`] as soon as the socket is empty, and its thread when it has
+    /// not been requested for a while.
     pub fn read_directly(&mut self, now: Instant) {
         let Ahead::Reader { reader, wanted } = &self.ahead else {
             return;
@@ -582,32 +591,33 @@ impl Connection {
         }
     }
 
-    /// How many bytes were read since this was last asked.
+    /// Returns the number of bytes read since the last call.
     pub fn take_received(&mut self) -> u64 {
         std::mem::take(&mut self.received) as u64
     }
 
-    /// Bytes that were read and not consumed.
+    /// Returns the number of bytes that were read and not consumed.
     #[must_use]
     pub fn unread(&self) -> usize {
         self.buffer.unread().len()
     }
 
-    /// Nothing is read now, so that nothing comes says nothing about the link.
+    /// Resets the time of the last receipt while nothing is read, because silence then says nothing
+    /// about the connection.
     pub fn pause(&mut self) {
         self.last_heard = Instant::now();
     }
 
-    /// When something last came.
+    /// Returns when something was last received.
     #[must_use]
     pub fn last_heard(&self) -> Instant {
         self.last_heard
     }
 
-    /// Tells the server what is durable, and asks for an answer if `reply_requested`.
+    /// Reports the durable position to the server, and requests a reply if `reply_requested`.
     ///
     /// # Errors
-    /// The connection was cut, or takes nothing for `limit`.
+    /// The connection was lost, or the server does not read within `limit`.
     pub async fn confirm(
         &mut self,
         upto: Confirmed,
@@ -621,12 +631,12 @@ impl Connection {
         }
     }
 
-    /// Ends `CopyBoth` and the session. The server has read every status update before it answers,
-    /// so after this the slot is at what was confirmed last.
+    /// Ends `CopyBoth` and the session. The server processes all status updates before it replies,
+    /// so when this returns, the slot is at the position confirmed last.
     ///
     /// # Errors
-    /// The connection fails or the server takes too long; what was confirmed before may not have
-    /// been read then.
+    /// The connection fails or the server takes too long; it may then not have processed the last
+    /// status updates.
     pub async fn close(mut self) -> Result<(), ConnectionError> {
         let close = async {
             let mut message = BytesMut::new();
@@ -634,7 +644,7 @@ impl Connection {
             self.write(&message).await?;
             loop {
                 match self.await_message(self.row_bytes_max).await {
-                    // Nobody reads what still comes.
+                    // The remaining rows are discarded.
                     Err(ConnectionError::TooLarge { bytes, .. })
                         if self.buffer.unread()[0] == b'd' =>
                     {
@@ -663,7 +673,7 @@ impl Connection {
             .map_err(|_| ConnectionError::Silent(CLOSE))?
     }
 
-    /// Runs a command and gives the first row of its answer.
+    /// Runs a command and returns the first row of its reply.
     async fn command(&mut self, command: &str) -> Result<Vec<Option<String>>, ConnectionError> {
         self.send_query(command).await?;
         let mut row = Vec::new();
@@ -715,8 +725,8 @@ impl Connection {
         }
     }
 
-    /// The whole length of the next message, if all of it is there. Otherwise notes how much room
-    /// it needs.
+    /// Returns the total length of the next message, if it is complete. Otherwise records how much
+    /// space it needs.
     fn complete(&mut self, bytes_max: usize) -> Result<Option<usize>, ConnectionError> {
         (self.wanted, self.large) = (0, 0);
         if self.skipped > 0 {
@@ -731,7 +741,7 @@ impl Connection {
         let Some(header) = Header::parse(unread)? else {
             return Ok(None);
         };
-        // The length counts itself, but not the tag; Header has refused less than itself.
+        // The length includes itself but not the type; Header has rejected lengths below 4.
         let len = usize::try_from(header.len())
             .map_err(|_| ConnectionError::Protocol("negative length".to_owned()))?
             + 1;
@@ -748,10 +758,10 @@ impl Connection {
         Ok(Some(len))
     }
 
-    /// Logs what the server has to say, unless that is too much.
+    /// Logs a notice from the server, unless there have been too many.
     ///
     /// # Errors
-    /// The server says that it leaves rows out.
+    /// The notice says that the server skips rows.
     fn notice(&self, fields: Fields<'_>) -> Result<(), ConnectionError> {
         let notice = ServerError::parse(fields)?;
         let is_warning = notice.severity == "WARNING";
@@ -775,7 +785,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes the next message, which is complete, out of the buffer. `wanted` is its length.
+    /// Removes the next message, which must be complete, from the buffer. `wanted` is its length.
     fn parse_message(&mut self) -> Result<Message, ConnectionError> {
         let len = std::mem::take(&mut self.wanted);
         let mut message = BytesMut::from(&self.buffer.unread()[..len]);
@@ -798,7 +808,7 @@ fn server_error(fields: Fields<'_>) -> ConnectionError {
     }
 }
 
-/// Microseconds since 2000-01-01 00:00 UTC, PostgreSQL's epoch.
+/// Returns the time in microseconds since 2000-01-01 00:00 UTC, PostgreSQL's epoch.
 fn clock_micros() -> i64 {
     const FROM_1970: i64 = 946_684_800_000_000;
     let since_1970 = SystemTime::now()

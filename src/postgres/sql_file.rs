@@ -1,8 +1,8 @@
-//! The files of `sql/`, filled in.
+//! The files of `sql/`, with their variables substituted.
 //!
-//! They are written for psql. Here, a file that another includes (`\ir`) stands in its place, once; other lines that are
-//! psql's own are left out (what stands from `\if` to `\endif` are defaults), and `:"name"` and `:'name'` are replaced by
-//! quoted identifiers and literals.
+//! The files are written for psql. Here, each file included with `\ir` is inserted once; other psql
+//! commands are removed, including the lines from `\if` to `\endif`, which set defaults; and
+//! `:"name"` and `:'name'` are replaced by quoted identifiers and literals.
 
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
@@ -15,13 +15,14 @@ pub(super) const UUIDV7: &str = include_str!("../../sql/uuidv7.sql");
 pub(super) const NO_UPDATE: &str = include_str!("../../sql/no_update.sql");
 pub(super) const PREREQUISITES: &str = include_str!("../../sql/prerequisites.sql");
 
-/// An argument of `pg_create_logical_replication_slot`, from PostgreSQL 17 on.
+/// An argument of `pg_create_logical_replication_slot`, available since PostgreSQL 17.
 const FAILOVER: &str = ", failover => true";
 
-/// The largest event that a new outbox accepts unless told otherwise; the same default is in the files.
+/// Default for the largest event that a new outbox accepts. The files contain the same default.
 pub(super) const MAX_EVENT_BYTES: u64 = 990_000;
 
-/// What the variables in a file stand for. A file that names one which is not there keeps its name, which no server takes.
+/// The values of the variables in a file. A variable without a value is left as it is, which is a
+/// syntax error on any server.
 #[derive(Clone, Copy)]
 pub(super) struct Variables<'v> {
     pub(super) pipeline: &'v str,
@@ -29,11 +30,11 @@ pub(super) struct Variables<'v> {
     pub(super) role: Option<&'v str>,
     pub(super) owner: Option<&'v str>,
     pub(super) writer: Option<&'v str>,
-    /// The slot is to follow a failover.
+    /// Whether the slot is synchronized to standbys, so that it survives a failover.
     pub(super) failover: bool,
     /// `max_row_bytes` of the pipeline.
     pub(super) row_bytes_max: usize,
-    /// The most that a new outbox accepts in one event, if it is not the default.
+    /// The largest event that a new outbox accepts, if not the default.
     pub(super) max_event_bytes: Option<u64>,
 }
 
@@ -48,7 +49,8 @@ impl Variables<'_> {
         out
     }
 
-    /// Adds a file to `out`. `examine` is the variable of this name, and `included` what is in `out` already.
+    /// Appends a file to `out`. `examine` is the value of the variable of that name, and `included`
+    /// lists the files already in `out`.
     fn include<'f>(
         &self,
         file: &'f str,
@@ -84,7 +86,7 @@ impl Variables<'_> {
                     self.include(inner.0, inner.1, included, out);
                 }
             }
-            // A batch is one transaction.
+            // A batch is already one transaction.
             let is_transaction = matches!(line, "BEGIN;" | "COMMIT;");
             if !line.starts_with('\\') && !is_transaction {
                 self.fill_in_line(line, examine, out);
@@ -112,7 +114,8 @@ impl Variables<'_> {
         out.push('\n');
     }
 
-    /// Reads `:'name'` or `:"name"` off the front of `text`, or the one variable that is SQL.
+    /// Parses `:'name'` or `:"name"` at the start of `text`, or `:failover`, the only variable that
+    /// is replaced by SQL.
     fn variable<'t>(&self, text: &'t str, examine: &str) -> Option<(String, &'t str)> {
         if let Some(rest) = text.strip_prefix(":failover") {
             let argument = if self.failover { FAILOVER } else { "" };
@@ -121,12 +124,12 @@ impl Variables<'_> {
         let quoted = text.strip_prefix(':')?;
         let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
         let (name, rest) = quoted[1..].split_once(quote)?;
-        // The files take an empty name for no table.
+        // The files treat an empty name as no table.
         let table = self.target.outbox.table();
         let row_bytes_max;
         let max_event_bytes;
         let value = match name {
-            // For functions that exist already, an empty value keeps their limit.
+            // For existing functions, an empty value keeps their limit.
             "max_event_bytes" => {
                 max_event_bytes = match (self.max_event_bytes, &self.target.outbox) {
                     (None, Outbox::Messages { .. }) => String::new(),
@@ -159,7 +162,7 @@ impl Variables<'_> {
     }
 }
 
-/// The statements of `sql/examine.sql`, for these of the words that it knows.
+/// Returns the statements of `sql/examine.sql` for these of its keywords.
 pub(super) fn examine(target: &Target, examine: &str) -> String {
     let variables = Variables {
         pipeline: "",

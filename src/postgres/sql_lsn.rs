@@ -1,4 +1,4 @@
-//! LSNs as parameters and results of SQL: PostgreSQL's `pg_lsn`, in its binary form.
+//! LSNs as SQL parameters and results: the binary format of PostgreSQL's `pg_lsn`.
 
 use std::error::Error;
 

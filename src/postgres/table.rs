@@ -1,4 +1,4 @@
-//! The name of a table.
+//! Names of tables and other SQL identifiers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ pub struct TableName {
     pub name: String,
 }
 
-/// A text that doesn't name a table.
+/// A text that does not name a table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not the name of a table: expected SCHEMA.TABLE, like public.outbox, with \"double quotes\" around names that need them"
@@ -22,14 +22,14 @@ pub struct TableName {
 pub struct TableNameError(String);
 
 impl TableName {
-    /// The name for SQL, whatever words it consists of: also one that SQL has for itself.
+    /// Returns the name for use in SQL, always quoted, so that keywords are safe.
     #[must_use]
     pub fn quoted(&self) -> String {
         let Self { schema, name } = self;
         format!("{}.{}", escape_identifier(schema), escape_identifier(name))
     }
 
-    /// Both as the catalog spells them.
+    /// Creates a name from schema and name as spelled in the catalog.
     pub(crate) fn of(schema: &str, name: &str) -> Self {
         Self {
             schema: schema.to_owned(),
@@ -37,7 +37,7 @@ impl TableName {
         }
     }
 
-    /// As the settings are bound to it; `shown` is its text.
+    /// Returns the name in the form to which settings are bound; `shown` is its text.
     #[must_use]
     pub(crate) fn rows<'a>(&'a self, shown: &'a str) -> RowsOf<'a> {
         RowsOf {
@@ -47,7 +47,7 @@ impl TableName {
         }
     }
 
-    /// It is the table with this schema and this name, as the catalog spells them.
+    /// Returns whether this is the table with this schema and name, as spelled in the catalog.
     #[must_use]
     pub fn is(&self, schema: &str, name: &str) -> bool {
         self.schema == schema && self.name == name
@@ -60,8 +60,8 @@ impl fmt::Display for TableName {
     }
 }
 
-/// Words that are no names without quotes everywhere: those that `pg_get_keywords()` of PostgreSQL 18 does
-/// not call unreserved.
+/// Words that can't be used everywhere as names without quotes: those that `pg_get_keywords()` of
+/// PostgreSQL 18 does not classify as unreserved.
 const KEYWORDS: &str = "all analyse analyze and any array as asc asymmetric authorization between bigint binary bit \
     boolean both case cast char character check coalesce collate collation column concurrently \
     constraint create cross current_catalog current_date current_role current_schema current_time \
@@ -78,7 +78,7 @@ const KEYWORDS: &str = "all analyse analyze and any array as asc asymmetric auth
     xmlconcat xmlelement xmlexists xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize \
     xmltable";
 
-/// A name as SQL has it: in double quotes where it needs them, as `quote_ident` gives them.
+/// Returns a name as written in SQL, in double quotes if necessary, like `quote_ident`.
 #[must_use]
 pub fn identifier(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_ascii_lowercase() || c == '_')
@@ -94,8 +94,8 @@ pub fn identifier(name: &str) -> String {
 impl FromStr for TableName {
     type Err = TableNameError;
 
-    /// Reads a name as SQL does: folded to lower case outside double quotes. Without a schema it
-    /// is `public`.
+    /// Parses a name as SQL does: folded to lower case outside double quotes. The default schema is
+    /// `public`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || TableNameError(text.to_owned());
         let (first, rest) = part(text).ok_or_else(error)?;
@@ -116,7 +116,7 @@ impl FromStr for TableName {
     }
 }
 
-/// Takes one identifier off the front.
+/// Parses one identifier at the start of the text.
 fn part(text: &str) -> Option<(String, &str)> {
     let Some(mut rest) = text.strip_prefix('"') else {
         let end = text.find('.').unwrap_or(text.len());

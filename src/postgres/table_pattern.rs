@@ -1,4 +1,4 @@
-//! Patterns over the names of tables: `tenant_*.outbox`.
+//! Patterns for table names: `tenant_*.outbox`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use regex::Regex;
 
 use super::table::{TableName, identifier};
 
-/// Names of tables in which `*` stands for any characters, and `?` for one.
+/// A pattern for table names, in which `*` matches any characters, and `?` a single one.
 ///
-/// As in psql's `\d`: outside double quotes letters are folded to lower case, and within them every character stands for
-/// itself; a name may be quoted in part. Without a schema it is `public`.
+/// As in psql's `\d`, letters outside double quotes are folded to lower case, all characters inside
+/// double quotes are literal, and a name may be quoted in part. The default schema is `public`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TablePattern {
     schema: NamePattern,
@@ -29,7 +29,7 @@ enum Element {
     Any,
 }
 
-/// A text that is no pattern.
+/// A text that is not a valid pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no pattern for tables: expected SCHEMA.TABLE with * for any characters and ? for one, like tenant_*.outbox, and \
@@ -38,13 +38,14 @@ enum Element {
 pub(crate) struct TablePatternError(String);
 
 impl TablePattern {
-    /// The patterns of schema and name for SQL's `LIKE`, with the backslash before what stands for itself.
+    /// Returns the patterns of schema and name for SQL's `LIKE`, with literal characters escaped by
+    /// a backslash.
     #[must_use]
     pub(crate) fn like(&self) -> [String; 2] {
         [self.schema.like(), self.name.like()]
     }
 
-    /// The one table, where it stands for no others.
+    /// Returns the table that the pattern names, if it contains no wildcards.
     fn table(&self) -> Option<TableName> {
         Some(TableName {
             schema: self.schema.text()?,
@@ -54,7 +55,7 @@ impl TablePattern {
 }
 
 impl NamePattern {
-    /// As a regular expression.
+    /// Returns the pattern as a regular expression.
     fn regex(&self) -> String {
         let element = |element: &Element| match element {
             Element::Any => "[^\0]*".to_owned(),
@@ -124,7 +125,7 @@ impl fmt::Display for TablePattern {
     }
 }
 
-/// A character that needs no quotes, or is folded.
+/// Returns whether a character needs no quotes, except that upper case is folded.
 fn is_plain(char: char) -> bool {
     char.is_alphanumeric() || matches!(char, '_' | '$')
 }
@@ -157,7 +158,7 @@ impl FromStr for TablePattern {
     }
 }
 
-/// Takes the pattern of one name off the front.
+/// Parses the pattern of one name at the start of the text.
 fn part(text: &str) -> Option<(NamePattern, &str)> {
     let mut elements = Vec::new();
     let mut rest = text;
@@ -191,11 +192,11 @@ fn part(text: &str) -> Option<(NamePattern, &str)> {
     (!elements.is_empty()).then_some((NamePattern(elements), rest))
 }
 
-/// The tables that are outboxes of one pipeline: those that one of the patterns stands for.
+/// The tables that are outboxes of one pipeline: all that match one of the patterns.
 #[derive(Clone, Debug)]
 pub struct TablePatterns {
     patterns: Vec<TablePattern>,
-    /// Matches schema and name with a NUL between, which neither can have.
+    /// Matches schema and name separated by a NUL, which neither can contain.
     regex: Regex,
 }
 
@@ -208,13 +209,13 @@ impl PartialEq for TablePatterns {
 impl Eq for TablePatterns {}
 
 impl TablePatterns {
-    /// The table with this schema and this name, as the catalog spells them, is one of them.
+    /// Returns whether the table with this schema and name, as spelled in the catalog, matches.
     #[must_use]
     pub(crate) fn matches(&self, schema: &str, name: &str) -> bool {
         self.regex.is_match(&format!("{schema}\0{name}"))
     }
 
-    /// The patterns of schemas and of names for SQL's `LIKE`, in two lists of one length.
+    /// Returns the patterns of schemas and of names for SQL's `LIKE`, in two lists of equal length.
     #[must_use]
     pub(crate) fn like(&self) -> [Vec<String>; 2] {
         let pairs = self.patterns.iter().map(TablePattern::like);
@@ -222,15 +223,17 @@ impl TablePatterns {
         [schemas, names]
     }
 
-    /// Those that stand for one table each.
+    /// Returns the tables named by patterns without wildcards.
     pub(crate) fn named(&self) -> impl Iterator<Item = TableName> {
         self.patterns.iter().filter_map(TablePattern::table)
     }
 }
 
 impl TablePatterns {
+    /// Parses patterns.
+    ///
     /// # Errors
-    /// There is none, or a text is no pattern.
+    /// The list is empty, or a text is not a valid pattern.
     pub(crate) fn new(texts: &[String]) -> Result<Self, TablePatternError> {
         let patterns = texts.iter().map(|text| text.parse());
         let patterns = patterns.collect::<Result<Vec<TablePattern>, _>>()?;
@@ -241,7 +244,7 @@ impl TablePatterns {
             .iter()
             .map(|pattern| format!("{}\\x00{}", pattern.schema.regex(), pattern.name.regex()));
         let regex = format!("\\A(?:{})\\z", tables.collect::<Vec<_>>().join("|"));
-        // Too many patterns make too large an automaton.
+        // Too many patterns exceed the size limit of a regular expression.
         let regex = Regex::new(&regex).map_err(|_| TablePatternError(texts.join(", ")))?;
         Ok(Self { patterns, regex })
     }

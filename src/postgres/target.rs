@@ -1,4 +1,4 @@
-//! What a pipeline uses in its database.
+//! The database objects that a pipeline uses.
 
 use std::fmt;
 
@@ -7,24 +7,25 @@ use super::table_pattern::TablePatterns;
 use crate::model::commands::Commands;
 use crate::model::set_aside::replay_set_aside;
 
-/// Schema and name of the table through which older rows of one of several outboxes come: `sql/tables.sql`.
+/// Schema and name of the table through which older rows of one of several outboxes are sent:
+/// `sql/tables.sql`.
 pub(crate) const OUTBOX_ROW: [&str; 2] = ["walpost", "outbox_row"];
 
-/// What a pipeline uses in its database.
+/// The database objects that a pipeline uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Where its events are.
+    /// Where the pipeline's events are stored.
     pub outbox: Outbox,
-    /// The publication: of the table's inserts, or of nothing.
+    /// The publication, which publishes the inserts of the table or tables; empty for messages.
     pub publication: String,
     /// The logical replication slot.
     pub slot: String,
-    /// Commands that are about the same pipeline.
+    /// Prints commands for the same pipeline.
     pub commands: Commands,
 }
 
 impl Target {
-    /// The command that makes what such an outbox needs, with these words.
+    /// Returns the `init` command for this kind of outbox, with these additional words.
     #[must_use]
     pub(crate) fn init(&self, words: &[&str]) -> String {
         let outbox: &[&str] = match self.outbox {
@@ -35,13 +36,13 @@ impl Target {
         self.commands.print_words(&words)
     }
 
-    /// The command that makes this table.
+    /// Returns the command that creates this table.
     #[must_use]
     pub(crate) fn init_table(&self, table: &TableName) -> String {
         self.init(&["--table", &table.to_string()])
     }
 
-    /// The table, if it is one of several.
+    /// Returns the table, if it is one of several.
     #[must_use]
     pub(crate) fn table_of_several(&self) -> Option<String> {
         match &self.outbox {
@@ -50,7 +51,7 @@ impl Target {
         }
     }
 
-    /// The command that sends rows of the table again from a time on.
+    /// Returns the command that resends rows of the table from a given time.
     #[must_use]
     pub(crate) fn replay_from(&self) -> String {
         let table = match &self.outbox {
@@ -66,25 +67,25 @@ impl Target {
         }
     }
 
-    /// The command that leaves out what the slot has before a position.
+    /// Returns the command that skips what the slot has before a position.
     #[must_use]
     pub(crate) fn skip(&self, to: &str) -> String {
         self.commands.print(["skip", "--to", to])
     }
 
-    /// The command that sends the rows of a table again that was set aside.
+    /// Returns the command that resends the rows of a table that was set aside.
     #[must_use]
     pub(crate) fn replay_set_aside(&self, table: &str) -> String {
         replay_set_aside(&self.commands, table)
     }
 
-    /// The command that makes a slot of this name.
+    /// Returns the command that creates the slot.
     #[must_use]
     pub(crate) fn init_slot(&self) -> String {
         self.init(&["--slot", &self.slot])
     }
 
-    /// How an operator gets events delivered that the slot has passed or lost.
+    /// Describes how an operator can have events delivered that the slot has skipped or lost.
     #[must_use]
     pub(crate) fn resend(&self) -> String {
         match &self.outbox {
@@ -103,24 +104,24 @@ impl Target {
     }
 }
 
-/// Where events are.
+/// Where a pipeline's events are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outbox {
-    /// They are the rows inserted into a table.
+    /// Events are the rows inserted into a table.
     Table(TableName),
-    /// They are the rows inserted into any of these tables.
+    /// Events are the rows inserted into any of these tables.
     Tables(TablePatterns),
-    /// Of these tables one, for a command that is about one.
+    /// One of several tables, for a command that concerns only that table.
     OneOf { table: TableName, of: TablePatterns },
-    /// They are messages in WAL alone, written by `walpost.publish`.
+    /// Events are messages that exist only in WAL, written by `walpost.publish`.
     Messages {
-        /// The prefix of the messages that are this outbox's.
+        /// The prefix of this outbox's messages.
         prefix: String,
     },
 }
 
 impl Outbox {
-    /// The table, where it is known to be one.
+    /// Returns the table, if a single one is known.
     #[must_use]
     pub fn table(&self) -> Option<&TableName> {
         match self {
@@ -129,7 +130,7 @@ impl Outbox {
         }
     }
 
-    /// Of several tables this one, or the outbox itself.
+    /// Narrows an outbox of several tables down to this one; other outboxes are returned unchanged.
     #[must_use]
     pub(crate) fn one(&self, table: &TableName) -> Self {
         match self {
@@ -141,19 +142,20 @@ impl Outbox {
         }
     }
 
-    /// Other tables share the publication and the slot.
+    /// Returns whether other tables share the publication and the slot.
     #[must_use]
     pub(crate) fn is_several(&self) -> bool {
         matches!(self, Self::Tables(_) | Self::OneOf { .. })
     }
 
-    /// Events are messages, and in no table.
+    /// Returns whether events are messages that are stored in no table.
     #[must_use]
     pub fn is_messages(&self) -> bool {
         matches!(self, Self::Messages { .. })
     }
 
-    /// The table with this schema and this name, as the catalog spells them, is an outbox.
+    /// Returns whether the table with this schema and name, as spelled in the catalog, is an
+    /// outbox.
     #[must_use]
     pub(crate) fn has(&self, schema: &str, name: &str) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! The rows of a query that somebody else has written, each value as text.
+//! The rows returned by a user-supplied query, with each value as text.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,30 +11,32 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use super::catalog::{Catalog, CatalogError};
 use super::connect::conninfo::Conninfo;
 
-/// The most rows that are accepted: each becomes a pipeline, with a thread and a slot of its own.
+/// Maximum number of rows: each becomes a pipeline with its own thread and slot.
 const ROWS_MAX: usize = 10_000;
-/// The most memory that an answer may take, by [`VALUE_BYTES`] and the text of each value and of its column's name.
+/// Maximum memory for a result, counting [`VALUE_BYTES`] and the text of each value and of its
+/// column's name.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// What a value takes in memory besides its text.
+/// Memory for a value besides its text.
 const VALUE_BYTES: usize = 64;
 
-/// Values by the names of their columns; `None` is NULL.
+/// Values by column name; `None` is NULL.
 pub(crate) type TextRow = BTreeMap<String, Option<String>>;
 
-/// The rows, and what else was seen.
+/// The rows of a query and the privileges with which it ran.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TextRows {
     pub rows: Vec<TextRow>,
-    /// Whoever owns what the query reads can have code run as a superuser.
+    /// Whether the session is a superuser's, so that owners of objects read by the query can have
+    /// code executed as a superuser.
     pub as_superuser: bool,
 }
 
-/// There are no rows.
+/// Why a query returned no usable rows.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TextRowsError {
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// PostgreSQL's own words for it name the table, but not why it isn't found.
+    /// PostgreSQL's message names the table but not why it isn't found.
     #[error("{0}. Tables are written with their schema here, as in public.shards")]
     NoTable(CatalogError),
     #[error("no answer within {0:?}")]
@@ -51,11 +53,11 @@ pub(crate) enum TextRowsError {
     SameName(String),
 }
 
-/// Asks for the rows of a query, in a transaction that writes nothing. As in every session of ours nothing but pg_catalog is in
-/// `search_path`.
+/// Runs a query in a read-only transaction and returns its rows. As in every session of Walpost,
+/// `search_path` contains only pg_catalog and pg_temp.
 ///
 /// # Errors
-/// They have not come within `limit`, or not at all.
+/// The query fails, or does not finish within `limit`.
 pub(crate) async fn text_rows(
     conninfo: &Conninfo,
     query: &str,
@@ -73,12 +75,13 @@ pub(crate) async fn text_rows(
         );
         client.batch_execute(&begin).await.map_err(catalog_error)?;
         let rows = read_rows(client, query).await;
-        // An answer that is too long is still being sent: closing the connection ends it.
+        // A result that is too large is still being sent: closing the connection stops it.
         if !matches!(
             rows,
             Err(TextRowsError::TooManyRows(_) | TextRowsError::TooLarge(_))
         ) {
-            // The server's log is spared a session that ends amid a transaction. Where that fails, the answer says why.
+            // Avoids a message in the server's log about a session that ends inside a transaction.
+            // If this fails, the result contains the error.
             let _ = client.batch_execute("ROLLBACK").await;
         }
         let rows = rows?;
@@ -89,7 +92,7 @@ pub(crate) async fn text_rows(
         .unwrap_or(Err(TextRowsError::Slow(limit)))
 }
 
-/// Reads rows as they arrive, so that an answer without end is given up and not kept.
+/// Reads rows as they arrive, so that an endless result is abandoned instead of kept in memory.
 async fn read_rows(client: &Client, query: &str) -> Result<Vec<TextRow>, TextRowsError> {
     let stream = client.simple_query_raw(query).await.map_err(query_error)?;
     let mut stream = std::pin::pin!(stream);

@@ -1,4 +1,4 @@
-//! What goes over the wire, as bytes: pure codecs.
+//! Codecs for the wire formats. They do no I/O.
 
 pub(crate) mod copy_text;
 pub(crate) mod frame;

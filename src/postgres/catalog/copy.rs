@@ -1,11 +1,11 @@
-//! Rows of the outbox table as they are now, with `COPY ... TO STDOUT`, in bounded memory: what
-//! the stream gives for a row when it is inserted, this gives for a row that is there. So events are
-//! mapped and routed in one way ([`Mapping`], [`Router`](crate::outbox::route::Router)).
+//! Reads the present rows of the outbox table with `COPY ... TO STDOUT`, in limited memory. The
+//! values have the same form as in the stream when the row is inserted, so events are mapped and
+//! routed in the same way ([`Mapping`], [`Router`](crate::outbox::route::Router)).
 //!
 //! ```text
 //! let version = catalog.table_version(&table).await?;
 //! let mapping = Mapping::bind(&settings.outbox, &table.to_string(), &columns)?;
-//! copy::prepare(client).await?;                          // texts as in the stream
+//! copy::prepare(client).await?;                          // text formats of the stream
 //! client.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
 //! let locked = catalog.lock_table(&version, Statement::Select).await?;
 //! let order = locked.row_order(CreatedAt::First).await?;
@@ -13,13 +13,13 @@
 //! let mut rows = catalog.copy(locked, statement).await?;
 //! while let Some(copied) = rows.next().await? {
 //!     router.route(&mapping, &copied.row, ...);          // copied.row is a `Row` of the mapping
-//!     copied.key(0);                                     // the first value of the key, to go on behind
+//!     copied.key(0);                                     // first value of the key
 //! }
 //! ```
 //!
-//! The transaction is the caller's: rows are as of its snapshot, which can be one that was exported
-//! (`SET TRANSACTION SNAPSHOT`). A [`Reader`] that is dropped before its end leaves the connection
-//! busy with the rest: drop its [`Catalog`] too.
+//! The caller manages the transaction: rows are as of its snapshot, which can be one that was
+//! exported (`SET TRANSACTION SNAPSHOT`). A [`Reader`] that is dropped before the last row leaves
+//! the connection busy with the rest: drop its [`Catalog`] as well.
 //!
 //! Spec: PostgreSQL 18, "COPY", and 54.2.7 "COPY Operations".
 
@@ -39,28 +39,28 @@ use crate::postgres::replication::TEXT_FORMS;
 use crate::postgres::table::TableName;
 use crate::postgres::wire::copy_text::{Lines, TextError, Values};
 
-/// Which rows, and what of them.
+/// The rows and columns to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query<'q> {
-    /// Names of its columns: those that `mapping` was bound to, in the same order.
+    /// Names of the table's columns: those to which `mapping` was bound, in the same order.
     pub columns: &'q [String],
-    /// What they mean. Columns that it does not need are not read.
+    /// The roles of the columns. Columns that it does not need are not read.
     pub mapping: &'q Mapping,
-    /// Their order; its columns are the key of a row.
+    /// The order of the rows; its columns are the key of a row.
     pub order: &'q RowOrder<'q>,
-    /// A condition in SQL that rows fulfil; empty for all rows.
+    /// An SQL condition that the rows satisfy; empty for all rows.
     pub condition: &'q str,
-    /// The longest row that is accepted, in bytes.
+    /// Maximum accepted length of a row, in bytes.
     pub row_bytes_max: usize,
 }
 
-/// Rows can't be read.
+/// Why rows can't be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CopyError {
-    /// The server refuses, or is gone.
+    /// The query failed, or the connection was lost.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// It sends something else than rows.
+    /// The server sends something other than rows.
     #[error("COPY of the outbox: {0}")]
     Text(#[from] TextError),
     /// A row is larger than the settings allow.
@@ -68,20 +68,21 @@ pub(crate) enum CopyError {
         "a row of the outbox has {bytes} bytes, and max_row_bytes allows {allowed}. Raise max_row_bytes"
     )]
     RowTooLarge {
-        /// As COPY sends it.
+        /// Its length, as sent by COPY.
         bytes: usize,
-        /// `max_row_bytes`
+        /// `max_row_bytes`.
         allowed: usize,
     },
 }
 
-/// The rows, one after the other.
+/// The rows, read one at a time.
 pub(crate) struct Reader {
     stream: Pin<Box<CopyOutStream>>,
     lines: Lines,
     /// The line that was read last.
     line: Bytes,
-    /// For each of the first values of a line, where it belongs in a [`Row`]; the rest is the key.
+    /// The index in a [`Row`] of each of the first values of a line; the remaining values are the
+    /// key.
     slots: Vec<usize>,
     width: usize,
     row_bytes_max: usize,
@@ -90,28 +91,28 @@ pub(crate) struct Reader {
 /// One row.
 #[derive(Clone, Copy)]
 pub(crate) struct Copied<'r> {
-    /// Its values, as the mapping wants them.
+    /// Its values, in the form that the mapping expects.
     pub row: Row<'r>,
     values: Values<'r>,
     mapped: usize,
 }
 
 impl<'r> Copied<'r> {
-    /// The value of the key's column at `index`, as text.
+    /// Returns the value of the key's column at `index`, as text.
     ///
     /// # Panics
-    /// The key has fewer columns.
+    /// If the key has fewer columns.
     #[must_use]
     pub(crate) fn key(&self, index: usize) -> &'r [u8] {
-        // Its columns are not null.
+        // Columns of the key are not null.
         self.values.get(self.mapped + index).unwrap_or_default()
     }
 }
 
-/// Makes the session's texts those of the stream.
+/// Sets the session's text formats to those of the stream.
 ///
 /// # Errors
-/// The server can't be asked.
+/// The query fails.
 pub(crate) async fn prepare(client: &Client) -> Result<(), CatalogError> {
     let mut sql = String::new();
     for (name, value) in TEXT_FORMS {
@@ -120,7 +121,7 @@ pub(crate) async fn prepare(client: &Client) -> Result<(), CatalogError> {
     Ok(client.batch_execute(&sql).await?)
 }
 
-/// A statement that reads rows, and what its values are.
+/// A statement that reads rows, and the layout of its values.
 pub(crate) struct CopyStatement {
     sql: String,
     slots: Vec<usize>,
@@ -129,7 +130,7 @@ pub(crate) struct CopyStatement {
 }
 
 impl Query<'_> {
-    /// The statement, for a table that stays locked until the statement is planned.
+    /// Returns the statement, for a table that stays locked until the statement is planned.
     #[must_use]
     pub(crate) fn statement(&self, locked: &LockedTable) -> CopyStatement {
         let (sql, slots) = self.sql(locked.name());
@@ -141,7 +142,7 @@ impl Query<'_> {
         }
     }
 
-    /// The statement, and for each value that the mapping needs its slot.
+    /// Returns the statement and, for each value that the mapping needs, its slot.
     fn sql(&self, table: &TableName) -> (String, Vec<usize>) {
         let (mut slots, mut wanted) = (Vec::new(), Vec::new());
         for (index, name) in self.columns.iter().enumerate() {
@@ -157,7 +158,7 @@ impl Query<'_> {
     }
 }
 
-/// The statement that reads these columns of the rows that fulfil all conditions.
+/// Returns the statement that reads these columns of the rows that satisfy all conditions.
 #[must_use]
 pub(crate) fn statement(
     columns: &[String],
@@ -166,7 +167,7 @@ pub(crate) fn statement(
     order: &RowOrder<'_>,
 ) -> String {
     let columns: Vec<_> = columns.iter().map(|name| escape_identifier(name)).collect();
-    // A comment at the end of one ends with the line.
+    // The line feed ends a comment at the end of a condition.
     let conditions: Vec<_> = conditions.iter().map(|sql| format!("({sql}\n)")).collect();
     let filter = match conditions.is_empty() {
         true => String::new(),
@@ -184,7 +185,8 @@ pub(crate) fn statement(
 }
 
 impl Catalog {
-    /// The error of a SELECT from the table, with the statement that fixes it if we lack the right.
+    /// Converts the error of a SELECT from the table; if the privilege is missing, adds the
+    /// statement that grants it.
     pub(crate) fn denied_select(
         &self,
         error: tokio_postgres::Error,
@@ -201,16 +203,17 @@ impl Catalog {
         })
     }
 
-    /// Reads the rows that the statement asks for. The lock is released when the statement is planned.
+    /// Reads the rows that the statement selects. The lock is released when the statement is
+    /// planned.
     ///
     /// # Errors
-    /// The server refuses.
+    /// The server rejects the statement.
     pub(crate) async fn copy(
         &self,
         locked: LockedTable,
         statement: CopyStatement,
     ) -> Result<Reader, CopyError> {
-        // The server answers after planning.
+        // The server replies after planning.
         let stream = self.client().copy_out(&statement.sql).await;
         let stream = stream.map_err(|error| self.denied_select(error, locked.name()))?;
         drop(locked);
@@ -226,10 +229,10 @@ impl Catalog {
 }
 
 impl Reader {
-    /// The next row; nothing behind the last. Cancel safe.
+    /// Returns the next row, or `None` after the last. Cancel safe.
     ///
     /// # Errors
-    /// The server breaks off, or sends what is no row.
+    /// The server aborts the copy, or sends something that is not a row.
     pub(crate) async fn next(&mut self) -> Result<Option<Copied<'_>>, CopyError> {
         let Some(line) = self.stream.next().await else {
             return Ok(None);

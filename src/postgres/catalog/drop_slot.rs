@@ -1,18 +1,20 @@
-//! Slots that were dropped: what the journal has of them until it is replayed, and dropping one.
+//! Dropping a slot, and the journal's entries about dropped slots until they are replayed.
 //!
-//! An entry of the journal says where the slot stood and which transactions it may not have delivered;
-//! it is written before the slot is dropped. Where the drop fails, the entry lists more than was given
-//! up, and never less. It is open until a replay that has covered it writes down its end.
+//! A journal entry records the position of the slot and which transactions it may not have
+//! delivered. It is written before the slot is dropped. If dropping fails, the entry lists more
+//! than was given up, but never less. The entry is open until a replay that covers it records its
+//! end.
 //!
 //! # Which rows may be missing
 //!
-//! A slot's `catalog_xmin` rises to a transaction id only when everything below that had ended before
-//! a place that is confirmed by then (PostgreSQL 18, `src/backend/replication/logical/snapbuild.c`,
-//! `SnapBuildProcessRunningXacts`, and `logical.c`, `LogicalIncreaseXminForSlot`). So rows of
-//! transactions below it were delivered, and all others may not have been. The transaction is the
-//! row's `xmin`, which stays readable when the row is frozen. A row that is written anew, when the
-//! table is rewritten or the row moved, has a later one: so there is no upper bound, and rows that
-//! came after the new slot are sent once more.
+//! The `catalog_xmin` of a slot advances to a transaction ID only when all lower ones had ended
+//! before a position that has been confirmed (PostgreSQL 18,
+//! `src/backend/replication/logical/snapbuild.c`, `SnapBuildProcessRunningXacts`, and `logical.c`,
+//! `LogicalIncreaseXminForSlot`). So rows of transactions below it were delivered, and all others
+//! may not have been. The transaction is the row's `xmin`, which remains readable when the row is
+//! frozen. A row that is written again, because the table is rewritten or the row is moved, has a
+//! later one. Therefore there is no upper bound, and rows inserted after the new slot was created
+//! are sent again.
 
 use std::time::{Duration, Instant};
 
@@ -27,21 +29,21 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-/// In an entry's detail: another table has taken the place of this one.
+/// Key in an entry's detail: this table was replaced by another one.
 pub(super) const REPLACED: &str = "replaced";
 
-/// How long a session that has ended may still have the slot.
+/// How long to wait for a session that has ended to release the slot.
 const RELEASE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(100);
-/// How often it is tried to drop the slot.
+/// How often dropping the slot is tried.
 const DROPS: u32 = 3;
 const DROP_PAUSE: Duration = Duration::from_secs(1);
 
-/// Transaction ids in rows are of 32 bits.
+/// Transaction IDs in rows have 32 bits.
 const IDS: u64 = 1 << 32;
 
-/// The text of the condition that an entry `j` of the journal is of a slot that was dropped and not
-/// replayed.
+/// Returns the condition that the journal entry `j` is about a slot that was dropped and has not
+/// been replayed.
 fn open() -> String {
     format!(
         "j.action = '{}' AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
@@ -50,8 +52,8 @@ fn open() -> String {
     )
 }
 
-/// The condition that entry `j` of the journal is about the slot of `target`, in SQL. If several tables share the slot, each table has
-/// its own entries.
+/// Returns the SQL condition that the journal entry `j` is about the slot of `target`. If several
+/// tables share the slot, each table has its own entries.
 fn of_slot(target: &Target) -> String {
     let slot = format!("j.slot = {}", escape_literal(&target.slot));
     match &target.outbox {
@@ -63,39 +65,41 @@ fn of_slot(target: &Target) -> String {
     }
 }
 
-/// What came of dropping it.
+/// The result of an attempt to drop a slot.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// The slot is gone.
+    /// The slot was dropped.
     Dropped,
-    /// Another process has it.
+    /// Another process uses the slot.
     InUse(i32),
-    /// It no longer keeps more than it may, was moved meanwhile, or is not there.
+    /// The slot no longer exceeds its WAL budget, was moved in the meantime, or does not exist.
     Changed,
 }
 
-/// Where a slot stands.
+/// The position of a slot.
 pub(super) struct SlotPosition {
     active_pid: Option<i32>,
     confirmed: Lsn,
     restart: Lsn,
     end: Lsn,
-    /// `catalog_xmin`, with its epoch.
+    /// `catalog_xmin`, including its epoch.
     pub(super) catalog_xmin: Option<i64>,
     pub(super) cluster: String,
 }
 
 impl Catalog {
-    /// Slots of a pipeline that were dropped and not replayed, in that order.
+    /// Returns the slots of a pipeline that were dropped and not replayed, in the order in which
+    /// they were dropped.
     ///
     /// # Errors
-    /// The server can't be asked, or the journal is not there or may not be read.
+    /// The query fails, or the journal does not exist or may not be read.
     pub(crate) async fn dropped_slots(
         &self,
         pipeline: &str,
         target: &Target,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        // A pipeline keeps what went with a dropped slot also under another name, or with a slot of another name.
+        // A pipeline remains responsible for events lost with a dropped slot if its slot gets
+        // another name, or the pipeline does.
         let whose = match target.outbox.table() {
             Some(table) => format!(
                 "{} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
@@ -113,11 +117,12 @@ impl Catalog {
         self.open_entries(target, &whose).await
     }
 
-    /// Slots of any pipeline with this table or slot that were dropped and not replayed. Without a journal
-    /// that is none: they are written there before they are dropped.
+    /// Returns the slots of any pipeline with this table or slot that were dropped and not
+    /// replayed. Without a journal there are none, because they are recorded there before they are
+    /// dropped.
     ///
     /// # Errors
-    /// The server can't be asked, or the journal may not be read.
+    /// The query fails, or the journal may not be read.
     pub(crate) async fn dropped_slots_of_table(
         &self,
         target: &Target,
@@ -148,20 +153,20 @@ impl Catalog {
         let entries = entries.into_iter().map(|entry| {
             let table = entry.detail["table"].as_str().map(str::to_owned);
             let dropped = DroppedSlot::from(entry);
-            // The pipeline can have been about one table then.
+            // The pipeline may have had a single table at the time.
             let table = dropped.table.clone().or(table.filter(|_| is_several));
             DroppedSlot { table, ..dropped }
         });
         Ok(entries.collect())
     }
 
-    /// Drops the slot of a pipeline, if nobody has it and it retains more than `max_bytes` of WAL: records that in the
-    /// journal, and drops it. `copies` says whether the pipeline delivers rows that are
-    /// older than its slot: where it has not yet, all rows may be missing.
+    /// Drops the slot of a pipeline, after recording that in the journal, if nothing uses it and it
+    /// retains more than `max_bytes` of WAL. `copies` tells whether the pipeline delivers rows that
+    /// are older than its slot: if it has not done so yet, all rows may be missing.
     ///
     /// # Errors
-    /// The server can't be asked, or refuses. The slot is still there then, and an entry may be
-    /// written; another attempt resumes that.
+    /// A query fails. The slot then still exists, and an entry may have been written, which another
+    /// attempt reuses.
     pub(crate) async fn drop_slot_over_budget(
         &self,
         pipeline: &str,
@@ -178,7 +183,7 @@ impl Catalog {
         if slot_position.end.bytes_since(slot_position.restart) <= max_bytes {
             return Ok(Outcome::Changed);
         }
-        // What is not on the disk when the slot is gone could be lost with the server.
+        // If the entry is not on disk when the slot is dropped, it could be lost with the server.
         self.client()
             .batch_execute(&synchronous::wait_for_standbys())
             .await?;
@@ -206,7 +211,7 @@ impl Catalog {
             self.write_journal(&entry(Action::Snapshot, None, why))
                 .await?;
         }
-        // An attempt before this has written it, and failed to drop the slot.
+        // An earlier attempt wrote the entry and failed to drop the slot.
         let is_written = |open: &DroppedSlot| {
             !open.left_publication && open.from == Some(slot_position.confirmed)
         };
@@ -220,7 +225,7 @@ impl Catalog {
             let detail = json!({
                 "reason": "wal_budget.max",
                 "table": table,
-                // As text: programs that read JSON have no such numbers.
+                // As text, because some JSON parsers can't represent such large numbers.
                 "catalog_xmin": since.map(|id| id.to_string()),
                 "system_id": slot_position.cluster,
                 "restart": slot_position.restart,
@@ -240,7 +245,7 @@ impl Catalog {
             match self.drop_slot(&target.slot, slot_position.confirmed).await {
                 Ok(true) => return Ok(Outcome::Dropped),
                 Ok(false) => return Ok(Outcome::Changed),
-                // object_in_use: somebody was quicker
+                // object_in_use: another session was faster.
                 Err(CatalogError::Server(error)) if error.code == "55006" => {
                     return Ok(Outcome::Changed);
                 }
@@ -250,7 +255,7 @@ impl Catalog {
         }
     }
 
-    /// Where the slot stands once nobody has it, or when that has taken too long.
+    /// Returns the position of the slot once nothing uses it, or after the time limit.
     async fn released(&self, slot: &str) -> Result<Option<SlotPosition>, CatalogError> {
         let until = Instant::now() + RELEASE;
         loop {
@@ -265,10 +270,10 @@ impl Catalog {
         }
     }
 
-    /// The system identifier of the server.
+    /// Returns the system identifier of the server.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn cluster(&self) -> Result<String, CatalogError> {
         let sql = "SELECT system_identifier::text FROM pg_control_system()";
         Ok(self.client().query_one(sql, &[]).await?.try_get(0)?)
@@ -302,7 +307,7 @@ impl Catalog {
         }))
     }
 
-    /// Drops the slot, if it stands there and nobody has it.
+    /// Drops the slot if it is at `confirmed` and nothing uses it.
     async fn drop_slot(&self, slot: &str, confirmed: Lsn) -> Result<bool, CatalogError> {
         let dropped = self
             .client()
@@ -317,8 +322,8 @@ impl Catalog {
 }
 
 impl DroppedSlot {
-    /// The slot of this cluster that is at `confirmed` is the one that was to be dropped. Another
-    /// in its place begins later.
+    /// Returns whether the slot of this cluster that is at `confirmed` is the one that was to be
+    /// dropped. A slot created in its place starts later.
     #[must_use]
     pub fn is_at(&self, confirmed: Lsn, cluster: &str) -> bool {
         !self.left_publication
@@ -326,8 +331,8 @@ impl DroppedSlot {
             && self.from.is_some_and(|from| confirmed <= from)
     }
 
-    /// The condition in SQL for rows that may be missing after all of `entries`, on this cluster;
-    /// empty for all rows.
+    /// Returns the SQL condition for rows that may be missing after all of `entries`, on this
+    /// cluster. Empty for all rows.
     #[must_use]
     pub fn condition(entries: &[Self], cluster: &str) -> String {
         let since = entries
@@ -337,19 +342,20 @@ impl DroppedSlot {
     }
 }
 
-/// The condition in SQL, on this cluster, for rows of transactions from each of these on, which are of the cluster beside them;
-/// empty for all rows.
+/// Returns the SQL condition, on this cluster, for rows of transactions starting from each of the
+/// given ones, which are paired with their cluster. Empty for all rows.
 pub(crate) fn missing_rows<'c>(
     since: impl Iterator<Item = (Option<u64>, Option<&'c str>)>,
     cluster: &str,
 ) -> String {
-    // Transactions have other ids in another cluster, as one that was upgraded or restored is.
+    // Transactions have different IDs in another cluster, for example one that was upgraded or
+    // restored.
     let since = since.map(|(since, of)| since.filter(|_| of == Some(cluster)));
     let Some(since) = since.min().flatten() else {
         return String::new();
     };
-    // Counted from there, in the direction in which ids rise: what is older by a whole round of
-    // them is sent too. A row that is visible has an id below the end of the snapshot.
+    // Counted from there in the direction in which IDs increase: rows that are older by a whole
+    // cycle of IDs are sent as well. A visible row has an ID below the end of the snapshot.
     format!(
         "(xmin::text::int8 - {} + {IDS}) % {IDS} < pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {since}",
         since % IDS

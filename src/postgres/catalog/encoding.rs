@@ -1,10 +1,10 @@
-//! What the encoding of a database means for its rows, which PostgreSQL sends in UTF-8.
+//! How the encoding of a database affects its rows, which PostgreSQL sends in UTF-8.
 
 use super::Observed;
 use crate::postgres::table::identifier;
 
 impl Observed {
-    /// What the encoding of the database means for rows that PostgreSQL can't send, if there can be such rows.
+    /// Returns a warning if the encoding of the database allows rows that PostgreSQL can't send.
     pub(crate) fn encoding_warning(&self) -> Option<String> {
         let encoding = &self.encoding;
         match encoding.as_str() {

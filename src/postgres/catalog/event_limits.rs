@@ -1,13 +1,13 @@
-//! How large the events are that outbox tables accept.
+//! The maximum sizes of events that outbox tables accept.
 
 use super::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 
-/// The CHECK `walpost_event_size` of a table.
+/// The CHECK constraint `walpost_event_size` of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EventLimit {
     pub table: TableName,
-    /// The most that payload and headers of an event may have.
+    /// Maximum size of payload and headers of an event.
     pub bytes: u64,
 }
 
@@ -26,7 +26,8 @@ impl EventLimit {
 }
 
 impl Catalog {
-    /// Returns the limits of those of the tables that have the CHECK as sql/outbox.sql writes it.
+    /// Returns the limits of those of the tables whose CHECK constraint has the form written by
+    /// sql/outbox.sql.
     ///
     /// # Errors
     /// The query fails.

@@ -1,21 +1,21 @@
-//! What every role of the database may do to an outbox of messages in WAL.
+//! The privileges of PUBLIC on an outbox of messages in WAL.
 
 use super::{Catalog, CatalogError};
 
-/// Rights that PUBLIC has.
+/// Privileges that PUBLIC has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Everybody {
-    /// It may call `walpost.publish` or `walpost.publish_bytes`.
+    /// Whether PUBLIC may call `walpost.publish` or `walpost.publish_bytes`.
     pub publishes: bool,
-    /// The functions it may call that write any message, as GRANT and REVOKE name them.
+    /// The functions that PUBLIC may call to write any message, as named in GRANT and REVOKE.
     pub emits: Option<String>,
 }
 
 impl Catalog {
-    /// Looks what everybody may do.
+    /// Queries the privileges of PUBLIC.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn everybody(&self) -> Result<Everybody, CatalogError> {
         const SQL: &str = "WITH f AS (SELECT n.nspname, p.proname, \
              format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes)) AS named FROM pg_proc p \

@@ -1,11 +1,12 @@
-//! Whether the slot follows a failover of the server, and what else ends it while nobody reads it.
+//! Whether the slot survives a failover of the server, and what else can invalidate it while
+//! nothing reads it.
 
 use super::{Catalog, CatalogError};
 use crate::escape::shell_word_on_one_line;
 use crate::postgres::connect::conninfo::syntax::quote_value;
 use crate::postgres::table::identifier;
 
-/// Settings that servers of some version do not have are null.
+/// Settings that the server's version does not have are null.
 const QUESTION: &str = "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(), \
      (SELECT (pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'failover')::bool FROM pg_replication_slots s WHERE slot_name = $1), \
      coalesce((SELECT array_agg(slot_name::text ORDER BY slot_name) FROM pg_replication_slots \
@@ -15,12 +16,12 @@ const QUESTION: &str = "SELECT current_setting('server_version_num')::int4, pg_i
      (SELECT nullif(setting::int8, 0) FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), \
      (SELECT nullif(reset_val, '0') FROM pg_settings WHERE name = 'transaction_timeout')";
 
-/// What the server says of it.
+/// The server's settings that affect this.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failover {
     version: i32,
     in_recovery: bool,
-    /// The slot's own; none where there is no slot.
+    /// Whether the slot is a failover slot; `None` if there is no slot.
     follows: Option<bool>,
     /// The slots of standbys.
     standbys: Vec<String>,
@@ -28,23 +29,23 @@ pub(crate) struct Failover {
     sync_replication_slots: Option<String>,
     hot_standby_feedback: Option<String>,
     primary_slot_name: Option<String>,
-    /// `idle_replication_slot_timeout`, if there is one, in seconds.
+    /// `idle_replication_slot_timeout` in seconds, if it exists and is enabled.
     idle_timeout: Option<i64>,
-    /// What sessions have that do not set it, in milliseconds.
+    /// The default of sessions that don't set it, in milliseconds.
     transaction_timeout: Option<String>,
 }
 
-/// What a person should know.
+/// A note for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
-    /// All is well.
+    /// The configuration is as it should be.
     Ok(String),
-    /// Events can be lost some day.
+    /// Events may be lost in the future.
     Warning(String),
 }
 
 impl Catalog {
-    /// Asks whether the slot follows a failover.
+    /// Queries whether the slot survives a failover.
     ///
     /// # Errors
     /// The query fails.
@@ -66,11 +67,11 @@ impl Catalog {
 }
 
 impl Failover {
-    /// What is to be known of it, for this slot in this database.
+    /// Returns the notes for this slot in this database.
     #[must_use]
     pub(crate) fn notes(&self, slot: &str, database: &str) -> Vec<Note> {
         let mut notes = Vec::new();
-        // Before, no standby has a copy of a slot.
+        // Older servers can't synchronize slots to standbys.
         if self.version >= 170_000 {
             match self.in_recovery {
                 true => self.on_standby(&mut notes),
@@ -97,7 +98,7 @@ impl Failover {
         let is_empty =
             |setting: &Option<String>| setting.as_deref().unwrap_or_default().trim().is_empty();
         match self.follows {
-            // There is no slot, which `check` reports by itself.
+            // There is no slot, which `check` reports separately.
             None => {}
             Some(false) if self.standbys.is_empty() => {}
             Some(false) => notes.push(Note::Warning(format!(

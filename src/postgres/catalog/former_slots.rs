@@ -12,13 +12,14 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// A slot that Walpost has read, that does not exist, and of which no entry of the journal says what it had not delivered.
+/// A slot that Walpost has read, that no longer exists, and whose undelivered events are not
+/// recorded in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VanishedSlot {
     slot: String,
     pipeline: String,
     confirmed: Lsn,
-    /// The command that sends its events again.
+    /// The command that resends its events.
     replay: String,
 }
 
@@ -41,11 +42,12 @@ impl fmt::Display for VanishedSlot {
 }
 
 impl Catalog {
-    /// The slots other than that of `target` that have delivered the table, and whose rows the slot of `target` may not have: those
-    /// of other pipelines, and of this one if its present slot was created later than they were left.
+    /// Returns the slots other than that of `target` that have delivered the table, and whose
+    /// undelivered rows the slot of `target` may not contain: those of other pipelines, and earlier
+    /// slots of this one if its present slot was created at a later position than they had reached.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables may not be read or trusted.
+    /// A query fails, or Walpost's tables are not readable or not trusted.
     pub(crate) async fn slots_of_table(
         &self,
         pipeline: &str,
@@ -79,8 +81,8 @@ impl Catalog {
         Ok(slots)
     }
 
-    /// Whether the slot of `of` delivers what follows in WAL after the last position of the pipeline's former `slot`, or the journal
-    /// has what it does not deliver.
+    /// Returns whether the slot of `of` delivers the WAL after the last position of the pipeline's
+    /// former `slot`, or the journal records what it does not deliver.
     async fn has_taken_over(&self, of: &SlotOf, slot: &str) -> Result<bool, CatalogError> {
         if self.pipeline_of(of, slot).await?.as_deref() != Some(&of.pipeline) {
             return Ok(false);
@@ -107,7 +109,7 @@ impl Catalog {
             .await
     }
 
-    /// The pipeline that has read a slot last.
+    /// Returns the pipeline that has read a slot last.
     async fn pipeline_of(&self, of: &SlotOf, slot: &str) -> Result<Option<String>, CatalogError> {
         let sql = format!(
             "SELECT pipeline FROM walpost.slot_state WHERE slot = {} AND system_id = {} AND database_oid = {DATABASE_OID}",
@@ -119,11 +121,12 @@ impl Catalog {
         Ok(rows.first().and_then(|row| row.get(0)).map(str::to_owned))
     }
 
-    /// The slots of this database that Walpost has read, that do not exist, that are not in `used`, and of which no entry of the
-    /// journal says what they had not delivered. `target` is one of the configuration's pipelines in this database.
+    /// Returns the slots of this database that Walpost has read, that no longer exist, that are not
+    /// in `used`, and whose undelivered events are not recorded in the journal. `target` is one of
+    /// the configured pipelines in this database.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables may not be read or trusted.
+    /// A query fails, or Walpost's tables are not readable or not trusted.
     pub(crate) async fn vanished_slots(
         &self,
         target: &Target,

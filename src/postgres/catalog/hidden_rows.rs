@@ -1,4 +1,5 @@
-//! Tables whose rows a SELECT from an outbox table returns and that PostgreSQL does not send as rows of it.
+//! Tables whose rows are returned by a SELECT from an outbox table but are not sent by PostgreSQL
+//! as rows of it.
 
 use std::fmt;
 
@@ -7,22 +8,23 @@ use super::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// A table with rows that look like those of an outbox and are not delivered.
+/// A table with rows that appear in an outbox and are not delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HiddenRows {
     table: TableName,
-    /// The outbox table that the rows appear in.
+    /// The outbox table in which the rows appear.
     outbox: TableName,
     kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// It inherits from the outbox and is not a partition. PostgreSQL sends its rows under its own name, if at all.
+    /// The table inherits from the outbox and is not a partition. PostgreSQL sends its rows under
+    /// its own name, if at all.
     Child,
-    /// Its rows are not in WAL.
+    /// The partition's rows are not in WAL.
     UnloggedPartition,
-    /// Its rows are on another server.
+    /// The partition's rows are on another server.
     ForeignPartition,
 }
 
@@ -47,7 +49,8 @@ impl fmt::Display for HiddenRows {
     }
 }
 
-/// Which rows are not delivered, and what to do about it; `None` if there are no such tables.
+/// Returns which rows are not delivered, and what to do about it; `None` if there are no such
+/// tables.
 #[must_use]
 pub(crate) fn hidden_rows_warning(
     target: &Target,
@@ -84,7 +87,8 @@ pub(crate) fn hidden_rows_warning(
 }
 
 impl Catalog {
-    /// The tables below outbox tables whose rows are not sent as theirs. Locks none of them.
+    /// Returns the descendants of outbox tables whose rows are not sent as rows of the outbox.
+    /// Locks no tables.
     ///
     /// # Errors
     /// The query fails.

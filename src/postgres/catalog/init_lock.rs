@@ -1,4 +1,5 @@
-//! One `walpost init` at a time in a database: two would create the same objects, and one would fail.
+//! Ensures that only one `walpost init` runs at a time in a database: two would create the same
+//! objects, and one of them would fail.
 
 use std::time::Duration;
 
@@ -7,18 +8,19 @@ use tokio::time::{Instant, sleep};
 use super::{Catalog, CatalogError};
 use crate::postgres::table::identifier;
 
-/// How often the lock is tried again.
+/// How often the lock is tried.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// "walp", as for tables that retention maintains, whose OIDs take the place of the 0.
+/// "walp", as in the locks of tables that retention maintains, which have the table's OID instead
+/// of the 0.
 const KEY: &str = "x'77616c70'::int, 0";
 
 impl Catalog {
-    /// Waits until no other session has the lock, and takes it for the rest of this session. Each session that has it is waited
-    /// for no longer than `limit`.
+    /// Waits until no other session holds the lock, then acquires it for the rest of this session.
+    /// Waits no longer than `limit` for each session that holds it.
     ///
     /// # Errors
-    /// A session keeps the lock for longer; or the server can't be asked.
+    /// A session holds the lock for longer, or a query fails.
     pub(crate) async fn lock_init(&self, limit: Duration) -> Result<(), CatalogError> {
         let mut waits_for: Option<(i32, Instant)> = None;
         loop {
@@ -57,7 +59,7 @@ impl Catalog {
 
     /// Releases the lock.
     pub(crate) async fn unlock_init(&self) {
-        // Where the connection is gone, so is the lock.
+        // If the connection is lost, so is the lock.
         let sql = format!("SELECT pg_advisory_unlock({KEY})");
         let _ = self.client().query_one(&sql, &[]).await;
     }

@@ -1,8 +1,8 @@
-//! The journal: what was done to a pipeline that WAL can't tell, in a table that
-//! `sql/journal.sql` makes. Entries are added, never changed.
+//! The journal: a record of operations on a pipeline that can't be derived from WAL, in a table
+//! that `sql/journal.sql` creates. Entries are added, never changed.
 //!
-//! A trigger or a view in its place would run as us, so each statement about it goes through
-//! `Catalog::run_on_own_table`.
+//! A trigger on the table, or a view in its place, would run with Walpost's privileges. Therefore,
+//! every statement about it is run with `Catalog::run_on_own_table`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,14 +16,14 @@ use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 use crate::postgres::target::Target;
 
-/// What was done.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Rows that are older than the slot were delivered.
     Snapshot,
-    /// A person decided that events are not to be delivered.
+    /// An operator decided that events will not be delivered.
     Skip,
-    /// The slot was given up, and with it what it had not delivered.
+    /// The slot was given up, together with the events that it had not delivered.
     DropSlot,
     /// Rows of the table were sent again.
     Replay,
@@ -40,7 +40,7 @@ impl Action {
         Self::SetAside,
     ];
 
-    /// As the table has it.
+    /// Returns the name, as stored in the table.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -68,25 +68,25 @@ impl FromStr for Action {
     }
 }
 
-/// What is to be written.
+/// An entry to be written.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry<'e> {
-    /// The pipeline it was done to.
+    /// The pipeline that the operation affects.
     pub pipeline: &'e str,
-    /// Its table and slot.
+    /// Its outbox and slot.
     pub target: &'e Target,
-    /// What was done.
+    /// The kind of the operation.
     pub action: Action,
-    /// It was done to what is after here,
+    /// The operation affects events after this position ...
     pub from: Option<Lsn>,
-    /// up to here.
+    /// ... up to this one.
     pub to: Option<Lsn>,
-    /// More about it: a JSON object, without payloads.
+    /// Details: a JSON object, without payloads.
     pub detail: Value,
 }
 
 impl Entry<'_> {
-    /// Its values in SQL.
+    /// Returns its values in SQL.
     fn values(&self) -> String {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         let mut detail = self.detail.clone();
@@ -104,79 +104,85 @@ impl Entry<'_> {
         )
     }
 
-    /// The start of a statement that adds the entry for each row of what follows FROM.
+    /// Returns the start of a statement that adds the entry for each row of the FROM clause that
+    /// follows.
     pub(super) fn insert_select(&self) -> String {
         format!("{INSERT} SELECT {}", self.values())
     }
 }
 
-/// What was written, with what the server added.
+/// An entry as read from the journal, with the values that the server added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
-    /// Rises from entry to entry.
+    /// Increases from entry to entry.
     pub id: i64,
-    /// When, as the server prints it.
+    /// When the entry was written, as printed by the server.
     pub at: String,
-    /// What was done.
+    /// The kind of the operation.
     pub action: Action,
-    /// It was done to what is after here,
+    /// The operation affects events after this position ...
     pub from: Option<Lsn>,
-    /// up to here.
+    /// ... up to this one.
     pub to: Option<Lsn>,
-    /// Who did it.
+    /// The role that wrote the entry.
     pub by_role: String,
-    /// More about it.
+    /// Details.
     pub detail: Value,
 }
 
-/// The version of the format of an entry, in `detail`. An entry without one has version 1.
+/// Version of the format of an entry, in `detail`. An entry without one has version 1.
 const VERSION: u64 = 1;
 
-/// The member of a replay's `detail` and of its plan that has the entries about the slots that it covers.
+/// The member of a replay's `detail` and of its plan that lists the entries about dropped slots
+/// that it covers.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
-/// The member of a replay's `detail` that says that nothing was sent: an operator knew that the events were delivered.
+/// The member of a replay's `detail` which states that nothing was sent, because an operator knew
+/// that the events were delivered.
 pub(crate) const ALREADY_DELIVERED: &str = "already_delivered";
 
-/// The member of a replay's `detail` and of its plan that has the entries about the table that was set aside.
+/// The member of a replay's `detail` and of its plan that lists the entries about the table that
+/// was set aside.
 pub(crate) const SET_ASIDE: &str = "set_aside";
 
-/// The member of the `detail` of a dropped slot's entry that says that no slot was dropped, but that the table was not in this
-/// publication for a while.
+/// The member of the `detail` of a dropped slot's entry which states that no slot was dropped, but
+/// that the table was not in this publication for a while.
 pub(crate) const LEFT_PUBLICATION: &str = "left_publication";
 
-/// What an entry is written with.
+/// The start of the statement that writes an entry.
 const INSERT: &str =
     "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)";
 
-/// Where the ids of new entries come from.
+/// The source of the IDs of new entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ids {
-    /// From the sequence of the identity column.
+    /// The sequence of the identity column.
     FromSequence,
-    /// After the last entry. Logical replication copies the rows of the journal and not the position of its sequence, so the
-    /// sequence of a former subscriber returns ids that are taken.
+    /// IDs following that of the last entry. Logical replication copies the rows of the journal but
+    /// not the position of its sequence, so the sequence of a former subscriber returns IDs that
+    /// already exist.
     AfterLast,
 }
 
-/// How often entries are inserted after the last one: another writer can do the same at the same time.
+/// How often inserting entries after the last one is tried: another session can do the same
+/// concurrently.
 const ID_ATTEMPTS: usize = 5;
 
-/// Read with [`Catalog::entries`].
+/// The columns that [`Catalog::entries`] reads.
 const COLUMNS: &str = "id, at, action, from_lsn, to_lsn, by_role, detail";
 
 impl Catalog {
-    /// Adds an entry, and returns its id.
+    /// Adds an entry, and returns its ID.
     ///
     /// # Errors
-    /// The server can't be asked, or the journal is not there or may not be trusted.
+    /// The query fails, or the journal does not exist or is not trusted.
     pub(crate) async fn write_journal(&self, entry: &Entry<'_>) -> Result<i64, CatalogError> {
         let ids = self.write_journal_entries(std::slice::from_ref(entry));
         let id = ids.await?.first().copied();
         id.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
     }
 
-    /// Adds entries about one slot with the same action, all or none, and returns their ids.
+    /// Adds entries about one slot with the same action, either all or none, and returns their IDs.
     ///
     /// # Errors
     /// See [`Catalog::write_journal`].
@@ -221,11 +227,11 @@ impl Catalog {
         ids.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
     }
 
-    /// The entries about a pipeline with its slot, in the order in which they were written.
+    /// Returns the entries about a pipeline and its slot, in the order in which they were written.
     ///
     /// # Errors
-    /// The server can't be asked, or the journal is not there, may not be trusted or has something
-    /// else in it.
+    /// The query fails, or the journal does not exist, is not trusted or contains something
+    /// unexpected.
     pub(crate) async fn journal(
         &self,
         pipeline: &str,
@@ -236,7 +242,7 @@ impl Catalog {
         self.entries(target, &condition).await
     }
 
-    /// The entries `j` that fulfil a condition, in the order in which they were written.
+    /// Returns the entries `j` that satisfy a condition, in the order in which they were written.
     pub(crate) async fn entries(
         &self,
         target: &Target,
@@ -257,7 +263,7 @@ impl Catalog {
         rows.await.map_err(|error| self.journal_error(error))
     }
 
-    /// With the command that fixes it, where one would.
+    /// Converts an error, and adds the command that fixes it, if there is one.
     fn journal_error(&self, error: tokio_postgres::Error) -> CatalogError {
         let error = self.with_grant(error, |role| {
             format!(

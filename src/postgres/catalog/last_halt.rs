@@ -1,4 +1,5 @@
-//! The last halt of a pipeline, in the row of its slot in `walpost.slot_state`. It is superseded when the slot is confirmed further.
+//! The last halt of a pipeline, stored in the row of its slot in `walpost.slot_state`. It is
+//! obsolete once a later position of the slot is confirmed.
 
 use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
@@ -10,19 +11,19 @@ use crate::model::last_halt::LastHalt;
 use crate::model::lsn::Lsn;
 use crate::postgres::target::Target;
 
-/// The column `halt`.
+/// The contents of the column `halt`.
 #[derive(Serialize, Deserialize)]
 struct Stored {
-    /// What the slot had confirmed.
+    /// The position that the slot had confirmed.
     confirmed: Lsn,
     halt: LastHalt,
 }
 
 impl Catalog {
-    /// Records a halt. The result is why that is impossible, if it is. A slot without a row is left out.
+    /// Records a halt. If that is impossible, returns why. Does nothing if the slot has no row.
     ///
     /// # Errors
-    /// A query fails, or the table may not be trusted.
+    /// A query fails, or the table is not trusted.
     pub(crate) async fn record_halt(
         &self,
         target: &Target,
@@ -45,10 +46,10 @@ impl Catalog {
         Ok(None)
     }
 
-    /// Returns the last halt, unless the slot was confirmed further since.
+    /// Returns the last halt, unless a later position of the slot has been confirmed since.
     ///
     /// # Errors
-    /// A query fails, or the table may not be trusted.
+    /// A query fails, or the table is not trusted.
     pub(crate) async fn last_halt(
         &self,
         target: &Target,

@@ -1,5 +1,6 @@
-//! Tables that a slot delivered and that its successor does not: they were renamed, dropped, taken out of the publication, or could
-//! not be added to it. What the former slot had not delivered of them is in no WAL that a slot sends.
+//! Tables that a slot delivered and its successor does not: they were renamed, dropped, removed
+//! from the publication, or could not be added to it. Their rows that the former slot had not
+//! delivered are not in any WAL that a slot sends.
 
 use postgres_protocol::escape::escape_literal;
 
@@ -11,8 +12,8 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Target};
 
-/// The rows of `walpost.table_state` about a slot, each with the present name of its table, or the recorded one if the table does not
-/// exist in this database.
+/// Returns a query for the rows of `walpost.table_state` about a slot, each with the present name
+/// of its table, or the recorded name if the table does not exist in this database.
 fn recorded(former: &FormerSlot) -> String {
     format!(
         "SELECT s.*, coalesce(n.nspname, s.table_schema) AS present_schema, coalesce(c.relname, s.table_name) AS present_name \
@@ -24,10 +25,11 @@ fn recorded(former: &FormerSlot) -> String {
 }
 
 impl Catalog {
-    /// The tables that a former slot may not have delivered completely, and that the publication of `target` does not have.
+    /// Returns the tables that a former slot may not have delivered completely, and that the
+    /// publication of `target` does not contain.
     ///
     /// # Errors
-    /// A query fails, or `walpost.table_state` may not be read or trusted.
+    /// A query fails, or `walpost.table_state` is not readable or not trusted.
     pub(super) async fn left_tables(
         &self,
         target: &Target,
@@ -38,7 +40,7 @@ impl Catalog {
             return Ok(Vec::new());
         }
         let [schema, name] = OUTBOX_ROW;
-        // Until a table left the publication, the slot sent its rows.
+        // The slot sent the table's rows until the table left the publication.
         let sql = format!(
             "SELECT DISTINCT present_schema, present_name FROM ({}) AS recorded \
              WHERE (NOT is_out OR out_lsn IS NULL OR out_lsn > '{}') \
@@ -62,11 +64,11 @@ impl Catalog {
         Ok(left)
     }
 
-    /// Records for the slot of `target`, which is at `found`, that tables of a former slot are not published: if they are added
-    /// later, what was committed from here on is a gap.
+    /// Records for the slot of `target`, which is at `found`, that tables of a former slot are not
+    /// published: if they are added later, everything committed from here on is a gap.
     ///
     /// # Errors
-    /// A query fails, or `walpost.table_state` may not be written or trusted.
+    /// A query fails, or `walpost.table_state` is not writable or not trusted.
     pub(super) async fn record_left_tables(
         &self,
         target: &Target,

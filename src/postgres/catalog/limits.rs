@@ -1,29 +1,29 @@
-//! Who has what there is a fixed number of in the server.
+//! Which sessions and slots use up a limited resource of the server.
 
 use super::{Catalog, CatalogError};
 use crate::postgres::connect::dial::ServerError;
 
-/// Sessions that send the log, in the order in which they began.
+/// Sessions that send WAL, in the order in which they started.
 const SENDERS: &str = "SELECT format('PID %s (application_name %I%s)', pid, application_name, \
      ', address ' || host(client_addr)) FROM pg_stat_replication ORDER BY backend_start, pid";
-/// Slots; those that nobody reads, which may be nobody's, come first.
+/// Slots; those that nothing reads, which may not be needed, are listed first.
 const SLOTS: &str = "SELECT format('%I (%s)', slot_name, CASE WHEN active THEN 'read by PID ' || active_pid \
      ELSE 'not read' END) FROM pg_replication_slots ORDER BY active, slot_name";
-/// So many of them are named.
+/// Maximum number of sessions or slots named in a message.
 const NAMED: usize = 10;
 
-/// Something that there is a fixed number of.
+/// A limited resource of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// `max_wal_senders`
+    /// `max_wal_senders`.
     Senders,
-    /// `max_replication_slots`
+    /// `max_replication_slots`.
     Slots,
 }
 
 impl Limit {
-    /// What an error with this SQLSTATE can be about. 53300, too_many_connections, is about ordinary
-    /// connections too.
+    /// Returns the resource that an error with this SQLSTATE may be about. 53300,
+    /// too_many_connections, is also used for ordinary connections.
     fn of(code: &str) -> Option<Self> {
         match code {
             "53300" => Some(Self::Senders),
@@ -59,22 +59,22 @@ impl Limit {
 }
 
 impl Catalog {
-    /// Says of an error that the server gives for want of walsenders or slots who has them, and what fixes
-    /// it.
+    /// Adds a hint to an error that is due to a lack of walsenders or slots: what uses them, and
+    /// how to fix it.
     pub(crate) async fn name_users(&self, error: &mut ServerError) {
         let Some(limit) = Limit::of(&error.code) else {
             return;
         };
-        // Without an answer the error is what it was.
+        // If the query fails, the error is left unchanged.
         if let Ok(Some(used_up)) = self.used_up(limit).await {
             error.hint = Some(used_up);
         }
     }
 
-    /// Who has all there is of it, and what fixes that; nothing where there is more.
+    /// Returns what uses the resource and how to fix that if it is used up, otherwise `None`.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// A query fails.
     pub(crate) async fn used_up(&self, limit: Limit) -> Result<Option<String>, CatalogError> {
         let setting = limit.setting();
         let sql = format!("SELECT current_setting('{setting}')::int8");

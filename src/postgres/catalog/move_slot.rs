@@ -6,7 +6,8 @@ use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 
 impl Catalog {
-    /// The end of the WAL that is on the server's disk; of a standby, of what it has replayed.
+    /// Returns the end of the WAL on the server's disk, or on a standby, of the WAL that it has
+    /// replayed.
     ///
     /// # Errors
     /// The query fails.
@@ -21,11 +22,11 @@ impl Catalog {
         Ok(row.try_get(0)?)
     }
 
-    /// Moves the slot forward, from where it is expected to be; false, and nothing is changed, where
-    /// it is somewhere else.
+    /// Moves the slot forward from the position where it is expected. Returns false, without
+    /// changing anything, if the slot is at another position.
     ///
     /// # Errors
-    /// The server refuses: the slot is in use, or the role may not move it.
+    /// The server rejects the command: the slot is in use, or the role may not move it.
     pub(crate) async fn advance(
         &self,
         slot: &str,

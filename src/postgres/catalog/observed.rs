@@ -1,4 +1,4 @@
-//! What the catalog says, and what of it keeps a pipeline from running. Pure.
+//! The contents of the catalog, and which of them keep a pipeline from running. Does no I/O.
 
 use super::problem::{Holder, Problem, lost};
 use super::{TableVersion, UnsafeFilter, synchronous};
@@ -8,10 +8,10 @@ use crate::outbox::connect::ColumnFacts;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-/// The oldest supported version, as `server_version_num` has it.
+/// The oldest supported version, as `server_version_num`.
 const VERSION_MIN: i32 = 140_000;
 
-/// A managed service. There is no ALTER SYSTEM then.
+/// A managed service, which does not allow ALTER SYSTEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Provider {
     /// Amazon RDS and Aurora.
@@ -23,7 +23,7 @@ pub(crate) enum Provider {
 }
 
 impl Provider {
-    /// Each with a setting that its servers alone have.
+    /// Each service, with a setting that only its servers have.
     pub(super) const SETTINGS: [(Self, &str); 4] = [
         (Self::Rds, "rds.logical_replication"),
         (Self::CloudSql, "cloudsql.logical_decoding"),
@@ -31,7 +31,7 @@ impl Provider {
         (Self::Azure, "azure.extensions"),
     ];
 
-    /// How its servers get logical decoding.
+    /// Describes how to enable logical decoding on its servers.
     fn logical_decoding(self) -> &'static str {
         match self {
             Self::Rds => {
@@ -51,109 +51,114 @@ impl Provider {
     }
 }
 
-/// What the catalog says.
+/// The contents of the catalog that concern a pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
-    /// `server_version_num`
+    /// `server_version_num`.
     pub version: i32,
-    /// When the server was started, and when it last lost its statistics, which a crash of one of its processes deletes.
+    /// When the server was started, and when it last lost its statistics, which are deleted when
+    /// one of its processes crashes.
     pub starts: ServerStarts,
-    /// The database we are in.
+    /// The current database.
     pub database: String,
     /// The encoding of the database, as PostgreSQL calls it.
     pub encoding: String,
-    /// The role we are.
+    /// The current role.
     pub user: String,
-    /// `application_name` of this session, and of every other one of ours.
+    /// `application_name` of this session and of Walpost's other sessions.
     pub application_name: String,
-    /// `wal_level`
+    /// `wal_level`.
     pub wal_level: String,
-    /// `effective_wal_level`, from PostgreSQL 19 on: the first logical slot raises it.
+    /// `effective_wal_level`, since PostgreSQL 19: creating the first logical slot raises it.
     pub effective_wal_level: Option<String>,
-    /// `synchronous_standby_names`, if it has Walpost's `application_name`.
+    /// `synchronous_standby_names`, if it matches Walpost's `application_name`.
     pub synchronous_standby_names: Option<String>,
-    /// The managed service that the server belongs to, if it shows that; queried where `wal_level` is not enough.
+    /// The managed service that the server belongs to, if it can be recognized; queried only if
+    /// `wal_level` is insufficient.
     pub provider: Option<Provider>,
-    /// The server is a standby that was not promoted (`pg_is_in_recovery`).
+    /// Whether the server is a standby that was not promoted (`pg_is_in_recovery`).
     pub in_recovery: bool,
-    /// `max_slot_wal_keep_size`; -1 is without bound.
+    /// `max_slot_wal_keep_size`; -1 means no limit.
     pub slot_wal_keep: Option<String>,
-    /// The table, if the outbox is one and it is there.
+    /// The table, if the outbox is one and it exists.
     pub table: Option<ObservedTable>,
-    /// `walpost.publish` is there; asked for an outbox of messages alone.
+    /// Whether `walpost.publish` exists; queried only for an outbox of messages.
     pub has_publish: bool,
-    /// The journal is there.
+    /// Whether the journal exists.
     pub has_journal: bool,
-    /// What is confirmed can be written down.
+    /// Whether `walpost.slot_state` exists, so that confirmed positions can be recorded.
     pub has_slot_state: bool,
-    /// How tables are published can be recorded.
+    /// Whether `walpost.table_state` exists, so that it can be recorded how tables are published.
     pub has_table_state: bool,
-    /// The publication, if it is there.
+    /// The publication, if it exists.
     pub publication: Option<ObservedPublication>,
-    /// The slot, if it is there.
+    /// The slot, if it exists.
     pub slot: Option<ObservedSlot>,
 }
 
 /// When a server was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerStarts {
-    /// `pg_postmaster_start_time()`
+    /// `pg_postmaster_start_time()`.
     pub postmaster: String,
-    /// `stats_reset` of `pg_stat_bgwriter`: if one of its processes crashes, the server restarts all others and discards its
-    /// statistics, and the postmaster stays.
+    /// `stats_reset` of `pg_stat_bgwriter`: if one of its processes crashes, the server restarts
+    /// all others and discards its statistics, but the postmaster keeps running.
     pub statistics: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedTable {
-    /// `pg_class.oid`
+    /// `pg_class.oid`.
     pub oid: u32,
-    /// `pg_class.relkind`: r is a table, p a partitioned one.
+    /// `pg_class.relkind`: r is an ordinary table, p a partitioned one.
     pub kind: String,
     /// `pg_class.relpersistence`: p is permanent.
     pub persistence: String,
     /// Names and type OIDs of the columns that are published.
     pub columns: Vec<(String, u32)>,
-    /// Names of their types, for a person.
+    /// Names of their types, for messages.
     pub types: Vec<String>,
-    /// What else is known of these columns.
+    /// Other properties of these columns.
     pub facts: Vec<ColumnFacts>,
-    /// The trigger of `sql/no_update.sql` is on it.
+    /// Whether the table has the trigger of `sql/no_update.sql`.
     pub refuses_update: bool,
-    /// It has a primary key.
+    /// Whether the table has a primary key.
     pub has_key: bool,
-    /// Everything else here was read after this.
+    /// The version of the table, read before everything else here.
     pub version: TableVersion,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedPublication {
-    /// It publishes inserts.
+    /// Whether it publishes inserts.
     pub inserts: bool,
-    /// It publishes something else too.
+    /// Whether it publishes other changes as well.
     pub more_than_inserts: bool,
-    /// It publishes partitions under their root's name.
+    /// Whether it publishes partitions under the name of their root.
     pub via_root: bool,
-    /// It has our table.
+    /// Whether it contains the table of the outbox.
     pub has_table: bool,
-    /// The tables that it has and that are ours, of an outbox of several.
+    /// The tables that it contains and that belong to the outbox, if that consists of several.
     pub tables: Vec<TableName>,
-    /// It has `walpost.outbox_row`, for rows of several tables from before these were added.
+    /// Whether it contains `walpost.outbox_row`, which carries rows of several tables from before
+    /// these were added.
     pub has_outbox_row: bool,
-    /// It has other tables: for an outbox of messages, any.
+    /// Other tables that it contains: for an outbox of messages, any table.
     pub other_tables: Vec<String>,
-    /// Its condition for our table's rows, if it has one.
+    /// Its row filter for the table of the outbox, if it has one.
     pub row_filter: Option<String>,
-    /// A condition of any of its tables that must not be evaluated.
+    /// A row filter for any of its tables that must not be evaluated.
     pub unsafe_filter: Option<UnsafeFilter>,
-    /// There is such a condition, and it is unknown because the table is locked.
+    /// Whether there is a row filter that could not be read because the table is locked.
     pub has_locked_filter: bool,
-    /// Its owner, if that role could have code run as the role that reads the slot, by a condition that it removes again.
+    /// The owner, if that role could have code executed as the role that reads the slot, using a
+    /// row filter that it removes afterwards.
     pub untrusted_owner: Option<String>,
 }
 
 impl ObservedPublication {
-    /// Returns the table of the outbox, published or not; of several tables, those that are published; none for messages.
+    /// Returns the table of the outbox, whether published or not. For several tables, returns those
+    /// that are published; for messages, none.
     #[must_use]
     pub(crate) fn outbox_tables(&self, outbox: &Outbox) -> Vec<TableName> {
         match outbox.table() {
@@ -165,30 +170,32 @@ impl ObservedPublication {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedSlot {
-    /// Its output plugin; none for a physical slot.
+    /// Its output plugin; `None` for a physical slot.
     pub plugin: Option<String>,
-    /// Its database; none for a physical slot.
+    /// Its database; `None` for a physical slot.
     pub database: Option<String>,
     /// The process that uses it.
     pub active_pid: Option<i32>,
-    /// Whose process that is, if we may know.
+    /// The session of that process, if the role may see it.
     pub holder: Option<Holder>,
-    /// What was confirmed last.
+    /// The position confirmed last.
     pub confirmed: Lsn,
     /// `wal_status`: reserved, extended, unreserved or lost.
     pub wal_status: Option<String>,
-    /// `invalidation_reason`, why it is lost; from PostgreSQL 17 on.
+    /// `invalidation_reason`: why it is lost; since PostgreSQL 17.
     pub invalidation_reason: Option<String>,
-    /// It is a copy of the primary's, which the server keeps up to date (`synced`); from PostgreSQL 17 on.
+    /// Whether it is a copy of a slot of the primary, which the server synchronizes (`synced`);
+    /// since PostgreSQL 17.
     pub synced: bool,
-    /// It goes away with its session.
+    /// Whether it is dropped at the end of its session.
     pub temporary: bool,
-    /// Prepared transactions are sent when they are prepared.
+    /// Whether prepared transactions are sent when they are prepared.
     pub two_phase: bool,
 }
 
 impl Observed {
-    /// Everything that keeps a pipeline with this `target` from running, most basic first.
+    /// Returns everything that keeps a pipeline with this `target` from running, starting with the
+    /// most fundamental problem.
     #[must_use]
     pub(crate) fn problems(&self, target: &Target) -> Vec<Problem> {
         let mut problems = Vec::new();
@@ -197,7 +204,7 @@ impl Observed {
                 found: self.version,
             });
         }
-        // A standby can be behind in all that follows.
+        // A standby may not have replayed everything that is checked below.
         if let Some(problem) = self.recovery_problem(target) {
             problems.push(problem);
             return problems;
@@ -217,30 +224,32 @@ impl Observed {
         problems
     }
 
-    /// The warning that Walpost is a synchronous standby of the server, if it is.
+    /// Returns the warning that Walpost is a synchronous standby of the server, if it is.
     #[must_use]
     pub(crate) fn synchronous_warning(&self) -> Option<String> {
         let names = self.synchronous_standby_names.as_deref()?;
         Some(synchronous::warning(names, &self.application_name))
     }
 
-    /// WAL has, or will have with the slot, what logical decoding needs.
+    /// Returns whether WAL contains, or will contain once the slot exists, what logical decoding
+    /// needs.
     #[must_use]
     pub(super) fn has_logical_decoding(&self) -> bool {
         match self.effective_wal_level.as_deref() {
             None => self.wal_level == "logical",
             Some("logical") => true,
-            // Nobody has asked for more yet.
+            // No logical slot exists yet; creating one raises the level.
             Some(_) => self.wal_level != "minimal" && self.slot.is_none(),
         }
     }
 
-    /// From PostgreSQL 16 on a standby can have a slot of its own, and stream from it.
+    /// Returns why a standby can't be streamed from. Since PostgreSQL 16, a standby can have a slot
+    /// of its own and stream from it.
     fn recovery_problem(&self, target: &Target) -> Option<Problem> {
         let found = match &self.slot {
             _ if !self.in_recovery => return None,
             None => "is not there",
-            // It is temporary until it is first in step.
+            // A synchronized slot is temporary until its first synchronization completes.
             Some(slot) if slot.synced || slot.temporary => "is a copy of the primary's",
             Some(_) => return None,
         };
@@ -248,7 +257,7 @@ impl Observed {
         Some(Problem::InRecovery { slot, found })
     }
 
-    /// What of the publication would leave rows out.
+    /// Returns what is wrong with the publication so that rows would be left out.
     #[must_use]
     pub(crate) fn publication_problem(&self, target: &Target) -> Option<Problem> {
         let publication = target.publication.clone();
@@ -315,7 +324,8 @@ impl Observed {
         }
     }
 
-    /// Why the slot must not be read as the role that we are: the owner of the publication is not trusted as far.
+    /// Returns why the slot must not be read as the current role: the owner of the publication is
+    /// not sufficiently trusted.
     #[must_use]
     pub(crate) fn publisher_problem(&self, target: &Target) -> Option<Problem> {
         let owner = self.publication.as_ref()?.untrusted_owner.clone()?;
@@ -386,7 +396,8 @@ impl Observed {
 }
 
 impl ObservedPublication {
-    /// What keeps an outbox of several tables from being read by it. Those that it lacks may be none yet.
+    /// Returns why the publication does not work for an outbox of several tables. Missing tables
+    /// are not an error, because there may be no tables yet.
     fn problem_of_several(&self, target: &Target, of: String) -> Option<Problem> {
         let publication = target.publication.clone();
         if !self.inserts {
@@ -395,10 +406,10 @@ impl ObservedPublication {
                 dropped: replay_command(&target.commands, Some("TABLE")),
             })
         } else if !self.via_root {
-            // Any table that is added may have partitions.
+            // Any table that is added later may have partitions.
             Some(Problem::NotViaRoot { publication, of })
         } else if !self.other_tables.is_empty() {
-            // Last: a pipeline that sets tables aside runs in spite of it.
+            // Checked last: a pipeline that sets tables aside runs despite this.
             Some(Problem::OtherTables {
                 publication,
                 init: target.init(&["--publication", "NAME"]),
@@ -413,7 +424,8 @@ impl ObservedPublication {
 }
 
 impl ObservedSlot {
-    /// The slot by this name is read by what is no Walpost; sessions of ours have this `application_name`.
+    /// Returns a problem if a program other than Walpost is reading the slot `slot`. Walpost's
+    /// sessions use this `application_name`.
     #[must_use]
     pub(crate) fn held_by_other(&self, slot: &str, application_name: &str) -> Option<Problem> {
         let (pid, holder) = (self.active_pid?, self.holder.as_ref()?);
@@ -425,7 +437,8 @@ impl ObservedSlot {
     }
 }
 
-/// The warning about `tables` that are outboxes by their names and are not published, if there are any.
+/// Returns the warning about `tables` whose names match the outbox and that are not published, if
+/// there are any.
 #[must_use]
 pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
@@ -438,7 +451,8 @@ pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Opti
     ))
 }
 
-/// The error about `tables` that were delivered and are no longer published, if there are any.
+/// Returns the error about `tables` that were delivered and are no longer published, if there are
+/// any.
 #[must_use]
 pub(crate) fn left_publication_error(target: &Target, tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
@@ -451,7 +465,7 @@ pub(crate) fn left_publication_error(target: &Target, tables: &[TableName]) -> O
     ))
 }
 
-/// The first few of a list that can be as long as the database has tables.
+/// Formats the first few names of a list that can be as long as the database has tables.
 pub(crate) fn some_of(names: &[String]) -> String {
     match names.len().saturating_sub(SHOWN) {
         0 => names.join(", "),
@@ -463,15 +477,15 @@ fn first_of(names: &[String]) -> String {
     names[..names.len().min(SHOWN)].join(", ")
 }
 
-/// The first few of the names, as a list for ALTER PUBLICATION ... DROP TABLE. Without ONLY it fails if a table has a child that is not
-/// in the publication.
+/// Formats the first few names as a list for ALTER PUBLICATION ... DROP TABLE. Without ONLY, the
+/// command fails if a table has a child that is not in the publication.
 fn only_first_of(names: &[String]) -> String {
     let names = names[..names.len().min(SHOWN)].iter();
     let names: Vec<_> = names.map(|name| format!("ONLY {name}")).collect();
     names.join(", ")
 }
 
-/// How many names a message has.
+/// Number of names in a message.
 const SHOWN: usize = 5;
 
 #[cfg(test)]

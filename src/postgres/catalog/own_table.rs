@@ -1,5 +1,5 @@
-//! Statements about Walpost's own tables, which are examined each time they are used: an object that another role adds to one of
-//! them would run as us.
+//! Statements about Walpost's own tables. The tables are examined each time they are used, because
+//! an object that another role adds to one of them would run with Walpost's privileges.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use super::{Catalog, CatalogError};
 use crate::postgres::sql_file;
 use crate::postgres::target::Target;
 
-/// How long to wait for a lock on one of them: until the statement is done, nothing is confirmed.
+/// How long to wait for a lock on a table: until the statement is done, no position is confirmed.
 const LOCK_TIMEOUT: &str = "2s";
 
 /// A table that `sql/journal.sql` creates.
@@ -17,11 +17,11 @@ const LOCK_TIMEOUT: &str = "2s";
 pub(super) enum OwnTable {
     Journal,
     SlotState,
-    /// Together with the journal, into which the same statement may write.
+    /// Includes the journal, to which the same statement may write.
     TableState,
 }
 
-/// What is to be done with one of them.
+/// The kind of access to a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Read,
@@ -29,8 +29,9 @@ pub(super) enum Use {
 }
 
 impl OwnTable {
-    /// What `sql/examine.sql` calls its examination. The table has to be found by it: one that is prepared and not found was in a
-    /// schema that somebody has renamed since.
+    /// Returns the keywords for its examination by `sql/examine.sql`. The examination must find the
+    /// table: if a statement about the table could be prepared and the examination does not find
+    /// it, its schema has been renamed in between.
     fn words(self) -> &'static str {
         match self {
             Self::Journal => "journal present",
@@ -49,7 +50,8 @@ impl OwnTable {
 }
 
 impl Catalog {
-    /// Why a table of states can't be used, if it can't: it does not exist, a right lacks, or the server is a standby.
+    /// Returns why a state table can't be used, if so: it does not exist, a privilege is missing,
+    /// or the server is a standby.
     pub(super) async fn unusable(
         &self,
         table: OwnTable,
@@ -73,7 +75,7 @@ impl Catalog {
             )));
         };
         if found.try_get(2)? {
-            // A row there is about the primary's slot of this name.
+            // On a standby, a row describes the primary's slot of this name.
             let why = "the server is a standby in recovery, where nothing can be written";
             return Ok(Some(why.to_owned()));
         }
@@ -87,9 +89,10 @@ impl Catalog {
         )))
     }
 
-    /// Runs a statement about one of Walpost's tables after `sql/examine.sql` has accepted the table. Parsing the statement locks
-    /// the table, so that it cannot change in between, and runs nothing of it. `settings` are statements that precede it, such as
-    /// SET LOCAL. All of it is one message and one transaction: cancel safe.
+    /// Runs a statement about one of Walpost's tables after `sql/examine.sql` has accepted the
+    /// table. Parsing the statement locks the table, so that it cannot change in between, and runs
+    /// none of it. `settings` are preceding statements, such as SET LOCAL. Everything is sent as
+    /// one message and runs in one transaction: cancel safe.
     pub(super) async fn run_on_own_table(
         &self,
         table: OwnTable,
@@ -97,7 +100,8 @@ impl Catalog {
         settings: &str,
         statement: &str,
     ) -> Result<Vec<SimpleQueryRow>, tokio_postgres::Error> {
-        // A name that an error left prepared must not be in the way of the next statement.
+        // Unique, so that a statement that an error left prepared does not conflict with the next
+        // one.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("walpost_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let sql = format!(
@@ -107,7 +111,8 @@ impl Catalog {
         let messages = match self.client().simple_query(&sql).await {
             Ok(messages) => messages,
             Err(error) => {
-                // It is not there if preparing it is what failed.
+                // This fails if preparing the statement is what failed; nothing is left prepared
+                // then.
                 let deallocate = format!("DEALLOCATE {name}");
                 let _ = self.client().batch_execute(&deallocate).await;
                 return Err(error);

@@ -3,12 +3,12 @@
 use super::{Catalog, CatalogError, some_of};
 use crate::postgres::table::{TableName, identifier};
 
-/// A partitioned table and those of its partitions that belong to other roles.
+/// A partitioned table, and its partitions that belong to other roles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartitionsOfOthers {
     pub(crate) table: String,
     pub(crate) owner: String,
-    /// Names of partitions.
+    /// Names of the partitions.
     pub(crate) partitions: Vec<String>,
     /// Their owners.
     pub(crate) owners: Vec<String>,
@@ -18,7 +18,8 @@ pub(crate) struct PartitionsOfOthers {
 }
 
 impl Catalog {
-    /// Partitions of these tables, on any level, that do not belong to the owner of the table.
+    /// Returns the partitions of these tables, at any level, that do not belong to the owner of the
+    /// table.
     ///
     /// # Errors
     /// The query fails.
@@ -65,7 +66,7 @@ impl Catalog {
 }
 
 impl PartitionsOfOthers {
-    /// What is wrong with that, with the statement that changes it.
+    /// Describes the problem, with the statement that fixes it.
     pub(crate) fn warning(&self) -> String {
         let owners: Vec<_> = self.owners.iter().map(|owner| identifier(owner)).collect();
         let first = self.partitions.first().map_or("...", String::as_str);

@@ -6,13 +6,13 @@ use super::UnsafeFilter;
 use crate::model::lsn::Lsn;
 use crate::postgres::table::{TableName, identifier};
 
-/// Whose session it is that uses a slot, by `pg_stat_activity`.
+/// The session that uses a slot, according to `pg_stat_activity`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holder {
-    /// What it calls itself.
+    /// The session's `application_name`.
     pub application_name: String,
     pub role: Option<String>,
-    /// Where it is; none for a unix-domain socket, and where we may not know.
+    /// The client's address; `None` for a Unix-domain socket, or if the role may not see it.
     pub address: Option<String>,
 }
 
@@ -29,80 +29,80 @@ impl fmt::Display for Holder {
     }
 }
 
-/// An `application_name` that an operator sets begins with this.
+/// Prefix by which an `application_name` that an operator sets is recognized as Walpost's.
 const OUR_NAME: &str = "walpost";
 
 impl Holder {
-    /// It may be another instance of the pipeline whose sessions have this `application_name`.
+    /// Returns whether this may be another instance of the pipeline whose sessions use this
+    /// `application_name`.
     #[must_use]
     pub(crate) fn may_be_ours(&self, application_name: &str) -> bool {
         self.application_name == application_name || self.application_name.starts_with(OUR_NAME)
     }
 }
 
-/// Something in the database that keeps a pipeline from running.
+/// A condition in the database that keeps a pipeline from running.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Problem {
     /// The server is too old.
     #[error("PostgreSQL has version {found}; Walpost needs 14 or later")]
     Version {
-        /// `server_version_num`
+        /// `server_version_num`.
         found: i32,
     },
-    /// No logical decoding.
+    /// Logical decoding is not enabled.
     #[error("wal_level is {found:?}, expected \"logical\". {remedy}")]
     WalLevel {
-        /// The setting.
+        /// The value of the setting.
         found: String,
-        /// Where and how it is set.
+        /// Where and how to set it.
         remedy: &'static str,
     },
-    /// Nothing can be streamed before the server is promoted.
+    /// The server is a standby, and nothing can be streamed before it is promoted.
     #[error(
         "the server is a standby in recovery, and slot {slot:?} {found}: waiting until it is promoted. To have another host \
          of the connection string tried meanwhile: target_session_attrs=primary"
     )]
     InRecovery {
         slot: String,
-        /// What is wrong with it.
+        /// What is wrong with the slot.
         found: &'static str,
     },
-    /// No such table.
+    /// The table does not exist.
     #[error(
         "table {table} does not exist in database {database:?}. Create it: {init}; or name yours with --table"
     )]
     NoTable {
         table: TableName,
-        /// The command that makes it.
+        /// The command that creates it.
         init: String,
         database: String,
     },
-    /// Not a table.
+    /// The relation is not a table.
     #[error(
         "{table} is not a table (relkind {kind:?}); expected an ordinary or a partitioned table"
     )]
     NotATable {
-        /// Its name.
         table: TableName,
-        /// `pg_class.relkind`
+        /// `pg_class.relkind`.
         kind: String,
     },
-    /// Not in WAL.
+    /// Rows of the table are not written to WAL.
     #[error(
         "table {table} is unlogged or temporary, so its rows are not in WAL. Make it permanent: ALTER TABLE {table} SET LOGGED"
     )]
     Unlogged { table: TableName },
-    /// No such publication.
+    /// The publication does not exist.
     #[error(
         "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: {init}"
     )]
     NoPublication {
         publication: String,
-        /// The command that makes it.
+        /// The command that creates it.
         init: String,
         database: String,
     },
-    /// It has not our table.
+    /// The publication does not contain the table of the outbox.
     #[error(
         "publication {publication:?} does not contain table {table}. Add it: ALTER PUBLICATION {name} ADD TABLE {table}. Rows \
          that were committed while it was missing are not delivered by that. {remedy}",
@@ -111,10 +111,10 @@ pub(crate) enum Problem {
     NotPublished {
         publication: String,
         table: TableName,
-        /// The commands that send those rows.
+        /// The commands that send the rows committed in the meantime.
         remedy: String,
     },
-    /// One of its row filters could run code of its owner.
+    /// A row filter of the publication could run code of its owner.
     #[error(
         "publication {publication:?} has a row filter on table {} that calls {}, which could run code of its owner as the role that \
          reads the slot. Drop it: ALTER PUBLICATION {name} DROP TABLE ONLY {}; then add the table again with a condition of immutable \
@@ -127,7 +127,7 @@ pub(crate) enum Problem {
         publication: String,
         filter: UnsafeFilter,
     },
-    /// Its owner could have code run as the role that reads the slot.
+    /// The owner of the publication could have code executed as the role that reads the slot.
     #[error(
         "publication {publication:?} belongs to role {owner}, which could have code run as role {user}: the server evaluates row filters \
          as the role that reads the slot, including those that have since been removed. Give it to a role that is trusted: \
@@ -140,10 +140,10 @@ pub(crate) enum Problem {
     UntrustedPublisher {
         publication: String,
         owner: String,
-        /// The role that we are.
+        /// The current role.
         user: String,
     },
-    /// It leaves inserts out.
+    /// The publication does not publish inserts.
     #[error(
         "publication {publication:?} does not publish inserts. Change it: ALTER PUBLICATION {name} SET (publish = 'insert'). Rows \
          that were committed meanwhile are not delivered by that. Send them once the pipeline runs: {dropped}",
@@ -151,102 +151,102 @@ pub(crate) enum Problem {
     )]
     NoInserts {
         publication: String,
-        /// The command that sends them.
+        /// The command that sends the rows committed in the meantime.
         dropped: String,
     },
-    /// Rows would come under their partition's name.
+    /// Rows would be sent under the name of their partition.
     #[error(
         "publication {publication:?} publishes the partitions of {of} under their own names. Change it: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
         name = identifier(.publication)
     )]
     NotViaRoot { publication: String, of: String },
-    /// It has tables besides ours.
+    /// The publication contains tables other than those of the outbox.
     #[error(
         "publication {publication:?} contains other tables than {of}: {others}. Make a publication for {of} alone: {init}; or take the others out: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
     OtherTables {
         publication: String,
-        /// The command that makes another one.
+        /// The command that creates another publication.
         init: String,
-        /// Our table or tables.
+        /// The table or tables of the outbox.
         of: String,
         others: String,
-        /// Those of them that the command takes out.
+        /// Those of the other tables that the suggested command removes.
         removed: String,
     },
-    /// It has tables, and the outbox is none.
+    /// The publication contains tables, although the outbox consists of messages.
     #[error(
         "publication {publication:?} contains tables, though the outbox is of messages: {tables}. Make a publication without tables: {init}; or take them out: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
     NotEmpty {
         publication: String,
-        /// The command that makes another one.
+        /// The command that creates another publication.
         init: String,
         tables: String,
-        /// Those of them that the command takes out.
+        /// Those of the tables that the suggested command removes.
         removed: String,
     },
-    /// No such slot.
+    /// The slot does not exist.
     #[error(
         "replication slot {slot:?} does not exist. Create it: {init}. If it was there before, events committed since it was dropped are not in the new one"
     )]
     NoSlot {
         slot: String,
-        /// The command that makes it.
+        /// The command that creates it.
         init: String,
     },
-    /// The slot is another kind.
+    /// The slot has another output plugin.
     #[error(
         "replication slot {slot:?} has plugin {found}, expected pgoutput. Name another slot with --slot, and create it: {init}"
     )]
     WrongPlugin {
         slot: String,
-        /// The command that makes one.
+        /// The command that creates another slot.
         init: String,
-        /// Its plugin.
+        /// The plugin of the slot.
         found: String,
     },
-    /// The slot is another database's.
+    /// The slot belongs to another database.
     #[error(
         "replication slot {slot:?} belongs to database {found:?}, but the outbox is in {expected:?}. Slot names are one for the whole server: name another with --slot"
     )]
     WrongDatabase {
         slot: String,
-        /// Its database.
+        /// The database of the slot.
         found: String,
-        /// Ours.
+        /// The database of the outbox.
         expected: String,
     },
-    /// The slot would not survive.
+    /// The slot would be dropped at the end of its session.
     #[error(
         "replication slot {slot:?} is temporary and vanishes with its session. Name another with --slot, and create it: {init}"
     )]
     Temporary {
         slot: String,
-        /// The command that makes one.
+        /// The command that creates another slot.
         init: String,
     },
-    /// The slot sends prepared transactions too early.
+    /// The slot would send prepared transactions before they are committed.
     #[error(
         "replication slot {slot:?} was made with two_phase = true, so prepared transactions would be sent before they commit. Name another with --slot, and create it: {init}"
     )]
     TwoPhase {
         slot: String,
-        /// The command that makes one.
+        /// The command that creates another slot.
         init: String,
     },
-    /// The slot is read by something else.
+    /// The slot is read by another program.
     #[error(
         "replication slot {slot:?} is held by PID {pid}, which is no Walpost ({holder}): what it reads is not delivered. End \
          it: SELECT pg_catalog.pg_terminate_backend({pid}). If it is a Walpost, give both the same application_name"
     )]
     HeldByOther {
         slot: String,
-        /// The server process that has it.
+        /// The server process that uses the slot.
         pid: i32,
-        /// Whose that is.
+        /// The session of that process.
         holder: Holder,
     },
     /// The server has removed WAL or rows that the slot needs.
@@ -255,27 +255,28 @@ pub(crate) enum Problem {
     )]
     Lost {
         slot: String,
-        /// The command that makes it.
+        /// The command that creates it.
         init: String,
-        /// How the events between are delivered.
+        /// How to have the undelivered events delivered.
         resend: String,
-        /// What was confirmed last.
+        /// The position confirmed last.
         confirmed: Lsn,
-        /// Why, and what keeps that from coming again.
+        /// Why the slot is lost, and how to prevent that in the future.
         reason: String,
     },
 }
 
-/// Somebody reads the slot. No [`Problem`]: who stands by waits for it to end.
+/// The slot is being read. This is not a [`Problem`]: an instance on standby waits until the other
+/// one ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {slot:?} is active for PID {pid}")]
 pub(crate) struct SlotInUse {
     pub slot: String,
-    /// The server process that has it.
+    /// The server process that uses the slot.
     pub pid: i32,
 }
 
-/// Why a slot is lost, as the server calls it, for a person.
+/// Describes why a slot is lost, given the server's reason.
 pub(super) fn lost(reason: Option<&str>, confirmed: Lsn) -> String {
     match reason {
         Some("wal_removed") | None => format!(

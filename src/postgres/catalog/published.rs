@@ -1,6 +1,7 @@
-//! The tables of a publication, from the catalog's own tables. The view `pg_publication_tables` locks each table from PostgreSQL
-//! 17 on, so one that is locked exclusively would hold up every table of the slot. For the same reason expressions are printed
-//! with `pg_get_expr(expression, 0)`, which is possible for all that contain no columns: defaults and partition bounds.
+//! The tables of a publication, from the catalog's own tables. The view `pg_publication_tables`
+//! locks each table since PostgreSQL 17, so an exclusive lock on one table would block all tables
+//! of the slot. For the same reason, expressions are printed with `pg_get_expr(expression, 0)`,
+//! which works for all expressions that contain no columns: defaults and partition bounds.
 
 use tokio_postgres::SimpleQueryMessage;
 
@@ -8,10 +9,10 @@ use super::text_limits::EXPRESSION_BYTES_MAX;
 use super::{Catalog, CatalogError};
 use crate::postgres::table::{TableName, identifier};
 
-/// How long to wait for a table whose row filter is read: nothing is confirmed in the meantime.
+/// How long to wait for a table whose row filter is read: no position is confirmed in the meantime.
 const LOCK_TIMEOUT: &str = "500ms";
 
-/// lock_not_available
+/// SQLSTATE lock_not_available.
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 
 /// A table of a publication.
@@ -21,8 +22,8 @@ pub(super) struct PublishedTable {
     has_filter: bool,
 }
 
-/// The functions that a row filter `r.prqual` calls and that are not safe to evaluate as another role; `sql/examine.sql` has the
-/// same list and says why.
+/// A query for functions that the row filter `r.prqual` calls and that are not safe to evaluate as
+/// another role. `sql/examine.sql` has the same list and gives the reasons.
 const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure::text FROM (SELECT kind, number::oid \
      FROM regexp_matches(to_jsonb(r) ->> 'prqual', ' :(funcid|opfuncid|opno) (\\d+)', 'g') AS m, \
      unnest(m[1:1], m[2:2]) AS part (kind, number)) AS named \
@@ -33,10 +34,12 @@ const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure
      OR p.prolang <> (SELECT oid FROM pg_language WHERE lanname = 'internal') \
      OR p.oid = 'pg_catalog.satisfies_hash_partition(oid, integer, integer, \"any\")'::regprocedure) LIMIT 1";
 
-/// The owner of publication `b`, if it must not choose what this session evaluates: the server evaluates row filters as the role that
-/// reads the slot, as they were when a row was written. Trusted are a role that can act as ours anyway, and, if ours is not a superuser,
-/// one that may replicate, since it can read all of WAL and drop the slot. Amazon RDS gives that right as a membership, which counts
-/// only if we have it in the same way: elsewhere anybody could create a role of that name.
+/// A query for the owner of publication `b`, if it must not choose what this session evaluates: the
+/// server evaluates row filters as the role that reads the slot, as they were when a row was
+/// written. Trusted are roles that can act as the current role anyway and, if that is not a
+/// superuser, roles that may replicate, since they can read all of WAL and drop the slot. Amazon
+/// RDS grants that privilege as a membership, which counts only if the current role has it in the
+/// same way: on other servers, anyone could create a role of that name.
 pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::text FROM pg_roles o WHERE o.oid = b.pubowner \
      AND current_setting('server_version_num')::int >= 150000 \
      AND NOT coalesce((SELECT bool_and(pg_has_role(o.oid, us.oid, CASE WHEN current_setting('server_version_num')::int < 160000 \
@@ -53,7 +56,7 @@ pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::te
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnsafeFilter {
     pub(crate) table: String,
-    /// What it calls.
+    /// The function that it calls.
     pub(crate) function: String,
 }
 
@@ -66,9 +69,10 @@ pub(super) enum RowFilter {
     Locked,
 }
 
-/// The query for what `pg_get_publication_tables` returns on a server of this version; `$1` is the publication.
+/// Returns a query with the same result as `pg_get_publication_tables` on a server of this version;
+/// `$1` is the publication.
 fn query(version: i32) -> String {
-    // Schemas and row filters came with PostgreSQL 15.
+    // Publications can contain schemas and row filters since PostgreSQL 15.
     let (schemas, filter) = match version >= 150_000 {
         true => (
             "UNION SELECT c.oid FROM found p JOIN pg_publication_namespace s ON s.pnpubid = p.oid \
@@ -81,7 +85,7 @@ fn query(version: i32) -> String {
         ),
         false => ("", "false"),
     };
-    // 16384 is the first OID of a table that is not the server's own.
+    // 16384 is the first OID that is not reserved for the server's own tables.
     format!(
         "WITH RECURSIVE found AS (SELECT oid, puballtables, pubviaroot FROM pg_publication WHERE pubname = $1), \
          member AS (SELECT r.prrelid AS oid FROM found p JOIN pg_publication_rel r ON r.prpubid = p.oid \
@@ -99,7 +103,7 @@ fn query(version: i32) -> String {
 }
 
 impl Catalog {
-    /// The tables of a publication, as `pg_publication_tables` lists them. Locks none of them.
+    /// Returns the tables of a publication, as `pg_publication_tables` lists them. Locks no tables.
     pub(super) async fn published_tables(
         &self,
         publication: &str,
@@ -122,7 +126,8 @@ impl Catalog {
         rows.iter().map(table).collect()
     }
 
-    /// A row filter of a publication, of any of its tables, that must not be evaluated. Locks no table.
+    /// Returns a row filter of any table of the publication that must not be evaluated. Locks no
+    /// tables.
     pub(super) async fn unsafe_filter(
         &self,
         publication: &str,
@@ -139,7 +144,7 @@ impl Catalog {
         }))
     }
 
-    /// The row filter that a publication has for a table.
+    /// Returns the row filter that a publication has for a table.
     pub(super) async fn row_filter(
         &self,
         publication: &str,
@@ -148,7 +153,7 @@ impl Catalog {
         if !table.has_filter {
             return Ok(RowFilter::None);
         }
-        // It names columns, and so printing it locks the table.
+        // The filter names columns, so printing it locks the table.
         let sql = format!(
             "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT CASE WHEN octet_length(r.prqual::text) <= \
              {EXPRESSION_BYTES_MAX} THEN pg_get_expr(r.prqual, r.prrelid) END, ({UNSAFE_FUNCTIONS}) FROM pg_publication_rel r \
@@ -169,7 +174,8 @@ impl Catalog {
             SimpleQueryMessage::Row(row) => Some((row.get(0), row.get(1))),
             _ => None,
         });
-        // Both are of one snapshot: the filter can be another one than when the publication was examined.
+        // Both values are from the same snapshot: the filter may have changed since the publication
+        // was examined.
         Ok(match row {
             None => RowFilter::None,
             Some((Some(filter), None)) => RowFilter::Condition(filter.to_owned()),
@@ -196,15 +202,15 @@ mod tests {
 
     use super::*;
 
-    /// What locks the table that it is about, with the statement that may use it: before any row was delivered, by a role that
-    /// reads the table next.
+    /// Functions and views that lock the table to which they are applied, with the uses that are
+    /// allowed: before any row was delivered, and by a role that reads the table next.
     const LOCKING: [(&str, &[&str]); 6] = [
         ("pg_publication_tables", &[]),
         ("pg_get_publication_tables(", &[]),
         ("pg_partition_tree(", &["$1::text::regclass"]),
         ("pg_relation_size(", &["pg_relation_size(part)"]),
         ("pg_get_indexdef(", &[]),
-        // Only this with 0 does not.
+        // Only with 0 it locks nothing.
         ("pg_get_expr(", &["r.prqual, r.prrelid", ", 0)"]),
     ];
 

@@ -1,24 +1,26 @@
-//! Why the server does not open a connection for replication. That it opens one is the only proof that the role may
-//! replicate: on Amazon RDS it may as a member of a role, and its attribute is not set.
+//! Explains why the server does not open a connection for replication. Only opening one proves that
+//! the role may replicate: on Amazon RDS, the privilege comes from membership in a role, and the
+//! role's own attribute is not set.
 
 use super::Catalog;
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::table::identifier;
 
-/// Whether the role has the attribute, and whether the server gives the right as a membership.
+/// Queries whether the role has the attribute, and whether the server grants the privilege by
+/// membership.
 const ATTRIBUTE: &str = "SELECT coalesce((SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), false), \
      EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication')";
 
 impl Catalog {
-    /// Says of an error with which the server refuses a connection for replication what fixes it, as far as the
-    /// catalog knows.
+    /// Adds a hint to the error with which the server rejected a replication connection, if the
+    /// catalog shows how to fix it.
     pub(crate) async fn explain_refusal(&self, error: &mut ServerError) {
         self.name_users(error).await;
-        // insufficient_privilege. The message is in the server's language.
+        // insufficient_privilege. The message itself may be in another language.
         if error.code != "42501" {
             return;
         }
-        // Without an answer the error is what it was.
+        // If the query fails, the error is left unchanged.
         let Ok(row) = self.client.query_one(ATTRIBUTE, &[]).await else {
             return;
         };
@@ -30,7 +32,7 @@ impl Catalog {
     }
 }
 
-/// The statement that lets the role replicate, where it lacks that.
+/// Returns the statement that allows the role to replicate, if it lacks the privilege.
 fn grant(role: &str, has_attribute: bool, is_membership: bool) -> Option<String> {
     let role = identifier(role);
     match (has_attribute, is_membership) {

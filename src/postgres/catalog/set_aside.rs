@@ -1,9 +1,10 @@
-//! Tables that are set aside: the entries of the journal that say so, and those that settle them.
+//! Tables that are set aside: the journal entries that record this, and those that settle them.
 //!
-//! An entry is written when a row of one table can't be delivered, before anything of the row's transaction is confirmed. From
-//! the row's position on, nothing of the table is delivered. A replay sends the rows from the table and records the LSN before
-//! which it has sent all of them. The pipeline then records that the stream takes over there, or that rows with a later LSN have
-//! been left out meanwhile, which is a new entry in the place of the old one.
+//! An entry is written when a row of a table can't be delivered, before any part of the row's
+//! transaction is confirmed. From the row's position on, nothing of the table is delivered. A
+//! replay sends the rows from the table and records the LSN before which it has sent all of them.
+//! The pipeline then records that the stream takes over there, or that rows with a later LSN have
+//! been left out in the meantime, in a new entry that replaces the old one.
 
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ use crate::postgres::target::Target;
 const BEGUN: &str = "begun";
 const RESUMED: &str = "resumed";
 
-/// What a pipeline records about a table.
+/// A note that a pipeline records about a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableNote {
     /// The table is set aside.
@@ -29,7 +30,8 @@ pub enum TableNote {
         position: Position,
         reason: String,
     },
-    /// The rows of these entries were sent again, and the stream delivers the table from `before` on.
+    /// The rows of these entries were sent again, and the stream delivers the table from `before`
+    /// on.
     Resumed { entries: Vec<SetAside>, before: Lsn },
     /// The rows of these entries were sent again, and the stream has left out others since.
     Missed {
@@ -40,11 +42,11 @@ pub enum TableNote {
 }
 
 impl Catalog {
-    /// The entries about tables of this slot that were set aside, settled ones included, in the order in which they were
-    /// written.
+    /// Returns the entries about tables of this slot that were set aside, including settled ones,
+    /// in the order in which they were written.
     ///
     /// # Errors
-    /// The catalog query failed, or the journal does not exist or may not be read.
+    /// The query fails, or the journal does not exist or may not be read.
     pub(crate) async fn set_aside(&self, target: &Target) -> Result<Vec<SetAside>, CatalogError> {
         let condition = format!(
             "j.slot = {} AND (j.action = {} OR j.action = 'replay' AND j.detail ->> 'state' = 'done' AND j.detail ? '{SET_ASIDE}')",
@@ -54,10 +56,11 @@ impl Catalog {
         found(self.entries(target, &condition).await?)
     }
 
-    /// Those of them that are not settled, of the table with this name or OID.
+    /// Returns the entries of this slot that are not settled, for the table with this name or OID.
+    /// Without a journal there are none.
     ///
     /// # Errors
-    /// As [`Catalog::set_aside`]. Without a journal there are none.
+    /// Same as [`Catalog::set_aside`].
     pub(crate) async fn set_aside_of_table(
         &self,
         target: &Target,
@@ -77,10 +80,10 @@ impl Catalog {
         Ok(entries)
     }
 
-    /// The OID of a table; zero if it does not exist.
+    /// Returns the OID of a table; zero if it does not exist.
     ///
     /// # Errors
-    /// The catalog query failed.
+    /// The query fails.
     pub(crate) async fn relation(&self, table: &TableName) -> Result<u32, CatalogError> {
         let sql = "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                    WHERE n.nspname = $1 AND c.relname = $2";
@@ -90,10 +93,11 @@ impl Catalog {
         Ok(oid.unwrap_or_default())
     }
 
-    /// Adds an entry. It is on disk when this returns. The result is the entry that it has opened, if it has.
+    /// Adds an entry, and returns the entry that it has opened, if any. The entry is on disk when
+    /// this returns.
     ///
     /// # Errors
-    /// The catalog query failed, or the journal does not exist or may not be written.
+    /// The query fails, or the journal does not exist or may not be written.
     pub(crate) async fn write_set_aside(
         &self,
         pipeline: &str,
@@ -110,7 +114,7 @@ impl Catalog {
                 position,
                 reason,
             } => {
-                // What may be missing are rows of transactions that the slot has not confirmed.
+                // Only rows of transactions that the slot has not confirmed may be missing.
                 let slot = self.slot_position(&target.slot).await?;
                 let since = slot.as_ref().and_then(|slot| slot.catalog_xmin);
                 let cluster = match slot {
@@ -171,7 +175,7 @@ fn first(entries: &[SetAside]) -> Lsn {
     first.unwrap_or_default()
 }
 
-/// The entries that open something, each with what later ones say about it.
+/// Returns the entries that set a table aside, each with what later entries record about it.
 fn found(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
     let mut found: Vec<SetAside> = Vec::new();
     for entry in written {
@@ -232,7 +236,8 @@ fn begun(entry: Written) -> Result<SetAside, CatalogError> {
     })
 }
 
-/// A transaction id, which is text: programs that read JSON have no such numbers.
+/// Parses a transaction ID. It is stored as text, because some JSON parsers can't represent such
+/// large numbers.
 fn id_of(value: &Value) -> Option<u64> {
     value.as_str()?.parse().ok()
 }

@@ -1,6 +1,7 @@
-//! What Walpost has confirmed of its slots, at rest: the table `walpost.slot_state`, which
-//! `sql/journal.sql` makes. It is written before PostgreSQL is told, so a slot that stands beyond it was
-//! moved, or dropped and made again, by somebody else.
+//! The positions that Walpost has confirmed for its slots, stored in the table
+//! `walpost.slot_state`, which `sql/journal.sql` creates. A position is written to the table before
+//! it is confirmed to PostgreSQL. Therefore, a slot beyond the stored position was moved, or
+//! dropped and re-created, by something else.
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
@@ -16,46 +17,46 @@ use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
 
-/// Of the rows' format. Rows of other versions say nothing to us.
+/// Version of the rows' format. Rows of other versions are ignored.
 pub(super) const VERSION: i32 = 1;
 /// The condition for rows about slots of this database.
 pub(super) const OF_DATABASE: &str =
     "database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
-/// A slot, and the history that its LSNs are of.
+/// A slot, and the history of the cluster to which its LSNs belong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotOf {
     pub pipeline: String,
-    /// Its outbox and slot.
+    /// The outbox and slot of the pipeline.
     pub target: Target,
     /// The cluster's system identifier.
     pub system_id: String,
     pub timeline: u32,
 }
 
-/// What the first start with a slot does about the rows that a single table has then.
+/// How the first start with a slot treats the rows that a single table already contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FirstStart {
-    /// It delivers them before it streams.
+    /// Delivers them before streaming.
     CopiesTable,
-    /// It only streams: `snapshot = "never"`.
+    /// Only streams: `snapshot = "never"`.
     StreamsOnly,
 }
 
-/// What the table says of a slot.
+/// The contents of a slot's row in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotState {
-    /// Where `walpost init` made it, if that did.
+    /// Where `walpost init` created the slot, or `None` if something else did.
     pub created: Option<Lsn>,
-    /// Something was read from it.
+    /// Whether anything has been read from the slot.
     pub begun: bool,
-    /// Nothing beyond this was confirmed.
+    /// No position after this one has been confirmed.
     pub confirmed: Lsn,
 }
 
 impl SlotState {
-    /// `walpost init` has made the slot, it is at `confirmed` where it was made, and nothing was read
-    /// from it.
+    /// Returns whether `walpost init` created the slot, it is still at `confirmed`, where it was
+    /// created, and nothing has been read from it.
     #[must_use]
     pub(crate) fn is_untouched(self, confirmed: Lsn) -> bool {
         let untouched = Self {
@@ -67,7 +68,7 @@ impl SlotState {
     }
 }
 
-/// A slot that stands beyond what was confirmed of it, and nothing says why.
+/// A slot that is beyond the position that was confirmed, for no recorded reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and re-created by \
@@ -76,19 +77,19 @@ impl SlotState {
 )]
 pub(crate) struct Moved {
     pub slot: String,
-    /// Where it stands.
+    /// The slot's position.
     pub found: Lsn,
-    /// What was confirmed.
+    /// The position that was confirmed.
     pub confirmed: Lsn,
-    /// How the events between are delivered.
+    /// How to have the events in between delivered.
     pub resend: String,
-    /// The command that accepts where it stands.
+    /// The command that accepts the slot's position.
     pub skip: String,
-    /// Something was read from it before.
+    /// Whether anything was read from the slot before.
     pub begun: bool,
 }
 
-/// Which events may be missing because something else has moved a slot or re-created it.
+/// Describes which events may be missing because something else has moved or re-created a slot.
 #[must_use]
 pub(crate) fn describe_move(target: &Target, confirmed: Lsn, found: Lsn) -> String {
     format!(
@@ -99,29 +100,30 @@ pub(crate) fn describe_move(target: &Target, confirmed: Lsn, found: Lsn) -> Stri
     )
 }
 
-/// The table, as this role finds it.
+/// The table's contents, as available to the current role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FoundState {
-    /// It can't be used, for this reason: nobody notices who else moves the slot.
+    /// The table can't be used, for this reason, so moves of the slot by something else are not
+    /// detected.
     Unusable(String),
-    /// What it says of the slot, in this history; nothing where it has no row of it.
+    /// The state of the slot in this history, or `None` if there is no row for it.
     State(Option<SlotState>),
 }
 
 impl Catalog {
-    /// What the table says of a slot, after it was examined (`sql/examine.sql`).
+    /// Examines the table (`sql/examine.sql`) and returns its contents about a slot.
     ///
     /// # Errors
-    /// The server can't be asked, or the table may not be trusted.
+    /// A query fails, or the table is not trusted.
     pub(crate) async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
         self.found_state(of, Use::Write).await
     }
 
-    /// That a slot which is at `found` was moved, or re-created, by somebody else, as far as the table and
-    /// the journal know. `found` was looked up before.
+    /// Returns an error if a slot that is at `found` was moved or re-created by something else,
+    /// according to the table and the journal. `found` must have been queried before.
     ///
     /// # Errors
-    /// The server can't be asked, or lets us not read the table, or table or journal may not be trusted.
+    /// A query fails, the role may not read the table, or the table or journal is not trusted.
     pub(crate) async fn moved(
         &self,
         of: &SlotOf,
@@ -149,7 +151,7 @@ impl Catalog {
     /// Returns whether the table has a row about the slot in this history.
     ///
     /// # Errors
-    /// A query fails, or the table may not be trusted.
+    /// A query fails, or the table is not trusted.
     pub(super) async fn has_slot_state(&self, of: &SlotOf) -> Result<bool, CatalogError> {
         let found = self.found_state(of, Use::Read).await?;
         Ok(matches!(found, FoundState::State(Some(_))))
@@ -164,7 +166,7 @@ impl Catalog {
         Ok(FoundState::State(state))
     }
 
-    /// The rows about a slot of this name that fulfil a condition.
+    /// Returns the rows about a slot of this name that satisfy a condition.
     async fn slot_state_rows(
         &self,
         of: &SlotOf,
@@ -196,17 +198,17 @@ impl Catalog {
             })
     }
 
-    /// Writes down that nothing beyond `confirmed` is confirmed of a slot; when this returns, that is on
-    /// the server's disk. Cancel safe.
+    /// Records that no position after `confirmed` has been confirmed for a slot. When this returns,
+    /// the row is on the server's disk. Cancel safe.
     ///
     /// # Errors
-    /// The server can't be asked, or refuses.
+    /// The query fails.
     pub(crate) async fn write_slot_state(
         &self,
         of: &SlotOf,
         confirmed: Lsn,
     ) -> Result<(), CatalogError> {
-        // Of two instances, the one that lags must not take back what the other has written.
+        // If there are two instances, the one that lags must not undo what the other has written.
         let same = "s.version = excluded.version AND s.system_id = excluded.system_id AND s.timeline = excluded.timeline \
              AND s.database_oid = excluded.database_oid";
         self.upsert(
@@ -222,10 +224,10 @@ impl Catalog {
         .await
     }
 
-    /// Writes down that a slot was just made, and that nothing was read from it.
+    /// Records that a slot was just created and that nothing has been read from it.
     ///
     /// # Errors
-    /// The server can't be asked, or refuses.
+    /// The query fails.
     pub(crate) async fn write_new_slot_state(
         &self,
         of: &SlotOf,
@@ -244,7 +246,8 @@ impl Catalog {
         set: &str,
     ) -> Result<(), CatalogError> {
         let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
-        // Not waiting for standbys is safe: one that is promoted without the row has another timeline.
+        // It is safe not to wait for standbys: a standby that is promoted without the row has
+        // another timeline.
         let settings = "SET LOCAL synchronous_commit = local; ";
         let sql = format!(
             "INSERT INTO walpost.slot_state AS s \
@@ -263,11 +266,12 @@ impl Catalog {
         Ok(())
     }
 
-    /// Records a slot that was just created. If there was another one of its name, in any history, the journal gets entries for
-    /// the events that it had not delivered; unless the first start is still to come, which delivers the rows that exist by then.
+    /// Records a slot that was just created. If there was another slot of its name, in any history,
+    /// entries for the events that it had not delivered are added to the journal, unless the first
+    /// start is still to come, which delivers the rows that exist by then.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables may not be trusted.
+    /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn slot_was_made(
         &self,
         pipeline: &str,
@@ -303,11 +307,12 @@ impl Catalog {
         self.restart_tables(pipeline, target).await
     }
 
-    /// Adds to the journal what may be missing if `walpost.slot_state` describes a slot of this name in another history of the
-    /// database: on another timeline, or before a dump was restored. The next write of the state replaces that row.
+    /// Adds journal entries for events that may be missing if `walpost.slot_state` describes a slot
+    /// of this name in another history of the database: on another timeline, or before a dump was
+    /// restored. The next write of the state replaces that row.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables may not be trusted.
+    /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn record_gap_of_other_history(
         &self,
         of: &SlotOf,
@@ -325,11 +330,11 @@ impl Catalog {
         }
     }
 
-    /// The events that may be missing before `found` according to a row of another history, or of the slot that the pipeline had
-    /// before this one.
+    /// Returns the events that may be missing before `found`, according to a row of another history
+    /// or of the pipeline's previous slot.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables may not be trusted.
+    /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn gap_of_other_history(
         &self,
         of: &SlotOf,
@@ -348,7 +353,7 @@ impl Catalog {
         }
     }
 
-    /// The slot that the pipeline has read last before this one.
+    /// Returns the slot that the pipeline read most recently before this one.
     async fn former_slot(&self, of: &SlotOf) -> Result<Option<FormerSlot>, CatalogError> {
         let condition = format!(
             "pipeline = {} AND slot <> {} AND begun AND {} ORDER BY confirmed_lsn DESC LIMIT 1",
@@ -360,9 +365,10 @@ impl Catalog {
         rows.first().map(former).transpose()
     }
 
-    /// The events between the last position of the pipeline's former slot and `found`, where the slot begins that the definition names
-    /// now. The former slot can still exist, but nothing reads it. The first start with a slot copies the rows of a single table, and
-    /// then the gap is what it cannot copy.
+    /// Returns the events between the last position of the pipeline's former slot and `found`,
+    /// where the slot that is now configured starts. The former slot may still exist, but nothing
+    /// reads it. If the first start with a slot copies the rows of a single table, the gap consists
+    /// of what can't be copied.
     async fn gap_of_former_slot(
         &self,
         of: &SlotOf,
@@ -386,7 +392,8 @@ impl Catalog {
         };
         if let Outbox::Table(table) = &of.target.outbox
             && first_start == FirstStart::CopiesTable
-            // An entry says that the table was copied before, or that it had no rows when walpost init created the slot.
+            // An entry indicates that the table was copied before, or that it was empty when
+            // walpost init created the slot.
             && (state.is_some() || self.snapshot_record(&of.target).await? != SnapshotRecord::Done)
         {
             let is_partitioned = self.is_partitioned(table).await?;
@@ -401,7 +408,8 @@ impl Catalog {
         Ok(Some(gap))
     }
 
-    /// Nothing was read from the slot yet, and the first start delivers all rows of the table.
+    /// Returns whether nothing has been read from the slot yet and the first start will deliver all
+    /// rows of the table.
     async fn is_copied_at_first_start(
         &self,
         of: &SlotOf,
@@ -413,8 +421,9 @@ impl Catalog {
             && self.snapshot_record(&of.target).await?.is_unbegun())
     }
 
-    /// The rows that tables had when they were added, if that was before the slot existed and there was no other slot.
-    /// `sql/slot.sql` refuses such tables, but one can be added until the slot is complete.
+    /// Returns the gap of rows that tables already contained when they were added, if that was
+    /// before the slot existed and there was no other slot. `sql/slot.sql` rejects such tables, but
+    /// a table can be added until the slot is complete.
     async fn gap_of_tables(&self, of: &SlotOf) -> Result<Option<Gap>, CatalogError> {
         let (Outbox::Tables(patterns) | Outbox::OneOf { of: patterns, .. }) = &of.target.outbox
         else {
@@ -423,7 +432,7 @@ impl Catalog {
         if !self.slot_state_rows(of, "true").await?.is_empty() {
             return Ok(None);
         }
-        // What the former slot has not delivered is a gap of its own, which `run` records.
+        // Events that the former slot has not delivered are a separate gap, which `run` records.
         if self.former_slot(of).await?.is_some() {
             return Ok(None);
         }
@@ -437,8 +446,9 @@ impl Catalog {
         }))
     }
 
-    /// The events that a slot of this name may not have delivered, according to its row if that is one of `states`. The slot is at
-    /// `found`, where it was just created if rows of all histories count.
+    /// Returns the events that a slot of this name may not have delivered, according to its row if
+    /// that is one of `states`. The slot is at `found`; if rows of all histories count, it was just
+    /// created there.
     async fn gap_before(
         &self,
         of: &SlotOf,
@@ -459,11 +469,12 @@ impl Catalog {
         let is_same_database = row.try_get("is_same_database")? == Some("t");
         let former = former(row)?;
         let before = former.confirmed;
-        // A row is written after the WAL that it describes, so a server that has the row has that WAL, on every timeline: a slot that
-        // is created before it is one of a server that was copied before the row was restored there.
+        // A row is written after the WAL that it describes, so a server that has the row also has
+        // that WAL, on every timeline. If a slot is created before that position, the server was
+        // copied before the row was restored there.
         let is_restored = states == States::All && before > found;
         if !is_same_cluster || !is_same_database || is_restored {
-            // Its LSNs say nothing about this slot.
+            // The LSNs of the row are unrelated to this slot.
             return Ok(Some(Gap {
                 from: None,
                 former: Some(former),
@@ -491,8 +502,8 @@ impl Catalog {
         }))
     }
 
-    /// Adds the gap to the journal, for each table, because tables are replayed one by one. Entries that an earlier attempt has
-    /// written are not repeated.
+    /// Adds the gap to the journal, with one entry per table, because tables are replayed
+    /// individually. Entries written by an earlier attempt are not repeated.
     async fn write_gap(&self, of: &SlotOf, gap: &Gap, found: Lsn) -> Result<(), CatalogError> {
         let (pipeline, target) = (&of.pipeline, &of.target);
         let mut tables = self.gap_tables(of, gap).await?;
@@ -533,8 +544,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// The tables that a gap is about: those of the outbox, unless they are copied, and those of the former slot that are not
-    /// published now.
+    /// Returns the tables that a gap affects: those of the outbox, unless they are copied, and
+    /// those of the former slot that are not published now.
     async fn gap_tables(&self, of: &SlotOf, gap: &Gap) -> Result<Vec<GapTable>, CatalogError> {
         let target = &of.target;
         let is_several = target.outbox.is_several();
@@ -588,7 +599,7 @@ impl Catalog {
             .await
     }
 
-    /// Whether a table exists and is partitioned.
+    /// Returns whether a table exists and is partitioned.
     async fn is_partitioned(&self, table: &TableName) -> Result<bool, CatalogError> {
         const SQL: &str = "SELECT c.relkind = 'p' FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
              WHERE n.nspname = $1 AND c.relname = $2";
@@ -599,9 +610,9 @@ impl Catalog {
         Ok(found.map(|row| row.try_get(0)).transpose()? == Some(true))
     }
 
-    /// The tables of an outbox; `None` stands for messages, which are in no table. Tables that are published and match no pattern
-    /// are among them, because a table can have been renamed since its rows were written. If the publication is missing or empty,
-    /// these are the tables that match.
+    /// Returns the tables of an outbox; `None` stands for messages, which are in no table. Includes
+    /// published tables that match no pattern, because a table may have been renamed since its rows
+    /// were written. If the publication is missing or empty, returns the tables that match.
     async fn outbox_tables(&self, target: &Target) -> Result<Vec<Option<String>>, CatalogError> {
         let patterns = match &target.outbox {
             Outbox::Table(table) => return Ok(vec![Some(table.to_string())]),
@@ -616,7 +627,7 @@ impl Catalog {
         Ok(tables.chain(others).map(Some).collect())
     }
 
-    /// The tables of the publication that match, and those that do not.
+    /// Returns the tables of the publication that match the patterns, and those that do not.
     async fn published_outboxes(
         &self,
         target: &Target,
@@ -632,16 +643,17 @@ impl Catalog {
         }))
     }
 
-    /// The slot, on the server that this connection is to.
+    /// Returns the slot, with the history of the server that this connection is to.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn slot_of(
         &self,
         pipeline: &str,
         target: &Target,
     ) -> Result<SlotOf, CatalogError> {
-        // The control file has the timeline of the last checkpoint, which a promotion does not wait for.
+        // The control file contains the timeline of the last checkpoint, which a promotion does not
+        // wait for.
         let row = self
             .client()
             .query_one(
@@ -661,12 +673,12 @@ impl Catalog {
         })
     }
 
-    /// The journal says why a slot is at `found`, beyond `confirmed`: what is between was skipped, or
-    /// given up with the slot before it. Entries about a table that was not published say nothing about that, nor do those of
-    /// another cluster, as a restored dump has them.
+    /// Returns whether the journal explains why a slot is at `found`, after `confirmed`: the WAL in
+    /// between was skipped, or given up with the previous slot. Entries about a table that was not
+    /// published don't count, nor do those of another cluster, which a restored dump can contain.
     ///
     /// # Errors
-    /// The server can't be asked, or the journal may not be trusted or has something else in it.
+    /// A query fails, or the journal is not trusted or contains something unexpected.
     pub(crate) async fn is_accounted_for(
         &self,
         of: &SlotOf,
@@ -689,8 +701,8 @@ impl Catalog {
     }
 }
 
-/// The condition for journal entries by which what follows `confirmed` was given up with the slot. One that ends there is about a
-/// slot before that.
+/// Returns the condition for journal entries by which the WAL after `confirmed` was given up with
+/// the slot. An entry that ends at `confirmed` is about an earlier slot.
 pub(super) fn is_given_up_at(confirmed: Lsn) -> String {
     format!(
         "(j.action = '{}' AND NOT j.detail ? '{LEFT_PUBLICATION}' AND j.from_lsn <= '{confirmed}' \
@@ -699,56 +711,60 @@ pub(super) fn is_given_up_at(confirmed: Lsn) -> String {
     )
 }
 
-/// Rows of `walpost.slot_state` about slots of one name.
+/// Selects rows of `walpost.slot_state` about slots of one name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum States {
     All,
     OfOtherHistory,
 }
 
-/// Events that may be missing because a slot replaced another one.
+/// Events that may be missing because a slot has replaced another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
-    /// The position that the earlier slot had confirmed. Unknown if that slot was in another database or cluster.
+    /// The position that the earlier slot had confirmed; `None` if that slot was in another
+    /// database or cluster.
     from: Option<Lsn>,
     reason: &'static str,
-    /// The slot that may not have delivered them, if there was one.
+    /// The slot that may not have delivered the events, if there was one.
     former: Option<FormerSlot>,
     /// What the first start with the slot delivers of a single table, if it copies the table.
     copied: Option<Copied>,
-    /// Tables of which the former slot did not send all rows, because they were still to be copied.
+    /// Tables of which the former slot did not send all rows, because their copy was not complete.
     uncopied: Vec<String>,
 }
 
 /// Rows that are not part of a gap because they are copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Copied {
-    /// Every row that the outbox had.
+    /// Every row of the outbox table.
     Table,
-    /// Every row but those of partitions that were detached since, of which the catalog knows nothing.
+    /// Every row except those of partitions that have been detached since, which the catalog does
+    /// not record.
     Partitions,
 }
 
-/// A slot that another one has replaced.
+/// A slot that was replaced by another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FormerSlot {
     pub(super) slot: String,
-    /// The last position that Walpost may have confirmed of it, in its own history.
+    /// The last position that Walpost may have confirmed for it, in its own history.
     pub(super) confirmed: Lsn,
 }
 
-/// A table of which events may be missing.
+/// A table whose events may be missing.
 struct GapTable {
-    /// None stands for messages, which are in no table.
+    /// `None` stands for messages, which are in no table.
     name: Option<String>,
-    /// It is one of several tables, or another one than that of the outbox, so that commands have to name it.
+    /// Whether commands have to name the table, because it is one of several, or not that of the
+    /// outbox.
     is_named: bool,
-    /// It is in the publication, or will be when that exists.
+    /// Whether the table is in the publication, or will be once that exists.
     is_published: bool,
 }
 
 impl GapTable {
-    /// The position after which its events may be missing: all of them are in doubt if its copy was not complete.
+    /// Returns the position after which its events may be missing; zero if its copy was not
+    /// complete, so that all events may be.
     fn from(&self, gap: &Gap) -> Option<Lsn> {
         let is_uncopied = self
             .name
@@ -760,7 +776,7 @@ impl GapTable {
         })
     }
 
-    /// What an operator does about the events.
+    /// Describes how an operator can have the events delivered.
     fn remedy(&self, target: &Target, gap: &Gap) -> String {
         let Some(table) = &self.name else {
             return target.resend();
@@ -793,11 +809,11 @@ impl GapTable {
     }
 }
 
-/// The reason of a gap after a slot that the definition no longer names.
+/// The reason for a gap after a slot that the configuration no longer names.
 const FORMER_SLOT: &str = "the pipeline had another slot before";
 
 impl Gap {
-    /// How the gap gets into the journal.
+    /// Describes how the gap is recorded in the journal.
     #[must_use]
     pub(crate) fn next_step(&self, target: &Target) -> String {
         match self.reason == FORMER_SLOT {
@@ -810,7 +826,7 @@ impl Gap {
         }
     }
 
-    /// Why and which events may be missing if the slot is at `found`.
+    /// Describes why and which events may be missing if the slot is at `found`.
     #[must_use]
     pub(crate) fn describe(&self, found: Lsn) -> String {
         self.describe_after(self.from, found)
@@ -837,13 +853,13 @@ impl Gap {
     }
 }
 
-/// Whether an outbox includes the table of this name.
+/// Returns whether an outbox includes the table of this name.
 fn is_outbox(target: &Target, table: &str) -> bool {
     let table: Result<TableName, _> = table.parse();
     table.is_ok_and(|table| target.outbox.has(&table.schema, &table.name))
 }
 
-/// The condition for rows of walpost.slot_state that are of this history.
+/// Returns the condition for rows of walpost.slot_state that belong to this history.
 fn of_history(of: &SlotOf) -> String {
     format!(
         "version = {VERSION} AND system_id = {} AND timeline = {} AND {OF_DATABASE}",

@@ -1,21 +1,22 @@
-//! The rows of a table as they are at one moment, in no order. Where all of an event is wanted, and in
-//! order, it is [`copy`] that reads them.
+//! The rows of a table as of one moment, in no particular order. Complete events in order are read
+//! by [`copy`] instead.
 
 use super::copy;
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 
-/// A transaction that sees the database as it was when it began.
+/// A transaction that sees the database as of when it began.
 pub(crate) struct Snapshot<'c> {
     catalog: &'c Catalog,
-    /// It has nothing that was committed at or after this.
+    /// Nothing that was committed at or after this position is visible.
     pub after: Lsn,
-    /// What was committed before this it has, but for what was about to become visible.
+    /// Everything that was committed before this position is visible, except for transactions that
+    /// were about to become visible.
     pub before: Lsn,
 }
 
 impl<'c> Snapshot<'c> {
-    /// Takes a snapshot.
+    /// Starts the transaction and takes its snapshot.
     ///
     /// # Errors
     /// The query fails.
@@ -26,7 +27,7 @@ impl<'c> Snapshot<'c> {
         client
             .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             .await?;
-        // The first statement takes the snapshot, and is evaluated after that.
+        // The first statement takes the snapshot, and its expressions are evaluated afterwards.
         let after = inserted(catalog).await?;
         Ok(Self {
             catalog,
@@ -35,7 +36,7 @@ impl<'c> Snapshot<'c> {
         })
     }
 
-    /// Lets the snapshot go.
+    /// Ends the transaction.
     ///
     /// # Errors
     /// The connection is lost.
@@ -44,7 +45,7 @@ impl<'c> Snapshot<'c> {
     }
 }
 
-/// The end of WAL: all that is visible was committed before.
+/// Returns the end of WAL: everything visible was committed before it.
 async fn inserted(catalog: &Catalog) -> Result<Lsn, CatalogError> {
     let row = catalog
         .client()
@@ -62,8 +63,9 @@ async fn inserted(catalog: &Catalog) -> Result<Lsn, CatalogError> {
     ))
 }
 
-/// The server tells where the next record begins. Where the last one ended with its page, that is
-/// behind the header of the next, and no slot is ever confirmed up to there.
+/// Returns the end of the last record, given the start of the next one. If the last record ended at
+/// a page boundary, the next one starts after a page header, and no slot is ever confirmed up to
+/// that position.
 fn end_of_record(next: Lsn, page: u64, segment: u64) -> Lsn {
     const SHORT_HEADER: u64 = 24;
     const LONG_HEADER: u64 = 40;
@@ -89,7 +91,7 @@ mod tests {
             (SEGMENT + PAGE + 24, SEGMENT + PAGE),
             (SEGMENT + 40, SEGMENT),
             (SEGMENT + PAGE, SEGMENT + PAGE),
-            // The rest of a record that began on the page before.
+            // The rest of a record that began on the previous page.
             (SEGMENT + PAGE + 40, SEGMENT + PAGE + 40),
         ] {
             assert_eq!(end_of_record(Lsn(next), PAGE, SEGMENT), Lsn(end));

@@ -1,4 +1,4 @@
-//! What tells whether rows that are older than a slot were delivered.
+//! Determines whether rows that are older than a slot were delivered.
 
 use std::collections::BTreeMap;
 
@@ -14,27 +14,28 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// What is known of a pipeline's past.
+/// The known history of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotHistory {
-    /// What the journal says of it.
+    /// The journal's record of the snapshot.
     pub record: SnapshotRecord,
-    /// The slot was read before, according to the server's statistics or walpost.slot_state.
+    /// Whether the slot was read before, according to the server's statistics or
+    /// walpost.slot_state.
     pub has_streamed: bool,
     /// The rows that are in the table.
     pub rows: Rows,
 }
 
-/// What the journal says of the snapshot of one table.
+/// The journal's record of the snapshot of one table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TableSnapshot {
-    /// As the journal spells it. None if the entry does not name one.
+    /// The table's name in the journal; `None` if the entries name no table.
     pub table: Option<String>,
     /// Never [`SnapshotRecord::NoJournal`].
     pub record: SnapshotRecord,
 }
 
-/// What the journal says of the snapshot.
+/// The journal's record of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotRecord {
     /// There is no journal.
@@ -49,7 +50,7 @@ pub(crate) enum SnapshotRecord {
     },
     /// One was begun that has what was committed before this.
     Begun(Lsn),
-    /// There is nothing more to do.
+    /// Nothing more needs to be done.
     Done,
 }
 
@@ -63,8 +64,8 @@ impl SnapshotRecord {
     /// Its value in [`SnapshotRecord::Done`].
     pub(crate) const DONE: &'static str = "done";
 
-    /// Of entries in the order in which they were written. What is done stays done: an instance that was
-    /// frozen may write later that it begins.
+    /// Derives the record from entries in the order in which they were written. Once done, a
+    /// snapshot stays done: an instance that was suspended may record later that it begins.
     #[must_use]
     pub(crate) fn of(entries: &[Written]) -> Self {
         let mut record = Self::Nothing;
@@ -84,7 +85,7 @@ impl SnapshotRecord {
         record
     }
 
-    /// The record of a table, of those that [`TableSnapshot::by_table`] returns.
+    /// Returns the record of a table from the result of [`TableSnapshot::by_table`].
     #[must_use]
     pub(crate) fn of_table(snapshots: &[TableSnapshot], table: Option<&TableName>) -> Self {
         let table = table.map(TableName::to_string);
@@ -93,18 +94,20 @@ impl SnapshotRecord {
         match (ours.next(), ours.next()) {
             (None, _) => Self::Nothing,
             (Some(record), None) => record,
-            // Those that name no table come first.
+            // Entries that name no table are sorted first.
             (Some(Self::Done), _) => Self::Done,
             (Some(_), Some(record)) => record,
         }
     }
 
-    /// Rows of a snapshot that was begun may be missing, where the slot is at `confirmed`.
+    /// Returns whether rows of a snapshot that was begun may be missing if the slot is at
+    /// `confirmed`.
     #[must_use]
     pub(crate) fn is_open(self, confirmed: Lsn) -> bool {
         match self {
-            // Nothing at or after the consistent point is confirmed before all of the copy is durable. What an earlier slot had
-            // not delivered has an entry of its own in the journal.
+            // Nothing at or after the consistent point is confirmed before the whole copy is
+            // durable. Events that an earlier slot had not delivered have their own entry in the
+            // journal.
             Self::Begun(snapshot_lsn) => confirmed < snapshot_lsn,
             // Positions do not tell: see `Catalog::uncopied_tables`.
             Self::Due { .. } | Self::NoJournal | Self::Nothing | Self::Done => false,
@@ -125,7 +128,8 @@ fn relation(detail: &serde_json::Value) -> u32 {
 }
 
 impl TableSnapshot {
-    /// Of entries in the order in which they were written: one for each table, and first the one without a table.
+    /// Groups entries in the order in which they were written by table. The record without a table
+    /// comes first.
     fn by_table(entries: Vec<Written>) -> Vec<Self> {
         let mut by_table = BTreeMap::<Option<String>, Vec<Written>>::new();
         for entry in entries {
@@ -141,10 +145,11 @@ impl TableSnapshot {
 }
 
 impl Catalog {
-    /// What the journal says of the snapshots of each table that the slot was for, under whatever name the pipeline had.
+    /// Returns the journal's records of the snapshots of each table for which the slot was used,
+    /// under any name of the pipeline.
     ///
     /// # Errors
-    /// The catalog query failed, or the journal does not exist or may not be read.
+    /// The query fails, or the journal does not exist or may not be read.
     pub(crate) async fn table_snapshots(
         &self,
         target: &Target,
@@ -162,10 +167,10 @@ impl Catalog {
         ))
     }
 
-    /// What the journal says of the snapshot of the target's table.
+    /// Returns the journal's record of the snapshot of the target's table.
     ///
     /// # Errors
-    /// The catalog query failed, or the journal may not be read.
+    /// The query fails, or the journal may not be read.
     pub(crate) async fn snapshot_record(
         &self,
         target: &Target,
@@ -177,10 +182,10 @@ impl Catalog {
         }
     }
 
-    /// What is known of the past of a pipeline whose outbox is `table`.
+    /// Returns the known history of a pipeline whose outbox is `table`.
     ///
     /// # Errors
-    /// The catalog query failed.
+    /// A query fails.
     pub(crate) async fn snapshot_history(
         &self,
         target: &Target,
@@ -214,7 +219,8 @@ impl Catalog {
         })
     }
 
-    /// The slot was read before, according to the server's statistics, which do not survive its crash, or walpost.slot_state.
+    /// Returns whether the slot was read before, according to the server's statistics, which a
+    /// crash deletes, or walpost.slot_state.
     pub(super) async fn has_streamed(&self, target: &Target) -> Result<bool, CatalogError> {
         let sent = self
             .client()
@@ -224,8 +230,9 @@ impl Catalog {
             )
             .await?;
         let has_sent: Option<bool> = sent.map(|row| row.try_get(0)).transpose()?.flatten();
-        // A standby that was promoted has read what its primary had. A start that failed before it confirmed anything has left the slot
-        // as `walpost init` created it, though the server has sent something.
+        // A standby that was promoted has the rows of its former primary. If a start failed before
+        // it confirmed anything, the slot is still as `walpost init` created it, although the
+        // server has sent something.
         let select = format!(
             "SELECT begun, created_lsn = (SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = {slot}) \
              AS is_untouched FROM walpost.slot_state WHERE slot = {slot} AND version = {} \
@@ -285,7 +292,7 @@ mod tests {
         assert_eq!(record(&two, "public.a"), SnapshotRecord::Begun(Lsn(7)));
         assert_eq!(record(&two, "public.b"), SnapshotRecord::Done);
         assert_eq!(record(&two, "public.c"), SnapshotRecord::Nothing);
-        // An entry without a table is of every one.
+        // An entry without a table applies to every table.
         let one = [of(Some("public.a"), begun, 7), of(None, done, 7)];
         assert_eq!(record(&one, "public.a"), SnapshotRecord::Done);
         let one = [of(None, begun, 7), of(Some("public.a"), done, 7)];

@@ -1,23 +1,27 @@
-//! Walpost as a synchronous standby, and commits of Walpost that wait for standbys.
+//! Walpost as a synchronous standby, and Walpost's own commits that wait for standbys.
 //!
-//! If `synchronous_standby_names` has Walpost's `application_name`, or `*`, commits wait until Walpost has confirmed them, which it
-//! does only after Kafka has acknowledged the events before them. To keep Walpost from waiting for itself, its sessions have
-//! `synchronous_commit = local`; entries that a promoted standby must have are written after [`wait_for_standbys`].
+//! If `synchronous_standby_names` contains Walpost's `application_name`, or `*`, commits wait until
+//! Walpost has confirmed them, which it does only after Kafka has acknowledged the preceding
+//! events. To keep Walpost from waiting for itself, its sessions use `synchronous_commit = local`;
+//! journal entries that a promoted standby must have are written after [`wait_for_standbys`].
 //!
 //! PostgreSQL 18, 19.6.2 "Primary Server", `synchronous_standby_names`.
 
-/// True if `synchronous_standby_names` has this session's `application_name`. Names are compared as the server compares them:
-/// without regard to case, and `*` is every name, quoted or not.
+/// An SQL condition that is true if `synchronous_standby_names` matches this session's
+/// `application_name`. Like the server, it ignores case, and `*` matches every name, whether quoted
+/// or not.
 pub(super) const IS_SYNCHRONOUS: &str = "EXISTS (SELECT FROM regexp_matches(current_setting('synchronous_standby_names'), \
      '\"((?:[^\"]|\"\")+)\"|([^[:space:](),\"]+)', 'g') AS name \
      WHERE lower(coalesce(replace(name[1], '\"\"', '\"'), name[2])) IN ('*', lower(current_setting('application_name'))))";
 
-/// A statement that makes later commits of this session wait for the synchronous standbys, unless Walpost is one of them.
+/// Returns a statement that makes later commits of this session wait for the synchronous standbys,
+/// unless Walpost is one of them.
 pub(super) fn wait_for_standbys() -> String {
     format!("SELECT set_config('synchronous_commit', 'on', false) WHERE NOT {IS_SYNCHRONOUS}")
 }
 
-/// The warning for a server whose `synchronous_standby_names` is `names`, which has Walpost's `application_name`.
+/// Returns the warning for a server whose `synchronous_standby_names` is `names`, which matches
+/// Walpost's `application_name`.
 pub(super) fn warning(names: &str, application_name: &str) -> String {
     format!(
         "synchronous_standby_names is {names:?}, and application_name {application_name:?} matches it: Walpost is a synchronous \

@@ -1,5 +1,5 @@
-//! Questions about the outbox table that its readers ask: whether they may, how many rows there are, and in which
-//! order they come.
+//! Queries about the outbox table for its readers: whether they may read it, how many rows it has,
+//! and in which order rows are returned.
 
 use std::marker::PhantomData;
 
@@ -10,21 +10,22 @@ use super::text_limits::EXPRESSION_BYTES_MAX;
 use super::{Catalog, CatalogError, Statement};
 use crate::postgres::table::{TableName, identifier};
 
-/// The rows that are in the table.
+/// The rows in the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Rows {
     None,
-    /// So many, as far as the planner knows.
+    /// The planner's estimate of their number.
     About(u64),
-    /// There is something, and this role may not read it.
+    /// The table is not empty, but this role may not read it.
     Denied {
-        /// The statement that lets it.
+        /// The statement that grants the privilege.
         grant: String,
     },
 }
 
-/// The table in FROM. With an alias, a condition can't name the row as a whole by the table's name: the owner of the table owns the
-/// type of its rows, and can add casts from that type at any time.
+/// Returns the table as written in FROM. With an alias, a condition can't refer to a whole row by
+/// the table's name: the owner of the table owns the type of its rows, and can add casts from that
+/// type at any time.
 pub(super) fn from_item(table: &TableName) -> String {
     format!("{} AS walpost_row", table.quoted())
 }
@@ -38,47 +39,51 @@ mod oid {
     pub(super) const VARCHAR: u32 = 1043;
 }
 
-/// Where `created_at` comes in the order of rows, in a table that has it as a time that is never null.
+/// The place of `created_at` in the order of rows, if the table has a column of this name with a
+/// time type and NOT NULL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CreatedAt {
-    /// First: a range of rows is one of times. Nothing is ordered without a primary key, which tells rows apart.
+    /// First, so that a range of rows is a range of times. Without a primary key, which
+    /// distinguishes rows, there is no order.
     First,
-    /// First, unless the primary key rises with time by itself: then its index has the order.
+    /// First, unless the primary key itself increases with time: its index then provides the order.
     UnlessKeyRises,
 }
 
-/// What rows are ordered by, in SQL: columns that are never null, most significant first. `'t` is how long the table is locked.
+/// The columns by which rows are ordered, which are never null, most significant first. `'t` is how
+/// long the table stays locked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RowOrder<'t> {
     columns: Vec<OrderColumn>,
-    /// Texts are compared by their bytes, and not as the server would.
+    /// Whether texts are compared by their bytes instead of the server's collation.
     by_bytes: bool,
     locked: PhantomData<&'t ()>,
 }
 
-/// A column that rows are ordered by.
+/// A column by which rows are ordered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OrderColumn {
     pub name: String,
     pub type_oid: u32,
-    /// How its values are compared if its type belongs to an extension; otherwise by the operators of pg_catalog.
+    /// How its values are compared if its type belongs to an extension; otherwise the operators of
+    /// pg_catalog are used.
     comparison: Option<Comparison>,
-    /// What is inserted later has a higher one, more or less.
+    /// Whether rows inserted later have higher values, at least approximately.
     rises: bool,
 }
 
-/// The B-tree operators of a type outside of pg_catalog.
+/// The B-tree operators of a type outside pg_catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Comparison {
-    /// The input type of the operator class, quoted. A column can have a domain over it, for which anyone could create an operator
-    /// that fits better.
+    /// The input type of the operator class, quoted. A column's type can be a domain over it, for
+    /// which anyone could create an operator that matches better.
     input_type: String,
-    /// As `OPERATOR(schema.name)`, by strategy number: `<`, `<=`, `=`, `>=`, `>`.
+    /// As `OPERATOR(schema.name)`, in the order of strategy numbers: `<`, `<=`, `=`, `>=`, `>`.
     operators: [String; 5],
 }
 
 impl Comparison {
-    /// The operator that has this name in pg_catalog.
+    /// Returns the operator that corresponds to the one of this name in pg_catalog.
     fn operator(&self, name: &str) -> &str {
         let strategy = match name {
             "<" => 0,
@@ -92,7 +97,7 @@ impl Comparison {
 }
 
 impl OrderColumn {
-    /// A column of a built-in type.
+    /// Creates a column of a built-in type.
     #[must_use]
     pub(crate) fn built_in(name: String, type_oid: u32) -> Self {
         Self {
@@ -113,7 +118,7 @@ impl<'t> RowOrder<'t> {
         }
     }
 
-    /// By columns of built-in types of this table, which is locked.
+    /// Creates an order by columns of built-in types of this table, which is locked.
     #[must_use]
     pub(crate) fn by<T>(_table: &'t T, columns: impl IntoIterator<Item = (String, u32)>) -> Self {
         let columns = columns.into_iter();
@@ -124,7 +129,8 @@ impl<'t> RowOrder<'t> {
         )
     }
 
-    /// The same columns, with texts compared by their bytes: whoever compares keys beside the server does it so.
+    /// Returns the same columns with texts compared by their bytes, as needed if keys are also
+    /// compared outside the server.
     #[must_use]
     pub(crate) fn by_bytes(self) -> Self {
         Self {
@@ -133,24 +139,25 @@ impl<'t> RowOrder<'t> {
         }
     }
 
-    /// There is no column.
+    /// Returns whether there are no columns.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.columns.is_empty()
     }
 
-    /// How many columns it has.
+    /// Returns the number of columns.
     #[must_use]
     pub(crate) fn len(&self) -> usize {
         self.columns.len()
     }
 
-    /// Their names.
+    /// Returns the names of the columns.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.columns.iter().map(|column| column.name.as_str())
     }
 
-    /// The condition for rows whose key compares so with these values: `>` is behind it.
+    /// Returns the condition for rows whose key compares to these values as `operator` says: `>`
+    /// selects the rows after them.
     #[must_use]
     pub(crate) fn compared(&self, operator: &str, values: &[String]) -> String {
         let literals: Vec<_> = values.iter().map(|value| escape_literal(value)).collect();
@@ -165,7 +172,7 @@ impl<'t> RowOrder<'t> {
                 literals.join(", ")
             );
         }
-        // Of the first columns that differ the first decides.
+        // The first pair of columns that differ decides.
         let strict = operator.trim_end_matches('=');
         let mut condition = String::new();
         for (column, literal) in self.columns.iter().zip(literals).rev() {
@@ -186,13 +193,14 @@ impl<'t> RowOrder<'t> {
         condition
     }
 
-    /// What stands behind ORDER BY; `direction` is empty, or ` DESC` for the other way round.
+    /// Returns the expressions for ORDER BY; `direction` is empty, or ` DESC` for the reverse
+    /// order.
     #[must_use]
     pub(crate) fn sql(&self, direction: &str) -> String {
         self.expressions(direction).join(", ")
     }
 
-    /// The columns, for SELECT.
+    /// Returns the columns, for SELECT.
     #[must_use]
     pub(crate) fn selected(&self) -> String {
         let names = self.names().map(escape_identifier);
@@ -216,10 +224,11 @@ impl<'t> RowOrder<'t> {
 }
 
 impl Catalog {
-    /// Nothing if this role may read the table, or else the statement that lets it.
+    /// Returns `None` if this role may read the table, otherwise the statement that grants the
+    /// privilege.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn select_grant(
         &self,
         table: &TableName,
@@ -244,10 +253,10 @@ impl Catalog {
         )))
     }
 
-    /// The rows that are in the table.
+    /// Returns whether the table has rows, and about how many.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn rows(&self, table: &TableName) -> Result<Rows, CatalogError> {
         if !self.has_storage(table).await? {
             return Ok(Rows::None);
@@ -263,7 +272,8 @@ impl Catalog {
         Ok(Rows::About(self.estimate(table).await?))
     }
 
-    /// Whether the table or one of its partitions has pages; there can be rows only if so.
+    /// Returns whether the table or one of its partitions has pages, without which there can't be
+    /// any rows.
     pub(super) async fn has_storage(&self, table: &TableName) -> Result<bool, CatalogError> {
         let found = self
             .client()
@@ -276,7 +286,7 @@ impl Catalog {
         Ok(found.try_get(0)?)
     }
 
-    /// How many rows the planner expects.
+    /// Returns how many rows the planner expects.
     async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
         let version = self.table_version(table).await?;
         let _locked = self.lock_table(&version, Statement::Select).await?;
@@ -299,7 +309,8 @@ impl Catalog {
         Ok(about as u64)
     }
 
-    /// The columns that rows of the table can be ordered by: its primary key, and `created_at` as that says. For SQL, see
+    /// Returns the columns by which rows of the table can be ordered: its primary key, and
+    /// `created_at` in the place that the parameter specifies. For use in SQL, see
     /// [`LockedTable::row_order`](super::LockedTable::row_order).
     ///
     /// # Errors
@@ -372,7 +383,7 @@ fn order_column(row: &Row) -> Result<OrderColumn, CatalogError> {
     })
 }
 
-/// The columns of the key, with the time before them where that is first.
+/// Returns the columns of the key, preceded by the time if that comes first.
 fn ordered(
     mut key: Vec<OrderColumn>,
     time: Option<OrderColumn>,

@@ -1,14 +1,18 @@
 //! Reads rows of a table that another role owns, without running that role's code.
 //!
-//! The planner evaluates the functions of indexes, constraints and statistics as the role that reads the table, and the owner of
-//! a table can add such objects at any time, or rename the schema so that the name leads to another table. So the table is
-//! locked, examined, and only then named in a statement (`walpost.lock_and_examine` of `sql/guard.sql`). The lock keeps VACUUM
-//! and partition maintenance out, so it belongs to a session of its own, which releases it once the statement is planned: the
-//! server plans a statement once, before it answers with the description of its rows, and evaluates nothing of others after that.
+//! The planner evaluates functions of indexes, constraints and statistics as the role that reads
+//! the table. The owner of a table can add such objects at any time, or rename the schema so that
+//! the name refers to another table. Therefore, the table is locked and examined before a statement
+//! names it (`walpost.lock_and_examine` in `sql/guard.sql`). The lock blocks VACUUM and partition
+//! maintenance, so a separate session holds it and releases it once the statement is planned: the
+//! server plans a statement once, before it sends the description of its rows, and does not
+//! evaluate code of other roles after that.
 //!
-//! The text of a statement depends on the catalogs too: on names and types of columns, on the key and its operators. The owner can
-//! wait until Walpost waits for the lock and change them then. So a table is locked by the [`TableVersion`] that was read before
-//! these facts, and refused if it is another one under the lock; operators are read under the lock only ([`LockedTable::row_order`]).
+//! The text of a statement also depends on the catalogs: on names and types of columns, and on the
+//! key and its operators. The owner can change them while Walpost waits for the lock. Therefore,
+//! the [`TableVersion`] is read before these facts, and the table is rejected if its version is
+//! different once it is locked. Operators are read only while the lock is held
+//! ([`LockedTable::row_order`]).
 
 use std::pin::Pin;
 
@@ -21,34 +25,37 @@ use crate::postgres::sql_file;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// How long to wait for the lock. It conflicts with VACUUM, which yields to it after `deadlock_timeout`.
+/// How long to wait for the lock. It conflicts with VACUUM, which yields to it after
+/// `deadlock_timeout`.
 const LOCK_TIMEOUT: &str = "10s";
 
-/// A statement about a table.
+/// The kind of statement about a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Statement {
-    /// Rows are read, with conditions on `created_at` and the primary key at most.
+    /// Reads rows, with conditions on at most `created_at` and the primary key.
     Select,
-    /// Rows are read, with a condition of ours on any column.
+    /// Reads rows, with a condition composed by Walpost on any column.
     Compare,
-    /// Rows are read, with a condition that a person has written.
+    /// Reads rows, with a condition written by the operator.
     Condition,
-    /// Rows are deleted.
+    /// Deletes rows.
     Delete,
-    /// Partitions are attached, detached or dropped.
+    /// Attaches, detaches or drops partitions.
     Alter,
 }
 
-/// One state of a table's definition and storage. It is read before the catalogs are read that a statement is composed from.
+/// The state of a table's definition and storage at one time. It is read before the catalogs from
+/// which a statement is composed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableVersion {
     table: TableName,
     state: String,
 }
 
-/// The SQL of a [`TableVersion`], for the row `c` of `pg_class`. The `xmin` of a row of `pg_attribute` is the last transaction that
-/// has changed the column, so a change that was taken back is noticed too. Statements that rewrite a table hide its rows from older
-/// snapshots.
+/// The SQL expression for a [`TableVersion`], given the row `c` of `pg_class`. The `xmin` of a row
+/// of `pg_attribute` is the last transaction that changed the column, so changes that were reverted
+/// are detected as well. The file nodes are included because statements that rewrite a table hide
+/// its rows from older snapshots.
 pub(super) const TABLE_VERSION: &str = "concat_ws('; ', c.oid, pg_relation_filenode(c.oid), \
      (SELECT string_agg(format('%s %s', a.attnum, a.xmin), ',' ORDER BY a.attnum) FROM pg_attribute a \
      WHERE a.attrelid = c.oid AND a.attnum > 0), \
@@ -56,20 +63,21 @@ pub(super) const TABLE_VERSION: &str = "concat_ws('; ', c.oid, pg_relation_filen
      (SELECT string_agg(format('%s %s', h.inhrelid, pg_relation_filenode(h.inhrelid)), ',' ORDER BY h.inhrelid) \
      FROM pg_inherits h WHERE h.inhparent = c.oid))";
 
-/// A table that was examined. Until this is dropped, nobody else can change the table or what inherits from it.
+/// A table that was locked and examined. Until this is dropped, no other session can change the
+/// table or the tables that inherit from it.
 #[must_use]
 pub(crate) struct LockedTable {
     session: Catalog,
     table: TableName,
 }
 
-/// Rows that are received one by one, so that a large table takes no memory.
+/// Rows that are received one at a time, so that a large table does not take much memory.
 pub(crate) struct SelectedRows {
     stream: Pin<Box<SimpleQueryStream>>,
 }
 
 impl Catalog {
-    /// The table as it is now.
+    /// Returns the present version of the table.
     ///
     /// # Errors
     /// The query fails.
@@ -87,18 +95,19 @@ impl Catalog {
             .await?;
         let state = match found {
             Some(row) => row.try_get(0)?,
-            // Locking it says that it does not exist.
+            // Locking the table reports that it does not exist.
             None => String::new(),
         };
         Ok(TableVersion::new(table.clone(), state))
     }
 
-    /// Locks and examines a table over a connection of its own, so that the next statement of this connection can name it. Drop
-    /// the result when that statement is planned. What the statement is composed from was read after `version`.
+    /// Locks and examines a table over a separate connection, so that the next statement of this
+    /// connection can name it. Drop the result when that statement is planned. Everything from
+    /// which the statement is composed must have been read after `version`.
     ///
     /// # Errors
-    /// As [`Catalog::lock_and_examine`]; the table has changed since `version` was read; or no connection to the same server can be
-    /// opened.
+    /// Same as [`Catalog::lock_and_examine`]. Also, the table has changed since `version` was read,
+    /// or no connection to the same server can be opened.
     pub(crate) async fn lock_table(
         &self,
         version: &TableVersion,
@@ -106,7 +115,7 @@ impl Catalog {
     ) -> Result<LockedTable, CatalogError> {
         let table = &version.table;
         let session = Self::open(self.conninfo()).await?;
-        // Several hosts can be configured, and another of them can have accepted this connection.
+        // Several hosts may be configured, and a different one may have accepted this connection.
         if session.server().await? != self.server().await? {
             return Err(CatalogError::OtherServer);
         }
@@ -123,12 +132,12 @@ impl Catalog {
         })
     }
 
-    /// Locks a table until the current transaction ends, and makes sure that the statement runs no code of other roles. The
-    /// transaction has to be READ COMMITTED.
+    /// Locks a table until the current transaction ends, and verifies that the statement runs no
+    /// code of other roles. The transaction must be READ COMMITTED.
     ///
     /// # Errors
-    /// It would run some ([`CatalogError::CodeOfOthers`]); row-level security applies to this role; the lock is not available; or
-    /// the query fails.
+    /// The statement would run code of other roles ([`CatalogError::CodeOfOthers`]), row-level
+    /// security applies to this role, the lock is not available, or the query fails.
     pub(crate) async fn lock_and_examine(
         &self,
         table: &TableName,
@@ -151,8 +160,8 @@ impl Catalog {
         }
     }
 
-    /// Runs `SELECT columns FROM table rest`. Values are in the text format that the types' output functions give them, as in the
-    /// replication stream. The lock is released when the statement is planned.
+    /// Runs `SELECT columns FROM table rest`. Values are in the text format of the types' output
+    /// functions, as in the replication stream. The lock is released when the statement is planned.
     ///
     /// # Errors
     /// The server rejects the statement.
@@ -171,10 +180,10 @@ impl Catalog {
         Ok(SelectedRows { stream })
     }
 
-    /// The first row of [`Catalog::select`].
+    /// Returns the first row of [`Catalog::select`].
     ///
     /// # Errors
-    /// As [`Catalog::select`].
+    /// Same as [`Catalog::select`].
     pub(crate) async fn select_first(
         &self,
         locked: LockedTable,
@@ -183,14 +192,14 @@ impl Catalog {
     ) -> Result<Option<SimpleQueryRow>, CatalogError> {
         let mut rows = self.select(locked, columns, rest).await?;
         let first = rows.next().await?;
-        // The stream may not be polled again after its end.
+        // The stream must not be polled again after its end.
         if first.is_some() {
             while rows.next().await?.is_some() {}
         }
         Ok(first)
     }
 
-    /// What tells one server process from another.
+    /// Returns values that distinguish one server from another.
     async fn server(&self) -> Result<(String, String), CatalogError> {
         let sql = "SELECT system_identifier::text, extract(epoch FROM pg_postmaster_start_time())::text \
                    FROM pg_control_system()";
@@ -211,13 +220,14 @@ impl LockedTable {
         &self.table
     }
 
-    /// The table in FROM.
+    /// Returns the table as written in FROM.
     #[must_use]
     pub(crate) fn source(&self) -> String {
         from_item(&self.table)
     }
 
-    /// What rows of the table can be ordered by. It is valid for as long as the table is locked, as the names of operators are.
+    /// Returns the order of the table's rows. It is valid only while the table is locked, because
+    /// names of operators can change.
     ///
     /// # Errors
     /// The query fails.
@@ -231,7 +241,7 @@ impl LockedTable {
 }
 
 impl SelectedRows {
-    /// The next row, or `None` after the last.
+    /// Returns the next row, or `None` after the last.
     ///
     /// # Errors
     /// The server ends the query with an error, or the connection is lost.
@@ -245,8 +255,8 @@ impl SelectedRows {
     }
 }
 
-/// Statements that lock and examine a table, to be run in a transaction before statements that name it. The setting
-/// `walpost.code_of_others` has the result.
+/// Returns statements that lock and examine a table, to be run in a transaction before statements
+/// that name it. They store the result in the setting `walpost.code_of_others`.
 #[must_use]
 pub(crate) fn examine_sql(table: &TableName, statement: Statement) -> String {
     let target = Target {

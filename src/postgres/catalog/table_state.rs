@@ -1,11 +1,15 @@
-//! How the tables of a slot are published, at rest: the table `walpost.table_state`, which `sql/journal.sql` creates.
+//! How the tables of a slot are published, stored in the table `walpost.table_state`, which
+//! `sql/journal.sql` creates.
 //!
-//! Rows that are committed while a table is not in the publication are never sent, even if it is added again before anybody
-//! notices. So what publishes the table is recorded: the OID of its row in `pg_publication_rel`, which another
-//! `ALTER PUBLICATION ... ADD TABLE` does not bring back, or of the row or publication that has its schema or all tables. If none of
-//! the recorded OIDs publishes the table any longer, the journal gets an entry, which a replay of the events of dropped slots settles.
+//! Rows that are committed while a table is not in the publication are never sent, even if it is
+//! added again before anyone notices. Therefore, what publishes the table is recorded: the OID of
+//! its row in `pg_publication_rel`, which another `ALTER PUBLICATION ... ADD TABLE` does not
+//! restore, or the OID of the row or publication that includes its schema or all tables. If none of
+//! the recorded OIDs publishes the table any longer, an entry is added to the journal. It is
+//! settled by a replay of the events of dropped slots.
 //!
-//! A row also has the slot's `catalog_xmin` at that time: what is older was delivered (see [`super::drop_slot`]).
+//! A row also contains the slot's `catalog_xmin` at that time: rows of older transactions were
+//! delivered (see [`super::drop_slot`]).
 
 mod replaced;
 #[cfg(test)]
@@ -29,10 +33,10 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
-/// Of the rows' format. Rows of other versions are ignored, and replaced.
+/// Version of the rows' format. Rows of other versions are ignored, and replaced.
 pub(super) const VERSION: i32 = 1;
 
-/// The cluster and the database that a row has to be of.
+/// The cluster and the database to which a row must belong.
 pub(super) const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
 pub(super) const DATABASE_OID: &str =
     "(SELECT oid FROM pg_database WHERE datname = current_database())";
@@ -44,12 +48,13 @@ pub(crate) struct TableGap {
     publication: String,
     /// The position that the slot had confirmed when the table was last found published.
     from: Option<Lsn>,
-    /// The first transaction that may not have been delivered by then; if unknown, all rows may be missing.
+    /// The first transaction that may not have been delivered by then; if unknown, all rows may be
+    /// missing.
     since: Option<u64>,
 }
 
 impl TableGap {
-    /// Which events may be missing, and why.
+    /// Describes which events may be missing, and why.
     #[must_use]
     pub(crate) fn describe(&self) -> String {
         let after = match self.from {
@@ -63,10 +68,10 @@ impl TableGap {
     }
 }
 
-/// What publishes a table: OIDs of rows in the catalog.
+/// The objects that publish a table: OIDs of rows in the catalog.
 type Memberships = BTreeSet<u32>;
 
-/// A table as the catalog and the row about it describe it at one moment.
+/// A table as described at one moment by the catalog and by its row in `walpost.table_state`.
 #[derive(Clone, Debug)]
 struct TableLook {
     table: TableName,
@@ -74,24 +79,24 @@ struct TableLook {
     relation: u32,
     /// Empty if the table is not published.
     memberships: Memberships,
-    /// The transaction that has added the oldest of them.
+    /// The transaction that added the oldest of the memberships.
     member_xid: Option<u64>,
     stored: Option<StoredTable>,
     slot: SlotPlace,
 }
 
-/// Where the slot was at that moment.
+/// The position of the slot at that moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotPlace {
     confirmed: Option<Lsn>,
     catalog_xmin: Option<u64>,
-    /// Where WAL ended.
+    /// The end of WAL.
     end: Lsn,
 }
 
 impl SlotPlace {
-    /// The assignments of the row `prefix` that describe its table as found published now, unless the slot has not reached the place
-    /// at which it was found before.
+    /// Returns the assignments to the row `prefix` which record that its table was found published
+    /// now, unless the slot has not reached the recorded position yet.
     fn assignments_if_seen(self, prefix: &str) -> String {
         let confirmed = literal(self.confirmed);
         let newer = |column: &str, value: String| {
@@ -111,19 +116,20 @@ impl SlotPlace {
 struct StoredTable {
     /// The present name of the relation, if it exists in this database.
     name: Option<TableName>,
-    /// The relation is still published as it was recorded, whatever its name is.
+    /// Whether the relation is still published as recorded, whatever its name is.
     is_published: bool,
     publication: String,
     relation: u32,
     memberships: Memberships,
     is_out: bool,
-    /// Beyond the slot if `walpost.add_outbox` has added the table, until the slot has sent what that has written.
+    /// After the slot's position if `walpost.add_outbox` has added the table, until the slot has
+    /// sent the rows that the function wrote.
     seen_lsn: Option<Lsn>,
     seen_xid: Option<u64>,
     out_lsn: Option<Lsn>,
 }
 
-/// What follows from a look at a table.
+/// The result of comparing a table with its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Finding {
     /// It is neither published nor recorded, or was recorded as not published.
@@ -132,11 +138,11 @@ enum Finding {
     Same,
     /// It is published, and was not recorded.
     New,
-    /// It is published in another way, and was published all the time.
+    /// It is published in another way, and has been published the whole time.
     Changed,
-    /// It is no longer published. What was committed before that is decoded with it.
+    /// It is no longer published. Rows committed before that are still decoded as published.
     Out,
-    /// It is not in the publication that the definition names now, and was in another one.
+    /// It is not in the publication that is now configured, and was in another one.
     Left(TableGap),
     /// It was not published for a while.
     Gap(TableGap),
@@ -152,11 +158,13 @@ impl TableLook {
             };
         };
         let [schema, name] = OUTBOX_ROW;
-        // Rows of that table are written by walpost.add_outbox alone, which requires that it is published, and are those of others.
+        // Rows of that table are written only by walpost.add_outbox, which requires that it is
+        // published, and they belong to other tables.
         let is_outbox_row = self.table.is(schema, name);
         let is_same_publication = stored.publication == publication;
         if !is_published {
-            // The publication that the definition names now decides about what the slot has not sent yet, too.
+            // The publication that is now configured also determines which of the rows not sent yet
+            // are sent.
             let is_left = !is_same_publication && !is_outbox_row && self.is_unsent(stored);
             return match stored.is_out {
                 _ if is_left => Finding::Left(TableGap {
@@ -169,7 +177,7 @@ impl TableLook {
         }
         let since = match is_same_publication {
             true => stored.seen_xid,
-            // What the slot has not sent yet is decoded with the other publication.
+            // Rows that the slot has not sent yet are decoded with the new publication.
             false => stored.seen_xid.min(self.slot.catalog_xmin),
         };
         let is_kept = is_same_publication && !self.memberships.is_disjoint(&stored.memberships);
@@ -190,20 +198,23 @@ impl TableLook {
         }
     }
 
-    /// Rows of a table that is not published may be in WAL that the slot has not sent, and no entry of the journal is about them.
+    /// Returns whether rows of a table that is not published may be in WAL that the slot has not
+    /// sent, without an entry about them in the journal.
     fn is_unsent(&self, stored: &StoredTable) -> bool {
-        // A row without memberships was written with such an entry.
+        // A row without memberships was written together with such an entry.
         !stored.is_out || !stored.memberships.is_empty() && stored.out_lsn > self.slot.confirmed
     }
 
-    /// The slot has not sent all rows that the table had when `walpost.add_outbox` added it. They are in WAL as rows of
-    /// `walpost.outbox_row` for the publication of that time, and are sent for no other.
+    /// Returns whether the slot has not sent all rows that the table had when `walpost.add_outbox`
+    /// added it. They are in WAL as rows of `walpost.outbox_row` for the publication of that time,
+    /// and are not sent for any other.
     fn has_unsent_older_rows(&self, stored: &StoredTable) -> bool {
         let is_ahead = |confirmed| stored.seen_lsn.is_some_and(|seen| seen > confirmed);
         self.slot.confirmed.is_some_and(is_ahead)
     }
 
-    /// The events that may be missing if the table is not published for a while, or was not in the publication before.
+    /// Returns the events that may be missing if the table is not published for a while, or was not
+    /// in the publication before.
     fn gap(&self, stored: &StoredTable, publication: &str, since: Option<u64>) -> TableGap {
         let is_whole = stored.publication != publication && self.has_unsent_older_rows(stored);
         TableGap {
@@ -214,7 +225,7 @@ impl TableLook {
         }
     }
 
-    /// The condition for the row as it was read.
+    /// Returns the condition for the row as it was read.
     fn condition(&self, target: &Target, stored: &StoredTable) -> String {
         format!(
             "slot = {} AND table_schema = {} AND table_name = {} AND memberships = '{}' AND is_out = {}",
@@ -226,12 +237,12 @@ impl TableLook {
         )
     }
 
-    /// The assignments of a row that describes the table as not published.
+    /// Returns the assignments to a row that describes the table as not published.
     fn assignments_if_out(&self) -> String {
         format!("is_out = true, out_lsn = '{}', at = now()", self.slot.end)
     }
 
-    /// The assignments of a row that describes the table as it is now.
+    /// Returns the assignments to a row that describes the table as it is now.
     fn assignments(&self, target: &Target) -> String {
         format!(
             "publication = {}, relation = {}, memberships = '{}', is_out = false, {}, out_lsn = NULL, at = now()",
@@ -242,7 +253,7 @@ impl TableLook {
         )
     }
 
-    /// The values of such a row.
+    /// Returns the values of such a row.
     fn values(&self, target: &Target) -> String {
         format!(
             "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}', false, {}, {}, NULL, now())",
@@ -267,13 +278,13 @@ fn literal(value: Option<impl Display>) -> String {
     value.map_or("NULL".to_owned(), |value| format!("'{value}'"))
 }
 
-/// An array of texts, in SQL.
+/// Returns an array of texts, in SQL.
 pub(super) fn texts<'t>(values: impl Iterator<Item = &'t str>) -> String {
     let values: Vec<_> = values.map(escape_literal).collect();
     format!("ARRAY[{}]::text[]", values.join(", "))
 }
 
-/// What a session records besides differences.
+/// What a session records in addition to differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refresh {
     /// That the tables were found as recorded.
@@ -282,11 +293,12 @@ pub(crate) enum Refresh {
 }
 
 impl Catalog {
-    /// Which events of this outbox may be missing because tables were not published for a while or were replaced, as far as that is
-    /// not recorded yet. Nothing if it can't be known.
+    /// Returns descriptions of events of this outbox that may be missing because tables were not
+    /// published for a while or were replaced, as far as this has not been recorded yet. Empty if
+    /// this can't be determined.
     ///
     /// # Errors
-    /// A query fails, or the table may not be read or trusted.
+    /// A query fails, or the table is not readable or not trusted.
     pub(crate) async fn unrecorded_gaps(
         &self,
         target: &Target,
@@ -309,7 +321,8 @@ impl Catalog {
         Ok(replaced.chain(looks.iter().filter_map(gap)).collect())
     }
 
-    /// The tables of this outbox that exist, were delivered by this slot, and are no longer published. Nothing if it can't be known.
+    /// Returns the tables of this outbox that exist, were delivered by this slot, and are no longer
+    /// published. Empty if this can't be determined.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].
@@ -333,7 +346,8 @@ impl Catalog {
         Ok(looks.into_iter().map(|look| look.table).collect())
     }
 
-    /// A table of this outbox is recorded as not published, or differs from what was recorded.
+    /// Returns whether a table of this outbox is recorded as not published, or differs from its
+    /// record in a way that may leave out events.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].
@@ -360,11 +374,11 @@ impl Catalog {
         }))
     }
 
-    /// Compares the tables of the publication with what was recorded about them, records what has changed, and adds to the journal
-    /// which tables may lack events. The result is why that is impossible, if it is.
+    /// Compares the tables of the publication with their records, records what has changed, and
+    /// adds journal entries about tables that may lack events. If that is impossible, returns why.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables may not be trusted or written.
+    /// A query fails, or Walpost's tables are not trusted or not writable.
     pub(crate) async fn record_tables(
         &self,
         pipeline: &str,
@@ -408,7 +422,7 @@ impl Catalog {
                 }
                 (Finding::Left(gap), Some(stored)) => {
                     let gap = self.widened(target, look, gap).await?;
-                    // If it is back, what was committed until now has its entry.
+                    // If the table is added again, everything committed until now has its entry.
                     let set = format!(
                         "{}, memberships = '', seen_lsn = {}, seen_xid = {}",
                         look.assignments_if_out(),
@@ -429,8 +443,8 @@ impl Catalog {
         Ok(None)
     }
 
-    /// Records which rows of tables that were replaced may be missing, before the record of the slot is replaced, which has what
-    /// that depends on.
+    /// Records which rows of replaced tables may be missing. Must run before the record of the slot
+    /// is replaced, because the result depends on that record.
     ///
     /// # Errors
     /// See [`Catalog::record_tables`].
@@ -447,8 +461,9 @@ impl Catalog {
         self.record_replaced_tables(pipeline, target, &looks).await
     }
 
-    /// Records how the tables are published for a slot that was just created, before which nothing is known. Tables that
-    /// are not published may lack all their events if they are added later.
+    /// Records how the tables are published for a slot that was just created; nothing is known
+    /// about the time before. Tables that are not published may lack all their events if they are
+    /// added later.
     ///
     /// # Errors
     /// See [`Catalog::record_tables`].
@@ -485,7 +500,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// The tables of this outbox that are published or recorded, all at one moment.
+    /// Returns the tables of this outbox that are published or recorded, all as of one moment.
     async fn look_at_tables(&self, target: &Target) -> Result<Vec<TableLook>, CatalogError> {
         let version = self.version().await?;
         let mut wanted = Vec::new();
@@ -515,7 +530,7 @@ impl Catalog {
         let mut looks = Vec::with_capacity(rows.len());
         for row in &rows {
             let look = look(row)?;
-            // A row can be from another definition of the pipeline.
+            // The record may be from an earlier configuration of the pipeline.
             if wanted.contains(&look.table)
                 || target.outbox.has(&look.table.schema, &look.table.name)
             {
@@ -669,12 +684,12 @@ impl Catalog {
     }
 }
 
-/// What becomes of rows that exist.
+/// How existing rows are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Existing {
     /// They are replaced.
     Any,
-    /// They are replaced if they are of another cluster, database or version.
+    /// They are replaced if they belong to another cluster, database or version.
     OfOtherHistory,
 }
 
@@ -684,9 +699,9 @@ pub(super) fn grant(role: &str, rights: &str) -> String {
     )
 }
 
-/// The query for the tables that are `wanted` or recorded, on a server of this version.
+/// Returns the query for the tables that are `wanted` or recorded, for a server of this version.
 fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
-    // Schemas in publications came with PostgreSQL 15.
+    // Publications can contain schemas since PostgreSQL 15.
     let of_schemas = match version >= 150_000 {
         true => {
             "UNION ALL SELECT l.relation, s.oid, s.xmin FROM lineage l JOIN pg_class c ON c.oid = l.oid \
@@ -694,7 +709,8 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
         }
         false => "",
     };
-    // The slot is not read at the moment of the snapshot. What ends after that has an id from `oldest` on.
+    // The slot is not read at the moment of the snapshot. Transactions that end after that moment
+    // have IDs of at least `oldest`.
     let full = |xid: &str| format!("(n.next - (n.next - {xid}::text::int8) % 4294967296)");
     format!(
         "WITH RECURSIVE published AS (SELECT oid, puballtables, xmin FROM pg_publication WHERE pubname = {publication} AND pubinsert), \

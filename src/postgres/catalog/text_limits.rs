@@ -1,11 +1,13 @@
-//! Limits for texts of objects that belong to others. An owner chooses how long a default, a row filter or a comment is, up to
-//! hundreds of megabytes, and a query about all tables of a pipeline must not fail because of one of them.
+//! Limits for texts of objects that belong to other roles. An owner chooses how long a default, a
+//! row filter or a comment is, up to hundreds of megabytes, and a query about all tables of a
+//! pipeline must not fail because of one of them.
 
-/// An expression that is stored in more bytes than that is not printed.
+/// An expression that takes more bytes than this in the catalog is not printed.
 pub(super) const EXPRESSION_BYTES_MAX: usize = 256 << 10;
 
-/// How many tables one query returns the columns of. With 1,600 columns each, and that much of expressions, the answer stays
-/// within what [`SqlLimits::QUESTIONS`](crate::postgres::connect::dial::SqlLimits::QUESTIONS) accepts.
+/// Maximum number of tables in a query for columns. With 1,600 columns each, and expressions up to
+/// the limit, the result stays within what
+/// [`SqlLimits::QUESTIONS`](crate::postgres::connect::dial::SqlLimits::QUESTIONS) accepts.
 pub(super) const TABLES_AT_ONCE: usize = 50;
 
 #[cfg(test)]
@@ -13,13 +15,14 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// What returns or contains a text of any length, and what a line has that bounds the text.
+    /// Expressions that return or contain a text of any length, and what a line must contain to
+    /// limit it.
     const UNBOUNDED: [(&str, &[&str]); 16] = [
         (
             "pg_get_expr(",
             &[
                 "EXPRESSION_BYTES_MAX}",
-                // Bounds of time, of which the pattern takes the digits.
+                // Time bounds, of which the pattern extracts only the digits.
                 "substring(pg_get_expr(k.relpartbound, 0) FROM",
                 "substring(pg_get_expr(c.relpartbound, 0) FROM",
             ],
@@ -39,7 +42,7 @@ mod tests {
         ("pg_get_function_arguments(", &[]),
         (
             "pg_get_constraintdef(",
-            // A number, of which the pattern takes 18 digits at most.
+            // A number, of which the pattern extracts at most 18 digits.
             &["substring(pg_get_constraintdef(k.oid) FROM"],
         ),
         ("pg_get_partkeydef(", &[]),

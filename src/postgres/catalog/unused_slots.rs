@@ -1,4 +1,4 @@
-//! Slots of Walpost that retain WAL although no pipeline of the configuration reads them.
+//! Slots of Walpost that retain WAL although no configured pipeline reads them.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use super::slot_state::SlotOf;
 use super::{Catalog, CatalogError};
 use crate::postgres::target::Target;
 
-/// Names of slots start with this unless the configuration names the slot.
+/// Prefix of slot names, unless the configuration names the slot.
 const DEFAULT_PREFIX: &str = "walpost_";
 
-/// A slot that nothing reads and no pipeline of the configuration has.
+/// A slot that nothing reads and no configured pipeline uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnusedSlot {
     name: String,
-    /// How much WAL the server retains for it. None if the slot is lost.
+    /// How much WAL the server retains for it; `None` if the slot is lost.
     retained_bytes: Option<u64>,
 }
 
@@ -40,11 +40,11 @@ impl fmt::Display for UnusedSlot {
 }
 
 impl Catalog {
-    /// Returns the slots of this database that Walpost made or has read, that are not in `used`, and that nothing reads now.
-    /// `target` is one of the configuration's pipelines in this database.
+    /// Returns the slots of this database that Walpost created or has read, that are not in `used`,
+    /// and that nothing reads now. `target` is one of the configured pipelines in this database.
     ///
     /// # Errors
-    /// A query fails, or `walpost.slot_state` may not be trusted.
+    /// A query fails, or `walpost.slot_state` is not trusted.
     pub(crate) async fn unused_slots(
         &self,
         target: &Target,

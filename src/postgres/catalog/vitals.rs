@@ -1,4 +1,4 @@
-//! How the slot is while it streams: asked for every few seconds, in one query.
+//! The state of the slot while it streams, queried every few seconds in a single query.
 
 use tokio_postgres::Row;
 
@@ -7,9 +7,9 @@ use crate::model::lsn::Lsn;
 use crate::model::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, Vitals, Whose};
 use crate::postgres::target::Target;
 
-/// What is asked; `$1` is the slot, `$2` and `$3` are the table's schema and name.
+/// Returns the query; `$1` is the slot, `$2` and `$3` are the table's schema and name.
 fn query() -> String {
-    // Only what is written in ISO's way is read: anything else would fail all of the query.
+    // Only values in ISO format are converted: any other format would make the whole query fail.
     let time = |side: &str| {
         let text = format!(
             "substring(pg_get_expr(k.relpartbound, 0) FROM '{side} \\(''(\\d{{4,6}}-\\d\\d-\\d\\d[0-9 :.+-]*)''\\)')"
@@ -57,10 +57,10 @@ fn query() -> String {
 }
 
 impl Catalog {
-    /// Asks how the slot of `target` is, and which slots `pipeline` has dropped.
+    /// Queries the state of the slot of `target`, and which slots of `pipeline` were dropped.
     ///
     /// # Errors
-    /// The server can't be asked.
+    /// The query fails.
     pub(crate) async fn vitals(
         &self,
         pipeline: &str,
@@ -85,7 +85,7 @@ impl Catalog {
         let is_partitioned: bool = row.try_get(9)?;
         let has_journal: bool = row.try_get(20)?;
         let dropped_slots = match has_journal && !target.outbox.is_messages() {
-            // What else is known is not kept back for that.
+            // A failure of this query does not discard the other results.
             true => self.dropped_slots(pipeline, target).await.ok(),
             false => None,
         };

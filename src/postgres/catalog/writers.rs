@@ -3,15 +3,15 @@
 use super::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 
-/// Who may insert into a table.
+/// The roles that may insert into a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Writers {
     /// The table's owner.
     pub owner: String,
     pub is_owner_superuser: bool,
-    /// Roles with INSERT on the table or on columns of it, apart from the owner.
+    /// Roles with INSERT on the table or on columns of it, except for the owner.
     pub granted: Vec<String>,
-    /// PUBLIC, so every role, has INSERT.
+    /// Whether PUBLIC, and so every role, has INSERT.
     pub is_public: bool,
 }
 

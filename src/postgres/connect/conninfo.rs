@@ -1,15 +1,15 @@
-//! Where PostgreSQL is and who asks: connection strings and environment variables with libpq's
-//! habits.
+//! Connection strings and environment variables, with the conventions of libpq.
 //!
-//! Spec: PostgreSQL 18, 32.1 "Database Connection Control Functions". Where Walpost differs from
-//! libpq:
-//! - only what `keywords.rs` lists as used has an effect; the rest is ignored where it is
-//!   harmless, and else refused;
-//! - `connect_timeout` is 10 s unless set, TCP keepalives and `tcp_user_timeout` are short: a
-//!   half-open link is found;
-//! - an `@` in a URL's database is written `%40`: unescaped, it is taken for the end of a password;
-//! - `sslmode=allow` is refused, TLS is 1.2 or later, `sslrootcert` that is named has to be there
-//!   in `require` too.
+//! Spec: PostgreSQL 18, 32.1 "Database Connection Control Functions". Walpost differs from libpq in
+//! these ways:
+//! - only the parameters listed as used in `keywords.rs` have an effect; the others are ignored if
+//!   that is harmless, and otherwise rejected;
+//! - `connect_timeout` defaults to 10 s, and TCP keepalives and `tcp_user_timeout` are short, so
+//!   that half-open connections are detected;
+//! - an `@` in the database name of a URL must be written `%40`: unescaped, it is assumed to be the
+//!   end of a password;
+//! - `sslmode=allow` is rejected, TLS must be 1.2 or later, and a file named by `sslrootcert` must
+//!   exist even with `require`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -41,10 +41,10 @@ pub(crate) mod syntax;
 #[cfg(test)]
 mod tests;
 
-/// A checked connection string, with what the environment and the defaults add to it.
+/// A checked connection string, completed from the environment and the defaults.
 ///
-/// Files (password file, certificates) are named here and read each time a connection is opened, so
-/// that a rotated password or certificate is found by the next reconnect. `Debug` prints no secret.
+/// Files (the password file and certificates) are only named here and are read for each connection,
+/// so that the next reconnect uses a rotated password or certificate. `Debug` prints no secrets.
 #[derive(Clone, Debug)]
 pub struct Conninfo {
     pub(crate) hosts: Vec<Host>,
@@ -56,40 +56,41 @@ pub struct Conninfo {
     pub(crate) application_name: String,
     pub(crate) options: Option<String>,
     pub(crate) target: Target,
-    /// For each address: TCP connect, TLS handshake and authentication together. None: no limit.
+    /// Limit for each address, covering TCP connect, TLS handshake and authentication. `None` means
+    /// no limit.
     pub(crate) connect_timeout: Option<Duration>,
     pub(crate) keepalive: Option<Keepalive>,
-    /// None: the operating system's.
+    /// `None` means the default of the operating system.
     pub(crate) tcp_user_timeout: Option<Duration>,
     pub(crate) channel_binding: ChannelBinding,
     pub(in crate::postgres) require_auth: RequireAuth,
-    /// The user, by name or ID, whose process has to listen at a Unix-domain socket.
+    /// The user, by name or ID, that must own the process listening on a Unix-domain socket.
     pub(crate) require_peer: Option<String>,
     pub(crate) tls: Tls,
-    /// Clones share it: each kind is told once.
+    /// Shared between clones, so that each kind is reported once.
     pub(crate) exposures: Arc<Exposures>,
-    /// Clones share it.
+    /// Shared between clones.
     pub(crate) notices: Arc<NoticeLimit>,
     password: Option<Secret>,
-    /// The environment variable that has given the password, if one has.
+    /// The environment variable that supplied the password, if one did.
     password_variable: Option<&'static str>,
     passfile: Option<PathBuf>,
     kept: Option<Kept>,
     password_command: Option<PasswordCommand>,
 }
 
-/// A program that prints the password, for each connection.
+/// A program that prints the password; run for each connection.
 #[derive(Clone, Debug)]
 pub(crate) struct PasswordCommand {
     pub(crate) program: Program,
-    /// What messages call the place that names it.
+    /// How messages refer to the setting that names the program.
     place: Arc<str>,
 }
 
-/// A file that has the connection string in it.
+/// A file that contains the connection string.
 #[derive(Clone)]
 struct Kept {
-    /// What messages call it.
+    /// How messages refer to the file.
     place: Arc<str>,
     read: Arc<dyn Fn() -> Result<Conninfo, String> + Send + Sync>,
 }
@@ -109,9 +110,9 @@ pub(crate) struct Host {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The folder of a unix-domain socket, or `@` and the name of an abstract one.
+    /// The directory of a Unix-domain socket, or `@` and the name of an abstract one.
     Socket(String),
-    /// `name` is what the certificate has to be for; `address` saves the look-up.
+    /// `name` must match the certificate; `address` makes a name lookup unnecessary.
     Tcp {
         name: String,
         address: Option<IpAddr>,
@@ -143,7 +144,7 @@ pub(crate) enum ChannelBinding {
     Require,
 }
 
-/// `keepalives_*`; zero leaves a value to the operating system.
+/// `keepalives_*`; zero means the default of the operating system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Keepalive {
     pub(crate) idle: Duration,
@@ -151,18 +152,18 @@ pub(crate) struct Keepalive {
     pub(crate) retries: u32,
 }
 
-/// `sslmode`. `allow` is absent on purpose: it tries without TLS first.
+/// `sslmode`. `allow` is deliberately absent: it tries without TLS first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SslMode {
-    /// Never TLS.
+    /// No TLS.
     Disable,
-    /// TLS if the server has it, with whatever certificate it shows.
+    /// TLS if the server supports it, with any certificate.
     Prefer,
-    /// TLS; the certificate is checked as in `verify-ca` where there is a root certificate file.
+    /// TLS; the certificate is verified as in `verify-ca` if there is a root certificate file.
     Require,
-    /// TLS with a certificate that a trusted authority has signed.
+    /// TLS with a certificate signed by a trusted authority.
     VerifyCa,
-    /// As `verify-ca`, and the certificate is for the host that was asked for.
+    /// Like `verify-ca`, and the certificate must be for the requested host.
     VerifyFull,
 }
 
@@ -186,18 +187,17 @@ impl fmt::Display for SslMode {
     }
 }
 
-/// A file that a parameter names, which has to be there, or libpq's default, used where it is
-/// there.
+/// A file named by a parameter, which must exist, or libpq's default, used if it exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TlsFile {
     Named(PathBuf),
     Default(PathBuf),
-    /// No parameter, and no home folder to have a default in.
+    /// No parameter is set, and there is no home directory for a default.
     Absent,
 }
 
 impl TlsFile {
-    /// The file to read; one that is named and missing shows itself when it is read.
+    /// Returns the file to read. If a named file is missing, reading it reports the error.
     pub(crate) fn to_read(&self) -> Option<&Path> {
         match self {
             TlsFile::Named(path) => Some(path),
@@ -237,10 +237,10 @@ pub(crate) struct Tls {
 }
 
 impl PasswordCommand {
-    /// Runs it: the password is the first line that it prints. Blocks.
+    /// Runs the program and returns the first line of its output as the password. Blocks.
     ///
     /// # Errors
-    /// It fails, or that line is empty or no password.
+    /// The program fails, or the line is empty or contains a NUL.
     pub(in crate::postgres) fn run(&self) -> Result<Secret, PasswordError> {
         let output = self.program.run(program::LIMIT)?;
         let line = output.split(|byte| *byte == b'\n').next();
@@ -254,21 +254,21 @@ impl PasswordCommand {
     }
 }
 
-/// The program gave no password.
+/// Why a program supplied no password.
 #[derive(Debug, thiserror::Error)]
 pub enum PasswordError {
-    /// It failed.
+    /// The program failed.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The first line has nothing in it.
+    /// The first line is empty.
     #[error("has printed an empty line first, expected the password")]
     Empty,
-    /// PostgreSQL takes none with it.
+    /// The line contains a NUL, which PostgreSQL does not allow in a password.
     #[error("has printed a line with a NUL in it, expected the password")]
     Nul,
 }
 
-/// Bytes that no log shows.
+/// Bytes that `Debug` does not show.
 #[derive(Clone)]
 pub(crate) struct Secret(pub(crate) Vec<u8>);
 
@@ -278,19 +278,19 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Whether the parameter is a password.
+/// Returns whether the parameter is a password.
 fn is_password(name: &str) -> bool {
     ["password", "sslpassword"].contains(&name)
 }
 
 const PORT_DEFAULT: u16 = 5432;
-/// Debian's and PostgreSQL's own.
+/// The default socket directories of Debian and of PostgreSQL itself.
 const SOCKET_FOLDERS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
 impl Conninfo {
-    /// Reads a connection string, `postgresql://` URL or `key=value` pairs; what it leaves open
-    /// comes from the environment variables of libpq (looked up through `env`), then from the
-    /// defaults.
+    /// Parses a connection string: a `postgresql://` URL or `key=value` pairs. Parameters that it
+    /// leaves out are taken from libpq's environment variables (looked up with `env`), then from
+    /// the defaults.
     ///
     /// # Errors
     /// [`ConninfoError`], naming the parameter or variable, what was found and what was expected.
@@ -299,7 +299,7 @@ impl Conninfo {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Conninfo, ConninfoError> {
         Self::read(text, env).map_err(|error| match error {
-            // What the error would repeat may be a part of the password.
+            // The error would repeat text that may be part of the password.
             ConninfoError::UnknownKey { .. } | ConninfoError::Value { .. }
                 if syntax::password_spills(text) =>
             {
@@ -399,11 +399,11 @@ impl Conninfo {
         })
     }
 
-    /// Has the password be what the program prints, for each connection anew; `place` is what messages call the place that
-    /// names it.
+    /// Makes the password the output of a program that runs for each connection. `place` is how
+    /// messages refer to the setting that names the program.
     ///
     /// # Errors
-    /// The connection string has a password in it, so that there are two.
+    /// The connection string also contains a password.
     pub(crate) fn with_password_command(
         mut self,
         program: Program,
@@ -417,12 +417,12 @@ impl Conninfo {
         Ok(self)
     }
 
-    /// The program that prints the password, if one does.
+    /// Returns the program that prints the password, if there is one.
     pub(in crate::postgres) fn password_command(&self) -> Option<&PasswordCommand> {
         self.password_command.as_ref()
     }
 
-    /// How long an attempt to connect may take, with the time of that program.
+    /// Returns the time limit of a connection attempt, including the time for the password program.
     pub(in crate::postgres) fn attempt_limit(&self) -> Option<Duration> {
         let program = match self.password_command {
             Some(_) => program::LIMIT,
@@ -431,8 +431,9 @@ impl Conninfo {
         self.connect_timeout.map(|limit| limit + program)
     }
 
-    /// Has the password be read again for each connection, by `read`, from the file that the string comes
-    /// from; `place` is what messages call that. Whoever is to be connected to stays the same.
+    /// Makes `read` supply the password again for each connection, from the file that contains the
+    /// connection string. `place` is how messages refer to the file. Hosts, user and database stay
+    /// the same.
     #[must_use]
     pub fn kept_in(
         mut self,
@@ -446,13 +447,14 @@ impl Conninfo {
         self
     }
 
-    /// Whether a connection string has a password in it.
+    /// Returns whether a connection string contains a password.
     #[must_use]
     pub fn holds_password(text: &str) -> bool {
         syntax::pairs(text).is_ok_and(|pairs| pairs.iter().any(|(name, _)| is_password(name)))
     }
 
-    /// What a connection string says, but for its passwords; all of one that can't be read.
+    /// Returns the parameters of a connection string except the passwords, or the whole string if
+    /// it can't be parsed.
     #[must_use]
     pub fn without_passwords(text: &str) -> Vec<(String, String)> {
         let mut pairs =
@@ -461,7 +463,8 @@ impl Conninfo {
         pairs
     }
 
-    /// The parameter that `marker` is part of, if a row may supply a value in its place.
+    /// Returns the parameter that contains `marker`, if a row may supply a value for the marker
+    /// there.
     #[must_use]
     pub(crate) fn parameter_of(text: &str, marker: &str) -> Option<&'static str> {
         of_row::parameter_of(text, marker)
@@ -470,7 +473,7 @@ impl Conninfo {
     /// Checks a value that a row supplies for a part of `parameter`.
     ///
     /// # Errors
-    /// What was found and what was expected, to be put after the name of the column.
+    /// What was found and what was expected, worded to follow the name of the column.
     pub(crate) fn check_part_of_row(parameter: &str, value: &str) -> Result<(), String> {
         of_row::check_part(parameter, value)
     }
@@ -478,32 +481,32 @@ impl Conninfo {
     /// Checks a whole connection string that a row supplies.
     ///
     /// # Errors
-    /// What was found and what was expected, to be put after the name of the column.
+    /// What was found and what was expected, worded to follow the name of the column.
     pub(crate) fn check_of_row(text: &str) -> Result<(), String> {
         of_row::check_whole(text)
     }
 
-    /// Database, hosts and user in one line for logs: `shop on /var/run/postgresql:5432 as
+    /// Returns database, hosts and user in one line for logs: `shop on /var/run/postgresql:5432 as
     /// walpost`.
     pub fn describe(&self) -> String {
         format!("{} on {} as {}", self.dbname, self.servers(), self.user)
     }
 
-    /// What was found of the connections that were opened with it: for each way in which one is open
-    /// to those who share the network, a text that says what they can do and what keeps them from it.
+    /// Returns the warnings about connections opened with this string: for each kind of exposure to
+    /// others on the network, what they can do and how to prevent it.
     #[must_use]
     pub fn exposures(&self) -> Vec<String> {
         self.exposures.texts()
     }
 
-    /// The servers, in one text.
+    /// Returns the servers, separated by commas.
     #[must_use]
     pub fn servers(&self) -> String {
         let hosts: Vec<_> = self.hosts.iter().map(Host::to_string).collect();
         hosts.join(",")
     }
 
-    /// The same connection to another database of the server: the one that `other` is for.
+    /// Returns the same connection, but to the database of `other`.
     #[must_use]
     pub fn to_database_of(&self, other: &Conninfo) -> Conninfo {
         Conninfo {
@@ -512,12 +515,12 @@ impl Conninfo {
         }
     }
 
-    /// The user who asks.
+    /// Returns the user to log in as.
     pub fn user(&self) -> &str {
         &self.user
     }
 
-    /// `options` say which role the session is to be, as in `-c role=shop`.
+    /// Returns whether `options` set the role of the session, as in `-c role=shop`.
     pub(crate) fn asks_for_role(&self) -> bool {
         let options = self.options.as_deref().unwrap_or_default();
         options.split_whitespace().any(|word| {
@@ -526,12 +529,12 @@ impl Conninfo {
         })
     }
 
-    /// The database asked for.
+    /// Returns the database to connect to.
     pub fn dbname(&self) -> &str {
         &self.dbname
     }
 
-    /// Where the password comes from, for a person who has to change it there.
+    /// Describes where the password comes from, for an operator who has to change it.
     #[must_use]
     pub fn password_origin(&self) -> String {
         if let Some(PasswordCommand { program, place }) = &self.password_command {
@@ -558,8 +561,8 @@ impl Conninfo {
         }
     }
 
-    /// As the string is by now in the file that has it; none where there is no such file, or it does not
-    /// have it any more.
+    /// Reads the connection string again from its file. Returns `None` if there is no such file or
+    /// it no longer contains this connection string.
     fn read_again(&self) -> Option<Conninfo> {
         let Kept { place, read } = self.kept.as_ref()?;
         let reason = match read() {
@@ -576,8 +579,8 @@ impl Conninfo {
         None
     }
 
-    /// The password for one of the hosts: from the string or PGPASSWORD, else from the password
-    /// file.
+    /// Returns the password for one of the hosts: from the string or PGPASSWORD, otherwise from the
+    /// password file.
     pub(crate) fn password(&self, host: &Host) -> Option<Secret> {
         match self.read_again() {
             Some(now) => now.password_for(host),
@@ -613,7 +616,7 @@ fn hosts(settings: &Settings) -> Result<Vec<Host>, ConninfoError> {
         names.len()
     };
     let address_counts = [0, count].contains(&addresses.len());
-    // A single port is for all hosts.
+    // A single port applies to all hosts.
     let port_counts = [0, 1, count].contains(&ports.len());
     for (fits, name, found) in [
         (address_counts, address_setting, addresses.len()),
@@ -666,7 +669,7 @@ fn hosts(settings: &Settings) -> Result<Vec<Host>, ConninfoError> {
         .collect()
 }
 
-/// The socket in the first of the folders that is there.
+/// Returns the socket in the first of the directories that exists.
 fn default_place(folders: &[&str]) -> Place {
     match folders.iter().find(|folder| Path::new(folder).is_dir()) {
         Some(folder) => Place::Socket((*folder).to_owned()),
@@ -696,7 +699,8 @@ fn tls(
         RootCert::File(_) => SslMode::Prefer,
     };
     let mode = settings.choice("sslmode", SslMode::VALUES, by_root)?;
-    // As in libpq: whoever may buy a certificate from a public authority would pass for the server.
+    // Same as libpq: otherwise anyone who can buy a certificate from a public authority could
+    // impersonate the server.
     if root == RootCert::System && mode != SslMode::VerifyFull {
         return Err(settings.value_error("sslmode", "verify-full, for sslrootcert=system"));
     }
@@ -704,7 +708,8 @@ fn tls(
     let versions = [
         ("TLSv1.2", TlsVersion::V1_2),
         ("TLSv1.3", TlsVersion::V1_3),
-        // As lower limits these two ask for less than there is; as upper limits they leave nothing.
+        // As lower limits, these are weaker than the TLS 1.2 that is always required; as upper
+        // limits they would allow no version.
         ("TLSv1", TlsVersion::V1_2),
         ("TLSv1.1", TlsVersion::V1_2),
     ];

@@ -1,11 +1,13 @@
-//! Opens an authenticated connection: hosts in turn, TLS, authentication, and which kind of server
-//! answered. One way in for both clients, the replication client and tokio-postgres.
+//! Opens an authenticated connection: tries the hosts in turn, negotiates TLS, authenticates, and
+//! checks the kind of server that answered. Both the replication client and tokio-postgres connect
+//! this way.
 //!
-//! Differences from libpq: a host that refuses us does not end the search among the others; in
-//! `sslmode=prefer` a certificate is never checked, and only a failed handshake or a refusal by
-//! `pg_hba.conf` leads to a try without TLS; a password in clear text or hashed with MD5 goes over a
-//! network only to a server that has proven itself, and over a Unix-domain socket only if no other user could have created that,
-//! unless `require_auth` names the method; `requirepeer` also takes the ID of a user.
+//! Differences from libpq: if one host rejects the connection, the others are still tried; with
+//! `sslmode=prefer` certificates are never verified, and only a failed handshake or a rejection by
+//! `pg_hba.conf` leads to an attempt without TLS; a cleartext or MD5-hashed password is sent over a
+//! network only to a server whose identity is proven, and over a Unix-domain socket only if no
+//! other user could have created the socket, unless `require_auth` names the method; `requirepeer`
+//! also accepts a user ID.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -46,26 +48,34 @@ mod startup;
 mod tests;
 mod tls;
 
-/// What every session of ours is told when it starts, so that nobody who shares the database has code
-/// run as us. It overrides what `ALTER ROLE` and `ALTER DATABASE` have set.
+/// Settings of every session that Walpost opens, so that other users of the database can't have
+/// code executed with Walpost's privileges. They override the settings of `ALTER ROLE` and `ALTER
+/// DATABASE`.
 ///
-/// - Without `search_path`, a function or operator in a schema of the path that fits an argument better
-///   than pg_catalog's is called in its place (CVE-2018-1058).
-/// - With `row_security`, a query of a table runs the functions of its policies. Off, it is an error where
-///   a policy would hide rows.
-/// - `role` can be set by the owner of the database: what we make would be that role's then.
-/// - Literals are written for `standard_conforming_strings`, and what the server prints of the catalog is compared with names that
-///   are quoted only if that is necessary.
-/// - An examination under another isolation level than READ COMMITTED would see the catalogs as they were before a table was locked.
-/// - With `constraint_exclusion = on`, the planner evaluates the partition keys above every table that is read.
-/// - A warning can be about rights that others have.
-/// - With `default_transaction_read_only` nothing is confirmed, as that is written down first; and providers
-///   set it where the disk is nearly full of log that a slot keeps.
-/// - With `synchronous_commit = on`, a commit can wait for a standby that is Walpost itself.
-/// - Timeouts would end what has to wait: a walsender that we take no more from while Kafka is away, a
-///   catalog connection between two questions. We have limits of our own. See also [`LATER_TIMEOUTS`].
+/// - `search_path`: otherwise, a function or operator in a schema of the path whose argument types
+///   match better would be called instead of the one in pg_catalog (CVE-2018-1058).
+/// - `row_security`: if on, querying a table runs the functions in its policies. If off, the query
+///   fails if a policy would hide rows.
+/// - `role`: the owner of the database can set it; objects created by Walpost would then belong to
+///   that role.
+/// - `standard_conforming_strings` and `quote_all_identifiers`: literals are written for the former
+///   being on, and names that the server prints from the catalog are compared with names quoted
+///   only if necessary.
+/// - `default_transaction_isolation`: at levels above READ COMMITTED, a query could see the
+///   catalogs as they were before a table was locked.
+/// - `constraint_exclusion`: if `on`, the planner evaluates the partition keys above every table
+///   that is read.
+/// - `client_min_messages`: a warning can be about privileges that others have.
+/// - `default_transaction_read_only`: if on, no position can be confirmed, because it must be
+///   written to a table first; some providers turn it on when retained WAL has nearly filled the
+///   disk.
+/// - `synchronous_commit`: if `on`, a commit can wait for a standby that is Walpost itself.
+/// - Timeouts would end sessions that have to wait: a walsender that Walpost stops reading from
+///   while Kafka is unavailable, or an idle catalog connection. Walpost has limits of its own. See
+///   also [`LATER_TIMEOUTS`].
 ///
-/// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement Behavior".
+/// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement
+/// Behavior".
 const SAFE_SESSION: [(&str, &str); 12] = [
     ("search_path", "pg_catalog, pg_temp"),
     ("row_security", "off"),
@@ -81,33 +91,33 @@ const SAFE_SESSION: [(&str, &str); 12] = [
     ROLE,
 ];
 
-/// Sets the timeouts that not every server has (`idle_session_timeout` from 14 on, `transaction_timeout` from
-/// 17 on): in the startup message, a parameter that the server does not know would be an error.
+/// Disables the timeouts that older servers don't have (`idle_session_timeout` since 14,
+/// `transaction_timeout` since 17). They can't be set in the startup message, where an unknown
+/// parameter is an error.
 const LATER_TIMEOUTS: &str = "SELECT set_config(name, '0', false) FROM pg_settings \
      WHERE name IN ('idle_session_timeout', 'transaction_timeout')";
 
-/// The version that has the first of them.
+/// The first version with either of those timeouts.
 const LATER_TIMEOUTS_SINCE: u32 = 14;
 
-/// How long a statement of an SQL client waits for a lock, unless it is told otherwise: a lock that others hold must not stall a
-/// pipeline without a word in the log.
+/// How long a statement of an SQL client waits for a lock by default, so that a lock held by
+/// another session can't stall a pipeline without a log message.
 const LOCK_TIMEOUT: &str = "10s";
 
 const ROLE: (&str, &str) = ("role", "none");
 
 /// An authenticated connection that is ready for queries.
 pub struct Session {
-    /// The transport.
     pub socket: Socket,
-    /// Bytes read from it that lie behind ReadyForQuery; most often none.
+    /// Bytes already read that follow ReadyForQuery; usually empty.
     pub buffer: BytesMut,
-    /// What the server reported of itself: `server_version`, `in_hot_standby` ...
+    /// Parameters that the server reported: `server_version`, `in_hot_standby`, and so on.
     pub parameters: HashMap<String, String>,
-    /// The server process on the other side.
+    /// Process ID of the server process.
     pub backend_pid: i32,
-    /// The key for cancelling that process's query.
+    /// The key for canceling a query of that process.
     pub secret: i32,
-    /// The host that answered, as logs call it.
+    /// The host that answered, as shown in logs.
     pub host: String,
 }
 
@@ -159,7 +169,7 @@ impl Future for SqlConnection {
     }
 }
 
-/// Logs a notice with its hint, which is the command that PostgreSQL or a file in sql/ suggests.
+/// Logs a notice with its hint, which is a command suggested by PostgreSQL or by a file in sql/.
 fn log_notice(notice: &DbError) {
     let parts = [Some(notice.message()), notice.detail(), notice.hint()];
     let parts = parts.into_iter().flatten();
@@ -169,18 +179,18 @@ fn log_notice(notice: &DbError) {
     let text = parts.join(". ");
     match notice.parsed_severity() {
         Some(Severity::Warning) => warn!("{text}"),
-        // Of CREATE ... IF NOT EXISTS and DROP ... IF EXISTS.
+        // From CREATE ... IF NOT EXISTS and DROP ... IF EXISTS.
         _ if notice.message().ends_with(", skipping") => debug!("{text}"),
         Some(Severity::Debug) => debug!("{text}"),
         _ => info!("{text}"),
     }
 }
 
-/// Opens a session for logical replication (`replication=database`), in which `SHOW` and SQL work
-/// as well. `startup` adds run-time parameters of the server to the startup message.
+/// Opens a session for logical replication (`replication=database`), in which `SHOW` and SQL are
+/// also available. `startup` adds server parameters to the startup message.
 ///
 /// # Errors
-/// [`DialError`]; for more than one attempt [`DialError::AllHosts`].
+/// [`DialError`]; after more than one attempt, [`DialError::AllHosts`].
 pub(crate) async fn replication(
     conninfo: &Conninfo,
     startup: &[(&str, &str)],
@@ -190,11 +200,12 @@ pub(crate) async fn replication(
     open(conninfo, &parameters).await
 }
 
-/// Opens an SQL client and the connection that has to be driven for it. A server that sends more than
-/// `limits` allow is answered no more, and whoever waits for its answer has an error that says so.
+/// Opens an SQL client and its connection, which must be driven. If the server sends more than
+/// `limits` allow, nothing more is read from it, and the pending query fails with an error that
+/// gives the reason.
 ///
 /// # Errors
-/// As [`replication`].
+/// Same as [`replication`].
 pub(crate) async fn sql(
     conninfo: &Conninfo,
     limits: SqlLimits,
@@ -250,7 +261,7 @@ async fn open(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, Dia
     )
 }
 
-/// The addresses of a host; never none.
+/// Resolves the addresses of a host; the result is never empty.
 async fn addresses(conninfo: &Conninfo, host: &Host) -> Result<Vec<Address>, DialError> {
     let name = match &host.place {
         Place::Socket(folder) => return Ok(vec![Address::unix(folder, host.port)]),
@@ -283,7 +294,7 @@ async fn addresses(conninfo: &Conninfo, host: &Host) -> Result<Vec<Address>, Dia
     })
 }
 
-/// Bounds a step by `connect_timeout`.
+/// Limits a step to the time allowed for a connection attempt.
 async fn within<T>(
     conninfo: &Conninfo,
     label: &str,
@@ -300,7 +311,7 @@ async fn within<T>(
     }
 }
 
-/// One address of one host.
+/// An attempt to connect to one address of a host.
 struct Attempt<'a> {
     conninfo: &'a Conninfo,
     parameters: &'a [(&'a str, &'a str)],
@@ -333,9 +344,9 @@ impl Attempt<'_> {
                 tracing::warn!(host = self.label, %error, "connected without TLS, as sslmode=prefer allows");
                 Ok(session)
             }
-            // What was kept from being sent says more than why there is no TLS.
+            // That a credential was withheld is more useful than the reason why there is no TLS.
             Ok(Err(kept @ DialError::Exposed { .. })) => Err(kept),
-            // The first refusal is the one to fix.
+            // The first rejection is the one to fix.
             Ok(Err(_)) | Err(_) => Err(error),
         }
     }
@@ -352,7 +363,7 @@ impl Attempt<'_> {
         if started.may_be_since(LATER_TIMEOUTS_SINCE) {
             wire.query(LATER_TIMEOUTS).await?;
         }
-        // Both can be asked in a replication session too.
+        // Both commands also work in a replication session.
         let (wanted, question) = match self.conninfo.target {
             Target::Any => return Ok(wire.into_session(started)),
             Target::ReadWrite => ("read-write", "SHOW transaction_read_only"),

@@ -1,15 +1,16 @@
-//! Bytes that were read and are not consumed yet. Pure.
+//! A buffer of bytes that were read and not yet consumed. Does no I/O.
 
-/// Room for one read. The walsender sends row by row; what has gathered meanwhile comes in one.
+/// Space for one read. The walsender sends row by row; one read returns all that has accumulated.
 pub(super) const READ_BYTES: usize = 128 << 10;
-/// Room for the beginning of a message whose rest is read next.
+/// Space before a chunk's bytes, for the beginning of a message whose rest is in the chunk.
 const HEAD_BYTES: usize = 16 << 10;
-/// What a buffer has at least, so that it grows for large messages alone.
+/// Minimum size of a buffer, so that it grows only for large messages.
 const CHUNK_BYTES: usize = HEAD_BYTES + READ_BYTES;
-/// A buffer above this is given back once it is empty.
+/// A buffer larger than this is released once it is empty.
 const LARGE_BYTES: usize = 1 << 20;
 
-/// `start..end` of `bytes` is unread. All of `bytes` is initialised once, for it is read into as a slice.
+/// `start..end` of `bytes` is unread. All of `bytes` is initialized once, because reads need a
+/// slice.
 #[derive(Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
@@ -18,7 +19,7 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// One with these bytes in it.
+    /// Creates a buffer that contains these bytes.
     pub(super) fn of(unread: &[u8]) -> Self {
         Self {
             bytes: unread.to_vec(),
@@ -27,7 +28,8 @@ impl Buffer {
         }
     }
 
-    /// This one's memory, empty, for a chunk: bytes that [`Buffer::follow`] takes behind others.
+    /// Reuses this buffer's memory for an empty chunk: bytes that [`Buffer::follow`] appends to
+    /// others.
     pub(super) fn into_chunk(mut self) -> Self {
         if self.bytes.len() != CHUNK_BYTES {
             self.bytes = vec![0; CHUNK_BYTES];
@@ -40,7 +42,7 @@ impl Buffer {
         &self.bytes[self.start..self.end]
     }
 
-    /// How much of it can be held before more memory is needed.
+    /// Returns how many bytes fit before more memory is allocated.
     #[cfg(any(test, fuzzing))]
     pub(super) fn capacity(&self) -> usize {
         self.bytes.capacity()
@@ -56,8 +58,8 @@ impl Buffer {
         );
     }
 
-    /// Where the next bytes are to be read to, at least [`READ_BYTES`] and as many as are `missing`;
-    /// [`Buffer::filled`] says how many came.
+    /// Returns the space to read into, at least [`READ_BYTES`] and at least `missing`.
+    /// [`Buffer::filled`] records how many bytes were read.
     pub(super) fn room(&mut self, missing: usize) -> &mut [u8] {
         let needed = missing.max(READ_BYTES);
         if self.start == self.end {
@@ -77,12 +79,12 @@ impl Buffer {
         &mut self.bytes[self.end..]
     }
 
-    /// What is left of a chunk's room.
+    /// Returns the remaining space of a chunk.
     pub(super) fn rest(&mut self) -> &mut [u8] {
         &mut self.bytes[self.end..]
     }
 
-    /// So many bytes were read into the room.
+    /// Records that `count` bytes were read into the space.
     pub(super) fn filled(&mut self, count: usize) {
         self.end += count;
         assert!(
@@ -91,8 +93,8 @@ impl Buffer {
         );
     }
 
-    /// Takes the bytes of a chunk behind its own, and gives memory that is done with. So many bytes are `missing` of a
-    /// message.
+    /// Appends the bytes of a chunk, and returns memory that is no longer needed. `missing` is the
+    /// number of bytes missing from the current message.
     pub(super) fn follow(&mut self, mut chunk: Self, missing: usize) -> Self {
         let unread = self.unread();
         if unread.len() <= chunk.start {
@@ -148,7 +150,7 @@ mod tests {
                     read(&mut buffer, &bytes, missing);
                 }
                 prop_assert!(buffer.unread().iter().eq(&expected));
-                // All of it, half, or none.
+                // All of it, half, or nothing.
                 let consumed = expected.len() * consumed / 2;
                 buffer.consume(consumed);
                 expected.drain(..consumed);
@@ -166,7 +168,7 @@ mod tests {
         assert_eq!(spare.bytes.len(), HEAD_BYTES);
         assert_eq!(buffer.bytes.as_ptr(), place);
         assert_eq!(buffer.unread(), [&[1; HEAD_BYTES][..], &[2; 10]].concat());
-        // One byte too many to be moved in front.
+        // One byte too many to be moved in front of the chunk.
         let mut buffer = Buffer::of(&[1; HEAD_BYTES + 1]);
         let spare = buffer.follow(chunk(&[2; 10], spare), 0);
         assert_eq!(spare.bytes.len(), CHUNK_BYTES);
@@ -201,7 +203,7 @@ mod tests {
         buffer.consume(2);
         buffer.room(1);
         assert_eq!(buffer.capacity(), CHUNK_BYTES);
-        // What is not large is kept.
+        // Memory up to the limit is kept.
         buffer.room(LARGE_BYTES);
         buffer.room(1);
         assert_eq!(buffer.capacity(), LARGE_BYTES);

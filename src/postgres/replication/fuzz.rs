@@ -1,4 +1,4 @@
-//! Frames from a server that may send anything.
+//! Fuzz target for frames from a server that may send anything.
 
 use tokio::io::{AsyncWriteExt, DuplexStream};
 
@@ -8,16 +8,16 @@ use super::buffer::READ_BYTES;
 use super::*;
 use crate::postgres::connect::dial::Socket;
 
-/// Small, so that messages above it are short to write.
+/// Small, so that messages above the limit are short.
 pub(crate) const ROW_MAX: usize = 10_000;
 
-/// A connection in `CopyBoth`, and the server's end of it: a pipe with room for so many bytes.
+/// Returns a connection in `CopyBoth`, and the server's end of it: a pipe with the given capacity.
 pub(crate) fn streaming(room: usize) -> (Connection, DuplexStream) {
     let (client, server) = tokio::io::duplex(room);
     (over(Socket::Memory(client)), server)
 }
 
-/// A connection in `CopyBoth` over this socket.
+/// Returns a connection in `CopyBoth` over this socket.
 pub(crate) fn over(socket: Socket) -> Connection {
     let session = dial::Session {
         socket,
@@ -30,7 +30,7 @@ pub(crate) fn over(socket: Socket) -> Connection {
     Connection::over(session, ROW_MAX)
 }
 
-/// Gives every frame of the stream to `each`, until something is wrong with it.
+/// Passes every frame of the stream to `each` until an error occurs, and returns the error.
 ///
 /// # Panics
 /// More memory is held than one message needs.
@@ -57,11 +57,12 @@ pub(crate) async fn read_all(
     }
 }
 
-/// The frames of what a server sends over a pipe of so much room, and what was wrong then.
+/// Returns the frames received from a server that sends over a pipe of the given capacity, and the
+/// error at the end.
 fn received(sent: &[u8], room: usize) -> (Vec<Vec<u8>>, ConnectionError) {
     let (mut connection, mut server) = streaming(room);
     let sending = async move {
-        // The client may be gone before all was sent.
+        // The client may close the connection before everything is sent.
         let _ = server.write_all(sent).await;
     };
     let receiving = async move {
@@ -74,7 +75,7 @@ fn received(sent: &[u8], room: usize) -> (Vec<Vec<u8>>, ConnectionError) {
     runtime.expect("a runtime").block_on(both).1
 }
 
-/// A frame's bytes, but for the time at which it was sent.
+/// Returns a frame's bytes, without the time at which it was sent.
 fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     match frame {
         Frame::XLogData {
@@ -103,7 +104,7 @@ fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     }
 }
 
-/// The same, by looking at the places that the protocol names.
+/// Returns the same for a frame's body, based only on the offsets that the protocol defines.
 fn plain(body: &[u8]) -> Option<Vec<u8>> {
     let mut out = body.to_vec();
     match (body.first()?, body.len()) {
@@ -117,13 +118,13 @@ fn plain(body: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// What a stream is, by its lengths alone.
+/// What a stream contains, determined by its lengths alone.
 #[derive(Default)]
 struct Plain {
     frames: Vec<Vec<u8>>,
-    /// Something is wrong with it before it ends.
+    /// Whether the stream contains an error before its end.
     is_bad: bool,
-    /// Some messages are no frames. Whether those are right is not looked at.
+    /// Whether some messages are not frames. Their validity is not checked.
     has_others: bool,
 }
 
@@ -144,7 +145,7 @@ impl Plain {
                 if plain.is_bad || beginning.len() < wanted {
                     break;
                 }
-                // Without the header of a `w`.
+                // Without the header of a `w` frame.
                 plain.frames.push(beginning[25..].to_vec());
                 let Some(after) = after.get(len..) else { break };
                 rest = after;
@@ -157,7 +158,7 @@ impl Plain {
             match (tag, self::plain(body)) {
                 (b'd', Some(frame)) => plain.frames.push(frame),
                 (b'N' | b'S', _) => plain.has_others = true,
-                // The stream's end, where nothing is wrong with them.
+                // The end of the stream, if these messages are valid.
                 (b'c' | b'C', _) => {
                     plain.has_others = true;
                     break;
@@ -172,12 +173,12 @@ impl Plain {
     }
 }
 
-/// Bytes after the first are what a server sends in `CopyBoth`; the first is how many of them come
-/// at once.
+/// Sends all bytes but the first as a server in `CopyBoth`; the first determines how many are sent
+/// at a time.
 ///
 /// # Panics
-/// It matters in what pieces they come; the frames are not those that the bytes are; memory is
-/// taken for lengths that are too large.
+/// The result depends on how the bytes are split, the frames differ from those in the bytes, or
+/// memory is allocated for lengths that are too large.
 pub fn frame(data: &[u8]) {
     let Some((&room, sent)) = data.split_first() else {
         return;

@@ -1,9 +1,11 @@
-//! Reads what a slot would send without confirming any of it.
+//! Reads what a slot would send, without confirming any of it.
 //!
-//! `pg_logical_slot_peek_binary_changes` would do the same in an SQL session, but row filters of the publication are evaluated in the
-//! session that decodes, as the catalogs were when a row was written. No examination of the present catalogs says what they
-//! contained then. A walsender has no portal, without which a function runs no statement that writes. It does call functions, so this
-//! is a second line; the first is who owns the publication.
+//! `pg_logical_slot_peek_binary_changes` would do the same in an SQL session, but row filters of
+//! the publication are evaluated in the session that decodes, with the catalogs as they were when a
+//! row was written. Checking the current catalogs does not show what they contained then. A
+//! walsender has no portal, without which a function can't run a statement that writes. It does
+//! call functions, so this is only a second line of defense; the first is to check who owns the
+//! publication.
 
 use std::time::Duration;
 
@@ -13,12 +15,13 @@ use super::{Connection, ConnectionError, clock_micros};
 use crate::model::lsn::Lsn;
 use crate::postgres::wire::frame::{Frame, status_update};
 
-/// How often the server is asked how far it is when it sends nothing.
+/// How often the server is asked for its progress while it sends nothing.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Connection {
-    /// Passes the plugin's messages to `take` until that returns false, or the server has sent everything before `upto`. The
-    /// connection has to stream already. The slot stays where it is.
+    /// Passes the plugin's messages to `take` until it returns false, or the server has sent
+    /// everything before `upto`. The connection must already be streaming. The slot's position does
+    /// not change.
     ///
     /// # Errors
     /// The server ends the stream, or does not respond for `limit`.
@@ -61,7 +64,7 @@ impl Connection {
         }
     }
 
-    /// Sends a status update that confirms nothing, and requests an answer if `reply_requested`.
+    /// Sends a status update that confirms nothing, and requests a reply if `reply_requested`.
     async fn respond(
         &mut self,
         reply_requested: bool,

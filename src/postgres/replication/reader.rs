@@ -1,9 +1,10 @@
-//! A thread that does nothing but empty the socket while rows come fast.
+//! A thread that only empties the socket while rows arrive quickly.
 //!
-//! The walsender does one `send` for each row and sleeps while the socket's buffer is full, which on a unix-domain socket
-//! it is after some 170 rows: half a millisecond at the rate of a drain. Whoever decodes and produces, or waits for a
-//! processor, is away for longer than that. This thread is not: what it has read it keeps in chunks, so many at most, until
-//! they are asked for.
+//! The walsender calls `send` once per row and sleeps while the socket's buffer is full. On a
+//! Unix-domain socket, that is after about 170 rows: half a millisecond when a backlog is streamed.
+//! Code that decodes and produces, or waits for a CPU, often takes longer than that before it reads
+//! again. This thread does not. It keeps a limited number of chunks of what it has read until they
+//! are requested.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
@@ -17,18 +18,20 @@ use tokio::sync::Notify;
 
 use super::buffer::{Buffer, READ_BYTES};
 
-/// How long the socket may fill: less than its buffer takes at the fastest rate seen, and less than anybody notices.
+/// How long the socket may fill up: shorter than its buffer lasts at the highest rate seen, and too
+/// short to be noticed as latency.
 const PAUSE: Duration = Duration::from_micros(300);
-/// When nothing has come for so long, the socket is left to its owner again.
+/// After nothing has arrived for this long, the thread stops reading and leaves the socket to its
+/// owner.
 const LULL: Duration = Duration::from_millis(4);
-/// A chunk with less room than that is full.
+/// A chunk with less space than this is full.
 const ROOM_MIN: usize = 16 << 10;
-/// Whoever waits for a chunk gets one with that much, ...
+/// A pending request for a chunk is answered once the chunk contains this much, ...
 const PIECE: usize = 64 << 10;
-/// ... or what has come in that time: to be woken for less costs more than what is done with it.
+/// ... or with what has arrived in this time: being woken for less costs more than processing it.
 const SOON: Duration = Duration::from_millis(1);
 
-/// The thread, which ends with it.
+/// Handle of the thread, which is stopped when the handle is dropped.
 pub(super) struct Reader {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -36,13 +39,13 @@ pub(super) struct Reader {
 
 struct Shared {
     state: Mutex<State>,
-    /// The thread has something to do, or room.
+    /// Signals that the thread has a new task, or that there is space for a chunk.
     changed: Condvar,
-    /// There is a chunk, or there will be none.
+    /// Signals that a chunk is available, or that there will be none.
     ready: Notify,
-    /// Whoever asks for chunks has nothing to do.
+    /// Whether a request for a chunk is pending.
     wanted: AtomicBool,
-    /// No lull is waited for.
+    /// Whether to stop as soon as the socket is empty instead of after [`LULL`].
     finishes: AtomicBool,
     chunks_max: usize,
 }
@@ -50,7 +53,7 @@ struct Shared {
 struct State {
     task: Task,
     chunks: VecDeque<Buffer>,
-    /// Memory for chunks.
+    /// Memory for further chunks.
     spare: Vec<Buffer>,
     failure: Option<io::Error>,
 }
@@ -63,11 +66,11 @@ enum Task {
 }
 
 impl Reader {
-    /// A thread that reads from `socket`, which does not block, once it is told to. It holds about `bytes_max` at most, and never
-    /// less than two chunks.
+    /// Starts a thread that reads from `socket`, which must be non-blocking, when requested. It
+    /// keeps at most about `bytes_max`, but can always keep two chunks.
     ///
     /// # Errors
-    /// The system has no thread for it.
+    /// The thread can't be started.
     pub(super) fn start(socket: impl Read + Send + 'static, bytes_max: usize) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
@@ -92,29 +95,29 @@ impl Reader {
         })
     }
 
-    /// Has it read from now on, until nothing has come for a moment. Nobody else may read before [`Reader::next`] has
-    /// given nothing.
+    /// Makes the thread read until nothing has arrived for a moment. The caller must not read from
+    /// the socket before [`Reader::next`] has returned `None`.
     pub(super) fn read(&self) {
         self.go_on();
         self.shared.lock().task = Task::Read;
         self.shared.changed.notify_one();
     }
 
-    /// Has it read until the socket is empty, and no longer.
+    /// Makes the thread stop as soon as the socket is empty.
     pub(super) fn finish(&self) {
         self.shared.finishes.store(true, Ordering::Relaxed);
     }
 
-    /// Takes [`Reader::finish`] back, if it is not too late.
+    /// Revokes [`Reader::finish`], unless it has already taken effect.
     pub(super) fn go_on(&self) {
         self.shared.finishes.store(false, Ordering::Relaxed);
     }
 
-    /// What was read next; nothing when the thread has stopped, and all that it had was given. Nothing is lost if the
-    /// future is dropped.
+    /// Returns the next chunk, or `None` when the thread has stopped and all its chunks have been
+    /// returned. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// The socket's, behind all that was read before.
+    /// The socket's error, after everything read before it.
     pub(super) async fn next(&self) -> io::Result<Option<Buffer>> {
         loop {
             {
@@ -135,7 +138,7 @@ impl Reader {
         }
     }
 
-    /// Takes memory that chunks can be made of.
+    /// Returns memory to the thread for use by further chunks.
     pub(super) fn reuse(&self, memory: Buffer) {
         let mut state = self.shared.lock();
         if state.chunks.len() + state.spare.len() < self.shared.chunks_max {
@@ -149,7 +152,7 @@ impl Drop for Reader {
         self.shared.lock().task = Task::End;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It has panicked, or it has not: it is over.
+            // Even if the thread has panicked, it has ended.
             let _ = thread.join();
         }
     }
@@ -160,7 +163,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Memory for a chunk, once there is something to read and room for it; nothing at the end.
+    /// Waits until reading is requested and there is space for a chunk, and returns memory for it.
+    /// Returns `None` when the thread should end.
     fn chunk(&self) -> Option<Buffer> {
         let mut state = self.lock();
         loop {
@@ -177,7 +181,7 @@ impl Shared {
     }
 
     fn run(&self, mut socket: impl Read) {
-        // When something last came, while it reads.
+        // When something last arrived, while reading.
         let mut came = None;
         while let Some(mut chunk) = self.chunk() {
             match self.fill(
@@ -197,19 +201,19 @@ impl Shared {
         }
     }
 
-    /// Reads until the chunk is full, or wanted, or nothing more is to be read for now.
+    /// Reads until the chunk is full, or requested and due, or reading should stop.
     fn fill(
         &self,
         chunk: &mut Buffer,
         socket: &mut impl Read,
         came: &mut Instant,
     ) -> ControlFlow<Option<io::Error>> {
-        // When the first of the chunk came.
+        // When the first bytes of the chunk arrived.
         let mut since = None;
         loop {
             thread::sleep(PAUSE);
             match socket.read(chunk.rest()) {
-                // Whoever reads next finds that too.
+                // The next reader of the socket finds the end of file again.
                 Ok(0) => return Break(None),
                 Ok(count) => {
                     chunk.filled(count);
@@ -233,7 +237,7 @@ impl Shared {
         }
     }
 
-    /// Hands over the last of what was read, and reads nothing until it is told to.
+    /// Hands over the last bytes read, and pauses until reading is requested again.
     fn rest(&self, chunk: Buffer, failure: Option<io::Error>) {
         let mut state = self.lock();
         match chunk.unread().is_empty() {

@@ -1,4 +1,4 @@
-//! Servers that mean no good, or are none.
+//! Servers that are malicious or are not PostgreSQL.
 
 use super::fuzz::{ROW_MAX, over, read_all, streaming};
 use super::*;
@@ -6,12 +6,12 @@ use crate::postgres::connect::dial::Socket;
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
-/// Reads frames of what the server sends until something is wrong with it; then how many there were.
+/// Reads frames from the server until an error occurs, and returns their number and the error.
 async fn read(sent: &[u8]) -> (usize, ConnectionError) {
     let (mut connection, mut server) = streaming(1 << 16);
     let sent = sent.to_vec();
     let sending = tokio::spawn(async move {
-        // The client may have gone before all was sent.
+        // The client may close the connection before everything is sent.
         let _ = server.write_all(&sent).await;
     });
     let mut frames = 0;
@@ -136,7 +136,8 @@ async fn notices_without_end_take_no_memory() {
     assert!(matches!(error, ConnectionError::Closed), "{error:?}");
 }
 
-/// Sends numbered rows in pieces of any length, at times with rests that are long enough for reading ahead to end.
+/// Sends numbered rows in pieces of random length, with occasional pauses long enough for reading
+/// ahead to end.
 fn send_rows(mut socket: std::os::unix::net::UnixStream, rows: u32, mut dice: fastrand::Rng) {
     use std::io::Write;
     let mut sent = Vec::new();
@@ -167,7 +168,7 @@ fn send_rows(mut socket: std::os::unix::net::UnixStream, rows: u32, mut dice: fa
 struct ReadCounts {
     ahead: u32,
     direct: u32,
-    /// An idle reader was dropped.
+    /// How often an idle reader was dropped.
     given_up: u32,
 }
 
@@ -175,7 +176,7 @@ struct ReadCounts {
 fn rows_come_once_and_in_order_whoever_reads_them() {
     const RUNS_MAX: u32 = 50;
     let mut total = ReadCounts::default();
-    // Timing decides which ways one run takes, so there are runs until each way was taken.
+    // Timing determines which ways a run takes, so runs are repeated until each way was taken.
     for _ in 0..RUNS_MAX {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
@@ -190,7 +191,8 @@ fn rows_come_once_and_in_order_whoever_reads_them() {
     panic!("{RUNS_MAX} runs, and not every way was taken: {total:?}");
 }
 
-/// Receives rows, reading ahead or directly as `seed` decides, and checks that each is received once and in order.
+/// Receives rows, reading ahead or directly depending on `seed`, and checks that each is received
+/// once and in order.
 fn receive_in_order(seed: u64) -> ReadCounts {
     const ROWS: u32 = 20_000;
     let mut dice = fastrand::Rng::with_seed(seed);
@@ -230,13 +232,13 @@ fn receive_in_order(seed: u64) -> ReadCounts {
                 Transport::Written(_) => counts.ahead += 1,
             }
             if dice.u32(..20) == 0 {
-                // Dropped before there is something.
+                // Dropped before anything arrives.
                 let _ = timeout(Duration::from_micros(1), connection.fill()).await;
             } else if next < ROWS {
                 connection.fill().await.expect("more");
             }
         }
-        // Both ways lead to the server.
+        // Status updates reach the server in both modes.
         for reads_ahead in [false, true] {
             if reads_ahead {
                 assert!(connection.read_ahead(1 << 18, Instant::now()));

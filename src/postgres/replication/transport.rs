@@ -1,4 +1,4 @@
-//! The socket of a connection, which can be left to somebody else for reading.
+//! The socket of a connection; reading from it can be left to another thread.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -7,29 +7,30 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::postgres::connect::dial::Socket;
 
-/// A socket that is full is tried again after this time.
+/// Retry interval while the socket's send buffer is full.
 const FULL: Duration = Duration::from_millis(5);
 
 pub(super) enum Transport {
     Whole(Socket),
-    /// Somebody reads from another handle. This one is unknown to the runtime, which would be woken by all that comes.
+    /// Another thread reads from another handle. This handle is not registered with the runtime,
+    /// which would be woken by everything that arrives.
     Written(socket2::Socket),
 }
 
 impl Transport {
-    /// Another handle to read from; nothing but for a unix-domain socket.
+    /// Returns another handle to read from, or `None` if this is not a Unix-domain socket.
     ///
     /// # Errors
-    /// The system has no more handles.
+    /// The process or system is out of file descriptors.
     pub(super) fn handle(&self) -> io::Result<Option<socket2::Socket>> {
         match self {
             Self::Whole(socket) => socket.unix_handle(),
-            // Somebody has one.
+            // There is one already.
             Self::Written(_) => Ok(None),
         }
     }
 
-    /// See [`Socket::unix_buffer`].
+    /// Returns [`Socket::unix_buffer`], or `None` while another thread reads.
     pub(super) fn unix_buffer(&self) -> Option<usize> {
         match self {
             Self::Whole(socket) => socket.unix_buffer(),
@@ -37,7 +38,7 @@ impl Transport {
         }
     }
 
-    /// See [`Socket::shrink_receive_buffer`].
+    /// Calls [`Socket::shrink_receive_buffer`], unless another thread reads.
     pub(super) fn shrink_receive_buffer(&self, bytes: usize) -> bool {
         match self {
             Self::Whole(socket) => socket.shrink_receive_buffer(bytes),
@@ -45,10 +46,10 @@ impl Transport {
         }
     }
 
-    /// Leaves reading to whoever has another handle.
+    /// Leaves reading to the owner of another handle.
     ///
     /// # Errors
-    /// The system has no more handles, and reading goes on here.
+    /// The process or system is out of file descriptors; this handle then continues to read.
     pub(super) fn leave_reading(&mut self) -> io::Result<()> {
         if let Some(handle) = self.handle()? {
             *self = Self::Written(handle);
@@ -56,10 +57,10 @@ impl Transport {
         Ok(())
     }
 
-    /// Nobody else reads any more.
+    /// Resumes reading here; nothing else may read from now on.
     ///
     /// # Errors
-    /// The system has no more handles.
+    /// The process or system is out of file descriptors.
     pub(super) fn resume_reading(&mut self) -> io::Result<()> {
         if let Self::Written(socket) = self {
             *self = Self::Whole(Socket::of_unix_handle(socket.try_clone()?)?);
@@ -67,7 +68,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Reads what has come, at least one byte, or none at the end.
+    /// Reads the available bytes: at least one, or none at end of file.
     pub(super) async fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Whole(socket) => socket.read(room).await,

@@ -1,5 +1,5 @@
-//! The text format of COPY: one line a row. Pure, and total: a line that the server would not send
-//! is an error.
+//! Parser for the text format of COPY, with one line per row. Does no I/O, and is total: a line
+//! that the server would not send is an error.
 //!
 //! Spec: PostgreSQL 18, "COPY", "File Formats", "Text Format".
 
@@ -7,23 +7,23 @@ use std::ops::Range;
 
 use memchr::memchr3;
 
-/// Reads lines, and has the room for values that are escaped in them.
+/// Parses lines, and holds the memory for unescaped values.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
-    /// The values that had escapes, one after the other.
+    /// The values that contained escapes, concatenated.
     unescaped: Vec<u8>,
     fields: Vec<Field>,
 }
 
-/// Room above this is given back before the next line.
+/// Memory above this limit is released before the next line.
 const UNESCAPED_KEPT_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 enum Field {
     Null,
-    /// In the line.
+    /// A range of the line.
     Plain(Range<usize>),
-    /// In [`Lines::unescaped`].
+    /// A range of [`Lines::unescaped`].
     Unescaped(Range<usize>),
 }
 
@@ -34,36 +34,36 @@ pub(crate) struct Values<'l> {
     lines: &'l Lines,
 }
 
-/// A line that is none of COPY's. Says nothing of what stands in it.
+/// A line that is not in COPY's format. Errors do not reveal the line's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
-    /// It is cut off.
+    /// The line is truncated.
     #[error("the line has no end")]
     NoEnd,
-    /// Something comes behind its end.
+    /// Bytes follow the end of the line.
     #[error("the line goes on behind its end")]
     GoesOn,
-    /// It has too few values or too many.
+    /// The line has too few or too many values.
     #[error("the line has {found} values, expected {expected}")]
     Width {
-        /// How many there are.
+        /// Number of values found.
         found: usize,
-        /// How many were asked for.
+        /// Number of values expected.
         expected: usize,
     },
-    /// What stands behind a backslash stands for nothing.
+    /// The character after a backslash is not a known escape.
     #[error("value {field} of the line has an unknown escape")]
     Escape {
-        /// The value's number, from one.
+        /// Number of the value, starting at one.
         field: usize,
     },
 }
 
 impl Lines {
-    /// The values of `line`, of which there are `width`.
+    /// Parses `line`, which must have `width` values.
     ///
     /// # Errors
-    /// It is not such a line.
+    /// The line is malformed or has another number of values.
     pub(crate) fn read<'l>(
         &'l mut self,
         line: &'l [u8],
@@ -91,7 +91,8 @@ impl Lines {
         Ok(Values { line, lines: self })
     }
 
-    /// Reads the value that begins at `start`, and returns where the tab or newline behind it is.
+    /// Parses the value that starts at `start`, and returns the offset of the tab or newline that
+    /// ends it.
     fn field(&mut self, line: &[u8], start: usize) -> Result<usize, TextError> {
         let rest = &line[start..];
         let found = memchr3(b'\t', b'\\', b'\n', rest).ok_or(TextError::NoEnd)?;
@@ -133,10 +134,10 @@ impl Lines {
 }
 
 impl<'l> Values<'l> {
-    /// The value at `index`; nothing where it is null.
+    /// Returns the value at `index`, or `None` if it is null.
     ///
     /// # Panics
-    /// There are fewer values.
+    /// If there is no such value.
     #[must_use]
     pub(crate) fn get(self, index: usize) -> Option<&'l [u8]> {
         match &self.lines.fields[index] {
@@ -153,7 +154,7 @@ mod tests {
 
     fn read(line: &str, width: usize) -> Result<Vec<Option<String>>, TextError> {
         let mut lines = Lines::default();
-        // What was there before is no part of it.
+        // The contents of the previous line must not leak into this one.
         lines.read(b"left\\nover\n", 1).expect("a line");
         let values = lines.read(line.as_bytes(), width)?;
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");

@@ -1,61 +1,63 @@
-//! The frames of streaming replication inside `CopyData`: a pure codec.
+//! Codec for the streaming replication frames inside `CopyData`. Does no I/O.
 //!
 //! PostgreSQL 18, "54.4. Streaming Replication Protocol", `START_REPLICATION`.
 
 use crate::model::lsn::Lsn;
 
-/// What the walsender sends inside a `CopyData` message.
+/// A frame that the walsender sends inside a `CopyData` message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// `w`: a piece of WAL; for a logical slot one message of the output plugin.
+    /// `w`: WAL data; for a logical slot, one message of the output plugin.
     XLogData {
-        /// Where the data starts in the log; zero for the plugin's own messages.
+        /// The start of the data in the WAL; zero for the plugin's own messages.
         start: Lsn,
         /// The end of WAL on the server.
         wal_end: Lsn,
         /// The plugin's message.
         data: &'a [u8],
     },
-    /// The beginning of a `w` that is larger than what is read and has a logical decoding message or a row in it. The
-    /// rest is passed over.
+    /// The beginning of a `w` frame that exceeds the size limit and contains a logical decoding
+    /// message or a row. The rest is skipped.
     LargeMessage {
         /// The beginning of the plugin's message, at most [`HEAD_BYTES`].
         head: &'a [u8],
-        /// How long it all is.
+        /// Total length of the message.
         bytes: usize,
-        /// What is read at most.
+        /// The size limit.
         max: usize,
     },
     /// `k`: the server is alive, and has sent everything up to `wal_end`.
     Keepalive {
-        /// The end of what has been decoded and sent.
+        /// The end of the WAL that has been decoded and sent.
         wal_end: Lsn,
-        /// The server will drop the connection if it is not answered soon.
+        /// Whether the server will close the connection unless it receives a reply soon.
         reply_requested: bool,
     },
 }
 
-/// The length of the beginning in [`Frame::LargeMessage`]: enough for the prefix of a logical decoding message, if that is one
-/// a pipeline can have, and for the columns of `walpost.outbox_row` that name a table.
+/// Maximum length of the beginning in [`Frame::LargeMessage`]: enough for the prefix of a logical
+/// decoding message, if a pipeline can have that prefix, and for the columns of
+/// `walpost.outbox_row` that name a table.
 pub(crate) const HEAD_BYTES: usize = 384;
 
-/// The first bytes of the plugin's messages that can be larger than what is read: a logical decoding message, which any session
-/// may write, and a row that was inserted, updated or deleted, which is one table's.
+/// Type bytes of the plugin's messages that may exceed the size limit: a logical decoding message,
+/// which any session can write, and an insert, update or delete of a row, which concerns a single
+/// table.
 const LARGE_TAGS: &[u8] = b"MIUD";
 
-/// What is before the plugin's message in a `w`.
+/// Length of the header before the plugin's message in a `w` frame.
 const XLOG_HEADER: usize = 25;
 
-/// A `CopyData` body that is no frame of the replication protocol.
+/// A `CopyData` body that is not a replication frame.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The body ends before the named frame does.
+    /// The body ends before the frame does.
     #[error("replication frame {0:?}: {1} bytes are too few")]
     Short(char, usize),
-    /// The body goes on after the named frame's end.
+    /// The body continues after the end of the frame.
     #[error("replication frame {0:?}: {1} bytes too many")]
     Long(char, usize),
-    /// No frame begins with this byte.
+    /// No frame starts with this byte.
     #[error("replication frame begins with byte {0:#04x}, expected 'w' or 'k'")]
     UnknownTag(u8),
     /// The body is empty.
@@ -67,7 +69,7 @@ impl<'a> Frame<'a> {
     /// Decodes the body of one `CopyData` message.
     ///
     /// # Errors
-    /// Any body that is not exactly one frame.
+    /// The body is not exactly one frame.
     pub fn decode(body: &'a [u8]) -> Result<Self, FrameError> {
         let (&tag, rest) = body.split_first().ok_or(FrameError::Empty)?;
         match tag {
@@ -97,7 +99,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// A frame whose body has this beginning can be a [`Frame::LargeMessage`], as far as the beginning shows.
+    /// Returns whether a frame whose body starts with these bytes can be a [`Frame::LargeMessage`],
+    /// as far as they show.
     #[must_use]
     pub fn may_be_large(beginning: &[u8]) -> bool {
         let is =
@@ -105,7 +108,8 @@ impl<'a> Frame<'a> {
         is(0, b"w") && is(XLOG_HEADER, LARGE_TAGS)
     }
 
-    /// The frame whose body begins so and is `bytes` long, more than the `max` that are read.
+    /// Returns the frame whose body starts with `beginning` and has length `bytes`, above the limit
+    /// `max`.
     ///
     /// # Errors
     /// The beginning is too short.
@@ -117,7 +121,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// How much of a frame's body [`Frame::large`] has to be given.
+/// How much of a frame's body [`Frame::large`] needs.
 pub(crate) const BEGINNING_BYTES: usize = XLOG_HEADER + HEAD_BYTES;
 
 fn take_u64(bytes: &[u8]) -> Option<(u64, &[u8])> {
@@ -125,13 +129,14 @@ fn take_u64(bytes: &[u8]) -> Option<(u64, &[u8])> {
     Some((u64::from_be_bytes(*head), rest))
 }
 
-/// Length of a standby status update, with the header of its `CopyData` message.
+/// Length of a standby status update, including the header of its `CopyData` message.
 pub(crate) const STATUS_UPDATE_LEN: usize = 39;
 
-/// A whole `CopyData` message with a standby status update (`r`) in it.
+/// Returns a complete `CopyData` message that contains a standby status update (`r`).
 ///
-/// Written, flushed and applied are all `confirmed`: what is not durable in Kafka has, for
-/// PostgreSQL, not arrived. `clock_micros` is the time in microseconds since 2000-01-01.
+/// The positions written, flushed and applied are all `confirmed`: as far as PostgreSQL is
+/// concerned, anything that is not durable in Kafka has not been received. `clock_micros` is the
+/// time in microseconds since 2000-01-01.
 #[must_use]
 pub(crate) fn status_update(
     confirmed: Lsn,

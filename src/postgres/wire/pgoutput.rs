@@ -1,32 +1,34 @@
-//! `pgoutput` protocol version 1: bytes to messages that borrow from the read buffer.
+//! Decoder for `pgoutput` protocol version 1: turns bytes into messages that borrow from the read
+//! buffer.
 //!
 //! PostgreSQL 18, "54.9. Logical Replication Message Formats". The decoder is total: every length
-//! is checked before it is used, leftovers are refused, and an error names the field it is about.
+//! is checked before it is used, trailing bytes are rejected, and an error names the field.
 
 use crate::model::lsn::Lsn;
 
-/// More than any server's NAMEDATALEN, which is 64 unless PostgreSQL is compiled with another one.
+/// Larger than NAMEDATALEN of any server, which is 64 unless PostgreSQL is compiled with another
+/// value.
 const NAME_BYTES_MAX: usize = 1024;
 /// `MaxTupleAttributeNumber` of PostgreSQL.
 const COLUMNS_MAX: usize = 1664;
 
-/// One message of the output plugin.
+/// A message of the output plugin.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Message<'a> {
     /// A transaction begins; everything up to its [`Message::Commit`] belongs to it.
     Begin(Begin),
-    /// The transaction that began last is complete.
+    /// The current transaction is complete.
     Commit(Commit),
-    /// The transaction came to this server from another one.
+    /// The transaction was replicated to this server from another one.
     Origin {
-        /// The commit's LSN on that server.
+        /// LSN of the commit on that server.
         commit: Lsn,
         /// The origin's name.
         name: &'a str,
     },
-    /// The shape of a table, sent before its first row and whenever it has changed.
+    /// The structure of a table, sent before its first row and whenever it has changed.
     Relation(Relation<'a>),
-    /// A type that isn't built in.
+    /// A type that is not built in.
     Type {
         /// The type's OID.
         oid: u32,
@@ -45,47 +47,48 @@ pub enum Message<'a> {
     Update {
         /// OID of the table.
         relation: u32,
-        /// The row before, where the replica identity asks for it.
+        /// The old row, if the replica identity requires it.
         old: Option<OldTuple<'a>>,
-        /// The row after.
+        /// The new row.
         new: Tuple<'a>,
     },
     /// A row was deleted.
     Delete {
         /// OID of the table.
         relation: u32,
-        /// The row before.
+        /// The old row.
         old: OldTuple<'a>,
     },
     /// Tables were truncated.
     Truncate {
-        /// `CASCADE` was given.
+        /// Whether `CASCADE` was specified.
         cascade: bool,
-        /// `RESTART IDENTITY` was given.
+        /// Whether `RESTART IDENTITY` was specified.
         restart_identity: bool,
         /// OIDs of the tables.
         relations: Vec<u32>,
     },
     /// `pg_logical_emit_message()` was called.
     Logical {
-        /// It belongs to the transaction, and was rolled back with it if that was.
+        /// Whether the message is part of the transaction, and so is discarded if that is rolled
+        /// back.
         transactional: bool,
-        /// Where it is in WAL.
+        /// LSN of the message.
         lsn: Lsn,
-        /// The caller's prefix.
+        /// The prefix that the caller passed.
         prefix: &'a str,
-        /// The caller's content.
+        /// The content that the caller passed.
         content: &'a [u8],
     },
 }
 
-/// The beginning of a [`Message::Logical`] whose content is not there.
+/// The beginning of a [`Message::Logical`], without its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LogicalHead<'a> {
-    /// It belongs to the transaction.
+    /// Whether the message is part of the transaction.
     pub transactional: bool,
-    /// The caller's prefix and the length of the content; nothing where the prefix is longer than what there
-    /// is of the message.
+    /// The caller's prefix and the length of the content; `None` if the available bytes end before
+    /// that.
     pub prefix: Option<(&'a str, usize)>,
 }
 
@@ -93,7 +96,7 @@ impl<'a> LogicalHead<'a> {
     /// Decodes the beginning of a message.
     ///
     /// # Errors
-    /// It is none of [`Message::Logical`].
+    /// The message is not a [`Message::Logical`].
     pub(crate) fn decode(head: &'a [u8]) -> Result<Self, DecodeError> {
         let (&tag, rest) = head.split_first().ok_or(DecodeError::Empty)?;
         if tag != b'M' {
@@ -113,7 +116,7 @@ impl<'a> LogicalHead<'a> {
     }
 }
 
-/// What was done to a row.
+/// A kind of change to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Insert,
@@ -121,10 +124,10 @@ pub(crate) enum Change {
     Delete,
 }
 
-/// The beginning of a message about a row whose values are not all there.
+/// The beginning of a message about a row, whose values may be incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowHead<'a> {
-    /// What was done to the row.
+    /// The kind of change.
     pub change: Change,
     /// OID of the table.
     pub relation: u32,
@@ -154,7 +157,8 @@ impl<'a> RowHead<'a> {
         }))
     }
 
-    /// The values of an inserted row that are there from its first column on, if they are texts.
+    /// Returns the complete values of an inserted row, from the first column up to the first value
+    /// that is incomplete or is not text.
     pub(crate) fn texts(&self) -> Vec<&'a [u8]> {
         let mut texts = Vec::new();
         // 'N', and the number of columns.
@@ -176,11 +180,11 @@ impl<'a> RowHead<'a> {
 /// The start of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begin {
-    /// LSN of the commit record: the same as [`Commit::commit`] at the other end.
+    /// LSN of the commit record: the same as [`Commit::commit`] at the end of the transaction.
     pub commit: Lsn,
     /// Time of the commit, in microseconds since 2000-01-01 00:00 UTC.
     pub time_micros: i64,
-    /// The transaction's id.
+    /// The transaction ID.
     pub xid: u32,
 }
 
@@ -189,30 +193,30 @@ pub struct Begin {
 pub struct Commit {
     /// LSN of the commit record.
     pub commit: Lsn,
-    /// The end of the commit record: what to confirm once the transaction is durable.
+    /// The end of the commit record: the position to confirm once the transaction is durable.
     pub end: Lsn,
     /// Time of the commit, in microseconds since 2000-01-01 00:00 UTC.
     pub time_micros: i64,
 }
 
-/// The shape of a table.
+/// The structure of a table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Relation<'a> {
-    /// OID of the table; of the root where the publication publishes via the root.
+    /// OID of the table, or of its root if the publication publishes via the root.
     pub oid: u32,
     /// Its schema; empty for `pg_catalog`.
     pub namespace: &'a str,
     pub name: &'a str,
     /// `pg_class.relreplident`.
     pub replica_identity: u8,
-    /// Its columns, in the order of a [`Tuple`]'s values.
+    /// Its columns, in the order of the values in a [`Tuple`].
     pub columns: Vec<Column<'a>>,
 }
 
 /// A column of a [`Relation`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Column<'a> {
-    /// It is part of the replica identity.
+    /// Whether the column is part of the replica identity.
     pub key: bool,
     pub name: &'a str,
     pub type_oid: u32,
@@ -223,13 +227,13 @@ pub struct Column<'a> {
 /// The row before an update or a delete.
 #[derive(Debug, PartialEq, Eq)]
 pub enum OldTuple<'a> {
-    /// `K`: the columns of the replica identity only.
+    /// `K`: only the columns of the replica identity.
     Key(Tuple<'a>),
     /// `O`: all columns.
     Full(Tuple<'a>),
 }
 
-/// The values of a row, checked when the message was decoded.
+/// The values of a row, validated when the message was decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple<'a> {
     count: u16,
@@ -239,18 +243,18 @@ pub struct Tuple<'a> {
 /// One value of a [`Tuple`].
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
-    /// `n`
+    /// `n`: null.
     Null,
-    /// `u`: stored out of line and not changed, so not sent.
+    /// `u`: stored out of line and unchanged, so not sent.
     UnchangedToast,
-    /// `t`: the type's text form, in UTF-8.
+    /// `t`: the type's text format, in UTF-8.
     Text(&'a [u8]),
-    /// `b`: the type's binary form.
+    /// `b`: the type's binary format.
     Binary(&'a [u8]),
 }
 
 impl std::fmt::Debug for Value<'_> {
-    // Lengths only: a row's content must not reach a log.
+    // Shows only lengths: the contents of rows must not be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Null => write!(f, "Null"),
@@ -261,13 +265,13 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// Bytes that are no message of protocol version 1.
+/// Bytes that are not a message of protocol version 1.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The message is empty.
     #[error("pgoutput message is empty")]
     Empty,
-    /// No message begins with this byte.
+    /// No message starts with this byte.
     #[error(
         "pgoutput message begins with byte {0:#04x}, which is no message of protocol version 1"
     )]
@@ -275,7 +279,7 @@ pub enum DecodeError {
     /// The message ends inside the field.
     #[error("pgoutput {0}: short")]
     Short(&'static str),
-    /// The field's value is not one the protocol has.
+    /// The protocol does not allow this value in the field.
     #[error("pgoutput {0}: unexpected value {1}")]
     Unexpected(&'static str, i64),
     /// The field is not UTF-8.
@@ -284,16 +288,16 @@ pub enum DecodeError {
     /// A name is longer, or a table has more columns, than PostgreSQL allows.
     #[error("pgoutput {0}: {1}, expected at most {2}")]
     TooMany(&'static str, usize, usize),
-    /// The message goes on after its last field.
+    /// The message continues after its last field.
     #[error("pgoutput {0}: {1} bytes left over")]
     Leftover(&'static str, usize),
 }
 
 impl<'a> Message<'a> {
-    /// Decodes one whole message.
+    /// Decodes one complete message.
     ///
     /// # Errors
-    /// Any bytes that are not exactly one message; the error names the field.
+    /// The bytes are not exactly one message; the error names the field.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let (&tag, rest) = bytes.split_first().ok_or(DecodeError::Empty)?;
         let mut r = Reader { rest };
@@ -338,16 +342,16 @@ impl<'a> Message<'a> {
 }
 
 impl<'a> Tuple<'a> {
-    /// How many values the row has.
+    /// Returns the number of values in the row.
     #[must_use]
     pub fn len(&self) -> usize {
         usize::from(self.count)
     }
 
-    /// The values in the order of the relation's columns.
+    /// Returns the values in the order of the relation's columns.
     pub fn values(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let mut r = Reader { rest: self.values };
-        // The tuple was walked to its end when it was decoded, so no value can fail here.
+        // All values were decoded once when the tuple was, so decoding can't fail here.
         (0..self.count).map_while(move |_| r.value().ok())
     }
 }
@@ -402,7 +406,8 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(text).map_err(|_| DecodeError::NotUtf8(field))
     }
 
-    /// A name in the catalog. It is kept for as long as the connection lasts, so it may not have any length.
+    /// Reads a name from the catalog. Its length is limited because it is kept for the lifetime of
+    /// the connection.
     fn name(&mut self, field: &'static str) -> Result<&'a str, DecodeError> {
         let name = self.string(field)?;
         match name.len() <= NAME_BYTES_MAX {
@@ -411,8 +416,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The prefix of a message. Any role can write one, also one that is not UTF-8 if the database has the encoding SQL_ASCII. It
-    /// is no prefix of an outbox then, and must not stop the stream.
+    /// Reads the prefix of a message. Any role can write one, even one that is not UTF-8 if the
+    /// encoding of the database is SQL_ASCII. Such a prefix can't belong to an outbox, and must not
+    /// stop the stream.
     fn prefix(&mut self) -> Result<&'a str, DecodeError> {
         match self.string("message.prefix") {
             Err(DecodeError::NotUtf8(_)) => Ok("\u{fffd}"),
@@ -420,7 +426,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Bytes preceded by their length as a signed 32-bit integer.
+    /// Reads bytes preceded by their length as a signed 32-bit integer.
     fn sized(&mut self, field: &'static str) -> Result<&'a [u8], DecodeError> {
         let len = self.i32(field)?;
         let len =

@@ -1,11 +1,11 @@
-//! Lines of COPY: what a server that has gone wrong, or is none, can send as rows.
+//! Fuzz target for lines of COPY: rows from a server that is broken or is not PostgreSQL.
 
 use crate::postgres::wire::copy_text::Lines;
 
-/// Bytes as a line, behind one that says how many values are expected.
+/// Parses all bytes but the first as a line; the first is the number of values expected.
 ///
 /// # Panics
-/// The values that were read are not those of the line.
+/// The values that were parsed are not those of the line.
 pub fn copy(data: &[u8]) {
     let [width, line @ ..] = data else {
         return;
@@ -19,7 +19,7 @@ pub fn copy(data: &[u8]) {
         .map(|index| values.get(index).map(<[u8]>::to_vec))
         .collect();
     let written = written(&values);
-    // The server writes some characters in one way of two.
+    // For some characters, the server uses only one of two possible notations.
     let raw = |byte: &u8| matches!(byte, 0x08 | 0x0b | 0x0c | b'\r');
     if !line.iter().any(raw) {
         assert_eq!(written, line);
@@ -30,7 +30,7 @@ pub fn copy(data: &[u8]) {
     }
 }
 
-/// The line that the server writes for the values.
+/// Returns the line that the server would send for the values.
 fn written(values: &[Option<Vec<u8>>]) -> Vec<u8> {
     let mut line = Vec::new();
     for (index, value) in values.iter().enumerate() {

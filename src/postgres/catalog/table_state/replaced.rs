@@ -1,4 +1,5 @@
-//! Tables whose place another one has taken: a migration renames the outbox, or drops it, and creates it again.
+//! Tables that were replaced by another table: a migration renames or drops the outbox, and creates
+//! it again.
 //!
 //! The stream has what was inserted into either of them while it was published. Rows of the former table that were not copied yet,
 //! or that were inserted while it was not published, are not sent by any slot, and a replay of the present table does not send them.
@@ -30,13 +31,13 @@ pub(super) struct ReplacedTable {
     by: TableName,
     publication: String,
     lacks: Lacks,
-    /// Where WAL ended.
+    /// The end of WAL.
     end: Lsn,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Lacks {
-    /// Rows that are older than the slot, and perhaps later ones.
+    /// Rows that are older than the slot, and possibly later ones.
     Copy,
     /// Rows that were inserted while the table was not published.
     Publication {
@@ -64,7 +65,7 @@ impl ReplacedTable {
         let stored = look.stored.as_ref()?;
         let lacks = match look.judge(&target.publication) {
             _ if !is_copied => Lacks::Copy,
-            // The entry about the present table has these rows, too.
+            // The entry about the present table covers these rows as well.
             _ if stored.name.is_none() || stored.is_published => return None,
             Finding::Gap(gap) => Lacks::Publication {
                 from: gap.from,
@@ -81,7 +82,7 @@ impl ReplacedTable {
         })
     }
 
-    /// Which events may be missing, and why.
+    /// Describes which events may be missing, and why.
     pub(super) fn describe(&self) -> String {
         let Self {
             by,
@@ -110,7 +111,7 @@ impl ReplacedTable {
         }
     }
 
-    /// What an operator does about the events.
+    /// Describes what an operator should do about the events.
     fn remedy(&self, target: &Target) -> String {
         let commands = &target.commands;
         let Some(name) = &self.name else {
@@ -159,7 +160,7 @@ impl ReplacedTable {
                 LEFT_PUBLICATION: target.publication,
                 REPLACED: !is_child,
                 "table": self.name.as_ref().unwrap_or(&self.by).to_string(),
-                // Under another name it is not the table that the definition names.
+                // Under another name, it is not the table of the configured outbox.
                 "several": self.name.is_some() || target.outbox.is_several(),
                 "catalog_xmin": since.map(|id| id.to_string()),
                 "system_id": cluster,
@@ -169,7 +170,7 @@ impl ReplacedTable {
 }
 
 impl TableLook {
-    /// Another table was recorded under this name.
+    /// Returns whether another table was recorded under this name.
     fn is_replaced(&self) -> bool {
         let [schema, name] = OUTBOX_ROW;
         let is_other = |stored: &StoredTable| {
@@ -285,8 +286,9 @@ impl Catalog {
         Ok(())
     }
 
-    /// Rows of the table that are older than the slot, which is at `found`, are still to be copied, as far as the database knows. The
-    /// journal has the table as `recorded`. If something else has moved the slot, where it is says nothing about the copy.
+    /// Returns whether rows of the table that are older than the slot, which is at `found`, are
+    /// still to be copied, as far as the database shows. The journal names the table as `recorded`.
+    /// If something else has moved the slot, its position says nothing about the copy.
     async fn has_open_copy(
         &self,
         target: &Target,
@@ -298,7 +300,8 @@ impl Catalog {
         Ok(names.any(|name| open.contains(&name.to_string())))
     }
 
-    /// The tables of which older rows are still to be copied, under the names that the journal has, or their present ones.
+    /// Returns the tables whose older rows are still to be copied, under the names in the journal
+    /// or their present names.
     pub(in crate::postgres::catalog) async fn tables_with_open_copy(
         &self,
         target: &Target,
@@ -333,7 +336,8 @@ impl Catalog {
         Ok(open)
     }
 
-    /// The last position that Walpost may have confirmed of the slot, on any timeline of this database.
+    /// Returns the last position that Walpost may have confirmed for the slot, on any timeline of
+    /// this database.
     async fn recorded_position(&self, target: &Target) -> Result<Option<Lsn>, CatalogError> {
         let sql = format!(
             "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \

@@ -13,7 +13,7 @@ use crate::postgres::catalog::{Catalog, CatalogError, Rows, SnapshotRecord, slot
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// A table that has rows which are older than the slot, and which no start has begun to copy.
+/// A table with rows that are older than the slot, which no start has begun to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UncopiedTable {
     pub(crate) table: TableName,
@@ -50,7 +50,7 @@ impl Catalog {
     /// The tables other than the outbox whose copy is due.
     ///
     /// # Errors
-    /// A query fails, or Walpost's tables may not be trusted.
+    /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn uncopied_tables(
         &self,
         target: &Target,

@@ -1,4 +1,5 @@
-//! What those who share the network or the machine with a connection can do to it, and which warnings are logged about that.
+//! How others on the same network or machine can attack a connection, and the warnings logged about
+//! it.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -6,30 +7,32 @@ use std::sync::{Mutex, PoisonError};
 
 use super::SslMode;
 
-/// What keeps a connection from those who share the network or the machine with it.
+/// How a connection is protected from others on the same network or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
-    /// There is no network: the loopback interface, or a Unix-domain socket that no other user could have created.
+    /// No network is involved: the loopback interface, or a Unix-domain socket that no other user
+    /// could have created.
     Local,
     /// A Unix-domain socket that another user of this machine could have created.
     OtherUser {
-        /// The user who listens there; None if the kernel does not say.
+        /// The user that listens there, or `None` if the kernel does not report it.
         uid: Option<u32>,
     },
-    /// TLS, and the server has shown a certificate of a trusted authority, or that it knows the
-    /// password.
+    /// TLS, and the server has presented a certificate of a trusted authority or proved that it
+    /// knows the password.
     Proven,
-    /// TLS with whatever certificate the other side has shown: it may be anybody.
+    /// TLS with an unverified certificate: the other end may be anyone.
     Unproven,
-    /// TCP in the clear.
+    /// Unencrypted TCP.
     Clear,
 }
 
 impl Exposure {
-    /// `peer` is None where it is not known, which is no reason to trust it; `tls` whether a
-    /// certificate was checked, None without TLS.
+    /// Returns the exposure of a TCP connection. `peer` is `None` if the address is unknown, which
+    /// is treated as not trusted. `tls` tells whether a certificate was verified, and is `None`
+    /// without TLS.
     pub(crate) fn over_tcp(peer: Option<IpAddr>, tls: Option<bool>) -> Exposure {
-        // An IPv4 address can come as an IPv6 one: ::ffff:127.0.0.1.
+        // An IPv4 address may be reported as an IPv6 one: ::ffff:127.0.0.1.
         let is_loopback = peer.is_some_and(|address| address.to_canonical().is_loopback());
         match tls {
             Some(true) => Exposure::Proven,
@@ -39,7 +42,7 @@ impl Exposure {
         }
     }
 
-    /// Someone else than PostgreSQL may be the one who answers.
+    /// Returns whether someone other than PostgreSQL may be answering.
     pub(crate) fn is_open(self) -> bool {
         match self {
             Exposure::Local | Exposure::Proven => false,
@@ -47,7 +50,8 @@ impl Exposure {
         }
     }
 
-    /// What is wrong with the connection, to go behind "the connection"; empty where nothing is.
+    /// Describes what is wrong with the connection, worded to follow "the connection". Empty if
+    /// nothing is wrong.
     pub(crate) fn fault(self) -> Cow<'static, str> {
         match self {
             Exposure::Local | Exposure::Proven => "".into(),
@@ -63,7 +67,7 @@ impl Exposure {
         }
     }
 
-    /// Who could answer in the server's place.
+    /// Describes who could answer in place of the server.
     pub(crate) fn attacker(self) -> &'static str {
         match self {
             Exposure::OtherUser { .. } => "whoever listens there while PostgreSQL is down",
@@ -73,7 +77,7 @@ impl Exposure {
         }
     }
 
-    /// What keeps them from it.
+    /// Describes how to prevent that.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Exposure::OtherUser { .. } => {
@@ -87,13 +91,13 @@ impl Exposure {
     }
 }
 
-/// What was told of the connections of one connection string: each kind once, however often
-/// Walpost connects, and again where a connection turns out worse than those before it.
+/// The warnings logged about connections of one connection string. Each kind is logged once, no
+/// matter how often Walpost connects; a connection with another kind of exposure is logged again.
 #[derive(Debug, Default)]
 pub(crate) struct Exposures(Mutex<Vec<(Exposure, String)>>);
 
 impl Exposures {
-    /// Takes a connection that was authenticated, and warns of it if it is open to others.
+    /// Records an authenticated connection, and logs a warning if it is open to others.
     pub(crate) fn note(&self, exposure: Exposure, host: &str, mode: SslMode) {
         let consequence = match exposure {
             Exposure::Local | Exposure::Proven => return,
@@ -124,8 +128,8 @@ impl Exposures {
         self.warn_once(exposure, text);
     }
 
-    /// Warns that the password itself is sent over the loopback interface, where no network is between, but whoever has the
-    /// port.
+    /// Warns that a cleartext password is sent over the loopback interface. No network is involved,
+    /// but any process may be listening on the port.
     pub(crate) fn note_clear_password(&self, host: &str) {
         let text = format!(
             "the server at {host} asks for the password in clear text, and the connection has no TLS that checks who asks: while \
@@ -144,7 +148,7 @@ impl Exposures {
         told.push((kind, text));
     }
 
-    /// What was told.
+    /// Returns the warnings logged so far.
     pub(crate) fn texts(&self) -> Vec<String> {
         let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         told.iter().map(|(_, text)| text.clone()).collect()

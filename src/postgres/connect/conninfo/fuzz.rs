@@ -1,14 +1,14 @@
-//! Connection strings.
+//! Fuzz target for connection strings.
 
 use super::*;
 
-/// A password that no fuzzer guesses.
+/// A password that a fuzzer won't generate.
 const PASSWORD: &str = "q7Zr0vT2mXw9";
 
-/// Bytes as a connection string, and as a part of a password in others.
+/// Parses bytes as a connection string, and as part of a password in other connection strings.
 ///
 /// # Panics
-/// A string that is written anew from its parts has others; a password is told.
+/// A string rebuilt from its parts has different parts, or a password is shown.
 pub fn conninfo(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -37,7 +37,7 @@ pub fn conninfo(data: &[u8]) {
             }
         }
     }
-    // Quoted, it can be anything.
+    // A quoted password can contain anything.
     let quoted = written(&[("password".to_owned(), format!("{text}{PASSWORD}"))]);
     if let Some(parsed) = quoted.and_then(|text| parsed(&text).ok()) {
         let Secret(password) = parsed.password.expect("it is set");
@@ -49,7 +49,7 @@ fn parsed(text: &str) -> Result<Conninfo, ConninfoError> {
     Conninfo::parse(text, &|name| (name == "USER").then(|| "me".to_owned()))
 }
 
-/// All that can be read of what came of it.
+/// Returns everything that the result of parsing shows.
 fn shown(text: &str) -> String {
     match parsed(text) {
         Ok(conninfo) => {
@@ -61,9 +61,9 @@ fn shown(text: &str) -> String {
     }
 }
 
-/// The pairs as one string, where it can have them.
+/// Returns the pairs as one string, or `None` if a name can't be written that way.
 fn written(pairs: &[syntax::Pair]) -> Option<String> {
-    // Not at its beginning, where it could pass for a URL.
+    // A leading space keeps the string from being parsed as a URL.
     let mut text = String::from(" ");
     for (name, value) in pairs {
         if name.is_empty() || name.contains(|c: char| c == '=' || c.is_ascii_whitespace()) {
@@ -75,7 +75,7 @@ fn written(pairs: &[syntax::Pair]) -> Option<String> {
     Some(text)
 }
 
-/// Nobody can tell such a password, unescaped, from parameters.
+/// Returns whether such a password, unescaped, can't be told apart from parameters.
 fn can_be_meant_otherwise(password: &str) -> bool {
     let has_name = |keyword: &keywords::Keyword| password.contains(keyword.name);
     password.contains('=') && (password.contains('%') || keywords::KEYWORDS.iter().any(has_name))

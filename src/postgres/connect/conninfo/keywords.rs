@@ -1,22 +1,22 @@
-//! Every connection parameter of libpq 18 and what becomes of it here.
+//! Every connection parameter of libpq 18 and how Walpost treats it.
 //!
 //! Spec: PostgreSQL 18, 32.1.2 "Parameter Key Words" and 32.15 "Environment Variables".
 
 use super::ConninfoError;
 
-/// What becomes of a parameter that is set.
+/// How a parameter that is set is treated.
 #[derive(Clone, Copy)]
 pub(crate) enum Rule {
     Used,
-    /// Without effect here, and nothing that someone relies on for safety.
+    /// Has no effect here, and nobody relies on it for security.
     Ignored,
-    /// Only values that ask for what is done anyway.
+    /// Accepted only with values that request what Walpost does anyway.
     Only(&'static [&'static str]),
     Refused(&'static str),
 }
 use Rule::{Ignored, Only, Refused, Used};
 
-/// A parameter, the environment variable that stands in for it, and its rule.
+/// A parameter, the environment variable that can set it, and its rule.
 pub(crate) struct Keyword {
     pub(crate) name: &'static str,
     pub(crate) variable: Option<&'static str>,
@@ -121,20 +121,20 @@ pub(crate) const KEYWORDS: &[Keyword] = &[
     string_only("oauth_scope", OAUTH),
 ];
 
-/// A parameter's value and the name it was set by: the keyword or the environment variable.
+/// A parameter's value, and the keyword or environment variable that set it.
 pub(crate) struct Setting {
     pub(crate) value: String,
     pub(crate) name: &'static str,
 }
 
-/// Checks one parameter that is set against its rule.
+/// Checks a parameter that is set against its rule.
 ///
 /// # Errors
 /// [`ConninfoError::Unsupported`] or [`ConninfoError::Value`].
 pub(crate) fn check(keyword: &Keyword, setting: &Setting) -> Result<(), ConninfoError> {
     match keyword.rule {
         Used | Ignored => Ok(()),
-        // libpq takes an empty value as not set.
+        // libpq treats an empty value as not set.
         Only(_) | Refused(_) if setting.value.is_empty() => Ok(()),
         Only(values) if values.contains(&setting.value.as_str()) => Ok(()),
         Only(values) => Err(ConninfoError::Value {
@@ -149,7 +149,7 @@ pub(crate) fn check(keyword: &Keyword, setting: &Setting) -> Result<(), Conninfo
     }
 }
 
-/// The error for a name that is no parameter, and stands behind the parameter `before`.
+/// Returns the error for an unknown parameter that follows the parameter `before`.
 pub(crate) fn unknown(name: &str, before: &str) -> ConninfoError {
     let nearest = KEYWORDS
         .iter()

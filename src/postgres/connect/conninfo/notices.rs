@@ -1,27 +1,28 @@
-//! How many notices of a server are logged: a server can send any number of them.
+//! Limits how many notices are logged: a server can send any number of them.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// So many notices are logged in each [`PERIOD`].
+/// Number of notices logged in each [`PERIOD`].
 const NOTICES_MAX: u32 = 20;
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Counts the notices of all connections of one connection string.
+/// Counts the notices on all connections of one connection string.
 #[derive(Debug, Default)]
 pub(crate) struct NoticeLimit(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// When the period began.
+    /// When the current period began.
     since: Option<Instant>,
     logged: u32,
-    /// Notices that were not logged, and not reported yet.
+    /// Notices that were suppressed and not yet reported.
     left_out: u64,
 }
 
 impl NoticeLimit {
-    /// Counts a notice. Returns how many were left out before it, or None if this one is left out too.
+    /// Counts a notice. Returns how many were suppressed before it, or `None` if this one is
+    /// suppressed as well.
     pub(in crate::postgres) fn admit(&self, now: Instant) -> Option<u64> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = |since: Instant| now.saturating_duration_since(since) >= PERIOD;

@@ -1,15 +1,15 @@
-//! What a row of a registry may say about a connection: which server, database and user, and how strictly that server is
-//! checked. Sockets, files of this host and ways to log in are the operator's to choose, because they decide where the
-//! operator's own passwords go.
+//! Which connection parameters a row of a registry may set: the server, the database, the user and
+//! how strictly the server is verified. Sockets, local files and authentication methods are left to
+//! the operator, because they determine where the operator's own passwords are sent.
 
 use std::net::IpAddr;
 
 use super::syntax;
 
-/// The longest host name (RFC 1035, section 2.3.4).
+/// Maximum length of a host name (RFC 1035, section 2.3.4).
 const HOST_BYTES_MAX: usize = 253;
 
-/// Parameters whose value a row may supply in a place of a URL.
+/// Parameters for which a row may supply a value that is inserted into a URL.
 const IN_PLACE: [&str; 7] = [
     "application_name",
     "dbname",
@@ -20,7 +20,7 @@ const IN_PLACE: [&str; 7] = [
     "user",
 ];
 
-/// Parameters that a connection string from a row may have beside those in [`IN_PLACE`].
+/// Parameters that a connection string from a row may contain in addition to those in [`IN_PLACE`].
 const IN_WHOLE: [&str; 16] = [
     "channel_binding",
     "client_encoding",
@@ -40,11 +40,11 @@ const IN_WHOLE: [&str; 16] = [
     "tcp_user_timeout",
 ];
 
-/// What to write in place of a host that is none.
+/// What to write instead of an invalid host.
 const HOST_EXPECTED: &str = "a host name or an IP address. Name the folder of a Unix-domain socket in the template: \
                              postgresql://walpost@/{dbname}?host=/var/run/postgresql";
 
-/// For each occurrence of a marker in a connection string, the parameter that it is part of.
+/// Returns the parameter whose value contains `marker`, if a row may supply that parameter.
 pub(super) fn parameter_of(text: &str, marker: &str) -> Option<&'static str> {
     let pairs = syntax::pairs(text).ok()?;
     let (name, _) = pairs.iter().find(|(_, value)| value.contains(marker))?;
@@ -57,7 +57,7 @@ pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
         "host" if !is_host(value) => HOST_EXPECTED,
         "hostaddr" if value.parse::<IpAddr>().is_err() => "an IP address",
         "port" if !is_port(value) => "a number from 1 to 65535",
-        // An empty value is one that is not set, so that another one takes its place.
+        // An empty value counts as not set, so a password from another source would be used.
         "password" if value.is_empty() => return Err("is empty, expected a password".to_owned()),
         _ if value.is_empty() => "a text that is not empty",
         _ if value.contains('\0') => "a text without a zero byte",
@@ -67,9 +67,10 @@ pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
     Err(format!("has {shown:?}, expected {expected}"))
 }
 
-/// Checks a whole connection string that a row supplies. Errors don't repeat values, which can be passwords.
+/// Checks a whole connection string that a row supplies. Errors don't repeat values that can be
+/// passwords.
 pub(super) fn check_whole(text: &str) -> Result<(), String> {
-    // What is no connection string is refused with a better error when it is read.
+    // Parsing the string later reports a better error.
     let Ok(pairs) = syntax::pairs(text) else {
         return Ok(());
     };
@@ -101,7 +102,8 @@ pub(super) fn check_whole(text: &str) -> Result<(), String> {
     }
 }
 
-/// Whether `text` is nothing but the name or the address of one host: no path, abstract socket, port, list or parameter.
+/// Returns whether `text` is the name or address of a single host: not a path, an abstract socket,
+/// a port, a list or a parameter.
 pub(crate) fn is_host(text: &str) -> bool {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
     text.parse::<IpAddr>().is_ok()
@@ -110,7 +112,7 @@ pub(crate) fn is_host(text: &str) -> bool {
             && text.bytes().all(is_name)
 }
 
-/// Whether `text` is a port's number in decimal digits.
+/// Returns whether `text` is a port number in decimal digits.
 pub(crate) fn is_port(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok_and(|port| port > 0)
 }

@@ -1,4 +1,4 @@
-//! The password file: `~/.pgpass` or the one that `passfile` names.
+//! The password file: `~/.pgpass` or the file that `passfile` names.
 //!
 //! Spec: PostgreSQL 18, 32.16 "The Password File".
 
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::trusted_path::{self, PathError};
 
-/// What a line of the file has to match, in the order of its fields.
+/// The values that a line of the file must match, in the order of its fields.
 pub(crate) struct Wanted<'a> {
     pub(crate) host: &'a str,
     pub(crate) port: u16,
@@ -15,8 +15,9 @@ pub(crate) struct Wanted<'a> {
     pub(crate) user: &'a str,
 }
 
-/// The password of the first line that matches. A file that is missing has none. So has one that other users can read or could
-/// have written, or that is not a regular file, which is logged.
+/// Returns the password of the first matching line. Returns `None` if the file is missing, and
+/// also, with a warning, if other users can read it or could have written it, or if it is not a
+/// regular file.
 pub(crate) fn look_up(path: &Path, wanted: &Wanted<'_>) -> Option<Vec<u8>> {
     match read_private(path) {
         Ok(bytes) => find(&bytes, wanted),
@@ -56,7 +57,7 @@ fn find(file: &[u8], wanted: &Wanted<'_>) -> Option<Vec<u8>> {
         })
 }
 
-/// The first field of a line: as written, unescaped, and what follows its colon.
+/// Returns the first field of a line: as written, unescaped, and the text after its colon.
 fn field(line: &[u8]) -> (&[u8], Vec<u8>, Option<&[u8]>) {
     let mut value = Vec::new();
     let mut at = 0;

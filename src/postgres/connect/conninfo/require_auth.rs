@@ -1,20 +1,20 @@
-//! `require_auth`: the methods of authentication that a server may ask for.
+//! `require_auth`: the authentication methods that a server may request.
 //!
 //! Spec: PostgreSQL 18, 32.1.2 "Parameter Key Words", and `pqConnectOptions2` of libpq.
 
 use std::fmt;
 
-/// A method that a server can ask for.
+/// An authentication method that a server can request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::postgres) enum AuthMethod {
-    /// The password in clear text.
+    /// Cleartext password.
     Password,
     Md5,
     ScramSha256,
     Gss,
     Sspi,
     OAuth,
-    /// Nothing: `trust`, `peer`, or a client certificate alone.
+    /// No authentication request: `trust`, `peer`, or a client certificate alone.
     None,
 }
 
@@ -40,20 +40,19 @@ impl fmt::Display for AuthMethod {
     }
 }
 
-/// A list of methods, either of those that are allowed or of those that are not. The default allows
-/// all.
+/// A list of methods that are allowed, or of methods that are not. The default allows all methods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::postgres) struct RequireAuth {
     is_negated: bool,
-    /// Empty: not set.
+    /// Empty if the parameter is not set.
     methods: Vec<AuthMethod>,
 }
 
 impl RequireAuth {
-    /// Reads a value that is not empty.
+    /// Parses a value that is not empty.
     ///
     /// # Errors
-    /// What is expected in its place. As in libpq, spaces and empty members are errors.
+    /// What is expected instead. As in libpq, spaces and empty members are errors.
     pub(crate) fn parse(text: &str) -> Result<RequireAuth, String> {
         let mut read = RequireAuth::default();
         for (index, member) in text.split(',').enumerate() {
@@ -80,12 +79,12 @@ impl RequireAuth {
         Ok(read)
     }
 
-    /// Whether the server may ask for it.
+    /// Returns whether the server may request the method.
     pub(in crate::postgres) fn allows(&self, method: AuthMethod) -> bool {
         self.methods.is_empty() || self.methods.contains(&method) != self.is_negated
     }
 
-    /// Whether the list asks for it by name: a list of what is not allowed asks for nothing.
+    /// Returns whether the list requires the method by name; a negated list requires none.
     pub(in crate::postgres) fn names(&self, method: AuthMethod) -> bool {
         !self.is_negated && self.methods.contains(&method)
     }

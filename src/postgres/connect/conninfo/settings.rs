@@ -1,4 +1,4 @@
-//! The parameters that are set, by keyword, and their values as types.
+//! The parameters that are set, by keyword, and accessors that convert their values.
 
 use std::collections::HashMap;
 
@@ -6,13 +6,12 @@ use super::ConninfoError;
 use super::keywords::{self, KEYWORDS, Setting};
 use super::syntax;
 
-/// The parameters that the connection string or, after it, the environment has set.
+/// The parameters set by the connection string or, if absent there, by the environment.
 pub(crate) struct Settings(HashMap<&'static str, Setting>);
 
 impl Settings {
     /// # Errors
-    /// All of [`ConninfoError`] that concern names and form; values are checked when they are asked
-    /// for.
+    /// Any [`ConninfoError`] about names and syntax; values are checked when they are read.
     pub(crate) fn gather(
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
@@ -47,7 +46,7 @@ impl Settings {
         Ok(Settings(set))
     }
 
-    /// The value, if it is set and not empty.
+    /// Returns the value if it is set and not empty.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         self.0
             .get(key)
@@ -55,7 +54,7 @@ impl Settings {
             .filter(|value| !value.is_empty())
     }
 
-    /// The environment variable that has set it, if it wasn't the connection string.
+    /// Returns the environment variable that set the value, or `None` if the connection string did.
     pub(crate) fn variable(&self, key: &str) -> Option<&'static str> {
         self.0
             .get(key)
@@ -63,8 +62,8 @@ impl Settings {
             .filter(|name| *name != key)
     }
 
-    /// The name that set a comma-separated list, and its members; none where it is not set or
-    /// empty.
+    /// Returns the members of a comma-separated list, and the name that set it. The list is empty
+    /// if the parameter is not set or empty.
     pub(crate) fn list(&self, key: &'static str) -> (&'static str, Vec<&str>) {
         let name = self.0.get(key).map_or(key, |setting| setting.name);
         (
@@ -75,11 +74,11 @@ impl Settings {
         )
     }
 
-    /// One of several words.
+    /// Returns the choice named by the value, or `default` if the parameter is not set.
     ///
     /// # Errors
-    /// [`ConninfoError::Value`] for any other word, the empty one too: a variable that a template
-    /// left empty should not choose an `sslmode`.
+    /// [`ConninfoError::Value`] for any other word, including an empty one: a variable that a
+    /// template left empty should not select an `sslmode`.
     pub(crate) fn choice<T: Copy>(
         &self,
         key: &'static str,
@@ -98,7 +97,8 @@ impl Settings {
         }
     }
 
-    /// A whole number; a negative one counts as zero, as in libpq.
+    /// Returns the value as a whole number, or `default`. As in libpq, a negative value counts as
+    /// zero.
     ///
     /// # Errors
     /// [`ConninfoError::Value`].
@@ -113,7 +113,7 @@ impl Settings {
         Ok(u64::from(number.max(0).unsigned_abs()))
     }
 
-    /// The error for the value of a parameter that is set.
+    /// Returns the error for the value of a parameter.
     pub(crate) fn value_error(&self, key: &'static str, expected: &str) -> ConninfoError {
         let setting = self.0.get(key);
         ConninfoError::Value {

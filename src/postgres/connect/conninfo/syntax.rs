@@ -1,5 +1,6 @@
-//! The two ways to write a connection string: `key=value` pairs and URLs. Splits and unescapes, and
-//! gives the pairs in the order written; knows no keyword but those that a URL's parts stand for.
+//! The two syntaxes of connection strings: `key=value` pairs and URLs. Splits and unescapes them
+//! and returns the pairs in the order written. Knows no keywords except those that the parts of a
+//! URL stand for.
 //!
 //! Spec: PostgreSQL 18, 32.1.1 "Connection Strings".
 
@@ -10,11 +11,11 @@ use super::ConninfoError;
 /// A parameter as written: name and unescaped value.
 pub(crate) type Pair = (String, String);
 
-/// Splits a connection string of either form.
+/// Splits a connection string of either syntax.
 ///
 /// # Errors
-/// [`ConninfoError::Syntax`] or [`ConninfoError::Userinfo`]; neither repeats a part of the string,
-/// for it may be a part of the password.
+/// [`ConninfoError::Syntax`] or [`ConninfoError::Userinfo`]. Neither repeats any part of the
+/// string, because it may be part of the password.
 pub(crate) fn pairs(text: &str) -> Result<Vec<Pair>, ConninfoError> {
     if let Some(at) = text.find('\0') {
         return Err(syntax(at, "a zero byte"));
@@ -32,8 +33,8 @@ pub(crate) fn pairs(text: &str) -> Result<Vec<Pair>, ConninfoError> {
     }
 }
 
-/// Whether `text` is a URL whose password holds a character that should have been percent-encoded,
-/// so that parts of the password pass for host, port or parameter.
+/// Returns whether `text` is a URL whose password contains an unescaped special character, so that
+/// parts of the password are parsed as host, port or parameter.
 pub(crate) fn password_spills(text: &str) -> bool {
     let Some((_, rest)) = text.split_once("://") else {
         return false;
@@ -91,7 +92,7 @@ fn key_values(text: &str) -> Result<Vec<Pair>, ConninfoError> {
     }
 }
 
-/// Returns a value as `key=value` has it, with quotes if it needs them.
+/// Returns a value as written in `key=value` syntax, quoted if necessary.
 #[must_use]
 pub(crate) fn quote_value(value: &str) -> Cow<'_, str> {
     let is_plain = |c: char| !c.is_ascii_whitespace() && !matches!(c, '\'' | '\\');
@@ -104,7 +105,7 @@ pub(crate) fn quote_value(value: &str) -> Cow<'_, str> {
     }
 }
 
-/// A cursor over a URL, past its scheme.
+/// A cursor over a URL, starting after its scheme.
 struct Url<'a> {
     text: &'a str,
     at: usize,
@@ -185,7 +186,7 @@ impl<'a> Url<'a> {
                 }
                 self.eat('&');
                 let (key, value) = (percent_decode(key)?, percent_decode(value)?);
-                // JDBC's spelling, which libpq takes as well.
+                // The JDBC spelling, which libpq also accepts.
                 if (key.as_str(), value.as_str()) == ("ssl", "true") {
                     pairs.push(("sslmode".to_owned(), "require".to_owned()));
                 } else {
@@ -208,7 +209,7 @@ impl<'a> Url<'a> {
         found
     }
 
-    /// The text before the first of `ends`, or to the end, with its offset.
+    /// Returns the text up to the first of `ends`, or to the end, with its offset.
     fn until(&mut self, ends: &[char]) -> (usize, &'a str) {
         let rest = &self.text[self.at..];
         let found = &rest[..rest.find(ends).unwrap_or(rest.len())];

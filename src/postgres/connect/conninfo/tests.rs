@@ -384,7 +384,7 @@ fn the_password_comes_from_the_string_then_the_environment_then_the_file() {
     }
 }
 
-/// The connection string `text`, from a file that has `now` in it by now.
+/// Returns the connection string `text`, from a file that now contains `now`.
 fn kept(text: &str, now: Result<&str, &str>) -> Conninfo {
     let now = now.map(str::to_owned).map_err(str::to_owned);
     let read = move || parse(now.as_ref().map_err(String::clone)?, &[]).map_err(|e| e.to_string());
@@ -430,7 +430,7 @@ fn whoever_has_to_change_the_password_is_told_where_it_comes_from() {
     check(homeless.password_origin(), "nowhere");
     let by_file = "host=h password=x";
     check(kept(by_file, Ok(by_file)).password_origin(), "walpost.toml");
-    // It was moved to the password file meanwhile.
+    // The password has since been moved to the password file.
     check(
         kept(by_file, Ok("host=h passfile=/f")).password_origin(),
         "the password file /f",

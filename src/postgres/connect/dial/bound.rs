@@ -1,33 +1,34 @@
-//! How much of a server's answer an SQL client takes. tokio-postgres reserves whatever length a message
-//! says it has, before it has come: here the length is read first.
+//! Limits how much an SQL client accepts from a server. tokio-postgres reserves whatever length a
+//! message header states, before the message has arrived; here the length is checked first.
 //!
 //! Spec: PostgreSQL 18, 54.7 "Message Formats".
 
-/// A tag and a length.
+/// Size of a message header: type and length.
 const HEADER_BYTES: usize = 5;
 
-/// What a message costs beside its bytes, as a row that is kept.
+/// Estimated memory per message in addition to its bytes, when kept as a row.
 const MESSAGE_OVERHEAD_BYTES: usize = 128;
 
-/// The most that a client takes from its server.
+/// Limits on what a client accepts from its server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SqlLimits {
     message_bytes: usize,
-    /// All messages up to ReadyForQuery; none for a client that reads rows one by one.
+    /// Limit for all messages up to ReadyForQuery; `None` for a client that reads rows one by one.
     answer_bytes: Option<usize>,
     remedy: &'static str,
 }
 
 impl SqlLimits {
-    /// For questions whose whole answer is kept. No value of the catalog is near that long.
+    /// Limits for queries whose whole result is kept. No value in the catalog is nearly that long.
     pub(crate) const QUESTIONS: SqlLimits = SqlLimits {
         message_bytes: 16 << 20,
         answer_bytes: Some(64 << 20),
         remedy: "Find the object whose name, definition or comment is that long, and shorten it",
     };
 
-    /// For questions, and for rows that are read one by one and are no longer than that. A row that is a
-    /// little longer comes through: who reads it names it.
+    /// Returns the limits for catalog queries and for queries whose rows are read one by one and are
+    /// at most `row_bytes_max` long. A slightly longer row is let through, so that the reader can
+    /// name it in its error.
     #[must_use]
     pub(crate) fn rows(row_bytes_max: usize) -> SqlLimits {
         SqlLimits {
@@ -39,13 +40,13 @@ impl SqlLimits {
     }
 }
 
-/// Follows the messages of a server, and looks at nothing but their headers.
+/// Follows the messages from a server by reading only their headers.
 #[derive(Debug)]
 pub(crate) struct Bound {
     limits: SqlLimits,
-    /// What is still to come of the message whose header was seen last.
+    /// Remaining bytes of the message whose header was read last.
     body_bytes: usize,
-    /// Of a header that has come in part.
+    /// The first bytes of a header that has arrived incompletely.
     cut: Vec<u8>,
     answer_bytes: usize,
 }
@@ -60,16 +61,17 @@ impl Bound {
         }
     }
 
-    /// How many bytes of a header are missing that has come in part; None where none has.
+    /// Returns how many bytes are missing from an incomplete header, or `None` if there is none.
     pub(crate) fn missing(&self) -> Option<usize> {
         let has = self.cut.len();
         (has > 0).then(|| HEADER_BYTES - has)
     }
 
-    /// Takes no more than the [`missing`](Self::missing) bytes, and gives the header when it has all.
+    /// Adds bytes, at most as many as are [`missing`](Self::missing), and returns the header once
+    /// it is complete.
     ///
     /// # Errors
-    /// Why its message is refused.
+    /// Why the message is rejected.
     pub(crate) fn complete(&mut self, bytes: &[u8]) -> Result<Option<[u8; HEADER_BYTES]>, String> {
         self.cut.extend_from_slice(bytes);
         let Some(header) = self.cut.first_chunk().copied() else {
@@ -80,11 +82,11 @@ impl Bound {
         Ok(Some(header))
     }
 
-    /// How many of the bytes may be passed on. What is left of them is kept: a header that has come in
-    /// part.
+    /// Returns how many of the bytes may be passed on. The rest, an incomplete header, is kept.
     ///
     /// # Errors
-    /// As the second, why the message that begins behind so many bytes is refused.
+    /// The number of bytes that may be passed on, and why the message that begins after them is
+    /// rejected.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<usize, (usize, String)> {
         let mut at = 0;
         loop {
@@ -103,7 +105,7 @@ impl Bound {
 
     fn open(&mut self, header: [u8; HEADER_BYTES]) -> Result<(), String> {
         let [tag, length @ ..] = header;
-        // The length counts itself, and not the tag.
+        // The length includes itself but not the type.
         let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
         let Some(body_bytes) = length.checked_sub(4) else {
             return Err(format!(
@@ -149,7 +151,7 @@ mod tests {
         message
     }
 
-    /// What is passed on of bytes that come in pieces, and why no more.
+    /// Returns the bytes passed on when the input arrives in pieces, and why no more were.
     fn pass(bound: &mut Bound, mut bytes: &[u8], piece: usize) -> (Vec<u8>, Option<String>) {
         let mut passed = Vec::new();
         while !bytes.is_empty() {

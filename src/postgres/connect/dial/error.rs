@@ -1,4 +1,4 @@
-//! Why no connection came about, one variant a kind.
+//! Errors of connection attempts, with one variant for each kind.
 
 use std::fmt;
 use std::io;
@@ -18,30 +18,31 @@ use crate::postgres::connect::conninfo::{Conninfo, PasswordError, SslMode};
 use crate::postgres::table::identifier;
 use crate::trusted_path::PathError;
 
-/// So much of a field is kept: a server that sends more fills logs.
+/// Maximum length kept of a field; longer ones would fill logs.
 const FIELD_BYTES_MAX: usize = 8192;
 
-/// An ErrorResponse or NoticeResponse of the server.
+/// An ErrorResponse or NoticeResponse from the server.
 ///
 /// Spec: PostgreSQL 18, 54.8 "Error and Notice Message Fields".
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerError {
-    /// FATAL, ERROR, WARNING ...; not localized.
+    /// FATAL, ERROR, WARNING, and so on; not localized.
     pub severity: String,
     /// SQLSTATE, five characters.
     pub code: String,
     /// In the server's language.
     pub message: String,
-    /// More about the message.
+    /// Details about the message.
     pub detail: Option<String>,
-    /// What the server suggests.
+    /// The server's suggestion.
     pub hint: Option<String>,
-    /// The function in the server's source that reported it; empty if unknown. Unlike the message, it is not translated.
+    /// The function in the server's source that reported the error; empty if unknown. Unlike the
+    /// message, it is not translated.
     pub routine: String,
 }
 
 impl ServerError {
-    /// Reads the fields of a message; bytes that are not UTF-8 are replaced.
+    /// Parses the fields of a message; bytes that are not UTF-8 are replaced.
     ///
     /// # Errors
     /// [`io::Error`] for a field that is not terminated.
@@ -69,17 +70,19 @@ impl ServerError {
         Ok(error)
     }
 
-    /// The pooler that has said this, where it is one by its words: PostgreSQL has none like them.
+    /// Returns the connection pooler that sent this error, if the message is known to be from one;
+    /// PostgreSQL has no such messages.
     #[must_use]
     pub(crate) fn pooler(&self) -> Option<Pooler> {
         let says = |words: &str| self.message.contains(words);
         let (name, instead) = match self.code.as_str() {
-            // Of what it does not pass on: replication, or a setting that every session of ours has.
+            // Rejects what it does not pass through: replication, or a setting that every session
+            // of Walpost has.
             "08P01" if says("unsupported startup parameter") => ("PgBouncer", OWN_ADDRESS),
             "0A000" if says("RDS Proxy") => {
                 ("RDS Proxy", "the endpoint of the instance or the cluster")
             }
-            // Supavisor knows projects by the name that the user ends with.
+            // Supavisor identifies projects by a suffix of the user name.
             "XX000" if says("Tenant or user not found") || says("tenant/user") => (
                 "Supavisor",
                 "the project's own host, as db.PROJECT.supabase.co, port 5432, with the user's name alone",
@@ -106,10 +109,10 @@ impl ServerError {
         }
     }
 
-    /// Whether the same question can have another answer in a while: the server starts, stops, is
-    /// full or lost a peer.
+    /// Returns whether the same attempt may succeed later: the server is starting, stopping, out of
+    /// capacity, or has lost a connection.
     fn passes(&self) -> bool {
-        // What the other side does not understand it will not understand next time.
+        // A peer that does not understand a message won't understand it next time.
         self.code != "08P01"
             && self.pooler().is_none()
             && ["08", "53", "57"]
@@ -120,7 +123,8 @@ impl ServerError {
 
 const OWN_ADDRESS: &str = "its own address and port";
 
-/// A program between, which shares connections and has no session of one's own.
+/// A proxy in front of PostgreSQL that shares its connections, so that clients have no sessions of
+/// their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pooler {
     pub(crate) name: &'static str,
@@ -156,8 +160,8 @@ impl fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
-/// Why no connection came about. `host` is `name:port`, with the address behind it where the name
-/// has several.
+/// Why a connection attempt failed. `host` is `name:port`, followed by the address if the name has
+/// several.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// The name has no address, or no name server answered.
@@ -165,7 +169,7 @@ pub enum DialError {
     Resolve {
         /// The host tried.
         host: String,
-        /// The resolver's answer.
+        /// The error from the resolver.
         source: io::Error,
     },
     /// Nothing accepts connections there.
@@ -173,7 +177,7 @@ pub enum DialError {
     Connect {
         /// The host tried.
         host: String,
-        /// The operating system's answer.
+        /// The error from the operating system.
         source: io::Error,
     },
     /// No session within `connect_timeout`.
@@ -184,7 +188,7 @@ pub enum DialError {
     Timeout {
         /// The host tried.
         host: String,
-        /// The time allowed.
+        /// The time limit.
         limit: Duration,
     },
     /// The connection broke before the session was ready.
@@ -192,38 +196,38 @@ pub enum DialError {
     Io {
         /// The host tried.
         host: String,
-        /// What happened to the connection.
+        /// The I/O error.
         source: io::Error,
     },
-    /// A certificate, key or revocation list on this side is missing or unusable.
+    /// A local certificate, key or revocation list is missing or unusable.
     #[error("{parameter} {}: {reason}", path.display())]
     TlsFile {
         /// The connection parameter that names the file.
         parameter: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and what would fix it.
+        /// What is wrong with the file, and how to fix it.
         reason: String,
     },
-    /// Another user could have written a certificate, key or revocation list on this side.
+    /// Another user could have written a local certificate, key or revocation list.
     #[error("{parameter} {}: the file is not used: {error}", path.display())]
     UntrustedFile {
         /// The connection parameter that names the file.
         parameter: &'static str,
         /// The file.
         path: PathBuf,
-        /// What others can write, and what prevents it.
+        /// What others can write, and how to prevent it.
         error: Box<PathError>,
     },
-    /// The TLS handshake failed: most often a certificate that one side does not accept.
+    /// The TLS handshake failed, usually because one side rejects the other's certificate.
     #[error("{host}: TLS failed: {reason}")]
     Tls {
         /// The host tried.
         host: String,
-        /// What OpenSSL or the other side said.
+        /// The reason given by OpenSSL or the server.
         reason: String,
     },
-    /// `sslmode` asks for TLS and the server has none.
+    /// `sslmode` requires TLS and the server does not support it.
     #[error(
         "{host}: the server has no TLS (ssl = off) and sslmode={mode} requires it; \
          turn it on there, or write sslmode=disable"
@@ -231,18 +235,18 @@ pub enum DialError {
     TlsRefused {
         /// The host tried.
         host: String,
-        /// The mode asked for.
+        /// The value of `sslmode`.
         mode: SslMode,
     },
-    /// The server refused the session.
+    /// The server rejected the session.
     #[error("{host}: {error}")]
     Server {
         /// The host tried.
         host: String,
-        /// The server's own words.
+        /// The error from the server.
         error: Box<ServerError>,
     },
-    /// The server asks for a password and none is known.
+    /// The server requests a password and none is configured.
     #[error(
         "{host}: no password for role {user}, which the server asks for: give it in PGPASSWORD, \
          in a line of ~/.pgpass (or of the file that PGPASSFILE names; mode 0600), or in the \
@@ -251,20 +255,20 @@ pub enum DialError {
     NoPassword {
         /// The host tried.
         host: String,
-        /// Who was asked.
+        /// The role to log in as.
         user: String,
     },
-    /// The program that prints the password gave none.
+    /// The program that prints the password failed to supply one.
     #[error("{host}: the server asks for a password, and password_command {program} {error}")]
     PasswordCommand {
         /// The host tried.
         host: String,
         /// The program's path.
         program: String,
-        /// What came of it.
+        /// Why it supplied no password.
         error: PasswordError,
     },
-    /// The server asks for a method that Walpost does not have.
+    /// The server requests an authentication method that Walpost does not support.
     #[error(
         "{host}: the server asks for {method} authentication; walpost has trust, password, md5, \
          scram-sha-256 and client certificates (pg_hba.conf)"
@@ -272,10 +276,10 @@ pub enum DialError {
     AuthMethod {
         /// The host tried.
         host: String,
-        /// The method asked for.
+        /// The method requested.
         method: String,
     },
-    /// The server asks for what `require_auth` does not allow.
+    /// The server requests a method that `require_auth` does not allow.
     #[error(
         "{host}: the server asks for {asked} authentication, and require_auth={required} does not allow it: \
          allow it there, or change the method in pg_hba.conf"
@@ -283,13 +287,13 @@ pub enum DialError {
     RequireAuth {
         /// The host tried.
         host: String,
-        /// What is allowed.
+        /// The allowed methods.
         required: String,
-        /// What it asks for.
+        /// The method requested.
         asked: &'static str,
     },
-    /// The server asks for a password on a connection that others can read, or can be the ones who
-    /// ask. Nothing was sent.
+    /// The server requests a password on a connection that others can read, or whose other end may
+    /// be someone else. Nothing was sent.
     #[error(
         "{host}: the server asks for {what}, and the connection {}: {} could have it, so it was not sent. {}, or have the server ask \
          for scram-sha-256 (pg_hba.conf); to send it all the same: require_auth={method}",
@@ -298,14 +302,15 @@ pub enum DialError {
     Exposed {
         /// The host tried.
         host: String,
-        /// What it asks for.
+        /// What the server requests.
         what: &'static str,
-        /// How it is exposed.
+        /// How the connection is exposed.
         exposure: Exposure,
-        /// The method's name for `require_auth`.
+        /// The method's name in `require_auth`.
         method: String,
     },
-    /// The process that listens at the Unix-domain socket is another user's. Nothing was sent.
+    /// The process that listens on the Unix-domain socket belongs to another user. Nothing was
+    /// sent.
     #[error(
         "{host}: the process that listens at the socket belongs to uid {found}, and requirepeer={required} allows no other user: \
          nothing was sent to it. Look which process that is (ss -xlp); if it is PostgreSQL, correct requirepeer"
@@ -313,12 +318,12 @@ pub enum DialError {
     OtherPeer {
         /// The host tried.
         host: String,
-        /// Who should listen.
+        /// The user that should be listening.
         required: String,
-        /// The ID of the user who does.
+        /// The ID of the user that is.
         found: String,
     },
-    /// The user that `requirepeer` names is not known.
+    /// The user that `requirepeer` names does not exist.
     #[error(
         "{host}: requirepeer={required} names no user in /etc/passwd: correct it, or use the numeric ID of the user that PostgreSQL \
          runs as"
@@ -326,11 +331,11 @@ pub enum DialError {
     UnknownPeer {
         /// The host tried.
         host: String,
-        /// The name.
+        /// The user name.
         required: String,
     },
-    /// The SCRAM exchange failed on the server's side of the proof: it may not be the server it
-    /// says it is.
+    /// The server failed its part of the SCRAM exchange, so it may not be the server that it claims
+    /// to be.
     #[error("{host}: SCRAM authentication failed: {reason}")]
     Scram {
         /// The host tried.
@@ -338,15 +343,16 @@ pub enum DialError {
         /// What was wrong.
         reason: String,
     },
-    /// `channel_binding=require` can't be kept.
+    /// The requirement `channel_binding=require` can't be met.
     #[error("{host}: channel_binding=require can't be met: {reason}")]
     ChannelBinding {
         /// The host tried.
         host: String,
-        /// Why not.
+        /// Why it can't be met.
         reason: &'static str,
     },
-    /// A session, but not the kind that `target_session_attrs` asks for.
+    /// The session was established, but the server is not of the kind that `target_session_attrs`
+    /// requires.
     #[error("{host}: is not {wanted} (target_session_attrs)")]
     NotReadWrite {
         /// The host tried.
@@ -354,7 +360,7 @@ pub enum DialError {
         /// `read-write` or `primary`.
         wanted: &'static str,
     },
-    /// The other side does not speak PostgreSQL's protocol, version 3.0.
+    /// The other end does not speak version 3.0 of PostgreSQL's protocol.
     #[error("{host}: unexpected reply, not PostgreSQL's protocol: {what}")]
     Protocol {
         /// The host tried.
@@ -362,12 +368,12 @@ pub enum DialError {
         /// What was found.
         what: String,
     },
-    /// More than one attempt, none of them a success.
+    /// More than one attempt was made, and all of them failed.
     #[error("none of {} connection attempts succeeded: {}", failures.len(), list(failures))]
     AllHosts {
-        /// All that failed, in the order tried; never empty, and none of them is `AllHosts`.
+        /// All failures, in the order tried. Never empty; none of them is `AllHosts`.
         failures: Vec<DialError>,
-        /// Index of the failure that says what to do: see [`DialError::decisive`].
+        /// Index of the failure that determines what to do: see [`DialError::decisive`].
         decisive: usize,
     },
 }
@@ -377,13 +383,14 @@ fn list(failures: &[DialError]) -> String {
     texts.join("; ")
 }
 
-/// What to look at if nothing accepts connections, after the operating system's answer.
+/// Returns what to check if nothing accepts connections, worded to follow the error of the
+/// operating system.
 fn connect_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => {
             ". Start PostgreSQL there, or correct host and port; listen_addresses says where it accepts connections"
         }
-        // Of a Unix-domain socket.
+        // For a Unix-domain socket.
         io::ErrorKind::NotFound => {
             ". Start PostgreSQL, or correct host and port; unix_socket_directories says where it has its socket"
         }
@@ -391,8 +398,8 @@ fn connect_remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// What PostgreSQL gives no hint for: the statement that lets us in. The message is in the server's
-/// language, and this knows English alone.
+/// Returns the statement that fixes an error for which PostgreSQL gives no hint. Only English
+/// messages are recognized; servers can send messages in other languages.
 fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
     let (role, database) = (identifier(conninfo.user()), identifier(conninfo.dbname()));
     let says = |words: &str| error.message.contains(words);
@@ -447,7 +454,7 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
              them. To have more: ALTER SYSTEM SET max_wal_senders = ..., and restart the server"
                 .to_owned(),
         ),
-        // Up to PostgreSQL 15, and from 16 on.
+        // The messages up to PostgreSQL 15 and since 16, respectively.
         "42501" if says("walsender") || says("WAL sender") => {
             Some(format!("ALTER ROLE {role} REPLICATION"))
         }
@@ -455,8 +462,9 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
     }
 }
 
-/// Returns the line of pg_hba.conf that would admit the connection. The message names the address that the server sees.
-/// `replication` in the database's field is for physical replication only. None for a name that cannot be written there.
+/// Returns the line of pg_hba.conf that would admit the connection. The message contains the
+/// address that the server sees. `replication` in the database field matches physical replication
+/// only. `None` for a name that can't be written there.
 fn hba_line(message: &str, conninfo: &Conninfo) -> Option<String> {
     let (role, database) = (hba_word(conninfo.user())?, hba_word(conninfo.dbname())?);
     let address = message.split('"').nth(1).unwrap_or_default();
@@ -476,9 +484,10 @@ fn hba_line(message: &str, conninfo: &Conninfo) -> Option<String> {
     })
 }
 
-/// Returns a name as a word of pg_hba.conf, with quotes if it is a keyword or has characters such as spaces. None for a name that would
-/// be read as something else: a line ends at a line feed, and a word that begins with a slash is a regular expression, with or without
-/// quotes (PostgreSQL 18, 20.1 "The pg_hba.conf File").
+/// Returns a name as a word of pg_hba.conf, quoted if it is a keyword or contains characters such
+/// as spaces. `None` for a name that would be interpreted differently: a line ends at a line feed,
+/// and a word that starts with a slash is a regular expression, whether quoted or not (PostgreSQL
+/// 18, 20.1 "The pg_hba.conf File").
 fn hba_word(name: &str) -> Option<String> {
     if name.is_empty() || name.starts_with('/') || name.contains(char::is_control) {
         return None;
@@ -492,7 +501,7 @@ fn hba_word(name: &str) -> Option<String> {
 }
 
 impl DialError {
-    /// With the statement that fixes it, where one would.
+    /// Adds a hint with the statement that fixes the error, if there is one.
     pub(crate) fn with_remedy(mut self, conninfo: &Conninfo) -> Self {
         if let DialError::Server { error, .. } = &mut self
             && error.hint.is_none()
@@ -502,11 +511,12 @@ impl DialError {
         self
     }
 
-    /// The failure that says what to do; never [`DialError::AllHosts`].
+    /// Returns the failure that determines what to do; never [`DialError::AllHosts`].
     ///
-    /// Of several hosts it is the one most likely to heal, and of equals the last: as long as one
-    /// host is out of reach or in recovery, it may be the one that will take us when it is back,
-    /// whatever another said about the password.
+    /// If several hosts failed, this is the failure most likely to be temporary, and the last of
+    /// equally likely ones. As long as one host is unreachable or in recovery, it may accept the
+    /// connection when it is available again, regardless of what another host reported about the
+    /// password.
     pub fn decisive(&self) -> &DialError {
         match self {
             DialError::AllHosts { failures, decisive } => failures.get(*decisive).unwrap_or(self),
@@ -514,7 +524,7 @@ impl DialError {
         }
     }
 
-    /// Every failed attempt, in the order tried.
+    /// Returns every failed attempt, in the order tried.
     pub fn attempts(&self) -> &[DialError] {
         match self {
             DialError::AllHosts { failures, .. } => failures,
@@ -522,7 +532,7 @@ impl DialError {
         }
     }
 
-    /// What the server has said, if [`DialError::decisive`] is about that.
+    /// Returns the server's error, if [`DialError::decisive`] is one.
     pub(in crate::postgres) fn server_mut(&mut self) -> Option<&mut ServerError> {
         match self {
             DialError::Server { error, .. } => Some(error),
@@ -533,7 +543,7 @@ impl DialError {
         }
     }
 
-    /// One error for all attempts; None for no attempt.
+    /// Combines the errors of all attempts into one; `None` if there are none.
     pub(crate) fn of(mut failures: Vec<DialError>) -> Option<DialError> {
         let decisive = (0..failures.len()).max_by_key(|i| failures[*i].hope())?;
         if failures.len() == 1 {
@@ -542,7 +552,7 @@ impl DialError {
         Some(DialError::AllHosts { failures, decisive })
     }
 
-    /// How likely it is that waiting is enough.
+    /// Ranks how likely it is that waiting fixes the error; higher is more likely.
     fn hope(&self) -> u8 {
         match self {
             DialError::Connect { .. }

@@ -1,7 +1,9 @@
-//! A whole replication connection from the server's bytes: startup, commands, stream.
+//! Fuzz target for a whole replication connection, driven by the server's bytes: startup, commands,
+//! stream.
 //!
-//! SCRAM is random on the client's side, so that fixed bytes would never come far. Two marks stand
-//! for what a server can only know by listening: [`NONCE`] and [`PROOF`].
+//! The client's side of SCRAM is random, so fixed bytes would not get past authentication. Two
+//! placeholders stand for values that a server can know only from the client's messages: [`NONCE`]
+//! and [`PROOF`].
 
 use std::cell::RefCell;
 
@@ -15,18 +17,20 @@ use super::*;
 use crate::postgres::replication::fuzz::read_all;
 use crate::postgres::replication::{Connection, ConnectionError};
 
-/// Where the client's nonce is to stand, which is as long.
+/// Placeholder for the client's nonce, of the same length.
 const NONCE: &[u8] = b"nnnnnnnnnnnnnnnnnnnnnnnn";
-/// Where the proof is to stand that the server knows the password.
+/// Placeholder for the proof that the server knows the password.
 const PROOF: &[u8] = b"pppppppppppppppppppppppppppppppppppppppppppp";
 
 const PASSWORD: &str = "q7Zr0vT2mXw9";
 const ROW_MAX: usize = 10_000;
 
-/// Bytes after the first are what a server sends; the first is how many of them come at once.
+/// Runs a client against a server that sends all bytes but the first; the first determines how many
+/// of them are sent at a time.
 ///
 /// # Panics
-/// It matters in what pieces they come; the password is told; a server without a proof is believed.
+/// The result depends on how the bytes are split, the password is revealed, or a server without a
+/// proof is trusted.
 pub fn startup(data: &[u8]) {
     let Some((&room, sent)) = data.split_first() else {
         return;
@@ -49,22 +53,22 @@ pub fn startup(data: &[u8]) {
     assert!(!has_session || !is_scram || whole.learnt.proof);
 }
 
-/// What came of it.
+/// The result of a conversation.
 struct Talk {
-    /// What the client made of each step, to the first that failed.
+    /// The client's result for each step, up to the first failure.
     outcome: Vec<String>,
-    /// What the server heard.
+    /// The bytes that the server received.
     heard: Vec<u8>,
     learnt: Learnt,
 }
 
 impl Talk {
-    /// There is an error that can quote the nonce.
+    /// Returns whether an error may quote the nonce.
     fn is_random(&self) -> bool {
         self.learnt.nonce && self.outcome.len() == 1
     }
 
-    /// Lets the client talk to what sends these bytes over a pipe of so much room.
+    /// Runs the client against a server that sends these bytes over a pipe of the given capacity.
     fn over(sent: &[u8], room: usize) -> Self {
         let (client, server) = tokio::io::duplex(room);
         let heard = RefCell::new(Vec::new());
@@ -119,19 +123,19 @@ async fn replicate(session: Session, outcome: &mut Vec<String>) -> ConnectionErr
     read_all(&mut connection, |frame| outcome.push(format!("{frame:?}"))).await
 }
 
-/// What the server has used of what it heard.
+/// What the server has used of the client's messages.
 #[derive(Default)]
 struct Learnt {
     nonce: bool,
     proof: bool,
 }
 
-/// Sends the bytes, with the marks in them replaced.
+/// Sends the bytes, with the placeholders replaced.
 async fn serve(server: DuplexStream, sent: &[u8], heard: &RefCell<Vec<u8>>) -> Learnt {
     let (mut input, mut output) = tokio::io::split(server);
     let listen = async {
         let mut some = [0; 256];
-        // To the end: the client has gone.
+        // Reads until the client closes the connection.
         while let Ok(len @ 1..) = input.read(&mut some).await {
             heard.borrow_mut().extend(&some[..len]);
         }
@@ -144,7 +148,7 @@ async fn serve(server: DuplexStream, sent: &[u8], heard: &RefCell<Vec<u8>>) -> L
             let (mark, after) = rest.split_at(until_mark(rest));
             rest = after;
             let known = match mark {
-                // In AuthenticationSASLContinue and AuthenticationSASLFinal alone, so that little
+                // Only in AuthenticationSASLContinue and AuthenticationSASLFinal, so that little
                 // else is random.
                 NONCE if said.ends_with(b"\0\0\0\x0br=") && !learnt.nonce => {
                     silence(heard).await;
@@ -172,7 +176,8 @@ async fn serve(server: DuplexStream, sent: &[u8], heard: &RefCell<Vec<u8>>) -> L
     tokio::join!(listen, speak).1
 }
 
-/// The length of the mark that the bytes begin with, or of what is before the first.
+/// Returns the length of the placeholder at the start of the bytes, or of the text before the first
+/// placeholder.
 fn until_mark(bytes: &[u8]) -> usize {
     let mark = |at: usize| {
         [NONCE, PROOF]
@@ -187,7 +192,7 @@ fn until_mark(bytes: &[u8]) -> usize {
     }
 }
 
-/// Waits until the client has nothing more to say.
+/// Waits until the client has nothing more to send.
 async fn silence(heard: &RefCell<Vec<u8>>) {
     let mut before = usize::MAX;
     let mut rounds = 0;
@@ -199,12 +204,12 @@ async fn silence(heard: &RefCell<Vec<u8>>) {
     }
 }
 
-/// The nonce of the client's first message (RFC 5802).
+/// Returns the nonce of the client's first message (RFC 5802).
 fn nonce(heard: &[u8]) -> Option<&[u8]> {
     after(heard, b"n,,n=,r=")?.get(..NONCE.len())
 }
 
-/// The proof of a server that knows the password (RFC 5802).
+/// Returns the proof of a server that knows the password (RFC 5802).
 fn proof(heard: &[u8], said: &[u8]) -> Option<Vec<u8>> {
     let nonce = nonce(heard)?;
     let own_nonce = [b"r=", nonce].concat();
@@ -225,7 +230,7 @@ fn proof(heard: &[u8], said: &[u8]) -> Option<Vec<u8>> {
 
     let message = [b"n=,r=", nonce, b",", first, b",c=biws,", last].concat();
     let mut salted = [0; 32];
-    // As few as the client would do at most.
+    // The client accepts no more iterations than this.
     let count = count.clamp(1, 100_000);
     pbkdf2_hmac(
         PASSWORD.as_bytes(),
@@ -245,7 +250,7 @@ fn hmac(key: &[u8], message: &[u8]) -> Option<Vec<u8>> {
     signer.sign_oneshot_to_vec(message).ok()
 }
 
-/// What follows the first `mark`.
+/// Returns the bytes after the first `mark`.
 fn after<'a>(all: &'a [u8], mark: &[u8]) -> Option<&'a [u8]> {
     let at = all.windows(mark.len()).position(|some| some == mark)?;
     Some(&all[at + mark.len()..])

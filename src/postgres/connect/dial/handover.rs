@@ -1,9 +1,8 @@
-//! Hands a session that is ready over to tokio-postgres, which can only begin with a startup of its
-//! own.
+//! Hands a ready session over to tokio-postgres, which can only start with a startup of its own.
 //!
-//! The startup message it writes goes nowhere, and it reads the answer that our own startup had: so
-//! there is one authentication, one set of limits and one kind of error for both clients. What follows
-//! is bounded: see [`Bound`].
+//! Its startup message is discarded, and it reads a copy of the reply to Walpost's own startup.
+//! Therefore both clients share one implementation of authentication, limits and errors. Everything
+//! after the startup is limited: see [`Bound`].
 
 use std::collections::HashMap;
 use std::io;
@@ -35,7 +34,7 @@ pub(crate) async fn to_tokio_postgres(
         is_over: false,
     };
     stream.pass_on(&session.buffer);
-    // The transport has its TLS already.
+    // The transport already uses TLS if it should.
     let connected = Config::new()
         .user(user)
         .ssl_mode(SslMode::Disable)
@@ -56,23 +55,23 @@ pub(crate) async fn to_tokio_postgres(
     }
 }
 
-/// What [`SqlConnection`] drives.
+/// The tokio-postgres connection inside [`SqlConnection`].
 pub(crate) type Driver = Connection<Handover, NoTlsStream>;
 
-/// A socket behind a startup that has been performed.
+/// A socket whose startup has already been performed.
 pub(crate) struct Handover {
     socket: Socket,
-    /// What is read before the socket is.
+    /// Bytes to be read before those of the socket.
     answer: BytesMut,
-    /// Whether the startup message is complete: its sender has begun to wait for the answer.
+    /// Whether the startup message is complete: its sender has started to wait for the reply.
     asked: bool,
     bound: Bound,
-    /// A message was refused: nothing is read any more.
+    /// A message was rejected, so nothing more is read.
     is_over: bool,
 }
 
 impl Handover {
-    /// Puts bytes of the server into the answer, as far as they are accepted.
+    /// Appends bytes from the server to the answer, up to the first message that is rejected.
     fn pass_on(&mut self, bytes: &[u8]) {
         match self.bound.take(bytes) {
             Ok(count) => self.answer.extend_from_slice(&bytes[..count]),
@@ -83,10 +82,10 @@ impl Handover {
         }
     }
 
-    /// Has whoever waits for an answer find an error in the place of a message, and then the end: an
-    /// error of reading would reach the one who drives the connection alone.
+    /// Replaces the rejected message with an ErrorResponse for whoever waits for the reply,
+    /// followed by end of file. A read error would reach only the task that drives the connection.
     fn refuse(&mut self, reason: &str) {
-        // program_limit_exceeded: it will be the same next time.
+        // program_limit_exceeded: retrying would give the same result.
         let fields = format!("SFATAL\0VFATAL\0C54000\0M{reason}\0\0");
         put(&mut self.answer, b'E', fields.as_bytes());
         self.is_over = true;
@@ -95,13 +94,13 @@ impl Handover {
 
 fn put(messages: &mut BytesMut, tag: u8, body: &[u8]) {
     messages.put_u8(tag);
-    // Each was under the startup's limit when it arrived, or is our own.
+    // Each body was either within the startup's limit when it arrived or was created here.
     messages.put_u32(u32::try_from(body.len() + 4).unwrap_or(u32::MAX));
     messages.put_slice(body);
 }
 
-/// The messages that end a startup, as the server sent them: AuthenticationOk, ParameterStatus,
-/// BackendKeyData, ReadyForQuery.
+/// Returns the messages that end a startup, as the server sent them: AuthenticationOk,
+/// ParameterStatus, BackendKeyData, ReadyForQuery.
 fn startup_end(parameters: &HashMap<String, String>, backend_pid: i32, secret: i32) -> BytesMut {
     let mut messages = BytesMut::new();
     put(&mut messages, b'R', &0_i32.to_be_bytes());
@@ -158,7 +157,7 @@ impl AsyncRead for Handover {
                 }
             };
             buf.set_filled(before + passed);
-            // Nothing would be taken for the end.
+            // Returning no bytes would mean end of file.
             if passed > 0 {
                 return Poll::Ready(Ok(()));
             }

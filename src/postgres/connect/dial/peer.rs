@@ -1,9 +1,10 @@
-//! Who listens at a Unix-domain socket: PostgreSQL, or another user of this machine.
+//! Determines who listens on a Unix-domain socket: PostgreSQL, or another user of this machine.
 //!
-//! Whoever may create files in the socket's folder can bind the socket while PostgreSQL is down, and is asked for nothing. The
-//! kernel knows which user listens. Without `requirepeer`, that user is trusted if it is root, Walpost's own, or the owner of the
-//! folder where nobody else could have put that folder; so is any user in a folder in which only root and Walpost's own user can
-//! create files.
+//! Anyone who can create files in the socket's directory can bind the socket while PostgreSQL is
+//! down, without authenticating. The kernel reports which user listens. Without `requirepeer`, that
+//! user is trusted if it is root, Walpost's own user, or the owner of the directory, provided that
+//! nobody else could have placed that directory there. In a directory in which only root and
+//! Walpost's own user can create files, any user is trusted.
 //!
 //! Spec: PostgreSQL 18, 32.1.2 `requirepeer`; unix(7), SO_PEERCRED.
 
@@ -16,16 +17,18 @@ use super::error::DialError;
 use crate::postgres::connect::conninfo::exposure::Exposure;
 use crate::trusted_path;
 
-/// The kernel reports this user for all that have no user ID in this user namespace, as in a rootless container.
+/// The user that the kernel reports for users without an ID in this user namespace, as in a
+/// rootless container.
 const OVERFLOW_UID: u32 = 65534;
 
-/// Where the names of users are looked up.
+/// The file in which user names are looked up.
 const USERS: &str = "/etc/passwd";
 
-/// Examines the peer of a connected socket in `folder`, or of an abstract one if that begins with `@`.
+/// Examines the peer of a connected socket in the directory `folder`, or of an abstract socket if
+/// `folder` starts with `@`.
 ///
 /// # Errors
-/// `required`, the value of `requirepeer`, names another user, or no user.
+/// `required`, the value of `requirepeer`, names another user, or a user that does not exist.
 pub(super) fn examine(
     stream: &UnixStream,
     folder: &str,
@@ -66,13 +69,14 @@ fn is_trusted(uid: Option<u32>, folder: &str) -> bool {
     is_owner() || trusted_path::check_private_folder(folder).is_ok()
 }
 
-/// The ID of a user of this machine. The name may be an ID, because the users of other containers have no names in this one.
+/// Returns the ID of a user of this machine. The name may be an ID, because users of other
+/// containers have no names in this one.
 fn user_id(name: &str) -> Option<u32> {
     let users = trusted_path::read(Path::new(USERS)).unwrap_or_default();
     find_user(&String::from_utf8_lossy(&users), name).or_else(|| name.parse().ok())
 }
 
-/// Spec: passwd(5).
+/// Returns the ID of a user in the text of a passwd(5) file.
 fn find_user(users: &str, name: &str) -> Option<u32> {
     users.lines().find_map(|line| {
         let mut fields = line.split(':');

@@ -1,4 +1,4 @@
-//! The transport under a session: unix-domain socket, TCP, or TLS over TCP.
+//! The transport of a session: Unix-domain socket, TCP, or TLS over TCP.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,9 +18,9 @@ use crate::postgres::connect::conninfo::exposure::Exposure;
 /// A connected socket, ready for PostgreSQL's protocol.
 #[derive(Debug)]
 pub enum Socket {
-    /// Unix-domain socket; PostgreSQL has no TLS there.
+    /// Unix-domain socket, for which PostgreSQL does not support TLS.
     Unix(UnixStream),
-    /// TCP in the clear.
+    /// Unencrypted TCP.
     Tcp(TcpStream),
     /// TLS over TCP.
     Tls(SslStream<TcpStream>),
@@ -30,8 +30,8 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// What keeps it from those who share the network with it; None for a Unix-domain socket, whose peer is examined when it is
-    /// connected.
+    /// Returns how the socket is exposed to others on the network, or `None` for a Unix-domain
+    /// socket, whose peer is examined when it is connected.
     pub(super) fn network_exposure(&self) -> Option<Exposure> {
         let address = |stream: &TcpStream| stream.peer_addr().ok().map(|a| a.ip());
         Some(match self {
@@ -46,12 +46,13 @@ impl Socket {
         })
     }
 
-    /// With TLS or without.
+    /// Returns whether this is a TCP connection, with or without TLS.
     pub(super) fn is_tcp(&self) -> bool {
         matches!(self, Socket::Tcp(_) | Socket::Tls(_))
     }
 
-    /// Bytes that the buffer of a unix-domain socket takes, of either end: the kernel gives all as many.
+    /// Returns the buffer size of a Unix-domain socket in bytes. The kernel gives both ends the
+    /// same size.
     pub(in crate::postgres) fn unix_buffer(&self) -> Option<usize> {
         match self {
             Socket::Unix(stream) => SockRef::from(stream).send_buffer_size().ok(),
@@ -59,8 +60,9 @@ impl Socket {
         }
     }
 
-    /// Gives a TCP connection within this host a receive buffer of so many bytes; says whether it is one. Between hosts a
-    /// window that small would bound the rate by the round trip.
+    /// Sets the receive buffer size of an unencrypted TCP connection within this host. Returns
+    /// whether it was set. Between hosts, such a small window would limit throughput by the
+    /// round-trip time.
     pub(in crate::postgres) fn shrink_receive_buffer(&self, bytes: usize) -> bool {
         let Socket::Tcp(stream) = self else {
             return false;
@@ -73,10 +75,11 @@ impl Socket {
             && SockRef::from(stream).set_recv_buffer_size(bytes).is_ok()
     }
 
-    /// Another handle to a unix-domain socket, which does not block either; nothing of others.
+    /// Returns a second, also non-blocking, handle to a Unix-domain socket, or `None` for other
+    /// sockets.
     ///
     /// # Errors
-    /// The system has no more handles.
+    /// The process or system is out of file descriptors.
     pub(in crate::postgres) fn unix_handle(&self) -> io::Result<Option<socket2::Socket>> {
         match self {
             Socket::Unix(stream) => SockRef::from(stream).try_clone().map(Some),
@@ -84,21 +87,21 @@ impl Socket {
         }
     }
 
-    /// The unix-domain socket that a handle is of.
+    /// Creates the Unix-domain socket from a handle.
     ///
     /// # Errors
-    /// It can't be registered with the runtime.
+    /// The socket can't be registered with the runtime.
     pub(in crate::postgres) fn of_unix_handle(handle: socket2::Socket) -> io::Result<Self> {
         Ok(Socket::Unix(UnixStream::from_std(handle.into())?))
     }
 }
 
-/// Whether a connection between these addresses leaves no host: it is a loopback address, or has one address at both ends.
+/// Returns whether a connection between these addresses stays within the host: the peer has a
+/// loopback address, or both ends have the same address.
 fn is_within_host(local: IpAddr, peer: IpAddr) -> bool {
     peer.to_canonical().is_loopback() || local == peer
 }
 
-/// Where to connect to.
 #[derive(Clone, Debug)]
 pub(crate) enum Address {
     Unix(PathBuf),
@@ -106,7 +109,8 @@ pub(crate) enum Address {
 }
 
 impl Address {
-    /// The address of a socket in `folder`, or of an abstract one where it begins with `@`.
+    /// Returns the address of the socket in the directory `folder`, or of an abstract socket if
+    /// `folder` starts with `@`.
     ///
     /// Spec: PostgreSQL 18, 19.3.1 `unix_socket_directories`.
     pub(crate) fn unix(folder: &str, port: u16) -> Address {
@@ -118,7 +122,7 @@ impl Address {
     }
 }
 
-/// Opens a TCP connection with the options of `conninfo` for finding a peer that is gone.
+/// Opens a TCP connection with the options of `conninfo` for detecting an unreachable peer.
 pub(crate) async fn connect_tcp(address: SocketAddr, conninfo: &Conninfo) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
@@ -217,7 +221,7 @@ mod tests {
             unreachable!("it was made so")
         };
         let has = SockRef::from(&stream).recv_buffer_size().expect("a size");
-        // Linux keeps as much again for its own account of what is there.
+        // Linux doubles the size to allow for its own bookkeeping.
         assert!((BYTES..=2 * BYTES).contains(&has), "{has}");
         let (unix, _other) = UnixStream::pair().expect("a pair");
         assert!(!Socket::Unix(unix).shrink_receive_buffer(BYTES));

@@ -1,5 +1,5 @@
-//! From a connected socket to a session that is ready for queries: startup message, authentication,
-//! first parameters.
+//! Turns a connected socket into a session that is ready for queries: startup message,
+//! authentication, initial parameters.
 //!
 //! Spec: PostgreSQL 18, 54.2.1 "Start-up" and 54.3 "SASL Authentication".
 
@@ -21,18 +21,19 @@ use super::tls;
 use crate::postgres::connect::conninfo::exposure::Exposure;
 use crate::postgres::connect::conninfo::{AuthMethod, ChannelBinding, Conninfo, Host, Secret};
 
-/// No message of a startup is near this long.
+/// Limit for one message of a startup; real ones are much shorter.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
-/// Nor is a whole startup: what comes before ReadyForQuery is kept in memory.
+/// Limit for a whole startup, because everything before ReadyForQuery is kept in memory.
 const STARTUP_BYTES_MAX: usize = 1024 * 1024;
 
-/// A server sends it to a client that asks for more than it has, and we ask for the least there is.
+/// Message type of a reply that servers send if the client requests more than they support. Walpost
+/// requests the minimum.
 const NEGOTIATE_PROTOCOL_VERSION: u8 = b'v';
 
-/// What is read of an error from before protocol 3.0, which has no length.
+/// How much is read of an error message from before protocol 3.0, which has no length.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// The protocol's messages over a socket, before the session is ready.
+/// Sends and receives protocol messages over a socket until the session is ready.
 pub(crate) struct Wire<'a> {
     socket: Socket,
     buffer: BytesMut,
@@ -42,7 +43,7 @@ pub(crate) struct Wire<'a> {
 }
 
 impl<'a> Wire<'a> {
-    /// `host` is what errors call the server.
+    /// Creates the wire; `host` is how errors refer to the server.
     pub(crate) fn new(socket: Socket, exposure: Exposure, host: &'a str) -> Wire<'a> {
         Wire {
             socket,
@@ -53,8 +54,8 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Makes the socket a session: startup message with `parameters`, authentication, and all up to
-    /// ReadyForQuery.
+    /// Starts the session: sends the startup message with `parameters`, authenticates, and reads up
+    /// to ReadyForQuery.
     pub(crate) async fn start(
         mut self,
         conninfo: &Conninfo,
@@ -86,7 +87,7 @@ impl<'a> Wire<'a> {
         self.exposure
     }
 
-    /// The first value of a query's answer, None where it is null or there is no row.
+    /// Runs a query and returns its first value, or `None` if the value is null or there is no row.
     pub(crate) async fn query(&mut self, sql: &str) -> Result<Option<String>, DialError> {
         self.send(|buffer| frontend::query(sql, buffer)).await?;
         let mut value = None;
@@ -106,9 +107,9 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Says good-bye; the server's log would have a complaint otherwise.
+    /// Sends Terminate, without which the server would log a lost connection.
     pub(crate) async fn terminate(mut self) {
-        // It is of no use to know that the server is gone already.
+        // Errors are ignored: the server may already have closed the connection.
         let terminate = |buffer: &mut BytesMut| {
             frontend::terminate(buffer);
             Ok(())
@@ -130,7 +131,7 @@ impl<'a> Wire<'a> {
 
     async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
         let request = self.next().await?;
-        // The method's name in `require_auth`, which has none for those of long ago.
+        // The method's name in `require_auth`, which has no names for obsolete methods.
         let (method, name) = match &request {
             Message::AuthenticationOk => (Some(AuthMethod::None), "no"),
             Message::AuthenticationCleartextPassword => {
@@ -192,9 +193,9 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Refuses to show a password, or a hash that is as good as one, to whoever answers on a network or at a socket that other
-    /// users could have created.
-    /// `require_auth` with the method's name is the word of a person that it is wanted.
+    /// Refuses to send a password, or a hash of equivalent value, over a network or to a socket
+    /// that other users could have created, if the server has not proven its identity. Naming the
+    /// method in `require_auth` allows it explicitly.
     fn may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
         if !self.exposure.is_open() || conninfo.require_auth.names(method) {
             return Ok(());
@@ -232,8 +233,8 @@ impl<'a> Wire<'a> {
                 sasl::SCRAM_SHA_256_PLUS,
                 sasl::ChannelBinding::tls_server_end_point(hash),
             ),
-            // Said inside the signed exchange: a server that has offered it then knows that the
-            // offer was taken away.
+            // This is part of the authenticated exchange: a server that did offer channel binding
+            // then detects that its offer was removed on the way.
             Some(_) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
             None => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
         };
@@ -279,8 +280,9 @@ impl<'a> Wire<'a> {
             return Err(self.unexpected("in place of AuthenticationSASLFinal"));
         };
         proof.finish(body.data()).map_err(failed)?;
-        // The server knows the password, and has bound its proof to the certificate that it has shown.
-        // Where that is not required, somebody in between would take the offer away.
+        // The server has proved that it knows the password, and bound the proof to the certificate
+        // that it presented. If channel binding is not required, an attacker in between could
+        // remove the offer.
         if conninfo.channel_binding == ChannelBinding::Require {
             self.exposure = Exposure::Proven;
         }
@@ -291,7 +293,7 @@ impl<'a> Wire<'a> {
         if let Some(command) = conninfo.password_command() {
             let (running, host) = (command.clone(), self.host.to_owned());
             let ran = tokio::task::spawn_blocking(move || running.run()).await;
-            // It can't fail but by a panic.
+            // The task can fail only by panicking.
             let ran = ran.map_err(|error| self.protocol(error))?;
             return ran.map_err(|error| DialError::PasswordCommand {
                 host,
@@ -348,14 +350,14 @@ impl<'a> Wire<'a> {
             Err(error) => Err(error),
         };
         let Err(error) = sent else { return Ok(()) };
-        // A server that closes the connection has most often said why: that is read first.
+        // A server that closes the connection has usually sent the reason: read that first.
         Err(match self.next().await {
             Err(reason @ (DialError::Server { .. } | DialError::Tls { .. })) => reason,
             Ok(_) | Err(_) => self.broken(error),
         })
     }
 
-    /// The next message; notices are left out, and an ErrorResponse is an error.
+    /// Returns the next message. Skips notices and returns an ErrorResponse as an error.
     async fn next(&mut self) -> Result<Message, DialError> {
         loop {
             match self.read().await? {
@@ -390,7 +392,8 @@ impl<'a> Wire<'a> {
                     let what = "NegotiateProtocolVersion, in answer to version 3.0 without options";
                     return Err(self.protocol(what));
                 }
-                // Not before all of it is here: the parser would reserve whatever length it finds.
+                // Parse only complete messages: the parser would reserve whatever length the header
+                // states.
                 if self.buffer.len() > message_bytes {
                     let message = Message::parse(&mut self.buffer);
                     let message = message.map_err(|error| self.protocol(error))?;
@@ -415,14 +418,15 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// A postmaster of version 17 or older that can't fork answers with the letter E and bare text,
-    /// from before protocol 3.0: where a length is expected stand letters.
+    /// Returns the error for a message that is too long. If a postmaster of version 17 or older
+    /// can't fork, it sends the letter E and plain text in the format from before protocol 3.0, so
+    /// letters appear in place of the length.
     async fn oversize(&mut self, tag: u8, message_bytes: usize) -> DialError {
         let is_text = self.buffer[1..5]
             .iter()
             .all(|byte| byte.is_ascii_graphic() || *byte == b' ');
         if tag == b'E' && self.received_bytes == self.buffer.len() && is_text {
-            // It ends with a zero byte, and then the connection does.
+            // The text ends with a zero byte, after which the server closes the connection.
             while self.buffer.len() < TEXT_BYTES_MAX && !self.buffer.contains(&0) {
                 let read = self.socket.read_buf(&mut self.buffer).await;
                 if !matches!(read, Ok(1..)) {
@@ -462,7 +466,7 @@ impl<'a> Wire<'a> {
     }
 }
 
-/// What the server says of a session when it starts.
+/// Information that the server reports at the start of a session.
 pub(crate) struct Started {
     parameters: HashMap<String, String>,
     backend_pid: i32,
@@ -470,8 +474,8 @@ pub(crate) struct Started {
 }
 
 impl Started {
-    /// Whether the server may be of that major version, or a later one: also where it reports a version that
-    /// can't be read. Whoever reports none is no PostgreSQL.
+    /// Returns whether the server may be of the given major version or later. True if the version
+    /// can't be parsed; false if none is reported, because PostgreSQL always reports one.
     pub(crate) fn may_be_since(&self, major: u32) -> bool {
         let Some(version) = self.parameters.get("server_version") else {
             return false;

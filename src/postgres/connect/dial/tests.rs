@@ -1,4 +1,4 @@
-//! Against servers that follow a script, on loopback ports.
+//! Tests against scripted servers on loopback ports.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,13 +25,13 @@ mod client;
 mod hosts;
 mod network;
 
-/// What a server does with a connection; at the end of its script it closes it.
+/// A step of a server's script. The server closes the connection at the end of the script.
 enum Step {
-    /// Reads a message without a tag: SSLRequest or StartupMessage.
+    /// Reads a message without a type byte: SSLRequest or StartupMessage.
     Untagged,
-    /// Reads a message with a tag.
+    /// Reads a message with a type byte.
     Tagged,
-    /// Reads a part of whatever comes.
+    /// Reads some bytes of whatever arrives.
     Anything,
     Send(Vec<u8>),
     /// Accepts TLS.
@@ -44,19 +44,19 @@ use Step::{Anything, Send, Tagged, Tls as AcceptTls, Untagged, Wait};
 trait Stream: AsyncRead + AsyncWrite + Unpin + std::marker::Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + std::marker::Send> Stream for T {}
 
-/// The bodies of the messages that a server has read, one list a connection.
+/// The bodies of the messages that a server has read, one list per connection.
 type Heard = Vec<Vec<Vec<u8>>>;
 
-/// An address of this machine that others on its network can reach; none on a machine without one.
+/// Returns an address of this machine that other hosts on its network can reach, if it has one.
 fn outside() -> Option<IpAddr> {
-    // Nothing is sent: this finds the address that would be the sender's.
+    // Nothing is sent; connecting only selects the source address.
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
     socket.connect("192.0.2.1:9").ok()?;
     let address = socket.local_addr().unwrap().ip();
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }
 
-/// Accepts as many connections as there are scripts.
+/// Starts a server that accepts one connection per script.
 async fn server(scripts: Vec<Vec<Step>>) -> (u16, JoinHandle<Heard>) {
     server_at([127, 0, 0, 1].into(), scripts).await
 }
@@ -69,7 +69,7 @@ async fn server_at(address: IpAddr, scripts: Vec<Vec<Step>>) -> (u16, JoinHandle
         for script in scripts {
             let (stream, _) = listener.accept().await.unwrap();
             let mut messages = Vec::new();
-            // A client that has seen enough closes early.
+            // A client that has read enough closes the connection early.
             let _ = follow(Box::new(stream), script, &mut messages).await;
             heard.push(messages);
         }
@@ -142,12 +142,12 @@ fn conninfo(parameters: &str) -> Conninfo {
     Conninfo::parse(&text, &|_| None).unwrap()
 }
 
-/// Dials one server that follows `script`.
+/// Connects to a server that follows `script`.
 async fn dial(parameters: &str, script: Vec<Step>) -> (Result<Session, DialError>, Heard) {
     dial_again(parameters, vec![script]).await
 }
 
-/// Dials a server that follows one script after the other, a connection each.
+/// Connects to a server that follows one script per connection.
 async fn dial_again(
     parameters: &str,
     scripts: Vec<Vec<Step>>,
@@ -156,7 +156,7 @@ async fn dial_again(
     let text = format!("host=localhost hostaddr=127.0.0.1 port={port} {parameters}");
     let session = replication(&conninfo(&text), &[]).await;
     let session = session.map(|mut session| {
-        // A socket of nothing in its place: the server waits for the end of the real one.
+        // Replaced with an unrelated socket, because the server waits for the real one to close.
         session.socket = Socket::Unix(UnixStream::pair().unwrap().0);
         session
     });
@@ -184,7 +184,7 @@ fn sasl_offer() -> Vec<u8> {
     authentication(10, b"SCRAM-SHA-256\0\0")
 }
 
-/// AuthenticationOk and what follows it, of a version that is asked nothing more.
+/// Returns AuthenticationOk and the messages after it, from a server too old for further queries.
 fn ready() -> Vec<u8> {
     let key = [7_i32.to_be_bytes(), 8_i32.to_be_bytes()].concat();
     [
@@ -197,7 +197,7 @@ fn ready() -> Vec<u8> {
     .concat()
 }
 
-/// Accepts TLS, and then the client without a question.
+/// Returns the steps of a server that accepts TLS, then the client without authentication.
 fn encrypted() -> Vec<Step> {
     vec![
         Untagged,
@@ -208,7 +208,7 @@ fn encrypted() -> Vec<Step> {
     ]
 }
 
-/// The answer to a query for one value.
+/// Returns the reply to a query for one value.
 fn value(text: &str) -> Vec<u8> {
     let length = i32::try_from(text.len()).unwrap().to_be_bytes();
     let row = [&1_i16.to_be_bytes()[..], &length, text.as_bytes()].concat();

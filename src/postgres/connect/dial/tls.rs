@@ -1,4 +1,4 @@
-//! TLS: whether the server has it, the handshake, and whom to trust.
+//! TLS: negotiation, handshake, and which certificates to trust.
 //!
 //! Spec: PostgreSQL 18, 32.19 "SSL Support" and 54.2.9 "SSL Session Encryption".
 
@@ -29,12 +29,12 @@ use crate::authorities;
 use crate::postgres::connect::conninfo::{RootCert, SslMode, Tls, TlsFile, TlsVersion};
 use crate::trusted_path::{self, PathError};
 
-/// Asks the server for TLS and performs the handshake. `name` is what the certificate has to be for
-/// in `verify-full`, `host` what errors call the server.
+/// Requests TLS from the server and performs the handshake. `name` must match the certificate in
+/// `verify-full`; `host` is how errors refer to the server.
 ///
 /// # Errors
-/// [`DialError::TlsRefused`] where TLS is required and missing, [`DialError::TlsFile`], [`DialError::UntrustedFile`],
-/// [`DialError::Tls`], [`DialError::Protocol`], [`DialError::Io`].
+/// [`DialError::TlsRefused`] if TLS is required but not supported, [`DialError::TlsFile`],
+/// [`DialError::UntrustedFile`], [`DialError::Tls`], [`DialError::Protocol`], [`DialError::Io`].
 pub(crate) async fn negotiate(
     mut stream: TcpStream,
     tls: &Tls,
@@ -44,7 +44,7 @@ pub(crate) async fn negotiate(
     if tls.mode == SslMode::Disable {
         return Ok(Socket::Tcp(stream));
     }
-    // Before the server is asked: a file that can't be read is known without it.
+    // Done before contacting the server, so that an unreadable file is reported without it.
     let configuration = configuration(tls, host)?;
 
     let io = |source| DialError::Io {
@@ -54,8 +54,8 @@ pub(crate) async fn negotiate(
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
     stream.write_all(&request).await.map_err(io)?;
-    // Room for one byte more than the answer has: bytes behind it were sent by someone who wants
-    // them taken for a part of the encrypted session (CVE-2021-23222).
+    // Has space for one byte more than the reply contains: bytes after it would have been injected
+    // by an attacker to be treated as part of the encrypted session (CVE-2021-23222).
     let mut answer = [0; 2];
     let answer_len = stream.read(&mut answer).await.map_err(io)?;
     match answer[..answer_len] {
@@ -67,7 +67,8 @@ pub(crate) async fn negotiate(
                 mode: tls.mode,
             });
         }
-        // An error's text is not shown: anyone on the way could have written it (CVE-2024-10977).
+        // The text of an error is not shown, because anyone on the network could have written it
+        // (CVE-2024-10977).
         [b'E', ..] => {
             return Err(io(io::Error::other(
                 "the server answered SSLRequest with an error",
@@ -102,7 +103,8 @@ pub(crate) async fn negotiate(
         Ok(()) => Ok(Socket::Tls(stream)),
         Err(error) => {
             let verified = stream.ssl().verify_result();
-            // Without verification there is a result all the same, but it is not what failed.
+            // OpenSSL reports a result even without verification, but then it is not the cause of
+            // the failure.
             let verifies = stream.ssl().verify_mode() != SslVerifyMode::NONE;
             if verifies && verified != X509VerifyResult::OK {
                 return Err(failed(format!(
@@ -121,17 +123,18 @@ pub(crate) async fn negotiate(
     }
 }
 
-/// What went wrong, if an I/O error comes from TLS and not from the network: with TLS 1.3 the
-/// server's verdict on a client certificate arrives with the first read.
+/// Returns the reason if an I/O error was caused by TLS rather than the network. With TLS 1.3, the
+/// server's rejection of a client certificate arrives with the first read.
 pub(crate) fn refusal(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<openssl::ssl::Error>()?;
     error.ssl_error().map(reasons)
 }
 
-/// The `tls-server-end-point` channel binding of a session: the hash of the server's certificate.
+/// Returns the `tls-server-end-point` channel binding of a session: the hash of the server's
+/// certificate.
 ///
-/// Spec: RFC 5929, 4.1. None for a certificate whose signature has no hash of its own (Ed25519,
-/// RSA-PSS).
+/// Spec: RFC 5929, 4.1. `None` if the certificate's signature algorithm has no separate hash
+/// (Ed25519, RSA-PSS).
 pub(crate) fn server_end_point(ssl: &SslRef) -> Option<Vec<u8>> {
     let certificate = ssl.peer_certificate()?;
     let algorithm = certificate.signature_algorithm().object().nid();
@@ -156,7 +159,7 @@ fn reasons(stack: &ErrorStack) -> String {
     }
 }
 
-/// An error for a file on this side.
+/// Returns the error for a local file.
 fn path_error(parameter: &'static str, path: &Path, error: PathError) -> DialError {
     match error.is_distrust() {
         true => DialError::UntrustedFile {
@@ -188,13 +191,13 @@ fn configuration(tls: &Tls, host: &str) -> Result<ConnectConfiguration, DialErro
     builder
         .set_max_proto_version(tls.version_max.map(version))
         .map_err(internal)?;
-    // The protocol frames its messages by length, so that a missing close_notify is an end of file
-    // like any other.
+    // PostgreSQL's protocol frames messages by length, so a missing close_notify is treated as an
+    // ordinary end of file.
     builder.set_options(SslOptions::IGNORE_UNEXPECTED_EOF);
-    // One system call a read, not two a record.
+    // One system call per read instead of two per TLS record.
     builder.set_read_ahead(true);
 
-    // Not the builder's own store: that one trusts the system's authorities.
+    // The builder's own store is not used because it trusts the system's authorities.
     let mut store = X509StoreBuilder::new().map_err(internal)?;
     let verify = add_authorities(tls, &mut store)?;
     if let (true, Some(path)) = (verify, tls.revoked.to_read()) {
@@ -227,7 +230,8 @@ fn version(version: TlsVersion) -> SslVersion {
     }
 }
 
-/// Adds the certificate authorities to trust; false where the certificate is not to be checked.
+/// Adds the trusted certificate authorities. Returns false if the certificate is not to be
+/// verified.
 fn add_authorities(tls: &Tls, store: &mut X509StoreBuilder) -> Result<bool, DialError> {
     let file = match (&tls.root, tls.mode) {
         (_, SslMode::Disable | SslMode::Prefer) => return Ok(false),
@@ -301,7 +305,7 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
         ));
     };
     let pem = read_key(key).map_err(|error| path_error("sslkey", key, error))?;
-    // An empty passphrase keeps OpenSSL from asking for one on the terminal.
+    // An empty passphrase keeps OpenSSL from prompting for one on the terminal.
     let passphrase = tls
         .key_password
         .as_ref()
@@ -319,7 +323,8 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
         .map_err(|error| file_error("sslkey", key, reasons(&error)))
 }
 
-/// Reads a private key that no one else may read; root's may be readable by a group, as in libpq.
+/// Reads a private key that no one else may read. As in libpq, a key owned by root may be readable
+/// by a group.
 fn read_key(path: &Path) -> Result<Vec<u8>, PathError> {
     let file = trusted_path::open(path)?;
     let forbidden = if file.owner() == 0 { 0o037 } else { 0o077 };

@@ -7,7 +7,7 @@ use super::*;
 const AHEAD: usize = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a socket gives, one after the other; when there is no more, it would block.
+/// Results of successive reads from a socket; after the last, reads would block.
 struct Script(mpsc::Receiver<io::Result<Vec<u8>>>);
 
 impl Read for Script {
@@ -26,7 +26,7 @@ fn scripted(script: impl IntoIterator<Item = io::Result<Vec<u8>>>) -> Reader {
     Reader::start(Script(receiver), AHEAD).expect("a thread")
 }
 
-/// All that comes until the reader has stopped, and why.
+/// Returns all bytes until the reader has stopped, and its error.
 async fn all(reader: &Reader) -> (Vec<u8>, Option<ErrorKind>) {
     let mut bytes = Vec::new();
     loop {
@@ -52,7 +52,7 @@ async fn what_was_read_before_an_error_comes_before_it() {
         found,
         (b"onetwo".to_vec(), Some(ErrorKind::ConnectionReset))
     );
-    // The error is told once, and whoever reads next finds out for himself.
+    // The error is reported once; the next reader of the socket gets its own.
     assert_eq!(all(&reader).await, (Vec::new(), None));
 }
 
@@ -75,7 +75,7 @@ async fn it_stops_at_the_end_and_after_a_lull_and_can_begin_again() {
     }
 }
 
-/// Has a byte, and nothing, and a byte.
+/// A socket that alternates between one byte and would-block.
 struct EverySecondTime(bool);
 
 impl Read for EverySecondTime {
@@ -86,7 +86,8 @@ impl Read for EverySecondTime {
     }
 }
 
-/// Has it read until so many chunks have come, and says how often it has stopped meanwhile.
+/// Makes the reader read until this many chunks have arrived, and returns how often it stopped
+/// meanwhile.
 async fn stops_within(reader: &Reader, mut chunks: u32) -> u32 {
     let mut stops = 0;
     reader.read();
@@ -108,9 +109,10 @@ async fn where_it_is_to_finish_it_waits_for_no_lull() {
     reader.finish();
     let (rest, stopped) = all(&reader).await;
     assert_eq!(stopped, None);
-    // What comes in a second: a thread that waits for a processor has a lull now and then.
+    // The number of bytes that arrive in a second; a thread that waits for a CPU has an occasional
+    // lull.
     assert!(rest.len() < 2000, "{} bytes more", rest.len());
-    // What it was told before it was told to read says nothing.
+    // A `finish` from before `read` has no effect.
     reader.finish();
     let stops = stops_within(&reader, 100).await;
     assert!(stops < 50, "it has stopped {stops} times");
@@ -126,7 +128,7 @@ async fn what_nobody_has_asked_for_when_it_stops_is_kept() {
     assert_eq!(all(&reader).await, (b"onetwo".to_vec(), None));
 }
 
-/// Always has more, and counts what was read.
+/// A socket that always has more bytes, and counts those that were read.
 struct Endless(Arc<AtomicUsize>);
 
 impl Read for Endless {
@@ -143,7 +145,7 @@ fn as_much_is_read_as_it_may_hold() {
     let reader = Reader::start(Endless(Arc::clone(&bytes)), AHEAD).expect("a thread");
     reader.read();
     let began = Instant::now();
-    // The last room in each chunk is too small for a read.
+    // The space at the end of each chunk is too small for a read.
     while bytes.load(Ordering::Relaxed) < AHEAD - AHEAD / READ_BYTES * ROOM_MIN {
         assert!(began.elapsed() < PATIENCE, "{bytes:?} bytes");
         thread::sleep(PAUSE);
@@ -152,7 +154,7 @@ fn as_much_is_read_as_it_may_hold() {
     assert!(bytes.load(Ordering::Relaxed) <= AHEAD, "{bytes:?} bytes");
 }
 
-/// A thousand bytes of an endless row of them.
+/// Returns a thousand bytes of an endless sequence.
 fn bytes_from(at: usize) -> Vec<u8> {
     let endless = (0..=250_u8).cycle();
     endless.skip(at % 251).take(1000).collect()
@@ -167,9 +169,9 @@ fn no_more_is_read_than_it_may_hold_and_nothing_of_that_is_lost() {
     let reader = Reader::start(socket2::Socket::from(ours), AHEAD).expect("a thread");
     let mut sent = Vec::new();
     let (began, mut full) = (Instant::now(), 0);
-    // Until the socket is full for as long as it would take to read everything.
+    // Writes until the socket has been full for as long as reading everything would take.
     while full < 50 {
-        // A machine that is busy with other things makes a lull, and a chunk of what had come by then.
+        // On a busy machine there can be a lull, and then a chunk of what had arrived by then.
         reader.read();
         let bytes = bytes_from(sent.len());
         match io::Write::write(&mut &theirs, &bytes) {
@@ -224,7 +226,7 @@ fn the_thread_and_its_handle_end_with_it_whatever_it_does() {
             theirs.set_nonblocking(false).expect("set");
         }
         drop(reader);
-        // The other end finds that nobody is there.
+        // The other end finds that the socket is closed.
         let found = io::Write::write(&mut theirs, b"x");
         assert_eq!(found.expect_err("nobody").kind(), ErrorKind::BrokenPipe);
     }

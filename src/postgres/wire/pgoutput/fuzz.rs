@@ -1,18 +1,18 @@
-//! Messages of the output plugin.
+//! Fuzz target for messages of the output plugin.
 
 use super::*;
 
-/// Bytes as one message.
+/// Decodes bytes as one message.
 ///
 /// # Panics
-/// What was decoded is not what the bytes are; a part of a message passes for one.
+/// The decoded message does not encode to the same bytes, or a prefix of a message is accepted.
 pub fn pgoutput(data: &[u8]) {
     let Ok(message) = Message::decode(data) else {
         return;
     };
     let again = encoded(&message);
     if let Message::Relation(_) = message {
-        // A column has flags that say nothing to us.
+        // A column has flags that are not decoded.
         assert_eq!(Message::decode(&again).as_ref(), Ok(&message));
         assert_eq!(again.len(), data.len());
     } else {
@@ -23,7 +23,7 @@ pub fn pgoutput(data: &[u8]) {
     }
 }
 
-/// The bytes of a message.
+/// Encodes a message.
 fn encoded(message: &Message<'_>) -> Vec<u8> {
     let mut out = Bytes::default();
     match message {

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Messages of real servers, each preceded by its length: `./dev golden` captures them.
+/// Returns messages of real servers, each preceded by its length in the file; `./dev golden`
+/// captures them.
 fn golden(version: u32) -> Vec<Vec<u8>> {
     let path = format!("tests/golden/pg{version}.bin");
     let bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(&path)).expect(&path);
@@ -22,7 +23,8 @@ fn golden(version: u32) -> Vec<Vec<u8>> {
 
 const VERSIONS: [u32; 5] = [14, 15, 16, 17, 18];
 
-/// A message without what differs from capture to capture: LSNs, times, transaction ids, OIDs.
+/// Shows a message without the parts that differ between captures: LSNs, times, transaction IDs,
+/// OIDs.
 fn shown(message: &Message<'_>) -> String {
     let row = |tuple: &Tuple<'_>| {
         let values = tuple.values().map(|value| match value {

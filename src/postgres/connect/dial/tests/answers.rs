@@ -1,4 +1,4 @@
-//! What a server says until it is ready, damaged or cut short.
+//! Replies that the server sends until the session is ready, damaged or truncated.
 
 use super::*;
 
@@ -157,7 +157,7 @@ async fn a_startup_with_damaged_bytes_never_panics() {
         }
         let script = vec![Untagged, Send(answer)];
         let parameters = "sslmode=disable target_session_attrs=read-write password=x";
-        // Damage to a text goes unnoticed, any other is an error.
+        // Damage to text is not detected; any other damage is an error.
         let _ = dial(parameters, script).await;
     }
 }

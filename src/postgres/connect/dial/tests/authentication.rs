@@ -1,10 +1,10 @@
-//! Passwords, and who gets them.
+//! Passwords, and which servers they are sent to.
 
 use super::*;
 
 #[tokio::test]
 async fn passwords_are_sent_as_the_server_asks() {
-    // The hash is md5(md5("secret" "walpost") salt), by md5sum.
+    // The hash is md5(md5("secret" "walpost") salt), computed with md5sum.
     for (request, expected) in [
         (authentication(3, b""), "secret\0"),
         (
@@ -110,7 +110,8 @@ async fn a_server_that_asks_for_what_require_auth_does_not_allow_gets_nothing() 
     }
 }
 
-/// What comes of a server's first message of SCRAM, with `{}` where the client's nonce is to stand.
+/// Returns the error for a server's first SCRAM message, in which `{}` stands for the client's
+/// nonce.
 async fn scram_with(address: IpAddr, first: &str) -> DialError {
     let listener = TcpListener::bind((address, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -126,7 +127,7 @@ async fn scram_with(address: IpAddr, first: &str) -> DialError {
         let nonce = initial.rsplit_once("r=").unwrap().1;
         let answer = authentication(11, first.replace("{}", nonce).as_bytes());
         stream.write_all(&answer).await?;
-        // Nothing where the client closes the connection instead.
+        // Reads nothing if the client closes the connection instead.
         let mut proof = [0; 1024];
         let count = stream.read(&mut proof).await?;
         Ok::<_, io::Error>(count)
@@ -159,7 +160,7 @@ async fn a_scram_exchange_that_costs_much_or_proves_little_is_refused() {
         assert!(matches!(error, DialError::Scram { .. }), "{first}: {error}");
         assert!(error.to_string().contains(expected), "{first}: {error}");
     }
-    // A proof is sent, and the server closes the connection.
+    // The client sends a proof, and the server closes the connection.
     let error = scram_with(loopback, "r={}x,s=c2FsdA==,i=1").await;
     assert!(matches!(error, DialError::Io { .. }), "{error}");
     let Some(outside) = outside() else { return };

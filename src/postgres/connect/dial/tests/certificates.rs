@@ -1,4 +1,4 @@
-//! TLS, and who is believed without it.
+//! TLS, and which servers are trusted without it.
 
 use super::*;
 
@@ -16,7 +16,7 @@ async fn tls_that_the_server_lacks_is_an_error_only_where_it_is_required() {
         let session = dial(&format!("sslmode={mode}"), script).await.0;
         match session.unwrap_err() {
             DialError::TlsRefused { .. } => {}
-            // No bundle of authorities on this machine.
+            // This machine has no bundle of authorities.
             DialError::TlsFile {
                 parameter: "sslrootcert=system",
                 ..
@@ -70,7 +70,7 @@ async fn a_certificate_is_checked_where_the_mode_asks_for_it() {
         );
 
         let parameters = format!("sslmode={mode} sslrootcert=/nonexistent/root.crt");
-        // The file is looked for before the server is asked.
+        // The file is looked up before the server is contacted.
         let error = dial(&parameters, vec![Wait]).await.0.unwrap_err();
         assert!(
             matches!(error, DialError::TlsFile { .. }),

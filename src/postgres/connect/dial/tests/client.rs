@@ -1,4 +1,4 @@
-//! An SQL client on a session that was dialled.
+//! An SQL client on a session opened by this module.
 
 use super::*;
 
@@ -39,11 +39,12 @@ async fn an_sql_client_works_on_the_session_that_was_dialed() {
     );
 }
 
-/// Has an SQL client ask a server that answers with these bytes, so many of them at a time.
+/// Runs a query against a server that replies with these bytes, through a pipe of the given
+/// capacity.
 async fn ask_for(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgres::Error> {
     let (client, mut server) = tokio::io::duplex(room);
     let serve = async move {
-        // To the end of the query.
+        // Reads to the end of the query.
         while server.read_u8().await? != 0 {}
         server.write_all(&sent).await?;
         server.read_to_end(&mut Vec::new()).await
@@ -74,7 +75,7 @@ async fn ask_for(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgr
     Ok(answer?.iter().filter_map(text).collect())
 }
 
-/// What came with the end of a startup, and the server's parameters.
+/// Returns bytes that arrived with the end of a startup, and the server's parameters.
 fn sent_with_startup() -> (Vec<u8>, HashMap<String, String>) {
     let notice = message(b'N', b"SNOTICE\0C00000\0Mhello\0\0");
     let parameters = [("server_version".to_owned(), "15.3".to_owned())];

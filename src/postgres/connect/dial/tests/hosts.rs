@@ -1,4 +1,4 @@
-//! Several hosts, and hosts that are not there.
+//! Several hosts, and unreachable hosts.
 
 use super::*;
 
@@ -34,7 +34,7 @@ async fn a_host_that_is_read_only_is_passed_over() {
     assert!(matches!(error, DialError::NotReadWrite { .. }), "{error}");
 }
 
-/// A port of 127.0.0.1 where nothing listens.
+/// Returns a port of 127.0.0.1 on which nothing listens.
 async fn closed_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap().port()
@@ -52,7 +52,7 @@ async fn of_several_failures_the_one_that_may_heal_decides_and_all_are_told() {
         format!("{closed},{refusing}"),
         format!("{refusing},{closed}"),
     ] {
-        // The second round finds the script used up: a connection that is closed at once.
+        // In the second round the script is exhausted, so the connection is closed at once.
         let text = format!("hostaddr=127.0.0.1,127.0.0.1 port={ports} sslmode=disable");
         let error = replication(&conninfo(&text), &[]).await.unwrap_err();
         let decisive = error.decisive();

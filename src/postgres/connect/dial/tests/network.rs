@@ -1,4 +1,4 @@
-//! Connections that others can listen to.
+//! Connections that others can intercept.
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn only_tls_that_checks_a_certificate_makes_a_network_safe() {
     assert_eq!(Exposure::over_tcp(None, Some(false)), Unproven);
 }
 
-/// Dials a server on the network that follows `script`, with either client.
+/// Connects to a scripted server on the network, with either client.
 async fn dial_outside(
     address: IpAddr,
     is_replication: bool,
@@ -81,7 +81,7 @@ async fn no_password_goes_over_a_network_to_a_server_that_has_proven_nothing() {
                 assert!(!format!("{heard:?}").contains(&format!("{:?}", b"secret")));
                 assert_eq!(heard[0].len(), 2, "nothing behind the startup message");
             }
-            // A list of what is not allowed does not ask for the rest.
+            // A list of methods that are not allowed does not require the others.
             let parameters = "password=secret require_auth=!none";
             let (done, _) =
                 dial_outside(address, is_replication, parameters, without(asks())).await;
@@ -107,7 +107,7 @@ async fn what_is_open_to_the_network_is_told_once_for_each_kind() {
     let (port, heard) = server_at(address, scripts).await;
     let conninfo = conninfo(&format!("hostaddr={address} port={port}"));
     for told in [1, 1, 2, 2, 2] {
-        // Clones share what was told.
+        // Clones share the recorded exposures.
         replication(&conninfo.clone(), &[]).await.unwrap();
         assert_eq!(conninfo.exposures().len(), told);
     }
