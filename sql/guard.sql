@@ -254,12 +254,8 @@ BEGIN
                 UNION SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid
                 UNION SELECT atttypid FROM pg_attribute WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
             ) AS next (type) WHERE next.type <> 0
-    ), of_types (place, type, part, uses, owner) AS (
-        SELECT place, type, format('constraint %I', conname), format('uses type %s', format_type(refobjid, NULL)), typowner FROM types
-            JOIN pg_constraint c ON contypid = type
-            JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_type'::regclass
-            JOIN pg_type t ON t.oid = refobjid AND t.oid <> type
-        UNION ALL SELECT place, type, part, format('calls function %s', function::regprocedure), proowner FROM types CROSS JOIN LATERAL (
+    ), called_by_types (place, type, part, function) AS MATERIALIZED ( -- Or the planner evaluates it for each function of other roles.
+        SELECT place, type, part, function FROM types CROSS JOIN LATERAL (
             SELECT format('cast from %s to %s', format_type(castsource, NULL), format_type(casttarget, NULL)), castfunc
                 -- A cast to a type that somebody else has made is not looked for.
                 FROM pg_cast JOIN pg_type target ON target.oid = casttarget
@@ -277,7 +273,14 @@ BEGIN
             UNION ALL SELECT format('operator class %I', opcname), oprcode FROM pg_opclass
                 JOIN pg_amop ON amopfamily = opcfamily AND amoplefttype = type JOIN pg_operator o ON o.oid = amopopr
                 WHERE opcintype = type
-        ) AS called (part, function) JOIN pg_proc p ON p.oid = called.function
+        ) AS called (part, function)
+    ), of_types (place, type, part, uses, owner) AS (
+        SELECT place, type, part, format('calls function %s', function::regprocedure), proowner
+            FROM called_by_types JOIN pg_proc p ON p.oid = function
+        UNION ALL SELECT place, type, format('constraint %I', conname), format('uses type %s', format_type(refobjid, NULL)), typowner
+            FROM types JOIN pg_constraint c ON contypid = type
+            JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_type'::regclass
+            JOIN pg_type t ON t.oid = refobjid AND t.oid <> type
     ), of_others (class, object, text) AS (
         SELECT class, object, format('calls function %s of role %I', function::regprocedure, pg_get_userbyid(owner))
             FROM called WHERE owner <> ALL (trusted)
