@@ -238,13 +238,15 @@ BEGIN
     ), types (place, type) AS (
         -- A role that owned a type before its present owner, or whose function a check calls, has left code in it.
         -- A domain that is a column's own type is compared as the type below it.
-        SELECT format('column %I', attname), type FROM compared JOIN pg_type t ON t.oid = type
+        SELECT format('column %I has', attname), type FROM compared JOIN pg_type t ON t.oid = type
             WHERE typtype <> 'd' OR is_part OR statement = 'CONDITION'
-        UNION SELECT format('foreign key %I', conname), atttypid FROM pg_constraint
+        UNION SELECT format('foreign key %I has', conname), atttypid FROM pg_constraint
             JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey) OR attrelid = confrelid AND attnum = ANY (confkey)
             WHERE contype = 'f' AND statement IN ('DELETE', 'ALTER') AND (conrelid = ANY (tables) OR confrelid = ANY (tables)
                 OR conrelid IN (SELECT oid FROM linked) OR confrelid IN (SELECT oid FROM linked))
-        UNION SELECT pg_describe_object(class, object, 0), used_object FROM used WHERE used_class = 'pg_type'::regclass
+        -- Where a role that is not trusted can change the table, every such type is refused.
+        UNION SELECT format('%s uses', pg_describe_object(class, object, 0)), used_object FROM used JOIN attached USING (class, object)
+            WHERE used_class = 'pg_type'::regclass AND (is_linked OR NOT is_exposed)
         UNION SELECT place, next.type FROM types JOIN pg_type t ON t.oid = types.type CROSS JOIN LATERAL (
                 SELECT typbasetype
                 UNION SELECT typelem
@@ -252,14 +254,12 @@ BEGIN
                 UNION SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid
                 UNION SELECT atttypid FROM pg_attribute WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
             ) AS next (type) WHERE next.type <> 0
-    ), of_types (place, type, part, uses, owner) AS (
-        SELECT place, type, format('constraint %I', conname), format('uses type %s', format_type(refobjid, NULL)), typowner FROM types
-            JOIN pg_constraint c ON contypid = type
-            JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_type'::regclass
-            JOIN pg_type t ON t.oid = refobjid
-        UNION ALL SELECT place, type, part, format('calls function %s', function::regprocedure), proowner FROM types CROSS JOIN LATERAL (
+    ), called_by_types (place, type, part, function) AS MATERIALIZED ( -- Or the planner evaluates it for each function of other roles.
+        SELECT place, type, part, function FROM types CROSS JOIN LATERAL (
             SELECT format('cast from %s to %s', format_type(castsource, NULL), format_type(casttarget, NULL)), castfunc
-                FROM pg_cast WHERE type IN (castsource, casttarget)
+                -- A cast to a type that somebody else has made is not looked for.
+                FROM pg_cast JOIN pg_type target ON target.oid = casttarget
+                WHERE castsource = type AND target.typowner = ANY (trusted)
             UNION ALL SELECT format('constraint %I', conname), refobjid FROM pg_constraint c
                 JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_proc'::regclass
                 WHERE contypid = type
@@ -273,7 +273,14 @@ BEGIN
             UNION ALL SELECT format('operator class %I', opcname), oprcode FROM pg_opclass
                 JOIN pg_amop ON amopfamily = opcfamily AND amoplefttype = type JOIN pg_operator o ON o.oid = amopopr
                 WHERE opcintype = type
-        ) AS called (part, function) JOIN pg_proc p ON p.oid = called.function
+        ) AS called (part, function)
+    ), of_types (place, type, part, uses, owner) AS (
+        SELECT place, type, part, format('calls function %s', function::regprocedure), proowner
+            FROM called_by_types JOIN pg_proc p ON p.oid = function
+        UNION ALL SELECT place, type, format('constraint %I', conname), format('uses type %s', format_type(refobjid, NULL)), typowner
+            FROM types JOIN pg_constraint c ON contypid = type
+            JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_type'::regclass
+            JOIN pg_type t ON t.oid = refobjid AND t.oid <> type
     ), of_others (class, object, text) AS (
         SELECT class, object, format('calls function %s of role %I', function::regprocedure, pg_get_userbyid(owner))
             FROM called WHERE owner <> ALL (trusted)
@@ -283,8 +290,8 @@ BEGIN
             WHERE oprowner <> ALL (trusted)
         -- As populate_record() of hstore runs the CHECK of a domain in the type that it is given.
         UNION ALL SELECT class, object, format('uses type %s of role %I', format_type(t.oid, NULL), pg_get_userbyid(typowner))
-            FROM used JOIN pg_type t ON used_class = 'pg_type'::regclass AND t.oid = used_object
-            WHERE typowner <> ALL (trusted) AND NOT EXISTS (SELECT FROM pg_type e WHERE e.typtype = 'e' AND used_object IN (e.oid, e.typarray))
+            FROM used JOIN attached USING (class, object) JOIN pg_type t ON used_class = 'pg_type'::regclass AND t.oid = used_object
+            WHERE (is_linked OR NOT is_exposed) AND typowner <> ALL (trusted) AND NOT EXISTS (SELECT FROM pg_type e WHERE e.typtype = 'e' AND used_object IN (e.oid, e.typarray))
         -- It evaluates the partition key of a table that is named by a number, which is not in pg_depend.
         UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
             WHERE strpos(expressions, format(':funcid %s ',
@@ -327,7 +334,7 @@ BEGIN
             JOIN pg_type t ON t.oid = atttypid
             WHERE contype = 'f' AND statement IN ('DELETE', 'ALTER')
                 AND (conrelid = ANY (tables) OR confrelid = ANY (tables)) AND typowner <> ALL (trusted)
-        UNION ALL SELECT format('%s has type %s, whose %s %s of role %I', place, format_type(type, NULL), part, uses,
+        UNION ALL SELECT format('%s type %s, whose %s %s of role %I', place, format_type(type, NULL), part, uses,
                 pg_get_userbyid(owner))
             FROM of_types WHERE owner <> ALL (trusted)
         -- A cast can be added without a lock on the table, and an operator that has no exact match for the type finds it.
