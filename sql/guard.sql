@@ -2,44 +2,50 @@
 --
 --   psql -f sql/guard.sql
 --
--- Whoever owns a table can add an index, a constraint or statistics that call a function, and the planner evaluates that
--- function as the role that reads the table. An examination finds such objects, but it is worth something only if none can be
--- added between the examination and the statement, and if the table keeps its name until then. Walpost's role has SELECT alone,
--- which locks nothing, so a function does it.
+-- The owner of a table can add an index, a constraint or statistics that call a function, and the
+-- planner evaluates that function as the role that reads the table. An examination finds such
+-- objects, but it is useful only if none can be added between the examination and the statement,
+-- and if the table keeps its name until then. Walpost's role only has SELECT, which does not allow
+-- it to lock the table, so a function does.
 --
 --   SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT');
 --
--- Until the transaction ends, nobody can change the definition of the table or of what inherits from it, or rename its schema.
--- Reading and writing rows goes on; VACUUM, CREATE INDEX and ALTER TABLE wait. The result lists what would run code of other
--- roles as the caller, and is empty if nothing would; the function fails if there is no such table. The third argument says what
--- the statement does: SELECT, DELETE, each with conditions on created_at and the primary key at most; COMPARE, which is a SELECT
--- that compares any column with a literal; CONDITION, which is a SELECT with a condition that a person has written; or ALTER,
--- which attaches or detaches a partition.
+-- Until the transaction ends, nobody can change the definition of the table or of tables that
+-- inherit from it, or rename its schema. Rows can still be read and written; VACUUM, CREATE INDEX
+-- and ALTER TABLE wait. The result lists objects that would run code of other roles as the caller,
+-- and is empty if there are none; the function fails if there is no such table. The third argument
+-- is the kind of statement: SELECT or DELETE, each with conditions on at most created_at and the
+-- primary key; COMPARE, a SELECT that compares any column with a literal; CONDITION, a SELECT with
+-- a condition written by the operator; or ALTER, which attaches or detaches a partition.
 --
--- A column that is compared may have a type only if the type, and everything that it consists of, belongs to a role that is trusted:
--- a literal is parsed by the type's input function, which evaluates the CHECK of a domain in an array or a composite type, and casts
--- from the type of another role would be found. A column that is a domain over a built-in type is compared as that type, except in
--- CONDITION. Operators of an extension are called by name, so their schema has to belong to a role that is trusted.
+-- The type of a column that is compared, and everything that the type consists of, must belong to a
+-- trusted role: a literal is parsed by the type's input function, which evaluates the CHECK of a
+-- domain in an array or a composite type, and casts from the type of another role would be used. A
+-- column whose type is a domain over a built-in type is compared as that type, except in CONDITION.
+-- Operators of an extension are called by name, so their schema must belong to a trusted role.
 --
--- If a role that is not trusted can change the table, then its expressions may use only what PostgreSQL itself consists of: a
--- function that a superuser owns can be made to run code of another role too, as populate_record() of hstore runs the CHECK of a
--- domain. For the same reason it may have no trigger and no rule for DELETE.
+-- If a role that is not trusted can change the table, its expressions may use only PostgreSQL's own
+-- objects: a function that a superuser owns can also be made to run code of another role, for
+-- example populate_record() of hstore, which evaluates the CHECK of a domain. For the same reason,
+-- the table must not have a trigger or rule for DELETE.
 --
--- Code stays when an object gets another owner. So functions are examined wherever a statement can call them: also those of the
--- casts and checks of a type, and of the triggers and expressions of tables that foreign keys connect to the outbox.
+-- An object keeps its code when its owner changes. Therefore, functions are examined wherever a
+-- statement can call them, including those of the casts and checks of a type, and of the triggers
+-- and expressions of tables that foreign keys connect to the outbox.
 --
--- Run by: a superuser, since a schema that another role owns can be kept from being renamed by a superuser alone. A role that is
--- not a superuser can run it too: tables in schemas of other roles are then refused. Safe to run again: the function is replaced.
+-- Run by: a superuser, since only a superuser can prevent a schema of another role from being
+-- renamed. A role that is not a superuser can run it too: tables in schemas of other roles are then
+-- rejected. Safe to run again: the function is replaced.
 -- `walpost init` runs the same.
 \set ON_ERROR_STOP on
 \if :{?table}
 \else
 \set table outbox
 \endif
--- search_path is pg_catalog, pg_temp from here on, also for what the session does next.
+-- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
 \ir session.sql
 BEGIN;
--- There is no table whose owner could own what serves all of them.
+-- There is no table whose owner could own objects that serve all tables.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -56,16 +62,18 @@ $walpost$;
 CREATE OR REPLACE FUNCTION walpost.lock_and_examine(
     schema_name pg_catalog.text, table_name pg_catalog.text, statement pg_catalog.text)
 RETURNS pg_catalog.text LANGUAGE plpgsql VOLATILE SECURITY DEFINER
--- Compiling the query below takes seconds, and running it milliseconds.
+-- JIT compilation of the query below takes seconds, running it milliseconds.
 SET search_path = pg_catalog, pg_temp SET row_security = off SET jit = off
 AS $walpost$
 DECLARE
     caller name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
-    -- Since PostgreSQL 16 a role can be a member of another one without any of its rights, or with its privileges and without its
-    -- attributes, such as REPLICATION.
+    -- Since PostgreSQL 16, a role can be a member of another one without any of its privileges, or
+    -- with its privileges but without its attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Roles that can act as the caller anyway, or can grant themselves that right; and as the roles to which RESET ROLE and RESET
-    -- SESSION AUTHORIZATION return. Up to PostgreSQL 15, a role with CREATEROLE can make itself a member of any role but a superuser.
+    -- Roles that can act as the caller anyway, or can grant themselves that right, and that can
+    -- also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION return. Up to
+    -- PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
+    -- superuser.
     trusted oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other JOIN pg_roles AS ours ON ours.rolname IN (caller, session_user)
             OR ours.oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
         GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
@@ -79,13 +87,14 @@ DECLARE
     schema_oid oid;
     schema_owner oid;
     tables oid[];
-    -- The same, and the tables that the outbox is a partition of.
+    -- These tables, and the tables of which the outbox is a partition.
     family oid[];
-    -- A role that is not trusted can change the table.
+    -- Whether a role that is not trusted can change the table.
     is_exposed boolean;
     calls text;
 BEGIN
-    -- Under another isolation level the queries below would see the catalogs as they were before the table was locked.
+    -- At another isolation level, the queries below would see the catalogs as they were before the
+    -- table was locked.
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'walpost.lock_and_examine was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
@@ -100,29 +109,31 @@ BEGIN
     ELSIF kind NOT IN ('r', 'p') THEN
         RETURN format('%I.%I is not a table', schema_name, table_name);
     END IF;
-    -- The lock keeps VACUUM out, so it is given to roles that could take it themselves, and to Walpost's.
+    -- The lock blocks VACUUM, so it is acquired only for roles that could acquire it themselves,
+    -- and for Walpost's role.
     IF NOT (has_table_privilege(caller, outbox, 'UPDATE, DELETE, TRUNCATE') OR pg_has_role(caller, table_owner, 'USAGE')
         OR has_table_privilege(caller, outbox, 'SELECT')
             AND coalesce(has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)) THEN
         RAISE EXCEPTION 'permission denied for table %', table_name USING ERRCODE = 'insufficient_privilege';
     END IF;
 
-    -- With partitions and whatever else inherits from it.
+    -- Including partitions and other tables that inherit from it.
     WITH RECURSIVE tree (oid) AS (
         SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
     ) SELECT array_agg(oid) INTO tables FROM tree;
     family := ARRAY(SELECT unnest(tables) UNION SELECT pg_partition_ancestors(outbox));
     is_exposed := schema_owner <> ALL (trusted)
-        -- Who owns a partitioned table can give indexes to its partitions, also to those of others.
+        -- The owner of a partitioned table can add indexes to its partitions, even to those that
+        -- belong to other roles.
         OR EXISTS (SELECT FROM pg_class WHERE relowner <> ALL (trusted) AND oid = ANY (family))
         OR EXISTS (SELECT FROM pg_class, aclexplode(relacl) WHERE oid = ANY (family)
             AND privilege_type IN ('TRIGGER', 'REFERENCES') AND grantee <> ALL (trusted))
         OR EXISTS (SELECT FROM pg_attribute, aclexplode(attacl) WHERE attrelid = ANY (family)
             AND privilege_type = 'REFERENCES' AND grantee <> ALL (trusted));
-    -- If only trusted roles could change anything, there is nothing to keep them from.
+    -- If only trusted roles can change the table, it need not be locked.
     IF is_exposed THEN
         IF definer_is_superuser THEN
-            -- Renaming a schema takes no lock on its tables; it updates this row.
+            -- Renaming a schema does not lock its tables, but updates this row.
             PERFORM FROM pg_namespace WHERE oid = schema_oid AND nspname = schema_name FOR KEY SHARE;
             IF NOT FOUND THEN
                 RAISE EXCEPTION 'schema % was renamed while table %.% was being examined', quote_ident(schema_name),
@@ -139,11 +150,13 @@ BEGIN
         EXCEPTION WHEN insufficient_privilege THEN
             RAISE EXCEPTION 'role % owns function walpost.lock_and_examine and may not lock table %.%', quote_ident(current_user),
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_not_in_prerequisite_state',
-                    -- Not ALTER FUNCTION ... OWNER TO: its present owner chooses what it does with the rights of the next one.
+                    -- Not ALTER FUNCTION ... OWNER TO: the present owner determines what the
+                    -- function does with the privileges of the next owner.
                     HINT = format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql. '
                         'Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user);
         END;
-        -- Its name can have led to another table until it was locked. Up to PostgreSQL 15, a rule makes a view of an empty table.
+        -- The name may have referred to another table until it was locked. Up to PostgreSQL 15, a
+        -- rule can turn an empty table into a view.
         IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox)
             OR NOT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND granted
             AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND relation = outbox
@@ -154,11 +167,12 @@ BEGIN
         WITH RECURSIVE tree (oid) AS (
             SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
         ) SELECT array_agg(oid) INTO tables FROM tree;
-        -- Attaching the table, or one that it is a partition of, to another table waits for the lock.
+        -- Attaching the table, or one of its partition ancestors, to another table waits for the
+        -- lock.
         family := ARRAY(SELECT unnest(tables) UNION SELECT pg_partition_ancestors(outbox));
     END IF;
 
-    -- What PostgreSQL itself consists of is pinned, and not in pg_depend.
+    -- PostgreSQL's own objects are pinned and have no entries in pg_depend.
     WITH RECURSIVE ordering (attnum) AS (
         SELECT attnum FROM pg_attribute WHERE attrelid = outbox AND attnum > 0 AND NOT attisdropped
             AND (attname = 'created_at' OR EXISTS (SELECT FROM pg_index
@@ -176,7 +190,7 @@ BEGIN
                 UNION SELECT atttypid, true FROM pg_attribute WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
             ) AS next (type, is_part) WHERE next.type <> 0
     ), operators (attname, type, schema, owner) AS (
-        -- What Catalog::order_columns names, and what those call.
+        -- The operators that Catalog::order_columns names, and the functions that they call.
         SELECT attname, t.oid, object.schema, object.owner FROM compared JOIN pg_type t ON t.oid = type
             JOIN pg_opclass c ON c.opcintype = t.oid AND c.opcdefault JOIN pg_am ON pg_am.oid = c.opcmethod AND amname = 'btree'
             CROSS JOIN LATERAL (
@@ -190,8 +204,8 @@ BEGIN
             ) AS object (schema, owner)
             WHERE is_ordering AND NOT is_part AND t.typnamespace <> 'pg_catalog'::regnamespace AND statement NOT IN ('DELETE', 'ALTER')
     ), linked (oid, conname) AS (
-        -- Deleting rows, and attaching and detaching partitions, runs queries about the other table of a foreign key. Rows of
-        -- the other table can be deleted or changed too, and so on.
+        -- Deleting rows, and attaching and detaching partitions, runs queries about the other table
+        -- of a foreign key. Rows of the other table can be deleted or changed as well, and so on.
         SELECT CASE WHEN conrelid = ANY (tables) THEN confrelid ELSE conrelid END, conname FROM pg_constraint
             WHERE contype = 'f' AND (conrelid = ANY (tables) OR confrelid = ANY (tables)) AND statement IN ('DELETE', 'ALTER')
         UNION SELECT next.oid, conname FROM linked CROSS JOIN LATERAL (
@@ -202,7 +216,7 @@ BEGIN
         SELECT unnest(tables), false
         UNION ALL SELECT DISTINCT oid, true FROM linked WHERE oid <> ALL (tables)
     ), attached (class, object, expressions, is_linked) AS (
-        -- The planner evaluates the partition key of every table that a partition is below of, up to the root.
+        -- The planner evaluates the partition keys of all ancestors of a partition, up to the root.
         SELECT 'pg_class'::regclass, c.oid, CASE WHEN relkind = 'p' THEN concat(partexprs::text) END, c.oid <> ALL (family)
             FROM pg_class c LEFT JOIN pg_partitioned_table ON partrelid = c.oid
             WHERE c.oid = ANY (family) OR c.oid IN (SELECT oid FROM linked)
@@ -216,17 +230,18 @@ BEGIN
         UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, adbin::text, is_linked FROM pg_attrdef d
             JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum JOIN used_tables t ON adrelid = t.oid
             WHERE attgenerated <> '' OR is_linked
-        -- Rows that refer to a deleted row are deleted or changed.
+        -- Rows that reference a deleted row are deleted or changed.
         UNION ALL SELECT 'pg_rewrite'::regclass, r.oid, NULL, is_linked FROM pg_rewrite r JOIN used_tables t ON ev_class = t.oid
             WHERE statement = 'DELETE' AND (ev_type = '4' OR ev_type = '2' AND is_linked) -- CMD_DELETE, CMD_UPDATE
         UNION ALL SELECT 'pg_trigger'::regclass, g.oid, NULL, is_linked FROM pg_trigger g JOIN used_tables t ON tgrelid = t.oid
             WHERE statement = 'DELETE' AND (tgtype & CASE WHEN is_linked THEN 8 | 16 ELSE 8 END) <> 0 -- TRIGGER_TYPE_DELETE, _UPDATE
-            -- Those of foreign keys run as the owner of the other table, which is examined as `linked`.
+            -- Triggers of foreign keys run as the owner of the other table, which is examined as
+            -- `linked`.
             AND NOT (tgisinternal AND tgqual IS NULL
                 AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
     ), used (class, object, used_class, used_object) AS (
         SELECT DISTINCT class, object, refclassid, refobjid FROM attached JOIN pg_depend ON classid = class AND objid = object
-            -- The others are types of columns.
+            -- The other dependencies are types of columns.
             AND (class <> 'pg_class'::regclass OR objsubid = 0)
             WHERE deptype IN ('n', 'a')
     ), called (class, object, function, owner) AS (
@@ -236,15 +251,16 @@ BEGIN
             JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             JOIN pg_proc p ON p.oid = o.oprcode
     ), types (place, type) AS (
-        -- A role that owned a type before its present owner, or whose function a check calls, has left code in it.
-        -- A domain that is a column's own type is compared as the type below it.
+        -- A type can contain code of a role that owned it earlier, or whose function a check calls.
+        -- If the type of a column itself is a domain, the column is compared as the domain's base
+        -- type.
         SELECT format('column %I has', attname), type FROM compared JOIN pg_type t ON t.oid = type
             WHERE typtype <> 'd' OR is_part OR statement = 'CONDITION'
         UNION SELECT format('foreign key %I has', conname), atttypid FROM pg_constraint
             JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey) OR attrelid = confrelid AND attnum = ANY (confkey)
             WHERE contype = 'f' AND statement IN ('DELETE', 'ALTER') AND (conrelid = ANY (tables) OR confrelid = ANY (tables)
                 OR conrelid IN (SELECT oid FROM linked) OR confrelid IN (SELECT oid FROM linked))
-        -- Where a role that is not trusted can change the table, every such type is refused.
+        -- If a role that is not trusted can change the table, every such type is rejected.
         UNION SELECT format('%s uses', pg_describe_object(class, object, 0)), used_object FROM used JOIN attached USING (class, object)
             WHERE used_class = 'pg_type'::regclass AND (is_linked OR NOT is_exposed)
         UNION SELECT place, next.type FROM types JOIN pg_type t ON t.oid = types.type CROSS JOIN LATERAL (
@@ -257,7 +273,7 @@ BEGIN
     ), called_by_types (place, type, part, function) AS MATERIALIZED ( -- Or the planner evaluates it for each function of other roles.
         SELECT place, type, part, function FROM types CROSS JOIN LATERAL (
             SELECT format('cast from %s to %s', format_type(castsource, NULL), format_type(casttarget, NULL)), castfunc
-                -- A cast to a type that somebody else has made is not looked for.
+                -- Casts to types of roles that are not trusted are not considered.
                 FROM pg_cast JOIN pg_type target ON target.oid = casttarget
                 WHERE castsource = type AND target.typowner = ANY (trusted)
             UNION ALL SELECT format('constraint %I', conname), refobjid FROM pg_constraint c
@@ -288,11 +304,13 @@ BEGIN
         UNION ALL SELECT class, object, format('uses operator %s of role %I', o.oid::regoperator, pg_get_userbyid(oprowner))
             FROM used JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             WHERE oprowner <> ALL (trusted)
-        -- As populate_record() of hstore runs the CHECK of a domain in the type that it is given.
+        -- For example, populate_record() of hstore evaluates the CHECK of a domain in the type of
+        -- its argument.
         UNION ALL SELECT class, object, format('uses type %s of role %I', format_type(t.oid, NULL), pg_get_userbyid(typowner))
             FROM used JOIN attached USING (class, object) JOIN pg_type t ON used_class = 'pg_type'::regclass AND t.oid = used_object
             WHERE (is_linked OR NOT is_exposed) AND typowner <> ALL (trusted) AND NOT EXISTS (SELECT FROM pg_type e WHERE e.typtype = 'e' AND used_object IN (e.oid, e.typarray))
-        -- It evaluates the partition key of a table that is named by a number, which is not in pg_depend.
+        -- satisfies_hash_partition evaluates the partition key of a table that is given by its OID,
+        -- which is not in pg_depend.
         UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
             WHERE strpos(expressions, format(':funcid %s ',
                 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0
@@ -322,11 +340,13 @@ BEGIN
                 UNION SELECT grantee FROM pg_attribute, aclexplode(attacl)
                     WHERE attrelid = other.oid AND privilege_type = 'REFERENCES') AS changers (changer)
             WHERE other.oid <> ALL (tables) AND changer <> ALL (trusted) GROUP BY other.oid, changer
-        -- The query about the rows that refer to a deleted row changes rows of the table, which fires its other triggers.
+        -- The query for rows that reference a deleted row changes rows of the table, which fires
+        -- its other triggers.
         UNION ALL SELECT format('foreign key %I connects it to itself', conname) FROM pg_constraint
             WHERE is_exposed AND contype = 'f' AND statement IN ('DELETE', 'ALTER')
                 AND conrelid = ANY (tables) AND confrelid = ANY (tables)
-        -- It casts the values that it compares, and a cast can be added without a lock on either table.
+        -- That query casts the values that it compares, and a cast can be added without a lock on
+        -- either table.
         UNION ALL SELECT format('foreign key %I has column %I of type %s, to which role %I can add casts', conname, attname,
                 format_type(atttypid, NULL), pg_get_userbyid(typowner))
             FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey)
@@ -337,13 +357,14 @@ BEGIN
         UNION ALL SELECT format('%s type %s, whose %s %s of role %I', place, format_type(type, NULL), part, uses,
                 pg_get_userbyid(owner))
             FROM of_types WHERE owner <> ALL (trusted)
-        -- A cast can be added without a lock on the table, and an operator that has no exact match for the type finds it.
+        -- A cast can be added without a lock on the table, and it is used for an operator that has
+        -- no exact match for the type.
         UNION ALL SELECT CASE WHEN typtype = 'd' THEN format('column %I has type %s of role %I, which can give it checks', attname,
                     format_type(type, NULL), pg_get_userbyid(typowner))
                 ELSE format('column %I has type %s, to which role %I can add casts', attname, format_type(type, NULL),
                     pg_get_userbyid(typowner)) END
             FROM compared JOIN pg_type t ON t.oid = type
-            -- Casts from a domain are ignored, and a literal is parsed as the type below it.
+            -- Casts from a domain are ignored, and a literal is parsed as the domain's base type.
             WHERE typowner <> ALL (trusted) AND (typtype <> 'd' OR is_part OR statement = 'CONDITION')
         UNION ALL SELECT format('column %I of type %s is compared by operators that role %I can replace; ALTER EXTENSION ... SET '
                 'SCHEMA moves those of an extension into a schema that belongs to a superuser', attname, format_type(type, NULL),
@@ -354,26 +375,26 @@ BEGIN
             WHERE changer <> ALL (trusted)
         UNION ALL SELECT format('%s is a foreign table', oid::regclass) FROM pg_class
             WHERE oid = ANY (tables) AND relkind = 'f'
-        -- The operators that rows are ordered and compared by are looked up by this type.
+        -- The operators for ordering and comparing rows are looked up by this type.
         UNION ALL SELECT format('column %I of the primary key has type %s of role %I', attname, format_type(atttypid, atttypmod),
                 pg_get_userbyid(typowner))
             FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey) JOIN pg_type t ON t.oid = atttypid
             WHERE indrelid = outbox AND indisprimary AND typowner <> ALL (trusted)
     ) AS list (text);
-    -- Names can contain control characters, and psql prints a message as it is.
+    -- Names can contain control characters, and psql prints messages unchanged.
     RETURN regexp_replace(coalesce(calls, ''),
         E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
 END
 $walpost$;
 
--- The function itself checks who calls it.
+-- The function itself checks the privileges of its caller.
 GRANT EXECUTE ON FUNCTION walpost.lock_and_examine(text, text, text) TO PUBLIC;
 COMMENT ON FUNCTION walpost.lock_and_examine(text, text, text)
     IS 'Locks a table and lists the code of other roles that a statement about it would run';
 
--- Another role can have created what did not exist at the top.
+-- Another role may have created an object that did not exist in the first examination.
 \set examine 'owners present'
 \ir examine.sql
 COMMIT;
--- Files that the same psql runs next have the table that was set.
+-- Restores the variable for the files that the same psql runs next.
 \set table :table_of_session

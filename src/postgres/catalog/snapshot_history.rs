@@ -8,11 +8,13 @@ use super::journal::{Action, Written};
 use super::own_table::OwnTable;
 use super::slot_state;
 use super::table::Rows;
-use super::table_state::SYSTEM_ID;
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
+
+/// The cluster's system identifier.
+const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
 
 /// The known history of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -236,7 +238,7 @@ impl Catalog {
         let select = format!(
             "SELECT begun, created_lsn = (SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = {slot}) \
              AS is_untouched FROM walpost.slot_state WHERE slot = {slot} AND version = {} \
-             AND system_id = (SELECT system_identifier::text FROM pg_control_system()) \
+             AND system_id = {SYSTEM_ID} \
              AND database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())",
             slot_state::VERSION,
             slot = escape_literal(&target.slot),
