@@ -171,10 +171,6 @@ fn mistakes_in_the_file_are_told_with_what_to_write() {
             "password = \"secret\"",
             "unknown field `password`: the connection is one text: postgres = ",
         ),
-        (
-            "postgres = \"postgresql://w@/shop\"\ntopic = \"outbox event {aggregatetype}\"\nsink = \"stdout\"",
-            "\"outbox event {aggregatetype}\" has ' ', which the name of a topic can't have",
-        ),
         ("retention = 7", "expected a text in quotes"),
         (
             "postgres = \"postgresql://w@/shop\"\nkafka = { \"bootstrap.servers\" = \"http://k:9092\" }",
