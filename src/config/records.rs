@@ -79,19 +79,6 @@ fn topic(reader: &Reader, file: &FilePipeline) -> Result<Option<Topic>, ConfigEr
             let reason = "a time of RFC 3339 has colons, which the name of a topic can't have. Take :rfc3339 out";
             return Err(reader.error("topic", reason));
         }
-        let literals = template.iter().flat_map(Template::parts);
-        let literals = literals.filter_map(|part| match part {
-            Part::Literal(text) => Some(text.as_str()),
-            _ => None,
-        });
-        let is_legal = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-        if let Some(found) = literals.flat_map(str::chars).find(|c| !is_legal(c)) {
-            let reason = format!(
-                "{:?} has {found:?}, which the name of a topic can't have: expected a-z A-Z 0-9 . _ - and columns in braces",
-                file.topic.as_deref().unwrap_or_default()
-            );
-            return Err(reader.error("topic", reason));
-        }
         return Ok(template.map(Topic::Template));
     };
     if file.topic.is_some() {

@@ -437,8 +437,7 @@ fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
                 .to_owned(),
         ),
         "28000" if says("does not exist") => Some(format!(
-            "walpost init --postgres CONNECTION, as a superuser, creates the role walpost. To create this one: CREATE ROLE {role} \
-             LOGIN REPLICATION"
+            "walpost init, run as a superuser, creates the role walpost. To create this one: CREATE ROLE {role} LOGIN REPLICATION"
         )),
         "3D000" => Some(format!(
             "Name the database that has the outbox, or create it: CREATE DATABASE {database}"
