@@ -286,6 +286,15 @@ const PORT_DEFAULT: u16 = 5432;
 const SOCKET_FOLDERS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
 impl Conninfo {
+    /// The same connection string for `walpost init`, in whose sessions more notices are logged.
+    #[must_use]
+    pub(crate) fn for_init(&self) -> Self {
+        Self {
+            notices: Arc::new(NoticeLimit::of_init()),
+            ..self.clone()
+        }
+    }
+
     /// Reads a connection string, `postgresql://` URL or `key=value` pairs; what it leaves open
     /// comes from the environment variables of libpq (looked up through `env`), then from the
     /// defaults.

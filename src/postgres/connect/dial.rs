@@ -13,7 +13,9 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::BytesMut;
 use tokio::net::UnixStream;
@@ -26,6 +28,7 @@ pub(crate) use error::{DialError, ServerError};
 pub(crate) use socket::Socket;
 
 use super::conninfo::exposure::Exposure;
+use super::conninfo::notices::NoticeLimit;
 use super::conninfo::{Conninfo, Host, Place, SslMode, Target, Tls};
 use socket::Address;
 use startup::Wire;
@@ -42,6 +45,9 @@ mod startup;
 #[cfg(test)]
 mod tests;
 mod tls;
+
+/// How much of a notice is logged: a hint can have a command for each of many tables.
+const NOTICE_CHARS_MAX: usize = 16_384;
 
 /// What every session of ours is told when it starts, so that nobody who shares the database has code
 /// run as us. It overrides what `ALTER ROLE` and `ALTER DATABASE` have set.
@@ -120,35 +126,45 @@ impl fmt::Debug for Session {
 /// The half of an SQL client that moves bytes: a future to be polled (spawned) for as long as the
 /// client is in use. It ends when the client is dropped, or with the error that broke the
 /// connection.
-pub(crate) struct SqlConnection(handover::Driver);
+pub(crate) struct SqlConnection {
+    driver: handover::Driver,
+    notices: Arc<NoticeLimit>,
+}
 
 impl Future for SqlConnection {
     type Output = Result<(), tokio_postgres::Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        while let Some(message) = ready!(self.0.poll_message(cx)).transpose()? {
+        while let Some(message) = ready!(self.driver.poll_message(cx)).transpose()? {
             if let AsyncMessage::Notice(notice) = message {
-                log_notice(&notice);
+                log_notice(&notice, &self.notices);
             }
         }
         Poll::Ready(Ok(()))
     }
 }
 
-/// Logs a notice with its hint, which is the command that PostgreSQL or a file in sql/ suggests.
-fn log_notice(notice: &DbError) {
+/// Logs a notice with its hint, which is the command that PostgreSQL or a file in sql/ suggests, unless there are too many.
+fn log_notice(notice: &DbError, limit: &NoticeLimit) {
     let parts = [Some(notice.message()), notice.detail(), notice.hint()];
     let parts = parts.into_iter().flatten();
     let parts: Vec<_> = parts
         .map(|part| part.trim_end_matches(['.', ';']))
         .collect();
-    let text = parts.join(". ");
-    match notice.parsed_severity() {
-        Some(Severity::Warning) => warn!("{text}"),
-        // Of CREATE ... IF NOT EXISTS and DROP ... IF EXISTS.
-        _ if notice.message().ends_with(", skipping") => debug!("{text}"),
-        Some(Severity::Debug) => debug!("{text}"),
-        _ => info!("{text}"),
+    let text: String = parts.join(". ").chars().take(NOTICE_CHARS_MAX).collect();
+    let is_warning = notice.parsed_severity() == Some(Severity::Warning);
+    // The notices of CREATE ... IF NOT EXISTS and DROP ... IF EXISTS.
+    let is_expected = notice.message().ends_with(", skipping");
+    if !is_warning && (is_expected || notice.parsed_severity() == Some(Severity::Debug)) {
+        debug!("{text}");
+        return;
+    }
+    if !limit.admits(Instant::now()) {
+        return;
+    }
+    match is_warning {
+        true => warn!("{text}"),
+        false => info!("{text}"),
     }
 }
 
@@ -176,7 +192,10 @@ pub(crate) async fn sql(
     limits: SqlLimits,
 ) -> Result<(tokio_postgres::Client, SqlConnection), DialError> {
     let session = open(conninfo, &[("lock_timeout", LOCK_TIMEOUT)]).await?;
-    handover::to_tokio_postgres(session, &conninfo.user, limits).await
+    let (client, mut connection) =
+        handover::to_tokio_postgres(session, &conninfo.user, limits).await?;
+    connection.notices = Arc::clone(&conninfo.notices);
+    Ok((client, connection))
 }
 
 async fn open(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, DialError> {

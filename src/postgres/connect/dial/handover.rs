@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, BufMut, BytesMut};
@@ -42,7 +43,13 @@ pub(crate) async fn to_tokio_postgres(
         .connect_raw(stream, NoTls)
         .await;
     match connected {
-        Ok((client, connection)) => Ok((client, SqlConnection(connection))),
+        Ok((client, driver)) => Ok((
+            client,
+            SqlConnection {
+                driver,
+                notices: Arc::default(),
+            },
+        )),
         Err(error) => Err(match error.as_db_error() {
             Some(error) => DialError::Server {
                 host,
