@@ -284,7 +284,7 @@ pub(super) fn apply(
     let pipeline = &settings.name;
     let mut unfit = None;
     let applied = runtime()?.block_on(async {
-        let catalog = Catalog::open(&settings.postgres)
+        let catalog = Catalog::open(&settings.postgres.for_init())
             .await
             .map_err(|reason| ProvisionError {
                 step: "connection".to_owned(),

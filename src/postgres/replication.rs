@@ -768,14 +768,8 @@ impl Connection {
         if is_warning && notice.code == PUBLICATION_SKIPPED {
             return Err(ConnectionError::PublicationSkipped(Box::new(notice)));
         }
-        let Some(left_out) = self.notices.admit(Instant::now().into_std()) else {
+        if !self.notices.admits(Instant::now().into_std()) {
             return Ok(());
-        };
-        if left_out > 0 {
-            warn!(
-                left_out,
-                "PostgreSQL sends so many notices that some were not logged"
-            );
         }
         let text: String = notice.to_string().chars().take(NOTICE_CHARS_MAX).collect();
         match is_warning {

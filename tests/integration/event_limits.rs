@@ -106,6 +106,7 @@ fn another_limit_is_set_once_and_checked_against_kafka() {
         kept.expect_says(&["keeps its limit of 2000000 bytes"]);
         let (_, change) = warning.split_once("as its owner: ").unwrap();
         scene.db.run(change);
+        scene.db.run("RESET search_path");
         assert!(check_of(&scene, "walpost_event_size").contains("990000"));
         let found = check(&[]);
         assert!(!found.contains("event size"), "{found}");

@@ -288,6 +288,16 @@ const PORT_DEFAULT: u16 = 5432;
 const SOCKET_FOLDERS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
 impl Conninfo {
+    /// Returns the same connection string for `walpost init`, in whose sessions more notices are
+    /// logged.
+    #[must_use]
+    pub(crate) fn for_init(&self) -> Self {
+        Self {
+            notices: Arc::new(NoticeLimit::of_init()),
+            ..self.clone()
+        }
+    }
+
     /// Parses a connection string: a `postgresql://` URL or `key=value` pairs. Parameters that it
     /// leaves out are taken from libpq's environment variables (looked up with `env`), then from
     /// the defaults.

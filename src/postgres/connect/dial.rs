@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::BytesMut;
 use tokio::net::UnixStream;
@@ -30,6 +31,7 @@ pub(crate) use notifications::Notifications;
 pub(crate) use socket::Socket;
 
 use super::conninfo::exposure::Exposure;
+use super::conninfo::notices::NoticeLimit;
 use super::conninfo::{Conninfo, Host, Place, SslMode, Target, Tls};
 use socket::Address;
 use startup::Wire;
@@ -47,6 +49,10 @@ mod startup;
 #[cfg(test)]
 mod tests;
 mod tls;
+
+/// Number of characters of a notice that are logged: a hint can have a command for each of many
+/// tables.
+const NOTICE_CHARS_MAX: usize = 16_384;
 
 /// Settings of every session that Walpost opens, so that other users of the database can't have
 /// code executed with Walpost's privileges. They override the settings of `ALTER ROLE` and `ALTER
@@ -136,6 +142,7 @@ impl fmt::Debug for Session {
 pub(crate) struct SqlConnection {
     driver: handover::Driver,
     notifications: Arc<Notifications>,
+    notices: Arc<NoticeLimit>,
 }
 
 impl SqlConnection {
@@ -143,6 +150,7 @@ impl SqlConnection {
         Self {
             driver,
             notifications: Arc::default(),
+            notices: Arc::default(),
         }
     }
 
@@ -158,7 +166,7 @@ impl Future for SqlConnection {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         while let Some(message) = ready!(self.driver.poll_message(cx)).transpose()? {
             match message {
-                AsyncMessage::Notice(notice) => log_notice(&notice),
+                AsyncMessage::Notice(notice) => log_notice(&notice, &self.notices),
                 AsyncMessage::Notification(notification) => {
                     self.notifications.receive(notification.payload());
                 }
@@ -169,20 +177,28 @@ impl Future for SqlConnection {
     }
 }
 
-/// Logs a notice with its hint, which is a command suggested by PostgreSQL or by a file in sql/.
-fn log_notice(notice: &DbError) {
+/// Logs a notice with its hint, which is a command suggested by PostgreSQL or by a file in sql/,
+/// unless there are too many notices.
+fn log_notice(notice: &DbError, limit: &NoticeLimit) {
     let parts = [Some(notice.message()), notice.detail(), notice.hint()];
     let parts = parts.into_iter().flatten();
     let parts: Vec<_> = parts
         .map(|part| part.trim_end_matches(['.', ';']))
         .collect();
-    let text = parts.join(". ");
-    match notice.parsed_severity() {
-        Some(Severity::Warning) => warn!("{text}"),
-        // From CREATE ... IF NOT EXISTS and DROP ... IF EXISTS.
-        _ if notice.message().ends_with(", skipping") => debug!("{text}"),
-        Some(Severity::Debug) => debug!("{text}"),
-        _ => info!("{text}"),
+    let text: String = parts.join(". ").chars().take(NOTICE_CHARS_MAX).collect();
+    let is_warning = notice.parsed_severity() == Some(Severity::Warning);
+    // The notices of CREATE ... IF NOT EXISTS and DROP ... IF EXISTS.
+    let is_expected = notice.message().ends_with(", skipping");
+    if !is_warning && (is_expected || notice.parsed_severity() == Some(Severity::Debug)) {
+        debug!("{text}");
+        return;
+    }
+    if !limit.admits(Instant::now()) {
+        return;
+    }
+    match is_warning {
+        true => warn!("{text}"),
+        false => info!("{text}"),
     }
 }
 
@@ -211,7 +227,10 @@ pub(crate) async fn sql(
     limits: SqlLimits,
 ) -> Result<(tokio_postgres::Client, SqlConnection), DialError> {
     let session = open(conninfo, &[("lock_timeout", LOCK_TIMEOUT)]).await?;
-    handover::to_tokio_postgres(session, &conninfo.user, limits).await
+    let (client, mut connection) =
+        handover::to_tokio_postgres(session, &conninfo.user, limits).await?;
+    connection.notices = Arc::clone(&conninfo.notices);
+    Ok((client, connection))
 }
 
 async fn open(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, DialError> {

@@ -188,3 +188,30 @@ fn skip_is_refused_before_older_rows_are_copied() {
     settle(&scene, scene.start());
     expect_all(&scene, 20, true);
 }
+
+/// No `walpost init` has recorded the slot.
+#[test]
+fn copy_that_psql_has_found_due_halts_a_definition_with_several_tables() {
+    let mut scene = cold(TABLE);
+    let aggregate = scene.aggregate(1);
+    fill(&scene, &aggregate, 20);
+    for file in [
+        "guard.sql",
+        "outbox.sql",
+        "journal.sql",
+        "role.sql",
+        "publication.sql",
+        "slot.sql",
+        "snapshot.sql",
+        "snapshot.sql",
+    ] {
+        psql_file(&scene, file);
+    }
+    let due = "SELECT count(*) FROM walpost.journal WHERE detail ->> 'state' = 'due'";
+    assert_eq!(scene.db.number(due), 1);
+    scene.use_settings("tables = ['public.outbox']\n");
+    scene.init().finish().expect_code(0);
+    let says = ["the copy of the older rows of table public.outbox is not complete"];
+    scene.check().finish().expect_code(3).expect_says(&says);
+    scene.run().finish().expect_code(3).expect_says(&says);
+}

@@ -3,13 +3,20 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tracing::warn;
+
 /// Number of notices logged in each [`PERIOD`].
 const NOTICES_MAX: u32 = 20;
+/// The same for a connection of `walpost init`: the files in sql/ report a table, and each of its partitions, in notices.
+const INIT_NOTICES_MAX: u32 = 1000;
 const PERIOD: Duration = Duration::from_secs(60);
 
 /// Counts the notices on all connections of one connection string.
-#[derive(Debug, Default)]
-pub(crate) struct NoticeLimit(Mutex<Counts>);
+#[derive(Debug)]
+pub(crate) struct NoticeLimit {
+    max: u32,
+    counts: Mutex<Counts>,
+}
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -20,16 +27,47 @@ struct Counts {
     left_out: u64,
 }
 
+impl Default for NoticeLimit {
+    fn default() -> Self {
+        Self {
+            max: NOTICES_MAX,
+            counts: Mutex::default(),
+        }
+    }
+}
+
 impl NoticeLimit {
+    /// Returns the limit for the connections of `walpost init`.
+    #[must_use]
+    pub(crate) fn of_init() -> Self {
+        Self {
+            max: INIT_NOTICES_MAX,
+            counts: Mutex::default(),
+        }
+    }
+
+    /// Counts a notice, and returns whether it is to be logged. Also logs how many
+    /// were suppressed before it.
+    pub(in crate::postgres) fn admits(&self, now: Instant) -> bool {
+        let left_out = self.admit(now);
+        if let Some(left_out @ 1..) = left_out {
+            warn!(
+                left_out,
+                "PostgreSQL sends so many notices that some were not logged"
+            );
+        }
+        left_out.is_some()
+    }
+
     /// Counts a notice. Returns how many were suppressed before it, or `None` if this one is
     /// suppressed as well.
-    pub(in crate::postgres) fn admit(&self, now: Instant) -> Option<u64> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn admit(&self, now: Instant) -> Option<u64> {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = |since: Instant| now.saturating_duration_since(since) >= PERIOD;
         if counts.since.is_none_or(is_over) {
             (counts.since, counts.logged) = (Some(now), 0);
         }
-        if counts.logged == NOTICES_MAX {
+        if counts.logged == self.max {
             counts.left_out += 1;
             return None;
         }
@@ -57,5 +95,13 @@ mod tests {
                 assert_eq!(limit.admit(now), expected, "{n} in second {second}");
             }
         }
+    }
+
+    #[test]
+    fn logs_more_notices_of_init() {
+        let limit = NoticeLimit::of_init();
+        let now = Instant::now();
+        let logged = (0..2000).filter(|_| limit.admit(now).is_some()).count();
+        assert_eq!(logged, 1000);
     }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::net::IpAddr;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use openssl::asn1::Asn1Time;

@@ -127,3 +127,34 @@ async fn a_message_that_is_too_long_is_refused_before_it_comes_and_named() {
         }
     }
 }
+
+/// A server can send any number of notices.
+#[tokio::test]
+async fn few_notices_of_a_server_are_logged() {
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut lines = self.0.lock().expect("no panic");
+            lines.extend(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let to = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || to.clone())
+        .finish();
+    let guard = tracing::subscriber::set_default(subscriber);
+    let notice = message(b'N', b"SNOTICE\0VNOTICE\0C00000\0Mflood\0\0");
+    let sent = [notice.repeat(10_000), value("hello")].concat();
+    let rows = ask_for(sent, 1_000_000).await.unwrap();
+    drop(guard);
+    assert_eq!(rows, ["hello"]);
+    let text = lines.0.lock().expect("no panic");
+    let logged = String::from_utf8_lossy(&text).matches("flood").count();
+    assert!((1..100).contains(&logged), "{logged}");
+}
