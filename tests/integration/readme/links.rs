@@ -166,7 +166,7 @@ fn tests_that_the_guarantees_name_are_there() {
         .filter(is_test)
         .collect();
     assert!(named.len() > 20, "{named:?}");
-    let sources = sources(&["src", "tests/integration"]);
+    let sources = sources(&["src", "tests"]);
     for name in named {
         let function = format!("fn {}(", name.rsplit("::").next().unwrap());
         assert!(sources.contains(&function), "no test {name}");
