@@ -271,8 +271,8 @@ fn slot_that_is_dropped_amid_the_copy_has_all_rows_sent_again(exactly_once: bool
     }
     scene.init().finish().expect_code(0);
     let scene = scene.in_mode(exactly_once);
-    // In at-least-once mode, the rows are being copied. In exactly-once mode, the copy has not even
-    // started, because there is no checkpoint.
+    // The slot is dropped while no broker is reachable. In at-least-once mode, the copy of the rows
+    // has started by then. In exactly-once mode it has not, because it requires the checkpoint.
     drop_slot(&scene);
     new_slot(&scene);
     let walpost = scene.start();

@@ -52,7 +52,7 @@ fn leader_that_is_frozen_until_another_leads_costs_nothing() {
 }
 
 /// With one follower down, the leader refuses writes. With both down, there is no controller
-/// either, and no node responds.
+/// either.
 #[test]
 fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
     let cluster = Cluster::shared();

@@ -235,7 +235,7 @@ fn without_a_checkpoint_it_halts_until_one_is_adopted() {
     let check = || scene.check().arg("--exactly-once").finish();
     let found = check().expect_code(3).stdout;
     assert!(found.contains("there is no checkpoint"), "{found}");
-    // There is no terminal on which to ask for confirmation.
+    // Without --yes, and with no terminal to ask for confirmation, nothing is changed.
     scene
         .checkpoint("adopt")
         .finish()
@@ -324,7 +324,8 @@ fn checkpoint_far_behind_those_of_others_is_found() {
     let walpost = scene.start();
     scene.insert(&aggregate, "k");
     scene.settle(walpost, &[], Resends::Never);
-    // More records than Walpost reads in its first attempt and in its second attempt, respectively.
+    // 300 records exceed the part of the topic that is searched first; 5000 also exceed the part
+    // searched second.
     for count in [300, 5000] {
         broker.produce_many("walpost-checkpoints", "another pipeline", count);
         let walpost = scene.start();

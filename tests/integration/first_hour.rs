@@ -291,8 +291,8 @@ fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
         .finish()
         .expect_code(3)
         .expect_says(&["Nothing names a user", "PGUSER=walpost"]);
-    // The halt is not recorded, because there is no user for that connection either. The log
-    // already contains that reason.
+    // The halt is not recorded either, for the same reason. That is not reported, because the log
+    // already contains the reason.
     assert!(
         !halted.says("failed to record the halt"),
         "{}",

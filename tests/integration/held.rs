@@ -97,8 +97,8 @@ fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bo
     ]);
 }
 
-/// The position that the slot has sent shows that older rows were already copied. A process that
-/// only waits for Kafka has not delivered anything and must not move it.
+/// Once the slot has been streamed from, older rows count as copied. A process that waits for Kafka
+/// receives events without delivering them, so holding the slot must not have that effect.
 #[test]
 fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
     let broker = Broker::lent();

@@ -63,7 +63,7 @@ impl Flood {
     }
 }
 
-/// Forwards the server's messages, and calls `flood` after a `CopyBothResponse`.
+/// Forwards the server's messages, and calls `flood` after each `CopyBothResponse`.
 fn pass_answers(
     mut server: TcpStream,
     mut client: &TcpStream,
