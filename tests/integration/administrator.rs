@@ -1,4 +1,4 @@
-//! `walpost init --config` with one administrator's connection for several pipelines.
+//! `walpost init --config` with one administrator connection for several pipelines.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,8 @@ use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::walpost::{Finished, Invocation};
 
-/// Two pipelines of one file, each in a database of its own. Their role does not exist: it is not asked.
+/// Two pipelines in one file, each with its own database. The role in their connection strings does
+/// not exist, to prove that it is not used.
 struct Two {
     scenes: [Scene<'static>; 2],
     file: PathBuf,
@@ -36,13 +37,15 @@ impl Two {
         Invocation::new(["init", "--no-role", "--config"]).arg(&self.file)
     }
 
-    /// As a provider gives it: with a database that is no pipeline's.
+    /// Runs `init` with the connection string that a provider supplies, whose database belongs to
+    /// neither pipeline.
     fn init_as_postgres(&self) -> Invocation {
         let conninfo = self.scenes[0].server.conninfo("postgres");
         self.init().args(["--postgres", &conninfo])
     }
 
-    /// Which of the two have publication and slot, in their own database and nothing of the other's.
+    /// Returns which of the two pipelines have a publication and a slot. Asserts that each database
+    /// contains only those of its own pipeline.
     fn made(&self) -> [bool; 2] {
         self.scenes.each_ref().map(|scene| {
             let found = scene.db.rows(
@@ -55,7 +58,7 @@ impl Two {
         })
     }
 
-    /// Has said of this one of the two what contains the text.
+    /// Asserts that a line of the log contains both the text and the name of the pipeline.
     fn expect_of(&self, finished: &Finished, which: usize, text: &str) {
         let name = &self.scenes[which].name;
         let is_of = |line: &str| line.contains(text) && line.contains(name.as_str());
@@ -99,7 +102,7 @@ fn administrator_can_be_named_by_the_variables_of_libpq() {
 fn pipelines_that_are_named_are_made_and_no_other() {
     let two = Two::new();
     let name = &two.scenes[1].name;
-    // Of one pipeline the connection string is taken as it is, with its database.
+    // With only one pipeline, the connection string is used unchanged, including its database.
     two.init()
         .args(["--pipeline", name, "--postgres", &two.scenes[1].conninfo()])
         .finish()
@@ -135,7 +138,7 @@ fn pipelines_of_another_server_are_refused() {
     let refused = two.init_as_postgres().finish().expect_code(2);
     refused.expect_says(&["are on different servers", "--pipeline"]);
     assert_eq!(two.made(), [false, false]);
-    // A flag that is for one pipeline still is.
+    // A flag that applies to only one pipeline is still rejected.
     let table = two.init_as_postgres().args(["--table", "public.other"]);
     table
         .finish()
@@ -151,7 +154,7 @@ fn printed_statements_of_several_pipelines_go_to_the_database_of_each() {
     assert_eq!(two.made(), [false, false]);
     let file = two.file.with_extension("sql");
     fs::write(&file, printed).unwrap();
-    // In whatever database it begins.
+    // The database in which the script starts does not matter.
     psql(&two.scenes[1], &file);
     assert_eq!(two.made(), [true, true]);
 }

@@ -1,5 +1,5 @@
-//! The WAL budget: what is said and done when the slot retains more WAL than it may, and how what
-//! was dropped is sent again.
+//! The WAL budget: reports and actions when the slot retains more WAL than allowed, and how the
+//! events of a dropped slot are sent again.
 
 use std::collections::HashSet;
 use std::fs;
@@ -23,7 +23,7 @@ in_both_modes! {
     killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_again
 }
 
-/// Every slot keeps more than that.
+/// A budget of 1 byte, which every slot exceeds.
 pub(crate) const DROP_SLOT: [&str; 4] =
     ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
 
@@ -31,7 +31,7 @@ const WARNS: &str = "the slot retains more WAL than wal_budget.warn";
 const HOLDS: &str = "the slot retains more WAL than wal_budget.max, and it is held";
 const WITHIN: &str = "the slot is within its WAL budget again";
 
-/// Walpost with the slot of the scene and other brokers.
+/// Prepares `walpost run` with the scene's slot and the given brokers.
 fn with_brokers(scene: &Scene, brokers: &str, arguments: &[&str]) -> Invocation {
     let mode: &[&str] = match scene.is_exactly_once() {
         true => &["--exactly-once"],
@@ -44,12 +44,12 @@ fn with_brokers(scene: &Scene, brokers: &str, arguments: &[&str]) -> Invocation 
         .args(arguments)
 }
 
-/// Walpost whose brokers are dead, with the slot of the scene.
+/// Prepares `walpost run` with the scene's slot and without a reachable broker.
 fn without_kafka(scene: &Scene, arguments: &[&str]) -> Invocation {
     with_brokers(scene, "127.0.0.1:9", arguments)
 }
 
-/// Has the slot dropped, and returns what was said.
+/// Makes Walpost drop the slot, and returns its output.
 pub(crate) fn drop_slot(scene: &Scene) -> Finished {
     let finished = without_kafka(scene, &DROP_SLOT).finish().expect_code(3);
     assert!(!slot_is_there(scene));
@@ -67,13 +67,13 @@ fn slot_is_there(scene: &Scene) -> bool {
     ))
 }
 
-/// Entries of the journal about slots that were dropped.
+/// Returns the number of journal entries about dropped slots.
 fn entries(scene: &Scene) -> i64 {
     let sql = "SELECT count(*) FROM walpost.journal WHERE action = 'drop slot'";
     scene.db.number(sql)
 }
 
-/// Makes a new slot, and has exactly-once accept it.
+/// Creates a new slot, and adopts a checkpoint for it in exactly-once mode.
 pub(crate) fn new_slot(scene: &Scene) {
     scene.init().finish().expect_code(0);
     if scene.is_exactly_once() {
@@ -87,7 +87,7 @@ fn ids(scene: &Scene) -> HashSet<String> {
     records.iter().map(|r| r.header("id").to_owned()).collect()
 }
 
-/// Asserts that each event that was ever committed is in Kafka.
+/// Asserts that every event ever committed is in Kafka.
 pub(crate) fn expect_everything(scene: &Scene) {
     let delivered = ids(scene);
     for event in scene.history() {
@@ -102,7 +102,7 @@ fn replayed(scene: &Scene) -> usize {
     records.iter().filter(is_replayed).count()
 }
 
-/// Confirms a first event, so that the slot knows that its transaction is over.
+/// Confirms a first event, and waits until the slot's catalog_xmin has passed its transaction.
 fn deliver_one(scene: &Scene, aggregate: &str) {
     let walpost = scene.start_and_confirm_one(aggregate, "delivered");
     wait_until("catalog_xmin to pass it", || {
@@ -123,7 +123,7 @@ fn slot_that_keeps_more_than_the_warning_is_told_once_and_when_it_is_over() {
     let scene = Scene::on(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--wal-budget-warn", "4MiB"]);
-    // Everything is delivered; what fills the disk is kept for this.
+    // Everything is delivered, but an open transaction makes the slot retain WAL.
     let open = server.session(&scene.name);
     open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "k")));
     scene.write_other_wal(6);
@@ -169,7 +169,7 @@ fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
 }
 
 fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
-    // Where nobody else's transactions hold up the slot's catalog_xmin.
+    // On a shared server, transactions of other tests would hold back the slot's catalog_xmin.
     let server = Server::private(MAJOR, "");
     let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
@@ -190,7 +190,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
         "{said:?}"
     );
 
-    // Without a slot: whoever asks is told, and nothing is sent.
+    // Without a slot, every command reports the dropped slot and nothing is sent.
     scene.insert(&aggregate, "between");
     let listed = [
         "was dropped",
@@ -226,7 +226,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
         adopt.finish().expect_code(0);
     }
 
-    // With a new one it goes on from there, and the table is not copied.
+    // With a new slot, delivery continues from that slot and the table is not copied.
     let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
     walpost.wait_for_log("events of a dropped slot were not sent again yet");
     scene.insert(&aggregate, "after");
@@ -271,7 +271,8 @@ fn slot_that_is_dropped_amid_the_copy_has_all_rows_sent_again(exactly_once: bool
     }
     scene.init().finish().expect_code(0);
     let scene = scene.in_mode(exactly_once);
-    // At least once: they are on their way. Exactly once: not even that, without its checkpoint.
+    // The slot is dropped while no broker is reachable. In at-least-once mode, the copy of the rows
+    // has started by then. In exactly-once mode it has not, because it requires the checkpoint.
     drop_slot(&scene);
     new_slot(&scene);
     let walpost = scene.start();
@@ -288,13 +289,14 @@ fn slot_that_is_dropped_amid_the_copy_has_all_rows_sent_again(exactly_once: bool
     walpost.terminate().expect_code(0);
 }
 
-/// While it delivers, while it drops the slot, and while it sends again; the writers never stop.
+/// Walpost is killed while it delivers, while it drops the slot and while it sends events again.
+/// The writers never stop.
 fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_again(
     exactly_once: bool,
 ) {
     let scene = Scene::new().in_mode(exactly_once);
     let mut dice = fastrand::Rng::with_seed(seed());
-    // Time is the point here: the moment of death is drawn, not awaited.
+    // Sleep instead of waiting for a condition, because the time of the kill must be random.
     let mut lives_for = |millis| Duration::from_millis(dice.u64(0..millis));
     let aggregate = scene.aggregate(2);
     let load = scene.load(&[&aggregate]);
@@ -306,7 +308,7 @@ fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_agai
         scene.kill(walpost);
         while slot_is_there(&scene) {
             let going = without_kafka(&scene, &DROP_SLOT).start();
-            // Or as soon as there is no way back.
+            // Kill Walpost earlier if the slot has been dropped.
             poll_until(lives_for(3000), || (!slot_is_there(&scene)).then_some(()));
             going.kill();
         }
@@ -331,7 +333,8 @@ fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_agai
         .expect_says(&["has no dropped slot"]);
 }
 
-/// The session that holds the slot while it waits for a new producer releases it too.
+/// In exactly-once mode, a second session holds the slot while Walpost waits for a new producer. It
+/// must release the slot too.
 #[test]
 fn exactly_once_that_has_lost_its_brokers_lets_go() {
     let broker = Broker::lent();
@@ -396,7 +399,7 @@ fn what_was_dropped_twice_is_sent_again_at_once_and_goes_on_after_a_kill() {
         scene.init().finish().expect_code(0);
     }
     assert_eq!(entries(&scene), 2);
-    // A table that is written anew has other transactions.
+    // Rewriting the table changes the xmin of its rows.
     scene
         .db
         .run("ALTER TABLE outbox ALTER COLUMN aggregateid TYPE varchar(200)");
@@ -423,7 +426,8 @@ fn what_was_dropped_twice_is_sent_again_at_once_and_goes_on_after_a_kill() {
     assert!(scene.records().len() < 60, "it did not begin again");
 }
 
-/// The entry is written before the slot is dropped, and that can fail.
+/// The journal entry is written before the slot is dropped. This test simulates a failure between
+/// the two.
 #[test]
 fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice() {
     let scene = Scene::new();
@@ -449,7 +453,8 @@ fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice(
     expect_everything(&scene);
 }
 
-/// Of a transaction whose commit waits for a standby the rows can't be seen, though it is in WAL.
+/// If a commit waits for a standby, the rows of its transaction are not visible although the commit
+/// is in WAL. The open transaction here has the same effect.
 #[test]
 fn transactions_that_are_open_are_waited_for_before_rows_are_sent_again() {
     let scene = Scene::new();
@@ -516,7 +521,7 @@ fn what_can_not_be_is_refused() {
         .expect_code(2)
         .expect_says(&["has no dropped slot"]);
 
-    // What it would take to send events again is not there.
+    // Dropping the slot is refused if the events could not be sent again later.
     let refused = |words: &[&str]| {
         let check = scene.check().args(DROP_SLOT).finish();
         for finished in [check, without_kafka(&scene, &DROP_SLOT).finish()] {

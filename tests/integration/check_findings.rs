@@ -1,11 +1,11 @@
-//! Findings of `walpost check` about things that work today and surprise somebody later.
+//! Findings of `walpost check` about configurations that work today but will cause problems later.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::scene::Scene;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-/// The finding of this check, without its mark.
+/// Returns the finding of this check that starts with `mark`.
 fn finding<'f>(finished: &'f Finished, mark: &str, check: &str) -> Option<&'f str> {
     let middle = format!(": {check}: ");
     let mut lines = finished.stdout.lines();
@@ -53,7 +53,7 @@ fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
         ));
     };
     create(&other);
-    // Not of Walpost, by its name.
+    // The name of this slot shows that it does not belong to Walpost.
     let foreign = format!("subscriber_{}", scene.name);
     create(&foreign);
     let text = format!(
@@ -109,7 +109,7 @@ fn function_that_examines_tables_is_compared_with_the_expected_one() {
             finding(&found, "WARNING", "owners").map(str::to_owned)
         };
         assert_eq!(warning(), None);
-        // As an earlier or later version of Walpost could have created it.
+        // Another version of Walpost could have created this definition.
         let body = "replace(pg_get_functiondef('walpost.lock_and_examine'::regproc), 'RETURN regexp_replace', 'RETURN  regexp_replace')";
         let changed = scene.db.value(&format!("SELECT {body}")).unwrap();
         scene.db.run(&changed);

@@ -1,4 +1,4 @@
-//! The checker lets a faultless delivery pass and catches every way to break one.
+//! Tests that the checker accepts a correct delivery and detects every kind of violation.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use crate::support::checker::{Committed, Death, Delivered, Resends, Summary, Vio
 
 const TOPIC: &str = "events";
 
-/// Transactions of two events; event n has the id "n".
+/// Returns a history of transactions with two events each. Event n has the id "n".
 fn history(count: u32) -> Vec<Committed> {
     (0..count)
         .map(|n| Committed {
@@ -23,7 +23,8 @@ fn end_of(n: u32) -> u64 {
     u64::from(n / 2 + 1) * 100
 }
 
-/// Event n in partition n % 2 with the key of that partition, in the order given.
+/// Delivers the events in the given order: event n to partition n % 2, with the key of that
+/// partition.
 fn deliver(order: &[u32]) -> Vec<Delivered> {
     let mut ends = [0; 2];
     order
@@ -43,7 +44,7 @@ fn deliver(order: &[u32]) -> Vec<Delivered> {
         .collect()
 }
 
-/// A death after the given number of records in each partition.
+/// Returns a death after the given number of records in each partition.
 fn death(ends: [i64; 2], confirmed: u64) -> Death {
     let ends = HashMap::from([
         ((TOPIC.to_owned(), 0), ends[0]),

@@ -1,4 +1,4 @@
-//! A cluster of three brokers that loses some: both modes go on, and lose nothing.
+//! Failures of some brokers in a cluster of three. Both modes continue and lose nothing.
 
 use crate::support::cluster::Cluster;
 use crate::support::postgres::{MAJOR, Server};
@@ -8,7 +8,7 @@ use crate::support::wait::wait_until;
 
 const SOME: usize = 40;
 
-/// Waits until what is committed by now is confirmed.
+/// Waits until everything committed so far is confirmed.
 fn wait_for_progress(streams: &[UnderLoad]) {
     for stream in streams {
         stream.scene.wait_until_confirmed();
@@ -31,7 +31,8 @@ fn leader_that_is_killed_under_load_costs_nothing() {
     settle(streams, 1);
 }
 
-/// It takes itself for the leader still when it wakes, with what it was sent before and meanwhile.
+/// When it resumes, the frozen broker still considers itself the leader and processes requests that
+/// it received before and in the meantime.
 #[test]
 fn leader_that_is_frozen_until_another_leads_costs_nothing() {
     let cluster = Cluster::shared();
@@ -50,14 +51,15 @@ fn leader_that_is_frozen_until_another_leads_costs_nothing() {
     settle(streams, 1);
 }
 
-/// First the brokers refuse to write, then there is no controller and nobody who could answer.
+/// With one follower down, the leader refuses writes. With both down, there is no controller
+/// either.
 #[test]
 fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
     let cluster = Cluster::shared();
     let streams = [false, true].map(|exactly_once| {
         let scene = Scene::on(Server::shared(MAJOR), cluster.entry()).in_mode(exactly_once);
         let conninfo = scene.conninfo();
-        // What waits for a replica that is gone is refused only when this is over.
+        // A write that waits for a missing replica is refused only after this timeout.
         let patience = ["-X", "request.timeout.ms=5000"];
         UnderLoad::start(scene, &conninfo, &patience, &[("min.insync.replicas", "3")])
     });

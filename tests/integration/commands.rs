@@ -1,4 +1,4 @@
-//! `check`, and the small things beside the commands that work.
+//! `check`, and minor properties of the other commands.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -61,7 +61,7 @@ fn names_are_quoted_as_each_server_quotes_them() {
     }
 }
 
-/// `order`, `user` and the like: SQL takes them in double quotes alone.
+/// Names such as `order` and `user` are reserved in SQL and must be quoted.
 #[test]
 fn names_that_sql_has_for_itself_are_no_trouble() {
     let scene = Scene::bare();
@@ -128,7 +128,7 @@ fn check_finds_a_broker_that_does_not_answer() {
     finished.expect_says(&["127.0.0.1:9"]);
 }
 
-/// The black hole takes the longest: nothing tells that it is one.
+/// The black hole takes longest, because it accepts connections but never responds.
 #[test]
 fn check_ends_soon_where_no_broker_answers() {
     let scene = Scene::new();
@@ -160,7 +160,7 @@ fn check_ends_soon_where_no_broker_answers() {
     }
 }
 
-/// The kernel gives this process's sockets as much as the server's.
+/// The kernel gives sockets of this process the same buffer size as those of the server.
 #[test]
 fn check_tells_of_a_small_buffer_between_walpost_and_a_server_on_its_machine() {
     const ENOUGH: usize = 4 << 20;
@@ -271,7 +271,7 @@ fn version_and_help_are_given() {
         .expect_says(&["--null-payload", "WALPOST_KAFKA"]);
 }
 
-/// The headings of a help text, and the flags under each.
+/// Returns the headings of a help text, and the flags under each.
 fn sections(help: &str) -> Vec<(String, Vec<String>)> {
     let mut sections: Vec<(String, Vec<String>)> = Vec::new();
     for line in help.lines() {
@@ -279,7 +279,8 @@ fn sections(help: &str) -> Vec<(String, Vec<String>)> {
         match (line.strip_suffix(':'), &mut sections[..]) {
             (Some(heading), _) if flag == line => sections.push((heading.to_owned(), Vec::new())),
             (_, [.., (_, flags)]) if flag.starts_with('-') => {
-                // A value has a dash too.
+                // A value name can also contain a dash, so only words that start with two dashes
+                // are flags.
                 let long = flag.split(' ').find(|word| word.starts_with("--"));
                 flags.extend(long.map(str::to_owned));
             }
@@ -366,7 +367,7 @@ fn help_lists_the_command_s_own_flags_first_and_none_that_has_no_use() {
             sections.iter().map(|(_, flags)| flags.len()).sum()
         };
         let short = help("-h");
-        // What is rarely needed is one of Kafka's.
+        // The only flags that `-h` omits are among those about Kafka.
         let has_rare = shared.contains(&"Kafka");
         assert_eq!(
             count(&short) < count(&long),
@@ -376,7 +377,7 @@ fn help_lists_the_command_s_own_flags_first_and_none_that_has_no_use() {
     }
 }
 
-/// A script may give every command the same.
+/// A script may pass the same flags to every command.
 #[test]
 fn flag_that_a_command_does_not_list_is_accepted() {
     let scene = Scene::new();
@@ -428,7 +429,7 @@ fn tombstones_that_nobody_has_asked_for_are_warned_of_where_a_topic_is_compacted
     walpost.terminate().expect_code(0);
 }
 
-/// A record that the producer may send, and the topic refuses.
+/// The producer may send a record of this size, but the topic rejects it.
 #[test]
 fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
     let scene = Scene::new();
@@ -455,7 +456,7 @@ fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
         .split_once("kafka-configs.sh --bootstrap-server ")
         .unwrap();
     let words = command.lines().next().unwrap().split_whitespace();
-    // The address stands in front of them.
+    // `tool` adds the address itself.
     let arguments: Vec<_> = words.skip(1).collect();
     scene.broker.tool("kafka.admin.ConfigCommand", &arguments);
     let said = check(&[]);

@@ -1,5 +1,5 @@
-//! kill -9 at any time: nothing is lost, order is kept, and only what was in flight is delivered
-//! again.
+//! kill -9 at any time: no event is lost, order is preserved, and only records in flight are
+//! delivered again.
 
 use std::ops::Range;
 use std::thread;
@@ -30,7 +30,7 @@ fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was
     assert!(summary.committed > 1000, "{summary:?}");
 }
 
-/// Kills Walpost so often under load, and judges what was delivered in the end.
+/// Kills Walpost the given number of times under load, and checks what was delivered in the end.
 pub(crate) fn kill_at_random_points(scene: &Scene, rounds: usize, resends: Resends) -> Summary {
     let mut dice = fastrand::Rng::with_seed(seed());
     let aggregates = [scene.aggregate(4), scene.aggregate(1)];
@@ -42,7 +42,7 @@ pub(crate) fn kill_at_random_points(scene: &Scene, rounds: usize, resends: Resen
             let before = scene.confirmed();
             wait_until("the slot to move", || scene.confirmed() > before);
         }
-        // Time is the point here: the moment of death is drawn, not awaited.
+        // Sleep instead of waiting for a condition, because the time of the kill must be random.
         thread::sleep(Duration::from_millis(dice.u64(0..400)));
         deaths.push(scene.kill(walpost));
     }
@@ -55,8 +55,8 @@ fn killed_while_it_starts_it_loses_nothing(outbox: Outbox) {
     kill_while_it_starts(&Scene::of(outbox), 0..150, Resends::AtMost(10));
 }
 
-/// Kills Walpost ten times, so many milliseconds after each start, and judges what was delivered in
-/// the end.
+/// Kills Walpost ten times, after a random number of milliseconds in the given range from each
+/// start, and checks what was delivered in the end.
 pub(crate) fn kill_while_it_starts(scene: &Scene, millis: Range<u64>, resends: Resends) -> Summary {
     let mut dice = fastrand::Rng::with_seed(seed());
     let aggregate = scene.aggregate(2);

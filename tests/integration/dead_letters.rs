@@ -25,7 +25,7 @@ in_both_modes! {
     dead_letter_that_is_too_large_itself_is_cut
 }
 
-/// Makes a topic for the test's dead letters, of three partitions, and counts it among the test's.
+/// Creates a dead letter topic with three partitions for this test.
 fn dead_letter_topic(scene: &Scene) -> String {
     let topic = format!("{}.dead", scene.name);
     scene.topic(&topic, 3, &[]);
@@ -95,7 +95,7 @@ fn event_that_is_too_large_is_a_dead_letter_without_its_payload(exactly_once: bo
         .terminate()
         .expect_code(0)
         .expect_says(&["dead letter of row with id 2", "oversize_dead_letters=1"]);
-    // Positions are those of the commits, and the order is theirs.
+    // Checks that dead letters have the positions of their commits and keep their order.
     scene.judge(&[], scene.resends(0));
 }
 
@@ -123,7 +123,7 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
             .run(&format!("INSERT INTO outbox VALUES ({values})"));
     };
     let good = format!("'{aggregate}'");
-    // The first record for a topic is one for a partition that it has not.
+    // The first record for the topic names a partition that does not exist.
     row(1, &good, "NULL", "NULL", "7");
     row(2, &good, "'{\"a\": \"b\"}'", "'2026-01-01'", "1");
     row(3, "NULL", "NULL", "NULL", "0");
@@ -172,7 +172,7 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
         assert_eq!(names.contains(&"a"), id == "4", "{names:?}");
     }
     let finished = walpost.terminate().expect_code(0);
-    // One says that there are some; the others are counted.
+    // Only the first dead letter is logged; the others are counted.
     assert_eq!(finished.stderr.matches("dead letter of").count(), 1);
     finished.expect_says(&["dead letter of row with id 1", "unroutable_dead_letters=7"]);
     scene.judge(&[], scene.resends(0));
@@ -207,7 +207,7 @@ fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// Half of the events have no topic, and a part of them is too large to be sent whole.
+/// Half of the events have no valid topic, and some are too large to be delivered.
 fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exactly_once: bool) {
     let rounds = 8;
     let scene = Scene::new().in_mode(exactly_once);
@@ -215,14 +215,15 @@ fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exa
     let mut dice = fastrand::Rng::with_seed(seed());
     let aggregate = scene.aggregate(2);
     let topic = dead_letter_topic(&scene);
-    // The events of the load are no larger than this with one header, but not with more.
+    // Events of the load fit in this size with one header, but not with the additional headers of a
+    // dead letter.
     let flags = [
         &OVERSIZE[..],
         &UNROUTABLE,
         &["-X", "message.max.bytes=1000"],
     ]
     .concat();
-    // Each record is a request of its own.
+    // Each record is sent in a separate request.
     let load = scene.load_that_rests(&[&aggregate, "no topic"], Duration::from_millis(50));
     let large = |scene: &Scene| {
         let payload = format!("{{\"large\": \"{}\"}}", "x".repeat(5000));
@@ -237,7 +238,7 @@ fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exa
             let before = scene.confirmed();
             wait_until("the slot to move", || scene.confirmed() > before);
         }
-        // Time is the point here: the moment of death is drawn, not awaited.
+        // Sleep instead of waiting for a condition, because the time of the kill must be random.
         thread::sleep(Duration::from_millis(dice.u64(0..300)));
         deaths.push(scene.kill(walpost));
     }
@@ -296,7 +297,7 @@ fn dead_letters_without_their_topic_halt(exactly_once: bool) {
     );
 }
 
-/// Its key alone is larger than Kafka may be sent.
+/// The key alone exceeds the largest record that may be sent to Kafka.
 fn dead_letter_that_is_too_large_itself_is_cut(exactly_once: bool) {
     let scene = Scene::with_table(TABLE).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);

@@ -1,5 +1,5 @@
-//! Debezium on Kafka Connect and Walpost on one table, with what `walpost import debezium` makes of its configuration:
-//! `./dev debezium`.
+//! Debezium on Kafka Connect and Walpost deliver from the same table, with the configuration that
+//! `walpost import debezium` generates. Run with `./dev debezium`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -24,12 +24,12 @@ use crate::support::walpost::{Invocation, Walpost};
 
 const PARTITIONS: i32 = 3;
 const WRITERS: usize = 3;
-/// Transactions during which both deliver, and after each step of the switch-over.
+/// Number of transactions while both deliver, and after each step of the switch-over.
 const SIDE_BY_SIDE: usize = 300;
 const STEP: usize = 30;
 
-/// A table as Debezium's documentation has it, with the columns that people add, and a function that writes events with
-/// payloads of many kinds.
+/// A table as in Debezium's documentation, with columns that users often add, and a function that
+/// writes events with many kinds of payloads.
 const TABLE: &str = r#"
 CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255), type varchar(255) NOT NULL,
     payload jsonb, tenant text, happened timestamp(3) NOT NULL);
@@ -46,7 +46,8 @@ $$;
 CREATE PUBLICATION debezium FOR TABLE outbox WITH (publish = 'insert');
 "#;
 
-/// What a connector adds to what all have; the first is as most are, the second has all of the router's features.
+/// Returns the settings that each connector adds to the common ones. The first is typical; the
+/// second uses every feature of the event router.
 fn variants() -> [(&'static str, Value); 3] {
     let json = "org.apache.kafka.connect.json.JsonConverter";
     [
@@ -64,17 +65,18 @@ fn variants() -> [(&'static str, Value); 3] {
                 "transforms.outbox.table.fields.additional.placement": "type:header:eventType,tenant:envelope",
             }),
         ),
-        // The one that is replaced. Its rows before the slot are a snapshot's, of which there are none.
+        // The connector that is replaced. A snapshot would copy rows older than the slot, but there
+        // are none.
         ("replaced", json!({})),
     ]
 }
 
-/// A connector, and the Walpost that takes its place.
+/// A connector, and the Walpost configuration that replaces it.
 struct Moved<'s> {
     scene: &'s Scene<'static>,
     connect: &'s Connect,
     name: String,
-    /// Holds walpost.toml.
+    /// The directory that contains walpost.toml.
     folder: PathBuf,
 }
 
@@ -88,7 +90,7 @@ impl<'s> Moved<'s> {
             .arg(connect.worker_file())
             .arg("--output")
             .arg(folder.join("walpost.toml"));
-        // The password is all that a person has to see to.
+        // The password is the only setting that needs manual work.
         let said = import.finish().expect_code(3).stderr;
         let to_do: Vec<_> = said
             .lines()
@@ -110,7 +112,7 @@ impl<'s> Moved<'s> {
         self.folder.join("walpost.toml")
     }
 
-    /// The commands at the end of the file.
+    /// Returns the commands at the end of the file.
     fn commands(&self) -> Vec<String> {
         let text = fs::read_to_string(self.file()).unwrap();
         let (_, steps) = text.split_once("# The switch-over").expect("a switch-over");
@@ -120,7 +122,7 @@ impl<'s> Moved<'s> {
         commands.map(str::to_owned).collect()
     }
 
-    /// The one command that has this in it.
+    /// Returns the only command that contains `part`.
     fn command(&self, part: &str) -> String {
         let mut found = self.commands();
         found.retain(|line| line.contains(part));
@@ -130,7 +132,8 @@ impl<'s> Moved<'s> {
         }
     }
 
-    /// Runs a command line as it is written, with this worker in the place of the usual one.
+    /// Runs a command line as printed, except that it uses this worker's address instead of the
+    /// default one.
     fn sh(&self, line: &str) -> String {
         let line = line.replace(
             "http://localhost:8083/",
@@ -159,7 +162,7 @@ impl<'s> Moved<'s> {
         out.trim().to_owned()
     }
 
-    /// Starts what the file says to start.
+    /// Starts Walpost with the command line in the file.
     fn run(&self) -> Walpost {
         let line = self.command("walpost run");
         let mut words = line.split(' ');
@@ -170,7 +173,7 @@ impl<'s> Moved<'s> {
             .start_streaming()
     }
 
-    /// The topics that `of` writes to.
+    /// Returns the topics to which `of` writes.
     fn topics(&self, of: &str) -> Vec<String> {
         ["customer", "order"]
             .map(|aggregate| topic(&self.name, of, aggregate))
@@ -182,8 +185,8 @@ fn topic(name: &str, of: &str, aggregate: &str) -> String {
     format!("{name}.{of}.{aggregate}")
 }
 
-/// Events are written from several sessions, some of them rolled back, while `work` is done; it is given what waits until so many
-/// more transactions have committed.
+/// Writes events in several sessions, with some rollbacks, while `work` runs. `work` receives a
+/// function that waits until the given number of additional transactions has committed.
 fn under_load<T>(scene: &Scene<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) -> T {
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
@@ -208,7 +211,7 @@ fn under_load<T>(scene: &Scene<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) -> T
         for _ in 0..WRITERS {
             scope.spawn(write);
         }
-        // Also where the work fails: else the writers would be waited for.
+        // Stop the writers even if `work` panics: the scope waits for them.
         let _stop = Stop(&stop);
         work(&|transactions| {
             let goal = committed.load(Ordering::Relaxed) + transactions;
@@ -219,8 +222,9 @@ fn under_load<T>(scene: &Scene<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) -> T
     })
 }
 
-/// A record without what tells who has delivered it. Debezium names the schema of an envelope after the first row that it has
-/// seen, and Walpost after each.
+/// Returns a record without the parts that depend on the program that delivered it. Debezium names
+/// the schema of an envelope after the first row it has seen, while Walpost names it after each
+/// row.
 fn in_common(record: &Record) -> Value {
     let text = |bytes: &Option<Vec<u8>>| {
         bytes
@@ -240,10 +244,11 @@ fn in_common(record: &Record) -> Value {
     json!({ "key": text(&record.key), "value": value, "headers": headers })
 }
 
-/// A record as [`in_common`] has it, and its timestamp where it is not the producer's clock.
+/// A record as returned by [`in_common`], and its timestamp unless that comes from the producer's
+/// clock.
 type Compared = (Value, Option<i64>);
 
-/// Both have written the same records, in the same order, into each partition.
+/// Asserts that both programs have written the same records to each partition in the same order.
 fn expect_equal(moved: &Moved<'_>, has_timestamps: bool) {
     let by_partition = |of| {
         let mut found: HashMap<(usize, i32), Vec<Compared>> = HashMap::new();
@@ -267,7 +272,8 @@ fn expect_equal(moved: &Moved<'_>, has_timestamps: bool) {
     assert_eq!(counts(&expected), counts(&found), "{}", moved.name);
 }
 
-/// The steps at the end of the file, one after another. Returns the Walpost that has taken over.
+/// Runs the steps at the end of the file in order, and returns the Walpost process that has taken
+/// over.
 fn switch_over(moved: &Moved<'_>, wait_for_transactions: &dyn Fn(usize)) -> Walpost {
     let mut walpost = None;
     let mut done = Vec::new();
@@ -339,7 +345,8 @@ fn debezium_is_replaced_by_what_import_makes_without_a_gap_and_by_the_same_recor
             "publication.autocreate.mode": "disabled",
             "table.include.list": "public.outbox",
             "tombstones.on.delete": "false",
-            // Of two with one prefix, the second waits two minutes for the name of its metrics.
+            // If two connectors had the same prefix, the second would wait two minutes to register
+            // its metrics.
             "topic.prefix": format!("shop_{variant}"),
             "poll.interval.ms": "50",
             "transforms": "outbox",
@@ -414,7 +421,7 @@ fn debezium_is_replaced_by_what_import_makes_without_a_gap_and_by_the_same_recor
         let id = record.header("id");
         let common = in_common(record);
         match seen.get(id) {
-            // It comes again as it was.
+            // A repeated record must be identical.
             Some(before) => assert_eq!(*before, common),
             None => {
                 let at: usize = order[id];

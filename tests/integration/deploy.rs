@@ -1,4 +1,4 @@
-//! What stands in `deploy/`, compared with the program and its sources.
+//! Compares the files in `deploy/` with the program and its sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use walpost::facade::{METRICS, MetricType};
 
-/// A file of the repository.
+/// Reads a file of the repository.
 fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What the manifest says of files that cargo wants to see.
+/// Returns the paths of the files that the manifest requires to exist.
 fn targets() -> Vec<PathBuf> {
     let manifest: toml::Table = read("Cargo.toml").parse().unwrap();
     let mut paths = vec!["src/lib.rs".into(), "src/main.rs".into()];
@@ -73,7 +73,7 @@ fn build_context_of_the_image_has_each_file_that_is_copied() {
     assert_eq!(copied, included);
 }
 
-/// The images that are pulled, as they are named.
+/// Returns the names of all images that are pulled.
 fn images() -> Vec<String> {
     let (dockerfile, compose) = (read("deploy/Dockerfile"), read("docker-compose.yml"));
     let bases = values(&dockerfile, "FROM ").into_iter();
@@ -82,7 +82,8 @@ fn images() -> Vec<String> {
     bases.chain(services).collect()
 }
 
-/// A tag can be given to another image by whoever has the account, and a digest can't.
+/// The owner of an account can move a tag to another image, but a digest always identifies the same
+/// image.
 #[test]
 fn each_image_is_named_by_tag_and_digest_and_the_same_everywhere() {
     let mut digests = BTreeMap::new();
@@ -158,7 +159,7 @@ fn newer_digests_are_written_and_what_is_none_is_not() {
 
 const WORKFLOWS: [&str; 2] = [".github/workflows/ci.yml", ".github/workflows/release.yml"];
 
-/// A tag of an action can be moved to another commit by its owner; a commit can't be changed.
+/// The owner of an action can move a tag to another commit, but a commit cannot change.
 #[test]
 fn workflows_pin_each_action_to_a_commit() {
     for path in WORKFLOWS {
@@ -197,7 +198,8 @@ fn workflows_call_words_of_dev_and_build_with_the_rust_of_the_image() {
     }
 }
 
-/// ./dev chart compares what it renders with the manifests.
+/// Only the versions are checked here: `./dev chart` compares the rendered chart with the
+/// manifests.
 #[test]
 fn chart_has_the_version_of_the_program() {
     let chart = read("deploy/helm/Chart.yaml");
@@ -208,7 +210,8 @@ fn chart_has_the_version_of_the_program() {
     assert!(deployment.contains(&format!("/walpost:{version}\n")));
 }
 
-/// Who can ask a Walpost in the cluster, but for its kubelet: what the manifests let in.
+/// The policy determines which pods in the cluster can send requests to Walpost, apart from the
+/// kubelet.
 #[test]
 fn network_policy_lets_the_namespace_of_prometheus_in_and_nobody_else() {
     let policy = read("deploy/kubernetes/networkpolicy.yaml");
@@ -231,7 +234,7 @@ fn network_policy_lets_the_namespace_of_prometheus_in_and_nobody_else() {
     );
 }
 
-/// The number after the first place where that stands.
+/// Returns the number that follows the first occurrence of `key`.
 fn seconds_after(path: &str, key: &str) -> Duration {
     let text = read(path);
     let (_, rest) = text
@@ -257,7 +260,7 @@ fn whoever_stops_it_waits_longer_than_it_drains() {
     }
 }
 
-/// The texts that stand after `key` on their lines.
+/// Returns the remainder of each line that starts with `key`.
 fn values<'t>(text: &'t str, key: &str) -> Vec<&'t str> {
     let lines = text.lines().map(str::trim);
     let values: Vec<_> = lines.filter_map(|line| line.strip_prefix(key)).collect();
@@ -265,7 +268,7 @@ fn values<'t>(text: &'t str, key: &str) -> Vec<&'t str> {
     values
 }
 
-/// Every name that begins as those of Walpost's metrics do.
+/// Returns all names in the text that start like Walpost's metrics.
 fn metrics_in(text: &str) -> BTreeSet<String> {
     let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     text.match_indices("walpost_")
@@ -273,7 +276,7 @@ fn metrics_in(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The names under which Prometheus has what the program exports.
+/// Returns the names under which Prometheus stores the exported metrics.
 fn exported() -> BTreeSet<String> {
     METRICS
         .iter()
@@ -309,7 +312,7 @@ fn dashboard_shows_every_metric() {
     }
 }
 
-/// The panels of the dashboard, without rows.
+/// Returns the dashboard's panels, without rows.
 fn panels() -> Vec<serde_json::Value> {
     let dashboard: serde_json::Value =
         serde_json::from_str(&read("deploy/grafana/dashboard.json")).unwrap();
@@ -337,7 +340,7 @@ fn panels_have_their_own_place_and_an_identity() {
 
 #[test]
 fn prometheus_understands_what_the_dashboard_asks() {
-    // As the expressions of rules, which promtool reads.
+    // Convert the queries to recording rules, which promtool can check.
     let mut rules = "groups: [{name: dashboard, rules: [".to_owned();
     for panel in panels() {
         for target in panel["targets"].as_array().into_iter().flatten() {

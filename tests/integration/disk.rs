@@ -1,4 +1,4 @@
-//! A full disk under the broker and under PostgreSQL: nothing that was committed is lost.
+//! A full disk on the broker or on PostgreSQL: no committed event is lost.
 
 use std::time::Duration;
 
@@ -33,12 +33,12 @@ fn postgresql_with_a_full_disk_for_its_log_goes_on_when_there_is_room() {
     let mut streams = UnderLoad::in_both_modes(&server, Broker::shared());
     wait_for_transactions(&streams, SOME);
     disk.fill();
-    // The next segment finds no room.
+    // There is no space for the next segment.
     let _ = server.session("postgres").try_run("SELECT pg_switch_wal()");
     wait_until("PostgreSQL to find no room", || {
         server.log().contains("PANIC") && server.log().contains("No space left on device")
     });
-    // It tries again after each crash, until it can't start.
+    // PostgreSQL restarts after each crash until it fails to start.
     assert!(
         server.has_stopped(Duration::from_secs(30)),
         "{}",
@@ -54,7 +54,8 @@ fn postgresql_with_a_full_disk_for_its_log_goes_on_when_there_is_room() {
     settle(streams, 2);
 }
 
-/// The walsender puts large transactions on disk while it reads them; slots are kept there too.
+/// The walsender spills large transactions to disk during decoding, in the directory that also
+/// stores slots.
 #[test]
 fn walsender_with_a_full_disk_goes_on_when_there_is_room() {
     const EVENTS: usize = 20_000;

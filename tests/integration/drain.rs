@@ -1,4 +1,4 @@
-//! SIGTERM: what was taken is delivered and confirmed, then the process ends.
+//! SIGTERM: events already received are delivered and confirmed before the process exits.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ fn stopped_and_started_under_load_it_repeats_nothing(outbox: Outbox) {
     assert_eq!(scene.settle(walpost, &stops, Resends::Never).repeated, 0);
 }
 
-/// Stops Walpost when it has sent only a part of one large transaction.
+/// Stops Walpost when it has sent only part of a large transaction.
 fn stopped_in_a_transaction(outbox: Outbox, drain_timeout: &str) -> (Scene<'static>, Death) {
     const EVENTS: usize = 100_000;
     let scene = Scene::of(outbox);
@@ -67,7 +67,7 @@ fn transaction_that_does_not_end_in_time_is_sent_again_whole(outbox: Outbox) {
     scene.settle(walpost, &[death], Resends::AtMost(1));
 }
 
-/// Events that a frozen broker will not take, in a Walpost that was asked to stop.
+/// Starts Walpost with an event that a frozen broker does not acknowledge, and asks it to stop.
 fn stopped_while_broker_is_silent(
     scene: &Scene,
     arguments: &[&str],
@@ -150,7 +150,7 @@ fn stops_when_asked_while_postgresql_and_kafka_are_away() {
     walpost.terminate().expect_code(0);
 }
 
-/// A terminal that goes, or somebody who has changed settings elsewhere.
+/// SIGHUP is sent when a terminal closes, or by an operator who has changed the configuration.
 #[test]
 fn hangup_has_the_configuration_read_again_and_ends_nothing() {
     let scene = Scene::new();

@@ -21,7 +21,7 @@ fn scene(encoding: &str) -> Scene<'static> {
     )
 }
 
-/// An event whose payload has these bytes, as the database stores them.
+/// Inserts an event whose payload has the given bytes in the given encoding.
 fn insert(scene: &Scene, table: &str, aggregate: &str, key: &str, encoding: &str, bytes: &str) {
     scene.db.run(&format!(
         "INSERT INTO {table} (id, aggregatetype, aggregateid, payload)
@@ -57,7 +57,8 @@ fn row_that_cannot_be_sent_in_utf8_is_named_and_can_be_skipped() {
             halted.expect_says(&["The row is of table public.outbox"]);
         }
         let halted = scene.run().finish().expect_code(3);
-        // The warning about the encoding has the words without a position.
+        // Start at the halt, because the warning about the encoding contains the same command
+        // without a position.
         let (_, halted) = halted.stderr.rsplit_once("halted").expect("a halt");
         let position = word_behind(halted, "walpost skip --to ");
         let position = position.trim_matches(|c: char| !c.is_ascii_hexdigit());

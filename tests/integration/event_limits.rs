@@ -1,11 +1,11 @@
-//! Events that an outbox refuses when they are inserted, because Kafka would refuse them later.
+//! Events that the outbox rejects on insert because Kafka would reject them later.
 
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 
-/// The CHECK of a table, as the server shows it.
+/// Returns the definition of a CHECK constraint as the server shows it.
 fn check_of(scene: &Scene, name: &str) -> String {
     let sql = format!(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'outbox'::regclass AND conname = '{name}'"
@@ -21,7 +21,7 @@ fn largest_event_that_a_new_outbox_accepts_is_delivered() {
         let kind = format!("{:-<236}", scene.name);
         scene.topic(&format!("outbox.event.{kind}"), 1, &[]);
         let walpost = scene.start();
-        // 13 bytes of the headers and 2 of the payload are JSON.
+        // JSON syntax accounts for 13 bytes of the headers and 2 of the payload.
         let insert = |bytes: usize| {
             scene.db.try_run(&format!(
                 "INSERT INTO outbox (aggregatetype, aggregateid, type, headers, payload) VALUES ('{kind}', repeat('k', 1024),
@@ -50,7 +50,7 @@ fn largest_event_that_publish_accepts_is_delivered() {
             scene.name
         ))
     };
-    // The envelope's own fields have 42 bytes.
+    // The envelope's own fields account for 42 bytes.
     let bytes = 990_000 - 42 - aggregate.len() - 2 * 1024;
     publish(bytes).unwrap();
     scene.wait_for_records(1);

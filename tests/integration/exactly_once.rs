@@ -1,4 +1,5 @@
-//! `--exactly-once`: whatever breaks, a reader of committed records has each event once.
+//! `--exactly-once`: whatever fails, a consumer that reads committed records receives each event
+//! once.
 
 use std::time::{Duration, Instant};
 
@@ -35,14 +36,14 @@ fn killed_while_it_starts_each_event_is_there_once(outbox: Outbox) {
     assert_eq!(summary.repeated, 0);
 }
 
-/// A transaction that is larger than one of Kafka's is committed in parts.
+/// A transaction that does not fit in one Kafka transaction is committed in parts.
 fn killed_in_a_large_transaction_it_goes_on_in_the_middle(outbox: Outbox) {
     const EVENTS: usize = 100_000;
     let scene = Scene::of(outbox).exactly_once();
     let aggregate = scene.aggregate(2);
     let large = scene.events().many(&aggregate, EVENTS, "'{}'");
     scene.db.run(&large);
-    // So small a window makes it slow enough to be killed midway.
+    // Such a small window slows delivery down, so that Walpost can be killed in the middle.
     let walpost = scene.start_with(&["--window-records", "100"]);
     let first = scene.wait_for_records(1).len();
     assert!(first < EVENTS, "only a part must have been committed");
@@ -128,8 +129,8 @@ fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing() {
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
-/// A slot without a connection can be invalidated, and Kafka may be away for longer than a
-/// transaction of its lasts.
+/// The connection must stay open, because PostgreSQL can invalidate a slot without one. The outage
+/// lasts longer than the timeout of a Kafka transaction.
 #[test]
 fn connection_outlives_an_outage_of_kafka_that_ends_the_transaction() {
     let broker = Broker::lent();
@@ -178,10 +179,10 @@ fn what_is_not_committed_is_not_confirmed() {
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
-/// In busy times much is acknowledged long before its transaction is committed.
+/// Under heavy load, records are acknowledged long before their transaction is committed.
 #[test]
 fn confirmed_is_never_ahead_of_the_checkpoint() {
-    // Transactions of other pipelines would hide checkpoints.
+    // On a shared broker, open transactions of other pipelines would hide checkpoints.
     let broker = Broker::lent();
     let scene = Scene::of_on(Outbox::Table, Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(3);
@@ -203,7 +204,8 @@ fn confirmed_is_never_ahead_of_the_checkpoint() {
             break;
         }
         looks += 1;
-        // A busy machine looks seldom: there is more to deliver until it has looked often enough.
+        // On a busy machine this loop iterates rarely, so more events are written until it has run
+        // often enough.
         if looks <= 6 {
             for _ in 0..10 {
                 scene.db.run(&many);
@@ -219,7 +221,7 @@ fn without_a_checkpoint_it_halts_until_one_is_adopted() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
-    // It was read from, as far as anybody knows.
+    // Without this row, Walpost cannot tell whether events were already read from the slot.
     scene.db.run("DELETE FROM walpost.slot_state");
     let run = || scene.run().arg("--exactly-once");
     run().finish().expect_code(3).expect_says(&[
@@ -233,7 +235,7 @@ fn without_a_checkpoint_it_halts_until_one_is_adopted() {
     let check = || scene.check().arg("--exactly-once").finish();
     let found = check().expect_code(3).stdout;
     assert!(found.contains("there is no checkpoint"), "{found}");
-    // Nobody is there to ask.
+    // Without --yes, and with no terminal to ask for confirmation, nothing is changed.
     scene
         .checkpoint("adopt")
         .finish()
@@ -279,7 +281,7 @@ fn slot_that_was_recreated_while_it_was_away_halts() {
     ]);
     assert_eq!(scene.confirmed(), confirmed);
     assert_eq!(scene.records().len(), 1);
-    // A person accepts it.
+    // The operator accepts the slot.
     scene
         .checkpoint("adopt")
         .arg("--yes")
@@ -294,7 +296,8 @@ fn slot_that_was_recreated_while_it_was_away_halts() {
 #[test]
 fn checkpoint_topic_that_could_lose_one_halts() {
     let scene = Scene::new();
-    // With both the broker removes what is old, and then the last checkpoint of a quiet pipeline.
+    // With either policy the broker removes old records, and thereby the last checkpoint of an idle
+    // pipeline.
     for policy in ["delete", "compact,delete"] {
         let topic = format!("{}.{}", scene.name, policy.len());
         let settings = [("cleanup.policy", policy)];
@@ -311,7 +314,8 @@ fn checkpoint_topic_that_could_lose_one_halts() {
     }
 }
 
-/// Pipelines share the topic, and a quiet one's last checkpoint has many of others behind it.
+/// Pipelines share the topic, so the last checkpoint of an idle pipeline can be followed by many of
+/// other pipelines.
 #[test]
 fn checkpoint_far_behind_those_of_others_is_found() {
     let broker = Broker::private();
@@ -320,7 +324,8 @@ fn checkpoint_far_behind_those_of_others_is_found() {
     let walpost = scene.start();
     scene.insert(&aggregate, "k");
     scene.settle(walpost, &[], Resends::Never);
-    // More than are looked through at first, and than at the second time.
+    // 300 records exceed the part of the topic that is searched first; 5000 also exceed the part
+    // searched second.
     for count in [300, 5000] {
         broker.produce_many("walpost-checkpoints", "another pipeline", count);
         let walpost = scene.start();
@@ -355,7 +360,7 @@ fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
     );
 }
 
-/// Pipelines share the topic, and what is behind an open transaction can't be read.
+/// Pipelines share the topic, and records after an open transaction can't be read.
 #[test]
 fn transaction_that_another_has_open_is_waited_for() {
     let broker = Broker::private();
@@ -371,7 +376,7 @@ fn transaction_that_another_has_open_is_waited_for() {
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
-/// As the error says, for the brokers can lose the end of one.
+/// Brokers can lose a transaction marker. The error tells the operator to abort the transaction.
 #[test]
 fn transaction_that_does_not_end_is_ended_by_hand() {
     let broker = Broker::private();
@@ -387,7 +392,7 @@ fn transaction_that_does_not_end_is_ended_by_hand() {
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
-/// A checkpoint knows topics by name, and has to fit a record.
+/// A checkpoint contains the names of topics, and must fit in one record.
 #[test]
 fn checkpoint_of_more_topics_than_fit_a_record_is_committed() {
     const TOPICS: usize = 30;
@@ -419,7 +424,8 @@ fn checkpoint_that_is_none_halts() {
     ]);
 }
 
-/// Who takes what the leader gives for all there is goes on from an older checkpoint.
+/// If Walpost accepted the records that the lagging leader returns as complete, it would resume
+/// from an older checkpoint.
 #[test]
 fn leader_that_lags_hides_no_checkpoint() {
     let topic = ["walpost-checkpoints".to_owned()];
@@ -447,7 +453,7 @@ fn leader_that_lags_hides_no_checkpoint() {
     };
     copy_slot(&slot, &copy);
     deliver("second");
-    // As if it had died before it confirmed that.
+    // The state after a crash before the second event was confirmed.
     drop_slot(&slot);
     copy_slot(&copy, &slot);
     drop_slot(&copy);
@@ -461,13 +467,14 @@ fn leader_that_lags_hides_no_checkpoint() {
     assert!(lag.is_over(), "it was not read until the leader caught up");
 }
 
-/// rdkafka waits 100 ms for the end of a consumer with a group, and of an admin client. At least once has neither.
+/// rdkafka takes 100 ms to drop a consumer with a group or an admin client. At-least-once mode uses
+/// neither.
 #[test]
 fn start_waits_for_no_client_to_go() {
     let scene = Scene::new().exactly_once();
     let at_least_once = Scene::new();
     let mut times = Vec::new();
-    // Some, for the machine may be busy with other things.
+    // Try several times, because the machine may be busy.
     for _ in 0..30 {
         let (least, took) = (start_time(at_least_once.run()), start_time(scene.run()));
         if took < least + least.max(Duration::from_millis(200)) {
@@ -478,7 +485,7 @@ fn start_waits_for_no_client_to_go() {
     panic!("at least once and exactly once have never started about as soon: {times:?}");
 }
 
-/// What the clients that take over ask does not wait for one another's answers where it need not.
+/// Requests that are independent of each other must be sent concurrently at a takeover.
 #[test]
 fn start_beside_a_distant_broker_takes_few_round_trips() {
     const ONE_WAY: Duration = Duration::from_millis(100);
@@ -493,7 +500,7 @@ fn start_beside_a_distant_broker_takes_few_round_trips() {
             .args(["--exactly-once", "--kafka", &address])
     };
     let mut times = Vec::new();
-    // Some, for the machine may be busy with other things.
+    // Try several times, because the machine may be busy.
     for _ in 0..10 {
         let (near, far) = (start_time(scene.run()), start_time(far()));
         if far < near + 34 * ONE_WAY {
@@ -504,7 +511,7 @@ fn start_beside_a_distant_broker_takes_few_round_trips() {
     panic!("no start took less than 17 round trips longer than beside a near broker: {times:?}");
 }
 
-/// How long Walpost takes until it streams.
+/// Returns how long Walpost takes until it streams.
 fn start_time(run: Invocation) -> Duration {
     let began = Instant::now();
     let walpost = run.start_streaming();

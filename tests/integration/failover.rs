@@ -1,5 +1,5 @@
-//! A standby of PostgreSQL is promoted. Its slots are those of the primary, kept up to date by slot
-//! synchronisation, which is there from 17 on.
+//! Promotion of a PostgreSQL standby. Its slots are copies of the primary's, maintained by slot
+//! synchronization, which exists from version 17 on.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,7 @@ const SOME: usize = 40;
 /// The slot through which the standby streams.
 const STANDBY: &str = "standby";
 
-/// A primary on which nothing passes the standby.
+/// A setting of the primary that makes logical walsenders wait for the standby.
 const WAITS_FOR_STANDBY: &str = "synchronized_standby_slots = 'standby'\n";
 
 const OF_STANDBY: &str = "hot_standby_feedback = on
@@ -23,7 +23,7 @@ sync_replication_slots = on
 synchronized_standby_slots = ''
 ";
 
-/// Both modes, with slots that follow a failover.
+/// Creates a scene for each mode, with slots that are synchronized to the standby.
 fn scenes(primary: &Server) -> [Scene<'_>; 2] {
     let scenes = [(); 2].map(|()| Scene::on(primary, Broker::shared()));
     for scene in &scenes {
@@ -33,13 +33,14 @@ fn scenes(primary: &Server) -> [Scene<'_>; 2] {
         );
         assert_eq!(scene.db.value(&follows).as_deref(), Some("t"));
     }
-    // A standby takes a slot over only if it needs nothing from before the standby, and a slot needs what any other needs
-    // that was there first. Those that `walpost init` has made need what it has written behind them, until Walpost reads.
+    // A standby synchronizes a slot only if the slot needs no WAL or catalog rows older than those
+    // that the standby has, and a new slot needs everything that existing slots need. The slots
+    // created by `walpost init` need what it wrote after creating them, until Walpost reads it.
     primary
         .session("postgres")
         .run("SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots");
-    // The new ones are those that init should have made, and not ones that somebody has moved. The standby takes over none that
-    // is older than this transaction.
+    // Without these rows, Walpost treats the new slots as created by `init`, and not as moved by
+    // another program. The standby does not synchronize slots older than this transaction.
     for scene in &scenes {
         scene.db.run("DELETE FROM walpost.slot_state");
     }
@@ -55,7 +56,7 @@ fn scenes(primary: &Server) -> [Scene<'_>; 2] {
     [at_least_once, exactly_once.exactly_once()]
 }
 
-/// Waits until the standby has the slots.
+/// Waits until the slots are synchronized to the standby.
 fn wait_for_slots(standby: &Server) {
     let session = standby.session("postgres");
     let synced = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
@@ -67,7 +68,7 @@ fn wait_for_slots(standby: &Server) {
     );
 }
 
-/// A standby that has the slots, and both modes at work on the primary.
+/// Waits until the standby has the slots, and starts both modes on the primary.
 fn start<'a>(primary: &'a Server, standby: &Server, scenes: [Scene<'a>; 2]) -> [UnderLoad<'a>; 2] {
     wait_for_slots(standby);
     scenes.map(|mut scene| {
@@ -86,7 +87,7 @@ fn start<'a>(primary: &'a Server, standby: &Server, scenes: [Scene<'a>; 2]) -> [
     })
 }
 
-/// Goes on with the standby, which has become the primary.
+/// Continues on the standby, which is now the primary.
 fn go_on<'a>(streams: &mut [UnderLoad<'a>; 2], standby: &'a Server, lost: [HashSet<String>; 2]) {
     for (stream, lost) in streams.iter_mut().zip(lost) {
         stream.scene.fail_over(standby, lost);
@@ -98,7 +99,7 @@ fn go_on<'a>(streams: &mut [UnderLoad<'a>; 2], standby: &'a Server, lost: [HashS
     }
 }
 
-/// However the primary ends: what Walpost publishes the standby has.
+/// Tests that the standby has every event that Walpost has published, however the primary stops.
 fn standby_is_promoted(major: u32, end: Stop) {
     let primary = Server::private(major, WAITS_FOR_STANDBY);
     let scenes = scenes(&primary);
@@ -124,13 +125,14 @@ fn standby_without_the_last_commits_is_promoted_and_nothing_of_them_was_publishe
     standby_is_promoted(17, Stop::Immediate);
 }
 
-/// The ids of what was committed.
+/// Returns the ids of the committed events.
 fn ids(stream: &UnderLoad) -> HashSet<String> {
     let history = stream.scene.history();
     history.into_iter().map(|event| event.id).collect()
 }
 
-/// The primary did not wait for the standby: what was published is more than the new primary has.
+/// The primary did not wait for the standby, so Walpost has published events that the new primary
+/// lacks.
 #[test]
 fn standby_that_lacks_what_was_published_is_promoted() {
     let primary = Server::private(18, "");
@@ -186,7 +188,7 @@ fn standby_that_lacks_what_was_published_is_promoted() {
     settle(streams, 1);
 }
 
-/// A virtual address or a name can lead to the standby before that is promoted.
+/// A virtual address or a host name can refer to the standby before it is promoted.
 #[test]
 fn standby_is_waited_for_until_it_is_promoted() {
     let primary = Server::private(18, "");

@@ -1,4 +1,4 @@
-//! Files that may not become larger, or that the process may not open.
+//! Limits on the size of files and on the number of open files.
 
 use std::fs::File;
 
@@ -7,7 +7,7 @@ use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 use crate::verify::advance_slot;
 
-/// No file may have a single byte.
+/// Files may not contain even one byte.
 const NO_BYTES: &str = "-f 0";
 
 const REMEDY: [&str; 3] = [
@@ -31,13 +31,13 @@ fn expect_remedy(invocation: Invocation, code: i32, says: &str) {
 fn verify_names_the_limit_and_the_file() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
-    // More than verify keeps in memory.
+    // More events than verify keeps in memory.
     scene
         .db
         .run(&scene.events().many(&aggregate, 60_000, "NULL"));
     let verify = || scene.verify().args(["--memory", "4MiB"]);
     expect_remedy(verify(), 1, "failed to write temporary file in /");
-    // It has 64 temporary files, and connections.
+    // verify has 64 temporary files, and connections in addition.
     let finished = verify().limited("-n 64").finish().expect_code(1);
     finished.expect_says(&[
         "failed to write temporary file in /",
@@ -54,7 +54,8 @@ fn verify_names_the_file_of_its_findings() {
     walpost.terminate().expect_code(0);
     scene.insert(&aggregate, "missing");
     advance_slot(&scene);
-    // What is in the table and behind the slot's position is missing only if the slot is past what was read.
+    // An event that is in the table and after the slot's position is reported as missing only if
+    // the slot has passed what verify read.
     let _walpost = scene.start();
     scene.insert(&aggregate, "last");
     let (path, _) = file("findings.jsonl");

@@ -1,4 +1,4 @@
-//! Mistakes of the first hour: each message says what to do next, and the command that it gives works.
+//! Mistakes of new users: each message says what to do next, and the command that it prints works.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -95,7 +95,7 @@ fn database_that_does_not_exist_and_server_that_does_not_answer_are_named_with_w
 
 #[test]
 fn verify_finds_the_dead_letters_of_a_run_that_has_other_settings() {
-    // The default topic for dead letters is one for all tests of a broker.
+    // All tests on a broker share the default topic for dead letters.
     let broker = Broker::private();
     let scene = Scene::bare_on(Server::shared(MAJOR), &broker);
     scene.db.run(TABLE);
@@ -192,7 +192,7 @@ fn misspelled_kafka_property_is_named_with_the_nearest_one() {
             "linger.mss=5",
             "linger.mss: librdkafka has no such property; did you mean linger.ms?",
         ),
-        // The value can be a password.
+        // The value may be a password, so the message must not contain it.
         ("sasl.pasword=hunter2", "did you mean sasl.password?"),
         (
             "bootstrap.server=localhost:9092",
@@ -248,7 +248,7 @@ fn broker_that_is_another_program_is_named_as_such() {
     let scene = Scene::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
-    // It ends with the test program.
+    // The thread ends with the test program.
     thread::spawn(move || {
         for connection in other.incoming() {
             let _ = connection
@@ -291,7 +291,8 @@ fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
         .finish()
         .expect_code(3)
         .expect_says(&["Nothing names a user", "PGUSER=walpost"]);
-    // For the same reason, which the log has.
+    // The halt is not recorded either, for the same reason. That is not reported, because the log
+    // already contains the reason.
     assert!(
         !halted.says("failed to record the halt"),
         "{}",

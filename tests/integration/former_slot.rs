@@ -1,4 +1,5 @@
-//! The definition of a pipeline names another slot than before, and the former one has not delivered everything.
+//! A pipeline's configuration names a different slot than before, and the former slot has not
+//! delivered everything.
 
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
@@ -10,7 +11,7 @@ const PARTITIONED: &str = "CREATE TABLE outbox (id uuid NOT NULL, aggregatetype 
      CREATE TABLE outbox_now PARTITION OF outbox FOR VALUES FROM (MINVALUE) TO ('9000-01-01'); \
      CREATE TABLE outbox_later PARTITION OF outbox FOR VALUES FROM ('9000-01-01') TO (MAXVALUE)";
 
-/// One event is delivered, and "between" is not.
+/// Delivers one event, and inserts another one ("between") that is not delivered.
 fn undelivered(scene: &mut Scene<'_>) -> String {
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "before");
@@ -19,7 +20,7 @@ fn undelivered(scene: &mut Scene<'_>) -> String {
     aggregate
 }
 
-/// The definition names another slot, which `init` creates.
+/// Configures another slot and creates it with `init`.
 fn use_next_slot(scene: &mut Scene<'_>, more: &str) -> Finished {
     let settings = format!("slot = \"{}_2\"\n{more}", scene.slot());
     scene.use_settings(&settings);
@@ -34,7 +35,8 @@ fn has_delivered(scene: &Scene<'_>, key: &str) -> bool {
     scene.records().iter().any(|record| record.key() == key)
 }
 
-/// `check` and `run` name the events, before and after `run` has recorded the gap.
+/// Asserts that `check` and `run` report the events, both before and after `run` has recorded the
+/// gap.
 fn expect_gap(scene: &Scene<'_>, command: &str) {
     let check = scene.check().finish().expect_code(3);
     check.expect_says(&["the pipeline had another slot before"]);
@@ -63,8 +65,8 @@ fn events_that_are_neither_streamed_nor_copied_are_named() {
     scene.check().finish().expect_code(0);
 }
 
-/// No checkpoint tells of the former slot, and the first one is made by the first start with the slot. Found by a walk of
-/// `./dev soak --shapes` with seed 25202613687550.
+/// No checkpoint mentions the former slot; the first start with the new slot creates the first
+/// checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
 #[test]
 fn first_start_with_exactly_once_names_what_the_former_slot_has_not_delivered() {
     let mut scene = Scene::new();
@@ -78,7 +80,7 @@ fn first_start_with_exactly_once_names_what_the_former_slot_has_not_delivered() 
     let replay = scene.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     assert!(has_delivered(&scene, "between"));
-    // With the checkpoint, nothing is recorded again.
+    // Once there is a checkpoint, the gap is not recorded again.
     let mut walpost = scene.run().start();
     walpost.wait_for_log("streaming");
     assert_eq!(walpost.logged("may be missing"), 0, "{}", walpost.log());
@@ -105,7 +107,7 @@ fn events_of_a_partition_that_was_detached_before_its_copy_are_named() {
     scene.check().finish().expect_code(0);
 }
 
-/// The other partition has a row, so that there is something to copy.
+/// The other partition contains a row, so that there is something to copy.
 #[test]
 fn copy_of_the_other_partitions_does_not_hide_one_that_was_detached() {
     let mut scene = Scene::with_table(PARTITIONED);
@@ -161,7 +163,8 @@ fn events_that_the_first_start_copies_are_not_named() {
     }
 }
 
-/// The present slot was created after the row was committed, and so it says nothing about it.
+/// The current slot was created after the row was committed, so its position does not show whether
+/// the row was delivered.
 #[test]
 fn retention_keeps_what_the_former_slot_has_not_delivered() {
     let mut scene = Scene::new();
@@ -187,7 +190,7 @@ fn retention_keeps_what_the_former_slot_has_not_delivered() {
     assert!(scene.db.is_true(kept));
 }
 
-/// The pipeline was renamed as well, so nothing but the table connects the slots.
+/// The pipeline was renamed as well, so only the table relates the two slots.
 #[test]
 fn retention_waits_for_the_slot_of_a_pipeline_that_was_renamed() {
     let mut scene = Scene::new();

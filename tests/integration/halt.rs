@@ -1,4 +1,4 @@
-//! What can't heal while the stream runs: the pipeline halts, and nothing is skipped.
+//! Errors that cannot resolve themselves: the pipeline halts and skips nothing.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -12,8 +12,7 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::config_file;
 
-/// The publication is dropped while Walpost streams; what is committed afterwards must not be
-/// passed over.
+/// Drops the publication while Walpost streams. Events committed afterwards must not be skipped.
 fn publication_is_dropped(major: u32, exactly_once: bool) {
     let scene = Scene::on(Server::shared(major), Broker::shared()).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
@@ -76,7 +75,7 @@ fn table_taken_out_of_the_publication_halts() {
         .expect_says(&["halted", "public.outbox", "ALTER PUBLICATION"]);
 }
 
-/// The publication's owner leaves out rows, which PostgreSQL can do from version 15 on.
+/// The publication's owner adds a row filter, which PostgreSQL supports from version 15 on.
 #[test]
 fn row_filter_that_the_publication_is_given_is_reported() {
     let scene = Scene::new();
@@ -100,7 +99,7 @@ for_each_outbox! {
     slot_dropped_while_away_halts
 }
 
-/// While Walpost is away, the server removes log that the slot still needs.
+/// While Walpost is stopped, the server removes WAL that the slot still needs.
 fn slot_that_has_lost_its_log_halts(exactly_once: bool) {
     let settings = "max_slot_wal_keep_size = 16MB\nmin_wal_size = 32MB\nmax_wal_size = 32MB\n";
     let server = Server::private(MAJOR, settings);
@@ -130,7 +129,7 @@ fn slot_that_has_lost_its_log_halts(exactly_once: bool) {
     assert_eq!(scene.records().len(), 1);
 }
 
-/// Runs `meddle` on the slot while Walpost is frozen and its walsender ended.
+/// Runs `meddle` on the slot while Walpost is frozen and its walsender has ended.
 fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
     let scene = Scene::of(outbox);
     let aggregate = scene.aggregate(1);
@@ -194,8 +193,7 @@ fn slot_dropped_while_away_halts(outbox: Outbox) {
         .expect_says(&["halted", &slot, "does not exist"]);
 }
 
-/// Commits a row of that many bytes, small ones before and after it, and expects Walpost to halt at
-/// it.
+/// Commits a row of the given size between small ones, and asserts that Walpost halts at it.
 fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
     let scene = Scene::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
@@ -326,7 +324,7 @@ fn partition_that_the_topic_has_not_is_named() {
     assert!(scene.confirmed() < scene.history()[0].end);
 }
 
-/// PgBouncer passes on neither replication nor the settings that a session starts with.
+/// PgBouncer supports neither replication connections nor arbitrary startup parameters.
 #[test]
 fn connection_pooler_is_named() {
     const REFUSAL: &[u8] = b"SFATAL\0C08P01\0Munsupported startup parameter: replication\0\0";

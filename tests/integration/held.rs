@@ -1,4 +1,4 @@
-//! The slot is held while Kafka is away: PostgreSQL may give up one that nobody has.
+//! Walpost holds the slot while Kafka is down, because PostgreSQL may invalidate an inactive slot.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
 use crate::support::walpost::Walpost;
 
-/// The first version that has it.
+/// The first version with `idle_replication_slot_timeout`.
 const WITH_IDLE_TIMEOUT: u32 = 18;
 const IDLE_TIMEOUT: &str = "idle_replication_slot_timeout = '2s'\n";
 
@@ -20,7 +20,8 @@ in_both_modes! {
     slot_that_nobody_streamed_from_for_too_long_is_named_as_such
 }
 
-/// PostgreSQL gives up idle slots at a checkpoint, that of the oracle too. Several times as long as the slot may be idle.
+/// Asserts that the slot stays active for several times the idle timeout. PostgreSQL invalidates
+/// idle slots, including the oracle's, at a checkpoint.
 fn outlasts_checkpoints(scene: &Scene) {
     wait_until("the slot to be taken", || scene.slot_is_active());
     stays("held", Duration::from_secs(7), || {
@@ -96,8 +97,8 @@ fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bo
     ]);
 }
 
-/// What the slot has sent says that nothing older is to be copied, and whoever only waits for Kafka has not
-/// delivered what it was sent.
+/// Once the slot has been streamed from, older rows count as copied. A process that waits for Kafka
+/// receives events without delivering them, so holding the slot must not have that effect.
 #[test]
 fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
     let broker = Broker::lent();
@@ -121,7 +122,8 @@ fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
     walpost.terminate().expect_code(0);
 }
 
-/// Who takes over in Kafka fences whoever has produced before; only who has the slot may.
+/// Taking over in Kafka fences the previous producer, so only the process that holds the slot may
+/// do it.
 #[test]
 fn stand_in_fences_nobody_while_another_has_the_slot() {
     let scene = Scene::new().exactly_once();
@@ -138,8 +140,8 @@ fn stand_in_fences_nobody_while_another_has_the_slot() {
     assert_eq!(scene.settle(first, &[], Resends::Never).repeated, 0);
 }
 
-/// A reader of the slot that is no Walpost, by what it calls itself, confirms what it has read, and writes
-/// nothing down.
+/// Starts a reader of the slot that identifies itself as a program other than Walpost, confirms
+/// what it has read, and records no positions.
 fn start_stranger(scene: &Scene) -> Walpost {
     scene
         .db
@@ -169,7 +171,7 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
         "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
         scene.slot()
     ));
-    // It may see little of the sessions of others.
+    // This role can see few details of other roles' sessions.
     let role = format!("{}_r", scene.name);
     scene.db.run(&format!(
         "CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT ON outbox TO {role};
@@ -211,7 +213,8 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
-/// Another instance of the pipeline delivers what it confirms, and nothing else does.
+/// If another instance of the pipeline confirms events, it has delivered them. This does not apply
+/// to other programs.
 fn what_something_else_has_read_is_not_passed_over(exactly_once: bool) {
     let scene = Scene::new().in_mode(exactly_once);
     let aggregate = scene.aggregate(1);

@@ -1,4 +1,4 @@
-//! Rows that SELECT returns as those of the outbox, and that PostgreSQL does not send.
+//! Rows that SELECT returns for the outbox but that PostgreSQL does not send.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJORS, Server};
@@ -113,7 +113,7 @@ fn add_outbox_refuses_a_table_that_another_one_inherits_from() {
     deliver_one(&scene);
 }
 
-/// Made by hand: the child is a member of the publication too.
+/// The publication was created manually, and also contains the child table.
 #[test]
 fn each_remedy_for_a_publication_with_a_child_leads_to_the_next_and_to_delivery() {
     let scene = Scene::with_table(PARENT);
@@ -172,7 +172,7 @@ fn publication_of_only_the_parent_is_reported() {
     deliver_one(&scene);
 }
 
-/// Partitions are sent all the same.
+/// FOR TABLE ONLY does not exclude partitions.
 #[test]
 fn publication_of_only_a_partitioned_table_delivers_its_partitions() {
     for major in MAJORS {

@@ -1,5 +1,5 @@
-//! Rows of a role that has nothing but INSERT on an outbox: with dead letters switched on, none of them stops the events of
-//! others.
+//! Rows of a role that has only the INSERT privilege on an outbox. With dead letters enabled, none
+//! of these rows stops the events of others.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ in_both_modes! {
     event_waits_while_brokers_do_not_answer_whether_its_topic_exists
 }
 
-/// A session of a role that may insert into the outbox and do nothing else.
+/// Opens a session of a role that may only insert into the outbox.
 fn attacker(scene: &Scene) -> Session {
     let role = format!("{}_attacker", scene.name);
     scene.db.run(&format!(
@@ -44,7 +44,7 @@ fn dead_letter_topic(scene: &Scene) -> String {
     topic
 }
 
-/// Walpost with every setting for dead letters on.
+/// Starts Walpost with all dead letter settings enabled.
 fn start(scene: &Scene, dead: &str, more: &str) -> Walpost {
     let mode = if scene.is_exactly_once() {
         "exactly-once"
@@ -57,13 +57,13 @@ fn start(scene: &Scene, dead: &str, more: &str) -> Walpost {
     ))
 }
 
-/// The events of another tenant, by their payloads.
+/// Returns the payloads of the records in the topic.
 fn payloads<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
     let of_topic = records.iter().filter(|record| record.topic == topic);
     of_topic.map(Record::text).collect()
 }
 
-/// The errors that the dead letters of this topic are about.
+/// Returns the error messages of the dead letters in the topic.
 fn errors<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
     let of_topic = records.iter().filter(|record| record.topic == topic);
     of_topic
@@ -71,7 +71,8 @@ fn errors<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
         .collect()
 }
 
-/// Inserts each row, and after it one of another tenant, whose events are all delivered.
+/// Inserts each row, followed by a row of another tenant, and asserts that all events of the other
+/// tenant are delivered.
 fn withstands(scene: &Scene, more: &str, good: &str, topic: &str, rows: &[&str]) -> Vec<Record> {
     let dead = dead_letter_topic(scene);
     let attacker = attacker(scene);
@@ -103,7 +104,8 @@ fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
         "('4', repeat('t', 300), 'k', 'p', NULL, NULL, 0)",
         "('5', repeat('t', 236), 'k', 'p', NULL, NULL, 0)",
         "('6', repeat('t', 5242880), 'k', 'p', NULL, NULL, 0)",
-        // More than Kafka may be sent, in each part.
+        // Values larger than the largest record that may be sent to Kafka, in each part of the
+        // record.
         "('7', GOOD, repeat('k', 5242880), 'p', NULL, NULL, 0)",
         "('8', GOOD, repeat('ü', 20971520), 'p', NULL, NULL, 0)",
         "(repeat('i', 5242880), GOOD, 'k', 'p', NULL, NULL, 0)",
@@ -112,11 +114,11 @@ fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
         "('12', GOOD, 'k', 'p', json_build_object(repeat('h', 5242880), 1), NULL, 0)",
         "('13', GOOD, 'k', 'p', (SELECT json_object_agg('header ' || i, i) FROM generate_series(1, 100000) i), NULL, 0)",
         "('14', 'no topic', repeat('k', 5242880), repeat('p', 5242880), json_build_array(repeat('h', 5242880)), NULL, 0)",
-        // Headers that are none.
+        // Invalid headers.
         r#"('15', GOOD, 'k', 'p', '{"\u0000": 1}', NULL, 0)"#,
         r#"('16', GOOD, 'k', 'p', '{"walpost-position": "0/0"}', NULL, 0)"#,
         "('17', GOOD, 'k', 'p', '[1]', NULL, 0)",
-        // Times and partitions that are none, or not for this topic.
+        // Timestamps and partitions that are invalid, in general or for this topic.
         "('18', GOOD, 'k', 'p', NULL, 'infinity', 0)",
         "('19', GOOD, 'k', 'p', NULL, '1900-01-01', 0)",
         "('20', GOOD, 'k', 'p', NULL, '9999-12-31', 0)",
@@ -164,7 +166,7 @@ fn topic_of_the_row_alone_stops_nobody(exactly_once: bool) {
     withstands(&scene, "topic = '{aggregatetype}'", &topic, &topic, &rows);
 }
 
-/// Each row has a topic of its own: waiting for each of them would take hours.
+/// Each row has its own topic: waiting for each of them would take hours.
 #[test]
 fn thousands_of_missing_topics_do_not_hold_up_others() {
     const ROWS: usize = 5000;
@@ -195,7 +197,7 @@ fn thousands_of_missing_topics_do_not_hold_up_others() {
     let records = scene.wait_for_records(ROWS + 2);
     assert_eq!(payloads(&records, &topic), ["0", "1"]);
     assert_eq!(errors(&records, &dead).len(), ROWS);
-    // The first is waited for, and the others are looked up with it or shortly after.
+    // Walpost waits for the first topic, and looks the others up with it or shortly afterwards.
     assert!(took < Duration::from_secs(60), "{took:?}");
     let grown = walpost.resident_bytes().saturating_sub(memory);
     assert!(grown < 64 << 20, "{grown} bytes");
@@ -226,7 +228,7 @@ fn topic_that_is_created_later_is_used_without_a_restart() {
     walpost.terminate().expect_code(0);
 }
 
-/// No answer is not the answer that there is no such topic.
+/// If the brokers do not respond, it is unknown whether the topic exists.
 fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once: bool) {
     let broker = Broker::lent();
     let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
@@ -237,7 +239,7 @@ fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once
     scene.wait_until_confirmed();
     broker.freeze();
     scene.insert(&second, "k");
-    // Longer than a missing topic is waited for.
+    // Longer than Walpost waits for a missing topic.
     walpost.wait_for_log("Kafka is unreachable");
     broker.thaw();
     scene.wait_until_confirmed();
@@ -293,7 +295,8 @@ fn topic_that_the_principal_may_not_use_stops_nobody() {
     walpost.terminate().expect_code(0);
 }
 
-/// Kafka refuses a name that differs from another one in `.` and `_` alone, since metrics would have both under one name.
+/// Kafka rejects a topic name that differs from an existing one only in `.` and `_`, because their
+/// metric names would collide.
 #[test]
 fn topic_that_the_brokers_refuse_to_create_stops_nobody() {
     let scene = Scene::with_table(TABLE);
@@ -309,7 +312,7 @@ fn topic_that_the_brokers_refuse_to_create_stops_nobody() {
         ));
     };
     insert(&scene.db, &aggregate, "0");
-    // The brokers refuse the second of two names that collide, and one request can ask for both.
+    // The brokers reject the second of two names that collide, and one request can contain both.
     scene.wait_until_confirmed();
     insert(&attacker, &aggregate.replace('.', "_"), "p");
     insert(&scene.db, &aggregate, "1");
@@ -326,7 +329,7 @@ fn topic_that_the_brokers_refuse_to_create_stops_nobody() {
     drop_attacker(&scene, attacker);
 }
 
-/// The topic is the configuration's, and its absence the operator's to mend.
+/// The topic comes from the configuration, so its absence is for the operator to fix.
 #[test]
 fn missing_topic_that_the_configuration_names_halts() {
     let scene = Scene::with_table(TABLE);
@@ -395,7 +398,8 @@ fn parts_of_a_published_event_are_bounded() {
     }
 }
 
-/// What is expanded takes many times its bytes. The manifests in deploy/ give a process 256 MiB.
+/// Expanding a payload takes many times its size. The manifests in deploy/ limit a process to 256
+/// MiB.
 #[test]
 fn payload_of_many_members_takes_no_more_memory_than_deployments_have() {
     let scene = Scene::with_table(
@@ -420,14 +424,14 @@ fn payload_of_many_members_takes_no_more_memory_than_deployments_have() {
     let texts: Vec<_> = delivered.map(Record::text).collect();
     assert_eq!(texts.len(), 1);
     assert!(texts[0].ends_with("\"payload\":{\"a\":1}}"), "{texts:?}");
-    // Of a build for tests, which takes more than a release.
+    // The limit is for a test build, which uses more memory than a release build.
     let most = walpost.peak_memory();
     assert!(most < 200 << 20, "it took {most} bytes");
     walpost.terminate().expect_code(0);
     drop_attacker(&scene, session);
 }
 
-/// `walpost verify` takes a record with that header for one that a person has sent again.
+/// `walpost verify` considers a record with that header to have been sent again by an operator.
 #[test]
 fn row_does_not_pass_for_one_that_was_sent_again() {
     let scene = Scene::with_table(TABLE);
@@ -455,7 +459,8 @@ fn row_does_not_pass_for_one_that_was_sent_again() {
     drop_attacker(&scene, session);
 }
 
-/// All batches are as small from then on, so whoever wonders why has to find the topic.
+/// This limits all batches from then on, so the operator must be able to find the topic that causes
+/// it.
 #[test]
 fn topic_that_takes_next_to_nothing_is_warned_of() {
     let scene = Scene::with_table(TABLE);

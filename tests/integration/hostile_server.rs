@@ -1,4 +1,5 @@
-//! The server of one pipeline sends what PostgreSQL never would: it must not take the memory or the disk of the others.
+//! A server that sends data that PostgreSQL never would must not exhaust the memory or disk that
+//! other pipelines use.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -11,7 +12,8 @@ use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
-/// Between Walpost and a real server. The first stream of replication begins with `count` messages of its own.
+/// A proxy to a real server that inserts `count` messages at the start of the first replication
+/// stream.
 struct Flood {
     port: u16,
     is_over: Arc<AtomicBool>,
@@ -61,7 +63,7 @@ impl Flood {
     }
 }
 
-/// Passes the server's messages on. What `flood` sends follows the first `CopyBothResponse`.
+/// Forwards the server's messages, and calls `flood` after each `CopyBothResponse`.
 fn pass_answers(
     mut server: TcpStream,
     mut client: &TcpStream,
@@ -99,7 +101,7 @@ fn framed(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     [&[tag][..], &length, &body].concat()
 }
 
-/// The description of a table `public.<name>` with the columns of an outbox.
+/// Returns a Relation message for a table `public.<name>` with the columns of an outbox.
 fn relation(oid: u32, name: &str) -> Vec<u8> {
     let columns: [(&str, u32); 7] = [
         ("id", 2950),
@@ -129,7 +131,7 @@ fn relation(oid: u32, name: &str) -> Vec<u8> {
     framed(b'd', &[b"w", &position, &head, &described])
 }
 
-/// Delivers an event behind the flood; returns the most memory that Walpost has taken.
+/// Delivers an event after the flood, and returns Walpost's peak memory.
 fn survive(count: u32, message: fn(u32) -> Vec<u8>) -> u64 {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);

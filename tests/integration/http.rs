@@ -1,4 +1,4 @@
-//! `run --http`: what listens, what it answers, and that no client keeps anybody waiting.
+//! `run --http`: the listener, its responses, and that no client delays the others.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -14,10 +14,11 @@ mod readiness;
 
 const ANY_PORT: [&str; 2] = ["--http", "127.0.0.1:0"];
 
-/// As long as the manifests have a probe wait.
+/// The timeout of the probes in the manifests.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// What a kubelet does, with more patience: a connection of its own, and an answer.
+/// Sends a probe like the kubelet's, on a new connection and with a longer timeout, and returns the
+/// response.
 fn probe(http: &Http, path: &str) -> Result<String, std::io::Error> {
     let address = http.address().parse().unwrap();
     let began = Instant::now();

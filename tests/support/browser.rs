@@ -1,4 +1,4 @@
-//! Chromium without a window.
+//! A headless Chromium.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -27,7 +27,7 @@ fn run(url: &str, arguments: &[&str]) -> String {
     let profile = reaper::folder("browser");
     let said = Command::new("chromium")
         .args(ARGUMENTS)
-        // So long the page believes to have run, however slow the machine is.
+        // The page sees this much time pass, however slow the machine is.
         .arg("--virtual-time-budget=6000")
         .arg(format!("--user-data-dir={}", profile.display()))
         .args(arguments)
@@ -39,14 +39,14 @@ fn run(url: &str, arguments: &[&str]) -> String {
     String::from_utf8(said.stdout).unwrap()
 }
 
-/// What the page at `url` has become after some seconds, as HTML.
+/// Returns the HTML of the page at `url` after it has run for several seconds.
 pub(crate) fn document(url: &str) -> String {
     let document = run(url, &["--dump-dom"]);
     secrets::expect_none(Stream::Error, &document);
     document
 }
 
-/// How it looks, as a PNG of that size.
+/// Saves a screenshot of the page as a PNG of the given size.
 pub(crate) fn screenshot(url: &str, file: &Path, width: u32, height: u32, dark: bool) {
     let size = format!("--window-size={width},{height}");
     let file = format!("--screenshot={}", file.display());
@@ -57,7 +57,8 @@ pub(crate) fn screenshot(url: &str, file: &Path, width: u32, height: u32, dark: 
     run(url, &arguments);
 }
 
-/// A page that stays open: it can be asked, resized and clicked at. Ends when dropped.
+/// A page that stays open and can be evaluated, resized and sent key presses. The browser ends when
+/// this is dropped.
 pub(crate) struct Tab {
     child: Child,
     commands: File,
@@ -67,13 +68,15 @@ pub(crate) struct Tab {
 }
 
 impl Tab {
-    /// `url` on a screen of that size, when its script has shown a pipeline.
+    /// Opens `url` in a window of the given size, and waits until the page's script has displayed a
+    /// pipeline.
     pub(crate) fn open(url: &str, width: u32, height: u32) -> Self {
         let folder = reaper::folder("browser");
         let (commands, answers) = (folder.join("commands"), folder.join("answers"));
         let made = Command::new("mkfifo").args([&commands, &answers]).status();
         assert!(made.unwrap().success());
-        // It reads commands of the DevTools protocol from descriptor 3, and answers at 4.
+        // Chromium reads DevTools protocol commands from descriptor 3 and writes responses to
+        // descriptor 4.
         let child = Command::new("sh")
             .args(["-c", r#"exec 3<"$0" 4>"$1"; shift; exec chromium "$@""#])
             .args([&commands, &answers])
@@ -102,14 +105,14 @@ impl Tab {
         tab.resize(width, height);
         tab.command("Page.navigate", json!({"url": url})).unwrap();
         let shown = "document.querySelector('[data-pipeline] .state b')?.textContent";
-        // Until the page has taken the place of the blank one there may be nothing to be asked.
+        // Evaluation can fail until the page has replaced the blank one.
         wait_until("the page to show something", || {
             tab.try_evaluate(shown).is_ok_and(|text| text != "")
         });
         tab
     }
 
-    /// A command of the DevTools protocol, and what comes of it; or the error.
+    /// Sends a DevTools protocol command, and returns its result or the error.
     fn command(&mut self, method: &str, parameters: Value) -> Result<Value, Value> {
         self.commands_sent += 1;
         let id = self.commands_sent;
@@ -130,7 +133,8 @@ impl Tab {
         }
     }
 
-    /// What an expression of JavaScript is in the page, as JSON; `""` where it is undefined.
+    /// Returns the value of a JavaScript expression in the page as JSON, or `""` if it is
+    /// undefined.
     pub(crate) fn evaluate(&mut self, expression: &str) -> Value {
         self.try_evaluate(expression).unwrap()
     }
@@ -145,7 +149,7 @@ impl Tab {
         Ok(value)
     }
 
-    /// Makes the screen that large; a narrow one is a telephone's.
+    /// Resizes the window. A narrow window is treated as the screen of a mobile device.
     pub(crate) fn resize(&mut self, width: u32, height: u32) {
         let size = json!({
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600
@@ -154,7 +158,7 @@ impl Tab {
             .unwrap();
     }
 
-    /// Presses a key and lets it go.
+    /// Presses and releases a key.
     pub(crate) fn press(&mut self, key: &str) {
         let (code, text) = match key {
             "Tab" => (9, ""),
@@ -173,7 +177,7 @@ impl Tab {
     }
 }
 
-/// What it answers, each message up to a NUL.
+/// Receives the browser's messages, each of which ends with a NUL.
 fn answers_from(file: File) -> Receiver<Value> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
@@ -190,7 +194,7 @@ fn answers_from(file: File) -> Receiver<Value> {
 
 impl Drop for Tab {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The browser may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         reaper::forget(self.child.id());

@@ -1,4 +1,4 @@
-//! A certificate authority for tests, with the certificates it signs.
+//! A certificate authority for tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,16 +15,16 @@ use openssl::x509::{X509, X509Builder, X509Name, X509NameBuilder};
 
 use super::reaper;
 
-/// An authority; its certificate is the file `root`.
+/// A certificate authority.
 pub(crate) struct Authority {
-    /// PEM file of the authority's own certificate.
+    /// PEM file with the authority's own certificate.
     pub(crate) root: PathBuf,
     folder: PathBuf,
     certificate: X509,
     key: PKey<Private>,
 }
 
-/// When a certificate is valid.
+/// The validity period of a certificate, relative to now.
 #[derive(Clone, Copy)]
 pub(crate) enum Validity {
     Now,
@@ -39,7 +39,7 @@ pub(crate) struct Identity {
 }
 
 impl Authority {
-    /// A new authority that nobody else trusts.
+    /// Creates an authority that no system trusts by default.
     pub(crate) fn new(name: &str) -> Self {
         let folder = reaper::folder("certificates");
         let key = rsa_key();
@@ -60,12 +60,12 @@ impl Authority {
         }
     }
 
-    /// Signs a certificate. `name` is a client's user; `hosts` are what a server may be called by.
+    /// Signs a certificate. `name` is the user of a client; `hosts` are the host names of a server.
     pub(crate) fn sign(&self, name: &str, hosts: &[&str]) -> Identity {
         self.sign_for(name, hosts, Validity::Now)
     }
 
-    /// As [`Authority::sign`], with the time of validity.
+    /// Like [`Authority::sign`], with the given validity.
     pub(crate) fn sign_for(&self, name: &str, hosts: &[&str], validity: Validity) -> Identity {
         let key = rsa_key();
         let mut builder = builder(name, &key);
@@ -83,7 +83,7 @@ impl Authority {
             builder.append_extension(extension).unwrap();
         }
         builder.sign(&self.key, MessageDigest::sha256()).unwrap();
-        // Servers start side by side, each with a certificate of the same name.
+        // Servers start concurrently, each with a certificate of the same name.
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let identity = Identity {
@@ -96,7 +96,7 @@ impl Authority {
     }
 }
 
-/// Writes a file that only its owner may read, which libpq and PostgreSQL insist on for keys.
+/// Writes a file that only its owner can read, as libpq and PostgreSQL require for private keys.
 pub(crate) fn write_private(path: &Path, content: &[u8]) {
     use std::os::unix::fs::PermissionsExt;
     fs::write(path, content).unwrap();

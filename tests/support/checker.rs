@@ -1,4 +1,4 @@
-//! Judges a delivery against the history of commits. Pure: knows neither server.
+//! Compares a delivery with the history of commits, without using a server.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -6,24 +6,24 @@ use std::fmt;
 use super::lsn::parse_position;
 use super::records::{Place, Record};
 
-/// One event of a committed transaction; a history lists them in commit order.
+/// One event of a committed transaction. A history contains events in commit order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Committed {
     pub(crate) id: String,
-    /// LSN of the end of the commit record: what is confirmed once the transaction is durable.
+    /// LSN of the end of the commit record, which can be confirmed once the transaction is durable.
     pub(crate) end: u64,
-    /// Zero-based place among the rows of its transaction.
+    /// Zero-based index among the rows of the transaction.
     pub(crate) index: u32,
 }
 
-/// One delivered record; a delivery lists them by topic, partition and offset.
+/// One delivered record. A delivery contains records ordered by topic, partition and offset.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivered {
     pub(crate) id: String,
     pub(crate) place: Place,
     pub(crate) offset: i64,
     pub(crate) key: Option<Vec<u8>>,
-    /// Commit LSN and index, of the header `walpost-position`.
+    /// Commit LSN and index from the header `walpost-position`.
     pub(crate) position: (u64, u32),
 }
 
@@ -39,60 +39,65 @@ impl From<&Record> for Delivered {
     }
 }
 
-/// What was known when a connector had just died.
+/// The state just after a connector died.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Death {
-    /// Offset after the last record of each partition, committed or not, read after the death.
+    /// Offset after the last record of each partition, committed or not, read after the connector
+    /// died.
     pub(crate) ends: HashMap<Place, i64>,
-    /// The slot's confirmed_flush_lsn, read when nobody held the slot any more and before `ends`.
+    /// The slot's confirmed_flush_lsn, read after the slot was released and before `ends`.
     pub(crate) confirmed: u64,
 }
 
-/// How often a partition may start again at an earlier event.
+/// How often a partition may repeat records from an earlier event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Resends {
-    /// At most this often: connections that broke, connectors that died.
+    /// At most once per connection that broke or connector that died; this is their number.
     AtMost(usize),
-    /// Each event exactly once.
+    /// Never: each event is delivered exactly once.
     Never,
 }
 
-/// What is wrong with a delivery.
+/// An error in a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Violation {
-    /// Committed, not delivered.
+    /// The event was committed but not delivered.
     Missing(String),
-    /// Delivered, not committed.
+    /// The event was delivered but not committed.
     Phantom(String),
-    /// Delivered with a position that is not that of its commit.
+    /// The event was delivered with a position that differs from that of its commit.
     WrongPosition(String),
-    /// In a partition, this event does not follow the one before it.
+    /// Within a partition, the event does not follow the previous one.
     OutOfOrder {
         id: String,
         after: String,
         place: Place,
     },
-    /// Of two events with one key, the later one was delivered in another partition.
+    /// The later of two events with the same key was delivered to a different partition.
     KeyMoved(String),
-    /// A partition started again at an earlier event more often than anything broke.
+    /// A partition was repeated from an earlier event more often than failures occurred.
     TooManyResends { place: Place, times: usize },
-    /// Confirmed before a death, delivered again after it.
+    /// The event was confirmed before a death, but delivered again after it.
     ConfirmedTwice(String),
-    /// Confirmed before a death, though not yet delivered then.
+    /// The event was confirmed before a death, but had not been delivered by then.
     ConfirmedTooEarly(String),
 }
 
-/// The count of a faultless delivery.
+/// The counts of a delivery without violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) committed: usize,
     pub(crate) repeated: usize,
 }
 
-/// Checks that every committed event was delivered; that each partition has its events in commit
-/// order, and each re-sent run as well, without holes; that a key stays in its partition; that what
-/// was confirmed at a death had been delivered and was not delivered again; and that positions are
-/// those of the commits.
+/// Checks a delivery for violations:
+///
+/// - every committed event was delivered;
+/// - each partition contains its events in commit order, and so does each repeated run, without
+///   gaps;
+/// - a key stays in its partition;
+/// - events that were confirmed at a death had been delivered by then and were not delivered again;
+/// - positions are those of the commits.
 pub(crate) fn check(
     history: &[Committed],
     delivery: &[Delivered],
@@ -158,7 +163,7 @@ fn find_wrong_positions(
     }
 }
 
-/// Each partition must be made of runs without holes over the events that belong to it.
+/// Checks that each partition consists of runs without gaps over the events that belong to it.
 fn find_disorder(
     history: &[Committed],
     known: &[(usize, &Delivered)],
@@ -254,7 +259,7 @@ fn find_wrong_confirmations(
     found.extend(early.map(|(_, event)| Violation::ConfirmedTooEarly(event.id.clone())));
 }
 
-/// All that is wrong; printed shortly.
+/// The violations found in a delivery. Only the first ones are printed.
 #[derive(Debug)]
 pub(crate) struct Violations(pub(crate) Vec<Violation>);
 

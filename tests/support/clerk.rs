@@ -1,9 +1,10 @@
-//! A role that `walpost init` has made: it has the rights that Walpost needs, and is no superuser.
+//! A role created by `walpost init`, which has the permissions that Walpost needs and is not a
+//! superuser.
 
 use super::scene::{Commands, Scene};
 use super::walpost::Invocation;
 
-/// The role goes when dropped: roles belong to the whole server.
+/// The role. It is dropped with this value, because roles are shared by the whole server.
 pub(crate) struct Clerk<'s> {
     scene: &'s Scene<'s>,
     pub(crate) role: String,
@@ -20,12 +21,12 @@ impl<'s> Clerk<'s> {
         self.scene.conninfo_as(&self.role)
     }
 
-    /// The subcommands as the role.
+    /// Returns the subcommands that run as the role.
     pub(crate) fn commands(&self) -> Commands<'_> {
         self.scene.at(&self.conninfo())
     }
 
-    /// The first of `words` is the subcommand.
+    /// Prepares a command that runs as the role. The first of `words` is the subcommand.
     pub(crate) fn command(&self, words: &[&str]) -> Invocation {
         self.commands()
             .invoke_with_kafka(words[0])

@@ -1,4 +1,4 @@
-//! Three Kafka nodes, of which a test may break some.
+//! Three Kafka nodes, some of which a test may break.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,15 +13,16 @@ use super::wait::wait_until;
 
 const NODES: usize = 3;
 
-/// Topics have a replica on each node, and need two of them in sync, unless they say otherwise.
+/// A cluster whose topics, by default, have a replica on each node and require two in-sync
+/// replicas.
 pub(crate) struct Cluster {
     nodes: Vec<Broker>,
 }
 
-/// How many tests wait for the cluster.
+/// How many tests are waiting for the cluster.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// The cluster, for one test at a time.
+/// Exclusive access to the cluster for one test.
 pub(crate) struct Turn(MutexGuard<'static, Cluster>);
 
 impl Deref for Turn {
@@ -33,7 +34,7 @@ impl Deref for Turn {
 }
 
 impl Drop for Turn {
-    /// Nodes that have nothing to do take 10 % of a processor.
+    /// Freezes the nodes if no test is waiting: idle nodes use 10 % of a CPU.
     fn drop(&mut self) {
         if WAITING.load(Ordering::Relaxed) == 0 && !thread::panicking() {
             let up = self.nodes.iter().filter(|node| node.is_running());
@@ -43,7 +44,7 @@ impl Drop for Turn {
 }
 
 impl Cluster {
-    /// The cluster that tests share, whole again; whoever has it may break its nodes.
+    /// Waits for the cluster that tests share and repairs it. The caller may break its nodes.
     pub(crate) fn shared() -> Turn {
         static SHARED: LazyLock<Mutex<Cluster>> = LazyLock::new(|| Mutex::new(Cluster::new()));
         WAITING.fetch_add(1, Ordering::Relaxed);
@@ -53,7 +54,7 @@ impl Cluster {
         Turn(cluster)
     }
 
-    /// Not started.
+    /// Creates a cluster without starting it.
     fn new() -> Cluster {
         let ports: Vec<_> = (0..NODES).map(|_| Ports::free()).collect();
         let nodes = (0..NODES)
@@ -65,21 +66,21 @@ impl Cluster {
         Cluster { nodes }
     }
 
-    /// Brings back what another test may have left broken.
+    /// Restores what a previous test may have left broken.
     fn mend(&self) {
         let up = self.nodes.iter().filter(|node| node.is_running());
         up.for_each(Broker::thaw);
         self.start_all();
     }
 
-    /// Starts the nodes that do not run, and returns when all replicas are in sync.
+    /// Starts the nodes that are not running, and waits until all replicas are in sync.
     pub(crate) fn start_all(&self) {
         let down = self.nodes.iter().filter(|node| !node.is_running());
         down.for_each(Broker::begin_start);
         self.wait_until_in_sync();
     }
 
-    /// Any node; its address is that of the cluster.
+    /// Returns a node. Its address contains all nodes of the cluster.
     pub(crate) fn entry(&self) -> &Broker {
         &self.nodes[0]
     }
@@ -88,7 +89,7 @@ impl Cluster {
         &self.nodes
     }
 
-    /// The node that leads the first partition of a topic.
+    /// Returns the node that leads the first partition of a topic.
     pub(crate) fn leader(&self, topic: &str) -> &Broker {
         let client: BaseConsumer = self.entry().client().create().unwrap();
         let metadata = client.fetch_metadata(Some(topic), Duration::from_secs(30));
@@ -97,7 +98,7 @@ impl Cluster {
         nodes.find(|node| node.id() == leader).expect("a leader")
     }
 
-    /// Waits until every replica of every partition is in sync.
+    /// Waits until all replicas of all partitions are in sync.
     pub(crate) fn wait_until_in_sync(&self) {
         self.nodes.iter().for_each(Broker::wait_until_up);
         let client: BaseConsumer = self.entry().client().create().unwrap();

@@ -1,4 +1,5 @@
-//! Kafka's brokers while they stop: the last one answers still, and names none that is there.
+//! Simulates Kafka brokers during their shutdown, when the last one still responds but returns
+//! metadata without any brokers.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,43 +9,43 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::lag::{receive, send, varint};
 
-/// Metadata requests have this API key.
+/// API key of Metadata requests.
 const METADATA: u8 = 3;
-/// From this version on, answers are written as [`emptied`] reads them.
+/// First version whose responses have the format that [`emptied`] parses.
 const FLEXIBLE: i16 = 9;
-/// From this version on, topics have ids.
+/// First version in which topics have IDs.
 const TOPIC_IDS: i16 = 10;
-/// Behind correlation id, tags and throttle time.
+/// Offset of the array of brokers, after the correlation ID, tags and throttle time.
 const BROKERS: usize = 9;
-/// No elements, as arrays that may be null count.
+/// The length of an empty array in the compact encoding.
 const NONE: u8 = 1;
-/// So many topics that do not exist are in an answer, so that librdkafka is still reading it when its connections have
-/// ended: only in this order does it forget all brokers for good.
+/// How many nonexistent topics are added to a response. librdkafka must still be parsing the
+/// response when its connections close: only in this order does it lose all brokers permanently.
 const UNKNOWN_TOPICS: usize = 20_000;
 /// `UNKNOWN_TOPIC_OR_PARTITION`.
 const UNKNOWN: i16 = 3;
 
-/// Says that there are no brokers, while it is told to.
+/// Removes the brokers from metadata responses while enabled.
 #[derive(Default)]
 pub(crate) struct Departure {
     is_now: AtomicBool,
     answers: AtomicUsize,
-    /// The requests for metadata: correlation id, version.
+    /// The version of each pending metadata request, by correlation ID.
     asked: Mutex<HashMap<[u8; 4], i16>>,
 }
 
 impl Departure {
-    /// Whether there seem to be none from now on.
+    /// Enables or disables the removal of brokers.
     pub(crate) fn set(&self, is_now: bool) {
         self.is_now.store(is_now, Ordering::SeqCst);
     }
 
-    /// How many answers have named no broker.
+    /// Returns how many responses were sent without brokers.
     pub(crate) fn answers(&self) -> usize {
         self.answers.load(Ordering::SeqCst)
     }
 
-    /// Passes requests on, and notes which ones are for metadata.
+    /// Forwards requests, and records which ones are for metadata.
     pub(super) fn ask(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         loop {
             let request = receive(from)?;
@@ -58,7 +59,7 @@ impl Departure {
         }
     }
 
-    /// Passes answers on.
+    /// Forwards responses.
     pub(super) fn answer(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         loop {
             let mut answer = receive(from)?;
@@ -75,17 +76,17 @@ impl Departure {
     }
 }
 
-/// An answer without its brokers, and with topics that do not exist.
+/// Returns a response without its brokers and with topics that do not exist.
 fn emptied(answer: &[u8], version: i16) -> Option<Vec<u8>> {
     let (head, mut rest) = answer.split_at_checked(BROKERS)?;
     for _ in 1..varint(&mut rest)? {
-        // Its id; host; port; rack.
+        // ID, host, port and rack of a broker.
         rest = rest.get(4..)?;
         let host = varint(&mut rest)?.saturating_sub(1);
         rest = rest.get(host + 4..)?;
         let rack = varint(&mut rest)?.saturating_sub(1);
         rest = rest.get(rack..)?;
-        // No tags.
+        // Empty tags.
         rest = rest.get(1..)?;
     }
     let cluster = rest;
@@ -104,7 +105,7 @@ fn emptied(answer: &[u8], version: i16) -> Option<Vec<u8>> {
         if version >= TOPIC_IDS {
             emptied.extend([0; 16]);
         }
-        // Not internal; no partitions; no rights asked for; no tags.
+        // Not internal; no partitions; authorized operations not requested; empty tags.
         emptied.extend([0, NONE, 0x80, 0, 0, 0, 0]);
     }
     emptied.extend(rest);

@@ -1,4 +1,4 @@
-//! Small disks that can be full: file systems in memory, mounted for one test.
+//! Small disks that can be full: in-memory file systems mounted for one test.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -8,18 +8,19 @@ use std::process::Command;
 use super::process::effective_user;
 use super::reaper;
 
-/// A mounted file system. Unmounted when dropped, or by the [`reaper`].
+/// A mounted file system. It is unmounted when dropped, or by the [`reaper`].
 pub(crate) struct Disk {
     path: PathBuf,
 }
 
 impl Disk {
-    /// An empty disk of so many megabytes.
+    /// Creates an empty disk of the given size in megabytes.
     ///
     /// # Panics
-    /// Only root can mount: others need sudo without a password, as `./dev setup` does.
+    /// If it cannot be mounted. Only root can mount; other users need sudo without a password, as
+    /// for `./dev setup`.
     pub(crate) fn new(megabytes: usize) -> Self {
-        // The reaper knows it by its name.
+        // The reaper recognizes disks by this name.
         let disk = Self {
             path: reaper::folder("disk"),
         };
@@ -38,12 +39,12 @@ impl Disk {
         disk
     }
 
-    /// Its root folder.
+    /// Returns the root directory of the disk.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Leaves no byte free.
+    /// Fills the disk completely.
     pub(crate) fn fill(&self) {
         let mut ballast = File::create(self.ballast()).unwrap();
         let piece = vec![b'x'; 1 << 16];
@@ -55,7 +56,7 @@ impl Disk {
         assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
     }
 
-    /// Frees what [`Disk::fill`] took.
+    /// Frees the space that [`Disk::fill`] used.
     pub(crate) fn make_room(&self) {
         fs::remove_file(self.ballast()).unwrap();
     }
@@ -67,7 +68,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Lazily: whoever still has a file open there ends soon.
+        // Unmount lazily: processes that still have files open on the disk will end soon.
         let _ = as_root("umount").arg("-l").arg(&self.path).status();
         let _ = fs::remove_dir(&self.path);
     }

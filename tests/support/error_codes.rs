@@ -1,4 +1,5 @@
-//! Kafka's brokers that answer with an error code of the test's choice, as a newer broker or a hostile one does.
+//! Simulates Kafka brokers that respond with an error code chosen by the test, as a newer or a
+//! hostile broker might.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::lag::{receive, send, varint};
 
-/// What is answered with an error.
+/// The kind of response that contains an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Produce,
@@ -35,7 +36,8 @@ impl Answer {
         }
     }
 
-    /// Where an answer of this version has its first error code; none where it names no topic.
+    /// Returns the offset of the first error code in a response of this version, or `None` if the
+    /// response contains no topic.
     fn place(self, answer: &[u8], version: i16) -> Option<usize> {
         let mut at = Cursor {
             rest: answer,
@@ -50,7 +52,8 @@ impl Answer {
                 at.elements()?;
                 at.skip(4)?;
             }
-            // The throttle time, the answer's own code and the session; the topic is named, or has an id since version 13.
+            // Skip the throttle time, the error code of the response and the session ID. The topic
+            // has a name, or an ID since version 13.
             Self::Fetch => {
                 at.skip(10)?;
                 at.elements()?;
@@ -138,7 +141,7 @@ impl Cursor<'_> {
         usize::try_from(i32::from_be_bytes(*count)).ok()
     }
 
-    /// The number of elements of an array, if there are any.
+    /// Returns the number of elements of an array, or `None` if it is empty.
     fn elements(&mut self) -> Option<usize> {
         self.count().filter(|&count| count > 0)
     }
@@ -154,38 +157,39 @@ impl Cursor<'_> {
     }
 }
 
-/// The client's port and the correlation id.
+/// The client's port and the correlation ID.
 type Request = (u16, [u8; 4]);
-/// Its API key and version.
+/// The API key and version of a request.
 type Asked = (i16, i16);
 
-/// Replaces the first error code in answers of one kind.
+/// Replaces the first error code in responses of one kind.
 #[derive(Default)]
 pub(crate) struct ErrorCodes {
     replaced: Mutex<Option<(Answer, i16)>>,
     answers: AtomicUsize,
-    /// Of all connections, as a mistake only spares an answer.
+    /// The pending requests of all connections. Sharing the map is harmless: a mistake only leaves
+    /// a response unchanged.
     asked: Mutex<HashMap<Request, Asked>>,
 }
 
 impl ErrorCodes {
-    /// Answers of this kind have the code from now on.
+    /// Makes responses of this kind contain the code from now on.
     pub(crate) fn replace(&self, answer: Answer, code: i16) {
         self.answers.store(0, Ordering::SeqCst);
         *self.replaced.lock().unwrap() = Some((answer, code));
     }
 
-    /// Answers are passed on again as they are.
+    /// Forwards responses unchanged again.
     pub(crate) fn pass(&self) {
         *self.replaced.lock().unwrap() = None;
     }
 
-    /// The number of answers that were changed since the last call of [`ErrorCodes::replace`].
+    /// Returns how many responses were changed since the last call of [`ErrorCodes::replace`].
     pub(crate) fn answers(&self) -> usize {
         self.answers.load(Ordering::SeqCst)
     }
 
-    /// Passes requests on.
+    /// Forwards requests, and records their API keys and versions.
     pub(super) fn ask(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         let port = from.peer_addr()?.port();
         loop {
@@ -201,7 +205,7 @@ impl ErrorCodes {
         }
     }
 
-    /// Passes answers on.
+    /// Forwards responses, and replaces error codes if that is enabled.
     pub(super) fn answer(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         let port = to.peer_addr()?.port();
         loop {

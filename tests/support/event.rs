@@ -1,29 +1,31 @@
 //! The two kinds of outbox, and the statements that write events to them.
 
-/// Where a test's events are.
+/// Where a test stores its events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outbox {
     /// Rows of a table.
     Table,
-    /// Messages in WAL.
+    /// Logical decoding messages.
     Messages,
 }
 
 /// Writes events to one outbox.
 #[derive(Clone, Debug)]
 pub(crate) enum Writer {
-    /// Into the table of this name.
+    /// Writes to the table with this name.
     Table(String),
-    /// Into one of these tables each time; `like` stands for all that are or were outboxes.
+    /// Writes each time to one of `tables`, chosen at random. `like` is a name prefix of all tables
+    /// that are or were outboxes.
     Tables { like: String, tables: Vec<String> },
-    /// Into the log, with this prefix.
+    /// Writes logical decoding messages with this prefix.
     Messages(String),
 }
 
-/// One event. The texts are SQL literals without their quotes; see [`Writer::many`] for columns.
+/// One event. The texts are SQL literals without their quotes. For expressions over columns, see
+/// [`Writer::many`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event<'a> {
-    /// None is a random one.
+    /// The id, or `None` for a random one.
     pub(crate) id: Option<&'a str>,
     pub(crate) aggregate: &'a str,
     pub(crate) key: &'a str,
@@ -31,7 +33,7 @@ pub(crate) struct Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// With a random id.
+    /// Creates an event with a random id.
     pub(crate) fn new(aggregate: &'a str, key: &'a str, payload: &'a str) -> Self {
         Self {
             id: None,
@@ -43,7 +45,7 @@ impl<'a> Event<'a> {
 }
 
 impl Writer {
-    /// The table for the next statement.
+    /// Returns the table for the next statement.
     fn table(&self) -> &str {
         match self {
             Self::Table(table) => table,
@@ -52,7 +54,7 @@ impl Writer {
         }
     }
 
-    /// A statement that writes one event.
+    /// Returns a statement that writes one event.
     pub(crate) fn one(&self, event: Event<'_>) -> String {
         let Event {
             id,
@@ -73,8 +75,8 @@ impl Writer {
         }
     }
 
-    /// A statement that writes `count` events, with 50 different keys. The payload is an expression
-    /// of type jsonb over the event's number `n`.
+    /// Returns a statement that writes `count` events with 50 different keys. `payload` is an
+    /// expression of type jsonb that can use the event's number `n`.
     pub(crate) fn many(&self, aggregate: &str, count: usize, payload: &str) -> String {
         let series = format!("FROM generate_series(1, {count}) AS n");
         match self {

@@ -1,4 +1,4 @@
-//! Questions over HTTP to a running Walpost. Whatever it answers is searched for secrets.
+//! HTTP requests to a running Walpost. Every response is searched for secrets.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::secrets::{self, Stream};
 use super::wait::PATIENCE;
 
-/// What came back.
+/// An HTTP response.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) code: u16,
@@ -17,14 +17,14 @@ pub(crate) struct Answer {
     pub(crate) body: String,
 }
 
-/// Where a Walpost listens.
+/// The HTTP server of a Walpost process.
 #[derive(Clone, Debug)]
 pub(crate) struct Http {
     address: String,
 }
 
 impl Http {
-    /// `HOST:PORT`.
+    /// Refers to the server at `HOST:PORT`.
     pub(crate) fn at(address: &str) -> Self {
         Self {
             address: address.to_owned(),
@@ -49,7 +49,8 @@ impl Http {
         self.ask_with(method, path, &format!("Host: {}\r\n", self.address))
     }
 
-    /// As [`Http::ask`], with header lines of the test's own instead of the address as the host.
+    /// Like [`Http::ask`], with the given header lines in place of the Host header with the
+    /// server's address.
     pub(crate) fn ask_with(&self, method: &str, path: &str, headers: &str) -> Answer {
         let mut stream = self.connect();
         let head = format!("{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n");
@@ -70,17 +71,17 @@ impl Http {
         }
     }
 
-    /// `/status`.
+    /// Returns the contents of `/status`.
     pub(crate) fn status(&self) -> Value {
         serde_json::from_str(&self.get("/status").body).unwrap()
     }
 
-    /// The first pipeline of `/status`.
+    /// Returns the first pipeline in `/status`.
     pub(crate) fn pipeline(&self) -> Value {
         self.status()["pipelines"][0].clone()
     }
 
-    /// `/metrics`, by name and labels as they are written.
+    /// Returns the samples in `/metrics`, by name and labels as printed.
     pub(crate) fn metrics(&self) -> BTreeMap<String, f64> {
         let text = self.get("/metrics").body;
         let samples = text.lines().filter(|line| !line.starts_with('#'));
@@ -92,7 +93,7 @@ impl Http {
             .collect()
     }
 
-    /// A metric of the pipeline with that name.
+    /// Returns the value of a metric of the pipeline.
     pub(crate) fn metric(&self, name: &str, pipeline: &str) -> Option<f64> {
         let name = format!("{name}{{pipeline=\"{pipeline}\"}}");
         self.metrics().get(&name).copied()

@@ -1,5 +1,5 @@
-//! Real Kafka brokers: KRaft, each with a controller in the same process; alone, or the nodes of a
-//! [cluster](super::cluster).
+//! Real Kafka brokers. Each runs KRaft with a controller in the same process, either alone or as a
+//! node of a [cluster](super::cluster).
 
 use std::fs::{self, File};
 use std::mem;
@@ -34,35 +34,38 @@ pub(super) use nodes::{Ports, Seat};
 use java::{ARCHIVE, JVM, java, shared_classes};
 use settings::{formatted, write_settings};
 
-/// The name of the user that the SASL listener knows.
+/// The user that the SASL listener accepts.
 pub(crate) const SASL_USER: &str = "walpost";
 
-/// That user's password.
+/// Returns that user's password.
 pub(crate) fn sasl_password() -> String {
     format!("{SECRET}-kafka")
 }
 
-/// A broker of its own, or the shared one. Topics are not made by themselves.
+/// A broker that is private to a test or shared by several. It does not create topics
+/// automatically.
 pub(crate) struct Broker {
     ports: Ports,
     seat: Seat,
     folder: PathBuf,
     jvm: Vec<String>,
     process: Mutex<Option<Child>>,
-    /// Whoever takes a broker next may have it.
+    /// Whether the broker is kept for another test when dropped.
     is_lent: bool,
-    /// Consumers of the shared broker that have nothing to do.
+    /// Idle consumers of the shared broker.
     pub(super) readers: Mutex<Vec<BaseConsumer>>,
 }
 
-/// A broker that is alone is not to be missed by its own controller when both were frozen for long, or when the machine is busy.
+/// A session timeout that keeps a broker that runs alone from being fenced by its own controller
+/// after both were frozen for a long time, or when the machine is busy.
 const NEVER_MISSED: &str = "broker.session.timeout.ms=3600000\n";
 
-/// Brokers that were given back, frozen: one that has nothing to do takes 2 % of a processor.
+/// Returned brokers, which are frozen because even an idle broker uses 2 % of a CPU.
 static GIVEN_BACK: Mutex<Vec<Broker>> = Mutex::new(Vec::new());
 
 impl Broker {
-    /// The broker that tests share; it is never stopped. It alone has listeners for TLS.
+    /// Returns the broker that tests share. It is never stopped, and is the only one with TLS
+    /// listeners.
     pub(crate) fn shared() -> &'static Broker {
         static SHARED: LazyLock<Broker> = LazyLock::new(|| {
             let alone = Seat::of(0, vec![Ports::free()]).with_tls();
@@ -73,13 +76,14 @@ impl Broker {
         &SHARED
     }
 
-    /// A broker that a test may stop and break; it goes when dropped.
+    /// Starts a broker that a test may stop and break. It is removed when dropped.
     pub(crate) fn private() -> Broker {
         Self::with(&JVM, "")
     }
 
-    /// A broker that a test may stop, freeze and cut off. Another test gets it then, as a start takes seconds of a processor.
-    /// What a test changes for good, or kills, needs [`Broker::private`].
+    /// Returns a broker that a test may stop, freeze and disconnect. It is reused by other tests,
+    /// because starting a broker takes seconds of CPU time. A test that changes the broker
+    /// permanently, or kills it, needs [`Broker::private`].
     pub(crate) fn lent() -> Broker {
         if let Some(broker) = GIVEN_BACK.lock().unwrap().pop() {
             broker.thaw();
@@ -90,8 +94,8 @@ impl Broker {
         broker
     }
 
-    /// A private broker that asks for rights. Who comes without security may do all, and
-    /// [`SASL_USER`] what was granted.
+    /// Starts a private broker that checks permissions. Clients of the listener without security
+    /// may do everything; [`SASL_USER`] has only the permissions granted to it.
     pub(crate) fn with_rights() -> Broker {
         let authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer";
         let settings = format!(
@@ -100,7 +104,7 @@ impl Broker {
         Self::with(&JVM, &settings)
     }
 
-    /// A private broker with other options of the Java virtual machine.
+    /// Starts a private broker with other options for the Java virtual machine.
     pub(crate) fn with_jvm(options: &[&str]) -> Broker {
         Self::with(options, "")
     }
@@ -111,7 +115,7 @@ impl Broker {
         broker
     }
 
-    /// A private broker that has its data on the disk.
+    /// Starts a private broker that stores its data on `disk`.
     pub(crate) fn on_disk(disk: &Disk) -> Broker {
         let alone = Seat::of(0, vec![Ports::free()]);
         let broker = Self::prepared(alone, &JVM, Some(disk), "");
@@ -119,7 +123,7 @@ impl Broker {
         broker
     }
 
-    /// A node that is not started yet.
+    /// Creates a node without starting it.
     pub(super) fn prepared(
         seat: Seat,
         options: &[&str],
@@ -144,7 +148,7 @@ impl Broker {
                 .filter(|line| !line.starts_with(name))
                 .fold(String::new(), |text, line| text + line + "\n");
         }
-        // An id of a folder is 16 bytes in URL-safe base64.
+        // A directory ID is 16 bytes in URL-safe base64.
         let (id, directory) = (seat.id(), format!("AAAAAAAAAAAAAAAAAAA{}A", 10 + seat.id()));
         properties.push_str(&format!("node.id={id}\ndirectory.id={directory}\n"));
         fs::write(&identity, properties).unwrap();
@@ -160,50 +164,53 @@ impl Broker {
         }
     }
 
-    /// It is never stopped.
+    /// Returns whether this is the shared broker, which is never stopped.
     pub(super) fn is_shared(&self) -> bool {
         self.seat.has_tls
     }
 
-    /// `node.id`
+    /// Returns the `node.id`.
     pub(crate) fn id(&self) -> i32 {
         self.seat.id()
     }
 
-    /// `bootstrap.servers` of the listener without security, with all nodes of the cluster.
+    /// Returns the `bootstrap.servers` of the listener without security, with all nodes of the
+    /// cluster.
     pub(crate) fn address(&self) -> String {
         let nodes = self.seat.nodes.iter();
         let nodes = nodes.map(|ports| format!("127.0.0.1:{}", ports.plain));
         nodes.collect::<Vec<_>>().join(",")
     }
 
-    /// The listener for SASL without TLS; PLAIN and SCRAM-SHA-256.
+    /// Returns the address of the SASL listener without TLS, which accepts PLAIN and SCRAM-SHA-256.
     pub(crate) fn sasl_address(&self) -> String {
         format!("127.0.0.1:{}", self.ports.sasl)
     }
 
-    /// The listener for SASL without TLS that takes tokens which nobody has signed.
+    /// Returns the address of the SASL listener without TLS that accepts unsigned tokens.
     pub(crate) fn unsecured_address(&self) -> String {
         format!("localhost:{}", self.ports.unsecured)
     }
 
-    /// The listener for TLS, with a certificate for `localhost`.
+    /// Returns the address of the TLS listener, whose certificate is for `localhost`.
     pub(crate) fn tls_address(&self) -> String {
         format!("localhost:{}", self.ports.tls)
     }
 
-    /// A proxy to the broker. Whoever asks there is sent to no other address of it.
+    /// Starts a proxy to the broker. Metadata requests through the proxy return only the proxy's
+    /// address.
     pub(crate) fn proxy(&self) -> Proxy {
         Proxy::start(self.ports.proxy, self.ports.proxied)
     }
 
-    /// Listeners for TLS whose certificates are valid no more, and not yet.
+    /// Returns the addresses of the TLS listeners whose certificates have expired and are not yet
+    /// valid, respectively.
     pub(crate) fn untimely_addresses(&self) -> [String; 2] {
         [self.ports.expired, self.ports.early].map(|port| format!("localhost:{port}"))
     }
 
-    /// Runs one of the command-line tools, with the address in front of its arguments, and returns
-    /// what it prints.
+    /// Runs one of Kafka's command-line tools with the broker's address before the arguments, and
+    /// returns its output.
     pub(crate) fn tool(&self, class: &str, arguments: &[&str]) -> String {
         let output = java(&self.folder, &JVM)
             .arg(shared_classes())
@@ -217,13 +224,13 @@ impl Broker {
         out
     }
 
-    /// Starts the broker, and returns when it answers.
+    /// Starts the broker and waits until it responds.
     pub(crate) fn start(&self) {
         self.begin_start();
         self.wait_until_up();
     }
 
-    /// Starts the broker, and returns at once.
+    /// Starts the broker and returns immediately.
     pub(super) fn begin_start(&self) {
         let log = File::options()
             .create(true)
@@ -238,7 +245,7 @@ impl Broker {
             command.arg(shared_classes());
         }
         if self.is_shared() {
-            // Else a broker reads no keys.
+            // A broker reads keys only from URLs in this list.
             let keys = format!("file://{}", KEYS.display());
             command.arg(format!(
                 "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys}"
@@ -256,7 +263,7 @@ impl Broker {
         *self.process.lock().unwrap() = Some(child);
     }
 
-    /// Waits until the broker is one of its cluster.
+    /// Waits until the broker is a member of its cluster.
     pub(super) fn wait_until_up(&self) {
         let mut config = self.client();
         config.set(
@@ -285,7 +292,7 @@ impl Broker {
         });
     }
 
-    /// Whether its process is there, frozen or not.
+    /// Returns whether the broker's process exists, frozen or not.
     pub(crate) fn is_running(&self) -> bool {
         let mut process = self.process.lock().unwrap();
         let Some(child) = process.as_mut() else {
@@ -298,7 +305,7 @@ impl Broker {
         !ended
     }
 
-    /// Ends the broker without a word, which can lose the end of a transaction.
+    /// Ends the broker without a shutdown, which can lose a transaction marker.
     pub(crate) fn kill(&self) {
         assert!(
             !self.is_lent,
@@ -310,7 +317,7 @@ impl Broker {
         wait_for_exit(&mut child, PATIENCE).expect("a killed process ends");
     }
 
-    /// Stops the broker in an orderly way.
+    /// Shuts the broker down cleanly.
     pub(crate) fn stop(&self) {
         let mut process = self.process.lock().unwrap();
         let mut child = process.take().expect("a running broker");
@@ -322,7 +329,7 @@ impl Broker {
         }
     }
 
-    /// Stops the broker, and starts another cluster without topics at its address.
+    /// Stops the broker and starts another cluster without topics at the same address.
     pub(crate) fn replace_cluster(&self) {
         self.stop();
         let identity = self.data().join("meta.properties");
@@ -339,17 +346,17 @@ impl Broker {
         self.start();
     }
 
-    /// Freezes the broker: connections stay, answers do not come.
+    /// Suspends the broker: connections stay open, but it does not respond.
     pub(crate) fn freeze(&self) {
         freeze(self.process_id());
     }
 
-    /// Goes on after [`Broker::freeze`].
+    /// Resumes the broker after [`Broker::freeze`].
     pub(crate) fn thaw(&self) {
         thaw(self.process_id());
     }
 
-    /// The number of the broker's process.
+    /// Returns the process ID of the broker.
     pub(crate) fn process_id(&self) -> u32 {
         self.process
             .lock()
@@ -359,21 +366,21 @@ impl Broker {
             .id()
     }
 
-    /// A client of the listener without security.
+    /// Returns the configuration of a client of the listener without security.
     pub(crate) fn client(&self) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("bootstrap.servers", self.address());
-        // Tests wait for brokers that were just started.
+        // Tests often wait for brokers that have just started.
         config.set("reconnect.backoff.max.ms", "200");
         config
     }
 
-    /// The folder that holds a folder for each partition.
+    /// Returns the directory that contains a directory for each partition.
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.join("data")
     }
 
-    /// What the broker has logged.
+    /// Returns the broker's log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log_file()).unwrap_or_default()
     }
@@ -384,7 +391,7 @@ impl Broker {
 }
 
 impl Broker {
-    /// The same broker for another test, where this one's has left it as it was.
+    /// Returns the broker for use by another test if the test has passed and the broker is running.
     fn give_back(&mut self) -> Option<Broker> {
         let is_whole = self.is_lent && !std::thread::panicking() && self.is_running();
         is_whole.then(|| {

@@ -1,5 +1,6 @@
-//! Kafka's leader of a partition soon after its election, as consumers see it: it gives them nothing beyond what it
-//! knows the followers to have, which can be less than its predecessor gave away.
+//! Simulates a Kafka partition leader shortly after its election, as consumers see it. The leader
+//! returns only records that it knows its followers have, which can be fewer than its predecessor
+//! returned.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -10,48 +11,49 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// Answers to a consumer until the leader knows better.
+/// Number of responses to a consumer before the leader catches up.
 const ANSWERS: usize = 30;
-/// A leader that has nothing to give waits so long for more.
+/// How long a leader without records to return waits for more.
 const WAIT: Duration = Duration::from_millis(10);
 
-/// Fetch requests have this API key.
+/// API key of Fetch requests.
 const FETCH: u8 = 1;
-/// From this version on, topics have an id in them, and no name.
+/// First version in which topics have an ID instead of a name.
 const TOPIC_ID: i16 = 13;
-/// Where an answer of one topic says how many there are, and how many partitions of that one.
+/// Offsets of the number of topics in a response for one topic, and of the number of its
+/// partitions.
 const COUNTS: [usize; 2] = [15, 32];
-/// One, as arrays that may be null count.
+/// The length of an array with one element in the compact encoding.
 const ONE: u8 = 2;
 /// The high watermark and the last stable offset of the partition.
 const MARKS: Range<usize> = 39..55;
-/// Behind these and the start of the log: the aborted transactions.
+/// Offset of the aborted transactions, after the marks above and the log start offset.
 const ABORTED: usize = 63;
-/// Id of a producer, first offset, no tags.
+/// Producer ID, first offset and empty tags.
 const ABORTED_BYTES: usize = 17;
 
-/// Answers to Fetch requests end where this says.
+/// Makes partitions in Fetch responses end at a given offset.
 pub(crate) struct Lag {
     end: i64,
     left: AtomicUsize,
 }
 
-/// The correlation ids of a connection's Fetch requests.
+/// The correlation IDs of a connection's Fetch requests.
 pub(super) type Fetches = Mutex<HashSet<[u8; 4]>>;
 
 impl Lag {
-    /// Partitions seem to end at `end`, which is where a batch does.
+    /// Makes partitions seem to end at `end`, which must be the end of a batch.
     pub(super) fn behind(end: i64) -> Self {
         let left = AtomicUsize::new(ANSWERS);
         Self { end, left }
     }
 
-    /// It has answered often enough to know better.
+    /// Returns whether the leader has caught up, after [`ANSWERS`] responses.
     pub(crate) fn is_over(&self) -> bool {
         self.left.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether it is so for one more answer.
+    /// Counts a response, and returns whether the leader still lags.
     fn is_still(&self) -> bool {
         let fewer = |left: usize| left.checked_sub(1);
         self.left
@@ -59,7 +61,7 @@ impl Lag {
             .is_ok()
     }
 
-    /// Passes requests on, and notes which ones fetch.
+    /// Forwards requests, and records which ones are Fetch requests.
     pub(super) fn ask(
         &self,
         from: &TcpStream,
@@ -77,7 +79,7 @@ impl Lag {
         }
     }
 
-    /// Passes answers on.
+    /// Forwards responses, and shortens those to Fetch requests while the leader lags.
     pub(super) fn answer(
         &self,
         from: &TcpStream,
@@ -98,14 +100,14 @@ impl Lag {
         }
     }
 
-    /// An answer about one partition, without what is behind the end.
+    /// Returns a response for one partition without the records at and after the end.
     fn shortened(&self, answer: &[u8]) -> Option<Vec<u8>> {
         if COUNTS.iter().any(|&at| answer.get(at) != Some(&ONE)) {
             return None;
         }
         let mut rest = answer.get(ABORTED..)?;
         let aborted = varint(&mut rest)?.saturating_sub(1);
-        // And the preferred replica.
+        // The 4 bytes are the preferred read replica.
         rest = rest.get(aborted * ABORTED_BYTES + 4..)?;
         let mut short = answer[..answer.len() - rest.len()].to_vec();
         short[MARKS].copy_from_slice(&[self.end.to_be_bytes(); 2].concat());
@@ -127,13 +129,13 @@ impl Lag {
         }
         short.push(count.to_le_bytes()[0]);
         short.extend(records);
-        // No tags: of the partition, of the topic, of the answer.
+        // Empty tags of the partition, the topic and the response.
         short.extend([0; 3]);
         Some(short)
     }
 }
 
-/// A message without its length.
+/// Receives a message, and returns it without its length.
 pub(super) fn receive(mut from: &TcpStream) -> io::Result<Vec<u8>> {
     let mut length = [0; 4];
     from.read_exact(&mut length)?;

@@ -1,4 +1,4 @@
-//! Writers that commit events from concurrent sessions, some of them rolled back.
+//! Writers that commit events in concurrent sessions and roll some of them back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use super::event::{Event, Writer};
 use super::secrets::PAYLOAD_MARK;
 use super::session::Session;
 
-/// What a load is made of.
+/// The parameters of a load.
 #[derive(Clone, Debug)]
 pub(crate) struct Profile {
     pub(crate) conninfo: String,
@@ -19,12 +19,11 @@ pub(crate) struct Profile {
     pub(crate) keys: u32,
     /// Number of sessions.
     pub(crate) writers: u64,
-    /// How long a session rests between two transactions.
+    /// How long a session pauses between two transactions.
     pub(crate) rest: Duration,
 }
 
-/// Writers at work. They go on through restarts of the server, and end with [`Load::stop`] or when
-/// dropped.
+/// Running writers. They continue across server restarts, until [`Load::stop`] or a drop.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
     committed: Arc<AtomicUsize>,
@@ -50,18 +49,18 @@ impl Load {
         }
     }
 
-    /// Transactions known to be committed by now.
+    /// Returns the number of transactions known to have been committed so far.
     pub(crate) fn transactions(&self) -> usize {
         self.committed.load(Ordering::Relaxed)
     }
 
-    /// Waits until that many more transactions are committed.
+    /// Waits until this many more transactions are committed.
     pub(crate) fn wait_for_transactions(&self, more: usize) {
         let goal = self.transactions() + more;
         super::wait::wait_until("the load to commit", || self.transactions() >= goal);
     }
 
-    /// Ends the writers.
+    /// Stops the writers.
     pub(crate) fn stop(mut self) {
         self.end();
     }
@@ -84,8 +83,8 @@ impl Drop for Load {
     }
 }
 
-/// The seed of this run's dice: `WALPOST_TEST_SEED`, else another one each time, told on standard
-/// error.
+/// Returns the seed of this run's random numbers: `WALPOST_TEST_SEED` if set, otherwise a random
+/// seed. It is printed to standard error.
 pub(crate) fn seed() -> u64 {
     static SEED: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| {
         let given = std::env::var("WALPOST_TEST_SEED")
@@ -121,15 +120,16 @@ fn write(profile: &Profile, mut dice: fastrand::Rng, stop: &AtomicBool, committe
     }
 }
 
-/// Class 53: the disk is full. Class 57: the server shuts down, starts, or was crashed. 25006: it is
-/// a standby. 58: it can't write.
+/// Returns whether an error with this code can occur during the test. Class 53: the disk is full.
+/// Class 57: the server is shutting down, starting or has crashed. Class 58: the server can't
+/// write. 25006: the server is a standby.
 fn can_happen(code: &str) -> bool {
     ["53", "57", "58", "25006"]
         .iter()
         .any(|class| code.starts_with(class))
 }
 
-/// One transaction of one to five events, and whether it commits.
+/// Returns a transaction with one to five events, and whether it commits.
 fn transaction(profile: &Profile, dice: &mut fastrand::Rng) -> (String, bool) {
     let mut sql = String::from("BEGIN;");
     for _ in 0..dice.u32(1..=5) {

@@ -1,5 +1,5 @@
-//! Somebody between Walpost and PostgreSQL: says that the server has no TLS, and then passes on what
-//! comes, or answers in the server's place.
+//! A man in the middle between Walpost and PostgreSQL. It claims that the server has no TLS, and
+//! then forwards traffic or responds in place of the server.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -7,30 +7,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-/// What is done with a connection.
+/// How a connection is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deed {
-    /// It is passed on to the server.
+    /// Forwards the connection to the server.
     Pass,
-    /// It is asked for the password in clear text, and then for more without an end.
+    /// Requests the password in clear text, records the response and then returns an error.
     AskForPassword,
-    /// It is asked for an MD5 hash of the password.
+    /// Requests an MD5 hash of the password, records the response and then returns an error.
     AskForHash,
-    /// It is let in without a question, and has an answer to its query that begins with a row of so many
-    /// bytes.
+    /// Accepts the connection without authentication, and responds to its query with a row of this
+    /// many bytes.
     AnswerWith(u32),
 }
 
-/// Listens on an address of this machine that is not the loopback's.
+/// Listens on a non-loopback address of this machine.
 pub(crate) struct Middle {
     pub(crate) address: SocketAddr,
     heard: Arc<Mutex<Vec<u8>>>,
     is_over: Arc<AtomicBool>,
 }
 
-/// An address of this machine that others on its network can reach; none on a machine without one.
+/// Returns an address of this machine that other hosts on its network can reach, or `None` if it
+/// has none.
 pub(crate) fn outside() -> Option<IpAddr> {
-    // Nothing is sent: this finds the address that would be the sender's.
+    // Connecting a UDP socket sends nothing, but determines the source address.
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     socket.connect("192.0.2.1:9").ok()?;
     let address = socket.local_addr().unwrap().ip();
@@ -38,8 +39,8 @@ pub(crate) fn outside() -> Option<IpAddr> {
 }
 
 impl Middle {
-    /// Between Walpost and the server at that port of the loopback; `deed` is told whether a connection
-    /// is for replication.
+    /// Intercepts connections to the server at the given loopback port. `deed` is called with
+    /// whether a connection is for replication.
     pub(crate) fn start(
         address: IpAddr,
         server: u16,
@@ -67,28 +68,28 @@ impl Middle {
                     return;
                 }
                 let heard = Arc::clone(&heard);
-                // It ends with its connection, however that ends.
+                // The thread ends with its connection; errors are ignored.
                 thread::spawn(move || serve(client, &heard));
             }
         });
         middle
     }
 
-    /// Passes all connections on to the server at that port of the loopback, TLS and all, and does nothing
-    /// else.
+    /// Forwards all connections to the server at the given loopback port unchanged, including TLS.
     pub(crate) fn tunnel(address: IpAddr, server: u16) -> Self {
         Self::listen(address, move |client, _| {
             pass(client, TcpStream::connect(("127.0.0.1", server))?)
         })
     }
 
-    /// Parameters of a connection string that leads here.
+    /// Returns the parameters of a connection string that leads to this listener.
     pub(crate) fn parameters(&self) -> String {
         let (address, port) = (self.address.ip(), self.address.port());
         format!("hostaddr={address} port={port}")
     }
 
-    /// What came, of the connections that were answered here, behind their startup messages.
+    /// Returns the bytes received after the startup messages on connections that were answered
+    /// here.
     pub(crate) fn heard(&self) -> String {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&heard).into_owned()
@@ -98,7 +99,7 @@ impl Middle {
 impl Drop for Middle {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
-        // So that it looks.
+        // Wakes the listener so that it notices the flag.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -138,13 +139,13 @@ fn serve(
         let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
         heard.extend_from_slice(&bytes[..count]);
         drop(heard);
-        // Otherwise Walpost would wait for what it is not told.
+        // Without this error, Walpost would wait for a response.
         client.write_all(b"E\0\0\0\x1bSFATAL\0C28P01\0Mgot it\0\0")?;
         client.shutdown(Shutdown::Write)?;
     }
 }
 
-/// Lets it in, and answers its first question with a message of that length.
+/// Accepts the connection, and responds to its first query with a message of the given length.
 fn answer_with(mut client: TcpStream, bytes: u32) -> io::Result<()> {
     client.write_all(b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c\0\0\0\x07\0\0\0\x08Z\0\0\0\x05I")?;
     let _ = client.read(&mut [0; 4096])?;
@@ -157,7 +158,7 @@ fn answer_with(mut client: TcpStream, bytes: u32) -> io::Result<()> {
         client.write_all(&body[..count])?;
         left -= count;
     }
-    // Keeps it open until Walpost has had enough.
+    // Keep the connection open until Walpost closes it.
     let _ = client.read_to_end(&mut Vec::new())?;
     Ok(())
 }

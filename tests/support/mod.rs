@@ -1,11 +1,12 @@
-//! Real servers and the tools to judge what Walpost does with them.
+//! Fixtures that run real servers, and the tools that check Walpost's behavior against them.
 //!
-//! [`postgres`] and [`kafka`] start servers, [`scene`] puts a database, topics and a pipeline
-//! together, [`under_load`] streams under load in both modes, [`event`] writes events to either kind of outbox, [`walpost`] runs the built binary,
-//! [`oracle`] knows what was committed, [`checker`] judges what was delivered. Whatever is started here ends with the process that started it, however that
-//! ends: see [`reaper`].
+//! [`postgres`] and [`kafka`] start servers; [`scene`] combines a database, topics and a pipeline;
+//! [`under_load`] streams under load in both delivery modes; [`event`] writes events to either kind
+//! of outbox; [`walpost`] runs the built binary; [`oracle`] records what was committed; [`checker`]
+//! compares that with what was delivered. Every process started here ends when the process that
+//! started it ends, even if that one is killed: see [`reaper`].
 //!
-//! `benches/` uses the same files through `#[path]`.
+//! `benches/` includes the same files through `#[path]`.
 #![allow(
     dead_code,
     reason = "each binary that includes these files uses its own part of them"

@@ -1,8 +1,9 @@
-//! Names that no other test has.
+//! Names that are unique to a test.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The test's name, shortened, with a number: good for a database, a slot and a topic.
+/// Returns the test's name, shortened and with a number appended. It is valid for a database, a
+/// slot and a topic.
 pub(crate) fn unique_name() -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! What was committed, in commit order, from a witness other than Walpost: a second slot with
-//! `test_decoding`.
+//! The committed events in commit order, as reported by a source independent of Walpost: a second
+//! slot with `test_decoding`.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use super::checker::Committed;
 use super::event::Writer;
 use super::session::Session;
 
-/// A slot that remembers every commit of its database from its creation on.
+/// A slot that retains every commit of its database since the slot was created.
 pub(crate) struct Oracle {
     slot: String,
 }
@@ -23,8 +23,9 @@ impl Oracle {
         }
     }
 
-    /// Every committed event since the slot was created, in commit order. A table has a column
-    /// `id`, and its name is a prefix: `public.outbox` stands for its partitions too.
+    /// Returns every event committed since the slot was created, in commit order. A table must have
+    /// a column `id`. Its name is used as a prefix, so that `public.outbox` includes its
+    /// partitions.
     pub(crate) fn history(&self, session: &Session, events: &Writer) -> Vec<Committed> {
         let query = match events {
             Writer::Table(table) => self.rows_of(table),
@@ -57,7 +58,7 @@ impl Oracle {
         history
     }
 
-    /// A query for commits, and ids of inserted rows.
+    /// Returns a query for commits and the ids of inserted rows.
     fn rows_of(&self, table: &str) -> String {
         format!(
             "SELECT (lsn - '0/0')::bigint, CASE WHEN data = 'COMMIT' THEN data
@@ -68,8 +69,8 @@ impl Oracle {
         )
     }
 
-    /// A query for commits, and ids of messages with the prefix; null for other messages. The id is
-    /// behind the first byte of the content.
+    /// Returns a query for commits and the ids of messages with the prefix, with null for other
+    /// messages. The id follows the first byte of the content.
     fn messages_of(&self, prefix: &str) -> String {
         let ours = format!("message: transactional: 1 prefix: {prefix}, sz: ");
         format!(
@@ -83,7 +84,7 @@ impl Oracle {
         )
     }
 
-    /// Gives the slot back, so that its WAL can go.
+    /// Drops the slot, so that the server can remove the WAL that it retained.
     pub(crate) fn drop_slot(&self, session: &Session) {
         let _ = session.try_run(&format!(
             "SELECT pg_catalog.pg_drop_replication_slot('{}')",

@@ -1,4 +1,4 @@
-//! Real PostgreSQL servers, 14 to 18.
+//! Real PostgreSQL servers, versions 14 to 18.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -18,21 +18,21 @@ use super::reaper::{self, Ending};
 use super::session::Session;
 use super::wait::{PATIENCE, wait_for, wait_until};
 
-/// Every version that Walpost is for.
+/// Every major version that Walpost supports.
 pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
 
-/// The version that tests use where any would do: the one that Debian has.
+/// The major version for tests that don't depend on one: the version that Debian packages.
 pub(crate) const MAJOR: u32 = 15;
 
-/// Who signed the servers' certificates. They are for the host `localhost`, not for its address.
+/// The authority that signs the servers' certificates. They are valid for the host `localhost`, but
+/// not for its IP address.
 pub(crate) static AUTHORITY: LazyLock<Authority> =
     LazyLock::new(|| Authority::new("Walpost test CA"));
 
 static SERVER_IDENTITY: LazyLock<Identity> =
     LazyLock::new(|| AUTHORITY.sign("localhost", &["localhost"]));
 
-/// Good for tests: nothing survives a crash of the machine, everything survives a crash of the
-/// server.
+/// Settings for tests: data survives a crash of the server, but not a crash of the machine.
 const SETTINGS: &str = "
 wal_level = logical
 fsync = off
@@ -50,7 +50,7 @@ ssl_cert_file = 'server.pem'
 ssl_key_file = 'server.key'
 ";
 
-/// The method of authentication follows from the role's name.
+/// The pg_hba.conf of the servers, in which the role's name determines the authentication method.
 const ACCESS: &str = "
 local   all,replication all trust
 hostssl all cert_only   127.0.0.1/32 cert
@@ -63,19 +63,19 @@ host    all postgres    127.0.0.1/32 trust
 host    all all         127.0.0.1/32 scram-sha-256
 ";
 
-/// How a server is told to stop; the names of `pg_ctl`.
+/// How a server is stopped, named like the modes of `pg_ctl`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stop {
-    /// Sessions are ended, walsenders may send what is left, a checkpoint is made.
+    /// Ends sessions, lets walsenders send the remaining WAL, and writes a checkpoint.
     Fast,
-    /// As after a crash.
+    /// Stops without a checkpoint, so that the next start recovers as after a crash.
     Immediate,
 }
 
-/// A server of its own, or a shared one.
+/// A PostgreSQL server that is private to a test or shared by several.
 pub(crate) struct Server {
     pub(crate) major: u32,
-    /// Where the unix-domain socket is.
+    /// The directory of the Unix-domain socket.
     pub(crate) socket: PathBuf,
     pub(crate) port: u16,
     folder: PathBuf,
@@ -83,35 +83,37 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// The server of that version that tests share; it is never stopped.
+    /// Returns the server of the given version that tests share. It is never stopped.
     pub(crate) fn shared(major: u32) -> &'static Server {
         static SHARED: [OnceLock<Server>; MAJORS.len()] = [const { OnceLock::new() }; MAJORS.len()];
         let index = MAJORS
             .iter()
             .position(|known| *known == major)
             .expect("a known version");
-        // It is never killed, and each test's CREATE DATABASE makes checkpoints: after one, WAL gets each page that is
-        // touched, and every walsender decodes that.
+        // The shared server is never killed, so full page images are not needed. The CREATE
+        // DATABASE of each test causes checkpoints, and after a checkpoint WAL would contain an
+        // image of every modified page, which every walsender would have to decode.
         SHARED[index].get_or_init(|| Server::private(major, "full_page_writes = off\n"))
     }
 
-    /// A server that a test may stop and break; it goes when dropped. `settings` are lines of
-    /// postgresql.conf.
+    /// Starts a server that a test may stop and break. It is removed when dropped. `settings` are
+    /// lines of postgresql.conf.
     pub(crate) fn private(major: u32, settings: &str) -> Server {
         let server = Self::initialised(major, settings);
         server.start();
         server
     }
 
-    /// A private server of a cluster of its own: others are copies of one cluster, and have its identifier.
+    /// Starts a private server with a system identifier of its own. Other private servers are
+    /// copies of one cluster and share its identifier.
     pub(crate) fn of_another_cluster(major: u32, settings: &str) -> Server {
         let server = Self::configured(major, &initialise(major), settings);
         server.start();
         server
     }
 
-    /// A private server that has one of its folders on the disk: `pg_wal`, its log, or
-    /// `pg_replslot`, what slots need.
+    /// Starts a private server that stores one of its directories on `disk`: `pg_wal` (WAL) or
+    /// `pg_replslot` (the state of slots).
     pub(crate) fn on_disk(disk: &Disk, name: &str, major: u32, settings: &str) -> Server {
         let server = Self::initialised(major, settings);
         let (here, there) = (server.data().join(name), disk.path().join(name));
@@ -122,8 +124,8 @@ impl Server {
         server
     }
 
-    /// A hot standby that streams from this private server, which is restarted for it: a cold copy.
-    /// `name` is that of the slot it uses.
+    /// Starts a hot standby that streams from this private server through the slot `name`. The
+    /// standby is created from a cold copy, so this server is restarted.
     pub(crate) fn standby(&self, name: &str, settings: &str) -> Server {
         self.session("postgres").run(&format!(
             "SELECT pg_create_physical_replication_slot('{name}', true)"
@@ -138,7 +140,7 @@ impl Server {
             "primary_conninfo = '{}'\nprimary_slot_name = '{name}'\n{settings}",
             self.conninfo("postgres")
         );
-        // What is told with ALTER SYSTEM has the last word.
+        // postgresql.auto.conf, which ALTER SYSTEM writes, overrides postgresql.conf.
         let file = standby.data().join("postgresql.auto.conf");
         fs::write(&file, fs::read_to_string(&file).unwrap() + &own).unwrap();
         fs::write(standby.data().join("standby.signal"), "").unwrap();
@@ -147,7 +149,8 @@ impl Server {
         standby
     }
 
-    /// A copy of the data folder of this private server, which has to be stopped. It replaces an earlier copy.
+    /// Copies the data directory of this private server, which must be stopped. The copy replaces
+    /// an earlier one.
     pub(crate) fn copy_data(&self) -> PathBuf {
         let copy = self.folder.join("copy");
         if copy.exists() {
@@ -157,15 +160,15 @@ impl Server {
         copy
     }
 
-    /// Puts a copy back in the place of the data folder of this server, which has to be stopped: as a
-    /// snapshot of its disk would be.
+    /// Replaces the data directory of this server, which must be stopped, with a copy, as if a disk
+    /// snapshot had been restored.
     pub(crate) fn put_back(&self, copy: &Path) {
         fs::remove_dir_all(self.data()).unwrap();
         copy_owned(copy, &self.data());
     }
 
-    /// A server with the data of this private server, which is stopped, after pg_upgrade. Both have the same version; the cluster is
-    /// another one.
+    /// Stops this private server and returns a server with its data after pg_upgrade. Both have the
+    /// same version, but the new one belongs to another cluster.
     pub(crate) fn upgraded(&self) -> Server {
         self.stop(Stop::Fast);
         let upgraded = Self::configured(self.major, &initialise(self.major), "");
@@ -190,12 +193,13 @@ impl Server {
         upgraded
     }
 
-    /// A new cluster, not started.
+    /// Creates a server with a new cluster, without starting it.
     fn initialised(major: u32, settings: &str) -> Server {
         Self::configured(major, &cluster(major), settings)
     }
 
-    /// A copy of this cluster with the settings of all tests and these.
+    /// Creates a server with a copy of `cluster`, the settings of all tests and the additional
+    /// `settings`.
     fn configured(major: u32, cluster: &Path, settings: &str) -> Server {
         let server = Self::copied(major, cluster, &format!("{SETTINGS}{settings}"));
         let (data, owner) = (server.data(), server_account());
@@ -211,8 +215,8 @@ impl Server {
         server
     }
 
-    /// The copy of a data folder, on a port and a socket of its own, not started. `settings` are
-    /// more lines of postgresql.conf.
+    /// Creates a server with a copy of a data directory and its own port and socket, without
+    /// starting it. `settings` are additional lines of postgresql.conf.
     fn copied(major: u32, from: &Path, settings: &str) -> Server {
         let folder = reaper::folder(&format!("pg{major}-"));
         let owner = server_account();
@@ -241,7 +245,7 @@ impl Server {
         self.folder.join("data")
     }
 
-    /// Starts the server, and returns when it takes connections.
+    /// Starts the server and waits until it accepts connections.
     pub(crate) fn start(&self) {
         let log = fs::File::options()
             .create(true)
@@ -268,7 +272,7 @@ impl Server {
         });
     }
 
-    /// Has the server show another certificate from now on.
+    /// Makes the server present another certificate from now on.
     pub(crate) fn show(&self, identity: &Identity) {
         let data = self.folder.join("data");
         fs::copy(&identity.certificate, data.join("server.pem")).unwrap();
@@ -280,7 +284,7 @@ impl Server {
         wait_until("the server to read its certificate", || loaded() != before);
     }
 
-    /// Tells the server to stop; returns at once.
+    /// Requests a stop and returns immediately.
     pub(crate) fn begin_stop(&self, how: Stop) {
         let postmaster = self.postmaster.lock().unwrap();
         let name = match how {
@@ -290,13 +294,13 @@ impl Server {
         signal(postmaster.as_ref().expect("a running server").id(), name);
     }
 
-    /// Makes a standby a primary, and returns when it takes writes.
+    /// Promotes a standby to primary.
     pub(crate) fn promote(&self) {
         let session = self.session("postgres");
         assert!(session.is_true("SELECT pg_promote()"), "{}", self.log());
     }
 
-    /// Whether the server has stopped within the time.
+    /// Returns whether the server stops within the given time.
     pub(crate) fn has_stopped(&self, within: Duration) -> bool {
         let mut postmaster = self.postmaster.lock().unwrap();
         let Some(child) = postmaster.as_mut() else {
@@ -312,7 +316,7 @@ impl Server {
     /// Stops the server.
     ///
     /// # Panics
-    /// Where it takes longer than [`PATIENCE`].
+    /// If the server takes longer than [`PATIENCE`] to stop.
     pub(crate) fn stop(&self, how: Stop) {
         self.begin_stop(how);
         assert!(
@@ -322,13 +326,13 @@ impl Server {
         );
     }
 
-    /// The number of the postmaster's process.
+    /// Returns the process ID of the postmaster.
     pub(crate) fn process_id(&self) -> u32 {
         let postmaster = self.postmaster.lock().unwrap();
         postmaster.as_ref().expect("a running server").id()
     }
 
-    /// key=value conninfo of the superuser over the unix-domain socket.
+    /// Returns the key=value connection string of the superuser for the Unix-domain socket.
     pub(crate) fn conninfo(&self, database: &str) -> String {
         let socket = self.socket.display();
         format!(
@@ -337,41 +341,41 @@ impl Server {
         )
     }
 
-    /// The same of a role that needs no password over the unix-domain socket.
+    /// Returns the same for a role that needs no password on the Unix-domain socket.
     pub(crate) fn conninfo_as(&self, role: &str, database: &str) -> String {
         let user = format!("user={role}");
         self.conninfo(database).replace("user=postgres", &user)
     }
 
-    /// That of the superuser over TCP loopback, without TLS.
+    /// Returns the connection string of the superuser for TCP loopback, without TLS.
     pub(crate) fn tcp_conninfo(&self, database: &str) -> String {
         tcp_conninfo(self.port, database)
     }
 
-    /// A superuser session.
+    /// Opens a superuser session.
     pub(crate) fn session(&self, database: &str) -> Session {
         let conninfo = self.conninfo(database);
         Session::connect(&conninfo)
             .unwrap_or_else(|error| panic!("{conninfo}: {error}\n{}", self.log()))
     }
 
-    /// A session of a role that needs no password over the unix-domain socket.
+    /// Opens a session of a role that needs no password on the Unix-domain socket.
     pub(crate) fn session_as(&self, role: &str, database: &str) -> Session {
         let conninfo = self.conninfo_as(role, database);
         Session::connect(&conninfo).unwrap_or_else(|error| panic!("{conninfo}: {error}"))
     }
 
-    /// What the server has logged.
+    /// Returns the server's log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.log_file()).unwrap_or_default()
     }
 
-    /// Bytes that the server has logged.
+    /// Returns the size of the server's log in bytes.
     pub(crate) fn log_length(&self) -> u64 {
         fs::metadata(self.log_file()).map_or(0, |file| file.len())
     }
 
-    /// What the server has logged behind that many bytes: the log of a shared server is long.
+    /// Returns the server's log after the first `length` bytes. The log of a shared server is long.
     pub(crate) fn log_after(&self, length: u64) -> String {
         let mut file = fs::File::open(self.log_file()).unwrap();
         file.seek(SeekFrom::Start(length)).unwrap();
@@ -400,12 +404,14 @@ impl Drop for Server {
     }
 }
 
-/// key=value conninfo of the superuser over TCP loopback, without TLS, of the server or proxy that listens there.
+/// Returns the key=value connection string of the superuser for TCP loopback, without TLS, for the
+/// server or proxy that listens on `port`.
 pub(super) fn tcp_conninfo(port: u16, database: &str) -> String {
     format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
 }
 
-/// Where downloaded servers are: `WALPOST_TEST_DEPS`, else the target folder.
+/// Returns the directory of downloaded servers: `WALPOST_TEST_DEPS` if set, otherwise the target
+/// directory.
 pub(crate) fn dependencies() -> PathBuf {
     std::env::var_os("WALPOST_TEST_DEPS").map_or_else(
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("target"),
@@ -413,12 +419,13 @@ pub(crate) fn dependencies() -> PathBuf {
     )
 }
 
-/// Where Debian's package has the version's programs, clients among them.
+/// Returns the directory in which Debian's package installs the programs of the version, including
+/// the clients.
 pub(crate) fn debian(major: u32) -> PathBuf {
     PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"))
 }
 
-/// The folder of `postgres` and `initdb`.
+/// Returns the directory of `postgres` and `initdb`.
 pub(crate) fn binaries(major: u32) -> PathBuf {
     static COPIES: Mutex<Option<HashMap<u32, PathBuf>>> = Mutex::new(None);
     let debian = debian(major);
@@ -446,7 +453,7 @@ pub(crate) fn binaries(major: u32) -> PathBuf {
         .clone()
 }
 
-/// Whether every account can reach the folder.
+/// Returns whether every account can reach the directory.
 fn is_open_to_all(folder: &Path) -> bool {
     let folder = folder.canonicalize().unwrap();
     folder
@@ -454,7 +461,8 @@ fn is_open_to_all(folder: &Path) -> bool {
         .all(|part| fs::metadata(part).is_ok_and(|found| found.mode() & 0o001 != 0))
 }
 
-/// An initialised data folder of that version, to be copied: initdb takes longer than the copy.
+/// Returns an initialized data directory of the given version to copy from, because initdb takes
+/// longer than a copy.
 fn cluster(major: u32) -> PathBuf {
     static CLUSTERS: [OnceLock<PathBuf>; MAJORS.len()] = [const { OnceLock::new() }; MAJORS.len()];
     let index = MAJORS
@@ -464,7 +472,7 @@ fn cluster(major: u32) -> PathBuf {
     CLUSTERS[index].get_or_init(|| initialise(major)).clone()
 }
 
-/// Runs initdb, and returns the data folder.
+/// Runs initdb and returns the data directory.
 fn initialise(major: u32) -> PathBuf {
     let folder = reaper::folder("cluster");
     give(&folder, server_account());
@@ -486,7 +494,8 @@ fn initialise(major: u32) -> PathBuf {
     data
 }
 
-/// PostgreSQL refuses to run as root: then it runs as the account that its package made.
+/// Returns the account that runs the servers if the tests run as root: PostgreSQL refuses to run as
+/// root, so it runs as the account that its package created.
 fn server_account() -> Option<(u32, u32)> {
     (effective_user() == 0).then(|| account("postgres").expect("an account postgres"))
 }
@@ -508,9 +517,9 @@ fn give(path: &Path, owner: Option<(u32, u32)>) {
     }
 }
 
-/// Copies a folder with owners and modes.
+/// Copies a directory, including owners and modes.
 pub(crate) fn copy_owned(from: &Path, to: &Path) {
-    // cp would put the copy into the existing folder.
+    // If the target existed, cp would create the copy inside it.
     assert!(!to.exists(), "{} exists", to.display());
     let status = Command::new("cp")
         .arg("-a")

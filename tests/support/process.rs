@@ -1,4 +1,4 @@
-//! Signals, free ports, and who this process is.
+//! Signals, free ports, and accounts.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -14,10 +14,10 @@ use socket2::{Domain, Socket, Type};
 use super::reaper;
 use super::wait::{poll_until, wait_until};
 
-/// Sends a signal by its short name: `TERM`, `KILL`, `INT`, `QUIT`.
+/// Sends the signal with this name, without the SIG prefix: `TERM`, `KILL`, `INT` or `QUIT`.
 ///
 /// # Panics
-/// There is no such process.
+/// If there is no such process.
 pub(crate) fn signal(pid: u32, name: &str) {
     assert!(
         try_signal(pid, name),
@@ -25,7 +25,7 @@ pub(crate) fn signal(pid: u32, name: &str) {
     );
 }
 
-/// As [`signal`], and says whether there was such a process.
+/// Like [`signal`], but returns whether there was such a process.
 pub(crate) fn try_signal(pid: u32, name: &str) -> bool {
     let status = Command::new("sh")
         .args([
@@ -40,30 +40,30 @@ pub(crate) fn try_signal(pid: u32, name: &str) -> bool {
     status.expect("a shell").success()
 }
 
-/// Stops a process with SIGSTOP, and waits until the last of its threads stands still: on a busy
-/// machine a process goes on for tens of milliseconds after the signal was sent.
+/// Suspends a process with SIGSTOP and waits until all of its threads have stopped. On a busy
+/// machine, a process continues to run for tens of milliseconds after the signal was sent.
 ///
 /// # Panics
-/// There is no such process, or it does not stop.
+/// If there is no such process, or it does not stop.
 pub(crate) fn freeze(pid: u32) {
     signal(pid, "STOP");
     wait_until("the process to stand still", || {
         let process = Process::new(i32::try_from(pid).unwrap()).unwrap();
-        // One that has ended since it was listed has no state: look again.
+        // A thread that has ended since the list was read has no state, so the list is read again.
         let mut threads = process.tasks().unwrap().flatten();
         threads.all(|thread| thread.stat().is_ok_and(|stat| stat.state == 'T'))
     });
 }
 
-/// Goes on after [`freeze`].
+/// Resumes a process after [`freeze`].
 ///
 /// # Panics
-/// There is no such process.
+/// If there is no such process.
 pub(crate) fn thaw(pid: u32) {
     signal(pid, "CONT");
 }
 
-/// Waits until the child has ended, and takes it off the reaper's list.
+/// Waits until the child has exited, and removes it from the reaper's list.
 pub(crate) fn wait_for_exit(child: &mut Child, within: Duration) -> Option<ExitStatus> {
     let pid = child.id();
     let status = poll_until(within, || {
@@ -75,10 +75,10 @@ pub(crate) fn wait_for_exit(child: &mut Child, within: Duration) -> Option<ExitS
     status
 }
 
-/// A port nobody listens on now, and that this process has not given out before.
+/// Returns a port on which no process is listening, and which this process has not returned before.
 ///
-/// It is below the range from which Linux takes the ports of outgoing connections, so that none of
-/// those gets it before the server does, or while the server is restarted.
+/// The port is below the range that Linux uses for outgoing connections, so that none of those can
+/// take it before the server binds it or while the server restarts.
 pub(crate) fn free_port() -> u16 {
     const PORTS: Range<u16> = 10_000..32_000;
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new(fastrand::u16(PORTS)));
@@ -92,7 +92,8 @@ pub(crate) fn free_port() -> u16 {
     }
 }
 
-/// Does not listen to find out: a process that another test is just starting would go on with that for a moment.
+/// Binds the port without listening: a process that another test has just forked would inherit the
+/// listening socket and keep it open until it calls exec.
 fn is_free(port: u16) -> bool {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket
@@ -102,12 +103,12 @@ fn is_free(port: u16) -> bool {
     socket.bind(&address.into()).is_ok()
 }
 
-/// The effective user of this process.
+/// Returns the effective user ID of this process.
 pub(crate) fn effective_user() -> u32 {
     std::fs::metadata(reaper::scratch()).unwrap().uid()
 }
 
-/// User and group number of an account.
+/// Returns the user ID and group ID of an account.
 pub(crate) fn account(name: &str) -> Option<(u32, u32)> {
     let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
     passwd.lines().find_map(|line| {

@@ -1,4 +1,4 @@
-//! A TCP proxy between Walpost and a server, which fails as networks do.
+//! A TCP proxy between Walpost and a server that simulates network failures.
 
 use std::collections::HashSet;
 use std::io::{self, Read, Write};
@@ -13,20 +13,21 @@ use super::lag::{Fetches, Lag};
 use super::postgres::tcp_conninfo;
 use super::wait::{PATIENCE, poll_until, wait_for, wait_until};
 
-/// What the proxy does with the bytes of all its connections.
+/// How the proxy handles the bytes of all connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Manner {
-    /// Passes them on.
+    /// Forwards all bytes.
     Pass,
-    /// Passes them on so much later.
+    /// Forwards bytes with this delay.
     Delay(Duration),
-    /// Passes on so many bytes a second of each direction of each connection.
+    /// Forwards this many bytes per second in each direction of each connection.
     Throttle(usize),
-    /// Keeps connections open, and passes nothing on: a black hole.
+    /// Keeps connections open but forwards nothing, like a black hole.
     Swallow,
-    /// As [`Manner::Swallow`], and answers no attempt to connect either: a host that is gone.
+    /// Like [`Manner::Swallow`], but does not respond to connection attempts either, like a host
+    /// that is unreachable.
     Silence,
-    /// Has no connection, and nobody listens: a server that is down.
+    /// Closes all connections and does not listen, like a server that is down.
     Refuse,
 }
 
@@ -36,10 +37,11 @@ impl Manner {
     }
 }
 
-/// How long a connection to the loopback may take until there is no room for it in the queue.
+/// How long a connection attempt on the loopback may take before the listener's queue is considered
+/// full.
 const ANSWER: Duration = Duration::from_millis(300);
 
-/// Listens on a port of its own and passes on to another.
+/// A proxy that listens on its own port and forwards to another.
 pub(crate) struct Proxy {
     port: u16,
     shared: Arc<Shared>,
@@ -52,35 +54,36 @@ struct Shared {
 
 struct State {
     manner: Manner,
-    /// Where connections go.
+    /// The address to which connections are forwarded.
     target: SocketAddr,
-    /// After so many connections, where the next ones go.
+    /// The number of connections after which the target changes, and the new target.
     next: Option<(usize, SocketAddr)>,
-    /// Connections of our own that fill the listener's queue, so that it answers no other.
+    /// Connections from the proxy to itself that fill the listener's queue, so that it accepts no
+    /// others.
     stuffing: Vec<TcpStream>,
-    /// The addresses of those that have not been accepted yet.
+    /// The local addresses of those connections that have not been accepted yet.
     stuffed: HashSet<SocketAddr>,
     is_listening: bool,
-    /// Both ends of each connection. They close when it has ended: a server that still has something to
-    /// say would wait for ever for one who neither reads nor goes.
+    /// Both ends of each connection. They are closed when the proxy is dropped. Otherwise a server
+    /// with unsent data would wait indefinitely for a client that neither reads nor disconnects.
     streams: Vec<Weak<TcpStream>>,
-    /// Bytes that may pass until all connections are cut.
+    /// Number of bytes that are forwarded before all connections are cut.
     until_cut: Option<usize>,
-    /// How often that came true.
+    /// How often connections were cut because that number was reached.
     cuts: usize,
-    /// A topic that Kafka is asked about under another name.
+    /// A topic whose name is replaced in metadata requests.
     hidden: Option<String>,
-    /// What Kafka's leaders don't give yet.
+    /// Makes partition leaders seem to lag.
     lag: Option<Arc<Lag>>,
-    /// Kafka's brokers seem to be no more.
+    /// Makes brokers seem to have left the cluster.
     departure: Option<Arc<Departure>>,
-    /// Kafka's answers have other error codes.
+    /// Replaces error codes in Kafka's responses.
     error_codes: Option<Arc<ErrorCodes>>,
     is_over: bool,
 }
 
 impl Proxy {
-    /// Passes on what comes to `port` to `target`, both on the loopback.
+    /// Starts a proxy that forwards from `port` to `target`, both on the loopback.
     pub(crate) fn start(port: u16, target: u16) -> Self {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
@@ -108,17 +111,18 @@ impl Proxy {
         proxy
     }
 
-    /// The port it listens on.
+    /// Returns the port on which the proxy listens.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }
 
-    /// As [`Server::tcp_conninfo`](super::postgres::Server::tcp_conninfo), through this proxy to the server.
+    /// Like [`Server::tcp_conninfo`](super::postgres::Server::tcp_conninfo), but through this
+    /// proxy.
     pub(crate) fn conninfo(&self, database: &str) -> String {
         tcp_conninfo(self.port, database)
     }
 
-    /// Treats all bytes so from now on.
+    /// Handles all bytes in the given manner from now on.
     pub(crate) fn set(&self, manner: Manner) {
         let mut state = self.shared.lock();
         state.manner = manner;
@@ -140,54 +144,56 @@ impl Proxy {
         });
     }
 
-    /// The listener waits for a connection; here is one.
+    /// Connects to the listener, which blocks until a connection arrives.
     fn wake(&self) {
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 
-    /// Cuts every connection that is open.
+    /// Cuts every open connection.
     pub(crate) fn cut(&self) {
         self.shared.lock().cut();
     }
 
-    /// Cuts every connection when so many bytes more have passed.
+    /// Cuts every connection once this many more bytes have been forwarded.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.shared.lock().until_cut = Some(bytes);
     }
 
-    /// Kafka's metadata does not show the topic from now on, or again with `None`.
+    /// Hides the topic from Kafka's metadata from now on. `None` makes it visible again.
     pub(crate) fn hide_topic(&self, topic: Option<&str>) {
         self.shared.lock().hidden = topic.map(str::to_owned);
     }
 
-    /// Kafka's partitions seem to end at `end` for a while, on connections that come from now on, which have no
-    /// other troubles.
+    /// Makes Kafka's partitions seem to end at `end` temporarily. Affects new connections, to which
+    /// no other faults are then applied.
     pub(crate) fn lag_behind(&self, end: i64) -> Arc<Lag> {
         let lag = Arc::new(Lag::behind(end));
         self.shared.lock().lag = Some(Arc::clone(&lag));
         lag
     }
 
-    /// Kafka's brokers can seem to be no more on connections that come from now on, which have no other troubles.
+    /// Returns a handle that can make Kafka's brokers seem to have left the cluster. Affects new
+    /// connections, to which no other faults are then applied.
     pub(crate) fn departure(&self) -> Arc<Departure> {
         let departure = Arc::new(Departure::default());
         self.shared.lock().departure = Some(Arc::clone(&departure));
         departure
     }
 
-    /// Kafka's answers can have other error codes on connections that come from now on, which have no other troubles.
+    /// Returns a handle that can replace error codes in Kafka's responses. Affects new connections,
+    /// to which no other faults are then applied.
     pub(crate) fn error_codes(&self) -> Arc<ErrorCodes> {
         let codes = Arc::new(ErrorCodes::default());
         self.shared.lock().error_codes = Some(Arc::clone(&codes));
         codes
     }
 
-    /// Passes on to another port after so many connections more.
+    /// Forwards to another port after this many more connections.
     pub(crate) fn move_after(&self, connections: usize, target: u16) {
         self.shared.lock().next = Some((connections, ([127, 0, 0, 1], target).into()));
     }
 
-    /// How often [`Proxy::cut_after`] has cut.
+    /// Returns how often [`Proxy::cut_after`] has cut the connections.
     pub(crate) fn cuts(&self) -> usize {
         self.shared.lock().cuts
     }
@@ -203,7 +209,8 @@ impl Drop for Proxy {
         }
         self.shared.changed.notify_all();
         self.wake();
-        // Another proxy may take the port next. A drop does not panic.
+        // Wait until the port is free, because another proxy may use it next. Don't panic in a
+        // drop.
         poll_until(PATIENCE, || {
             (!self.shared.lock().is_listening).then_some(())
         });
@@ -211,7 +218,8 @@ impl Drop for Proxy {
 }
 
 impl State {
-    /// Connects until the listener's queue is full: from then on the kernel drops what comes.
+    /// Connects until the listener's queue is full. The kernel then drops further connection
+    /// attempts.
     fn stuff(&mut self, listener: SocketAddr) {
         while let Ok(stream) = TcpStream::connect_timeout(&listener, ANSWER) {
             self.stuffed.extend(stream.local_addr());
@@ -231,7 +239,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the connection goes that was accepted now.
+    /// Returns the target of the connection that was just accepted.
     fn target(&self) -> SocketAddr {
         let mut state = self.lock();
         match &mut state.next {
@@ -250,7 +258,8 @@ impl Shared {
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is a listener, and accepts what comes while there is; false when it is over.
+    /// Waits until the proxy may listen, then accepts connections while it may. Returns false once
+    /// the proxy is dropped.
     fn accept(self: &Arc<Self>, port: u16) -> bool {
         let mut state = self.lock();
         while state.manner == Manner::Refuse && !state.is_over {
@@ -259,7 +268,8 @@ impl Shared {
         if state.is_over {
             return false;
         }
-        // A process that another test is just starting has the last listener too, until it is another program.
+        // A process that another test has just forked holds a copy of the previous listener until
+        // it calls exec.
         let listener = wait_for("the port of a proxy", || {
             match TcpListener::bind(("127.0.0.1", port)) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => None,
@@ -275,20 +285,20 @@ impl Shared {
             if self.lock().stuffed.remove(&address) || !self.may_accept() {
                 continue;
             }
-            // A server that is away refuses, and so does its proxy.
+            // If the server refuses the connection, the client's connection is closed too.
             if let Ok(server) = TcpStream::connect(self.target()) {
                 let _ = self.join(client, server);
             }
         }
         drop(listener);
         let mut state = self.lock();
-        // One that was accepted meanwhile too.
+        // Also cuts connections that were accepted in the meantime.
         state.cut();
         state.is_listening = false;
         true
     }
 
-    /// Waits until connections are accepted; false when there are to be none.
+    /// Waits until connections may be accepted. Returns false if the listener must be closed.
     fn may_accept(&self) -> bool {
         let mut state = self.lock();
         while state.manner == Manner::Silence && !state.is_over {
@@ -354,10 +364,10 @@ impl Shared {
         }
     }
 
-    /// Has requests for metadata ask for a topic that is not there instead of the hidden one. Each such
-    /// request is small and is written at once, so that it is here whole.
+    /// Replaces the hidden topic in metadata requests with a topic that does not exist. Such a
+    /// request is small and sent in one write, so `bytes` contains it whole.
     fn hide(&self, mut bytes: &mut [u8]) {
-        /// Behind the length.
+        /// The API key, which follows the length.
         const METADATA: [u8; 2] = [0, 3];
         let state = self.lock();
         let Some(hidden) = state.hidden.as_deref().map(str::as_bytes) else {
@@ -378,7 +388,7 @@ impl Shared {
         }
     }
 
-    /// How many of `count` bytes may pass now.
+    /// Returns how many of `count` bytes may be forwarded now.
     fn admit(&self, count: usize) -> io::Result<usize> {
         let mut state = self.lock();
         while state.manner.passes_nothing() && !state.is_over {

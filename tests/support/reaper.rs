@@ -1,8 +1,8 @@
-//! Ends servers and removes folders when this process is gone, even by SIGKILL.
+//! Ends servers and removes directories when this process ends, even by SIGKILL.
 //!
 //! A child shell reads commands from a pipe whose only writer is this process. The kernel closes
-//! the pipe when the process ends; the shell then ends every process still registered, unmounts every
-//! [disk](super::disk) and removes the scratch folder.
+//! the pipe when the process ends. The shell then ends every process that is still registered,
+//! unmounts every [disk](super::disk) and removes the scratch directory.
 
 use std::fmt::Display;
 use std::fs::{self, Permissions};
@@ -17,8 +17,9 @@ use std::sync::{LazyLock, Mutex};
 use procfs::{Current, Meminfo};
 use rustix::fs::StatVfsMountFlags;
 
-/// `$1` is the scratch folder. A PostgreSQL server that was told QUIT needs a moment to end its
-/// children and free its shared memory; whoever does not go is killed.
+/// The script of the shell. `$1` is the scratch directory. A PostgreSQL server that receives
+/// SIGQUIT needs some time to end its children and free its shared memory; processes that remain
+/// after that are killed.
 const SCRIPT: &str = r#"
 trap '' INT TERM HUP QUIT
 processes=
@@ -60,8 +61,8 @@ static REAPER: LazyLock<Reaper> = LazyLock::new(|| {
         clippy::zombie_processes,
         reason = "it outlives this process: that is what it is for"
     )]
-    // A process group of its own: Ctrl-C on the terminal reaches the tests, not the one who tidies
-    // up after them.
+    // The shell gets its own process group, so that Ctrl-C in the terminal reaches the tests but
+    // not the shell that cleans up after them.
     let mut shell = Command::new("sh")
         .args(["-c", SCRIPT, "reaper"])
         .arg(&scratch)
@@ -76,9 +77,10 @@ static REAPER: LazyLock<Reaper> = LazyLock::new(|| {
     Reaper { scratch, commands }
 });
 
-/// Where the scratch folder is made: in memory where there is room, unless `TMPDIR` says otherwise. Servers make and remove some
-/// hundred thousand files in a run, and to make one on ext4 takes the longer the more were removed in the last seconds. What is
-/// measured is on a disk, as it is elsewhere.
+/// Returns the directory in which to create the scratch directory: in memory if there is enough
+/// space and `TMPDIR` is not set. Servers create and remove several hundred thousand files in a
+/// run, and on ext4, creating a file takes longer the more files were removed in the preceding
+/// seconds. Benchmarks use a disk, as production systems do.
 fn parent() -> PathBuf {
     let is_measured = env!("CARGO_CRATE_NAME") == "bench";
     match std::env::var_os("TMPDIR").is_none() && !is_measured && has_room(MEMORY) {
@@ -87,13 +89,14 @@ fn parent() -> PathBuf {
     }
 }
 
-/// A file system in memory.
+/// An in-memory file system.
 const MEMORY: &str = "/dev/shm";
 
-/// A run takes 3 GiB of it at most.
+/// Minimum free space. A run uses at most 3 GiB.
 const ROOM_BYTES: u64 = 8 << 30;
 
-/// Programs can be run there, and so much fits into it and into memory.
+/// Returns whether programs can be executed in the directory, and both it and memory have
+/// [`ROOM_BYTES`] available.
 fn has_room(folder: &str) -> bool {
     let Ok(found) = rustix::fs::statvfs(folder) else {
         return false;
@@ -106,12 +109,12 @@ fn has_room(folder: &str) -> bool {
         && memory.is_some_and(|bytes| bytes >= ROOM_BYTES)
 }
 
-/// The signal that ends a kind of process for good.
+/// The signal that ends a kind of process.
 #[derive(Clone, Copy)]
 pub(crate) enum Ending {
-    /// PostgreSQL's immediate shutdown: the postmaster ends its children too.
+    /// PostgreSQL's immediate shutdown, in which the postmaster also ends its children.
     Quit,
-    /// For whatever has no children and nothing to tidy.
+    /// For processes without children or any need to clean up.
     Kill,
 }
 
@@ -124,18 +127,18 @@ impl Display for Ending {
     }
 }
 
-/// Has `pid` ended when this process is gone, unless it is [`forget`]ten before.
+/// Registers `pid` to be ended when this process ends, unless [`forget`] is called first.
 pub(crate) fn register(pid: u32, ending: Ending) {
     tell(&format!("register {ending} {pid}\n"));
 }
 
-/// `pid` has ended and been waited for: the number may soon be somebody else's.
+/// Unregisters `pid`, which has exited and been waited for: the process ID may be reused.
 pub(crate) fn forget(pid: u32) {
     tell(&format!("forget - {pid}\n"));
 }
 
-/// A new empty folder, named after `purpose`, that goes when this process goes. Others may look
-/// into it.
+/// Creates an empty directory named after `purpose` that is removed when this process ends. Other
+/// users can read it.
 pub(crate) fn folder(purpose: &str) -> PathBuf {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -145,7 +148,7 @@ pub(crate) fn folder(purpose: &str) -> PathBuf {
     path
 }
 
-/// The folder that holds all the others.
+/// Returns the directory that contains all the others.
 pub(crate) fn scratch() -> &'static Path {
     &REAPER.scratch
 }

@@ -1,4 +1,4 @@
-//! What a consumer sees: every record of a topic from its first to its last offset.
+//! The records that a consumer receives: all records of a topic from its first to its last offset.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,33 +14,33 @@ use super::wait::{PATIENCE, wait_for};
 /// A partition of a topic.
 pub(crate) type Place = (String, i32);
 
-/// One record as a consumer gets it.
+/// A record as received by a consumer.
 #[derive(Clone, Debug)]
 pub(crate) struct Record {
     pub(crate) topic: String,
     pub(crate) partition: i32,
     pub(crate) offset: i64,
-    /// Milliseconds since 1970.
+    /// Milliseconds since 1970-01-01.
     pub(crate) timestamp: i64,
     pub(crate) key: Option<Vec<u8>>,
-    /// `None` is a tombstone.
+    /// The payload, or `None` for a tombstone.
     pub(crate) payload: Option<Vec<u8>>,
     pub(crate) headers: Vec<(String, Option<Vec<u8>>)>,
 }
 
 impl Record {
-    /// The key as text.
+    /// Returns the key as text.
     pub(crate) fn key(&self) -> &str {
         str::from_utf8(self.key.as_deref().expect("a key")).expect("a key in UTF-8")
     }
 
-    /// The payload as text.
+    /// Returns the payload as text.
     pub(crate) fn text(&self) -> &str {
         str::from_utf8(self.payload.as_deref().expect("a payload")).expect("a payload in UTF-8")
     }
 
-    /// A header's value as text; panics where the record has it not exactly once or without a
-    /// value.
+    /// Returns the value of a header as text. Panics unless the record has the header exactly once,
+    /// with a value.
     pub(crate) fn header(&self, name: &str) -> &str {
         let mut found = self.headers.iter().filter(|(key, _)| key == name);
         let (_, value) = found
@@ -53,12 +53,12 @@ impl Record {
         str::from_utf8(value.as_deref().expect("a header with a value")).expect("a header in UTF-8")
     }
 
-    /// The names of the headers, in order.
+    /// Returns the names of the headers, in order.
     pub(crate) fn header_names(&self) -> Vec<&str> {
         self.headers.iter().map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The partition it is in.
+    /// Returns the partition that contains the record.
     pub(crate) fn place(&self) -> Place {
         (self.topic.clone(), self.partition)
     }
@@ -72,7 +72,7 @@ pub(crate) fn keys(records: &[Record]) -> Vec<String> {
 }
 
 impl Broker {
-    /// Every committed record of the topics, by topic, partition and offset.
+    /// Returns every committed record of the topics, ordered by topic, partition and offset.
     pub(crate) fn read(&self, topics: &[String]) -> Vec<Record> {
         let mut records: Vec<_> = self.with_reader(|consumer| {
             let records = topics.iter().map(|topic| read_topic(consumer, topic));
@@ -84,27 +84,29 @@ impl Broker {
         records
     }
 
-    /// The offset after the last record of each partition, or after its last committed one. Where
-    /// there are transactions, their ends count as records.
+    /// Returns the offset after the last committed record of each partition. Transaction markers
+    /// count as records.
     pub(crate) fn ends(&self, topics: &[String]) -> HashMap<Place, i64> {
         self.with_reader(|consumer| end_offsets(consumer, topics))
     }
 
-    /// As [`Broker::ends`], whether they are committed or not: Kafka acknowledges a commit, and on a busy machine long,
-    /// before its records are within those ends.
+    /// Like [`Broker::ends`], but includes uncommitted records. Kafka acknowledges a commit before
+    /// its records are included in [`Broker::ends`]; on a busy machine, long before.
     pub(crate) fn written(&self, topics: &[String]) -> HashMap<Place, i64> {
         let mut config = self.client();
         config.set("isolation.level", "read_uncommitted");
         end_offsets(&config.create().unwrap(), topics)
     }
 
-    /// How many records the topics hold, without transactions.
+    /// Returns the number of records in the topics. Correct only if there are no transactions.
     pub(crate) fn count(&self, topics: &[String]) -> usize {
         usize::try_from(self.ends(topics).values().sum::<i64>()).unwrap()
     }
 
-    /// Has a consumer with nothing assigned do something. A new one costs two threads, three connections and 100 ms at its
-    /// end; but only where no connection ever breaks is it as good as new afterwards.
+    /// Calls `read` with a consumer that has no partitions assigned. A new consumer costs two
+    /// threads, three connections and 100 ms when it is dropped, so consumers of the shared broker
+    /// are reused. Other brokers can lose connections, after which a consumer does not work like a
+    /// new one.
     pub(super) fn with_reader<T>(&self, read: impl FnOnce(&BaseConsumer) -> T) -> T {
         let kept = self.readers.lock().unwrap().pop();
         let consumer = kept.unwrap_or_else(|| self.reader());
@@ -116,7 +118,7 @@ impl Broker {
         found
     }
 
-    /// A consumer with nothing assigned.
+    /// Creates a consumer with no partitions assigned.
     pub(crate) fn reader(&self) -> BaseConsumer {
         self.client()
             .set("group.id", "tests")
@@ -132,7 +134,7 @@ impl Broker {
     }
 }
 
-/// The committed records of one topic up to its end as it is now, partition by partition.
+/// Returns the committed records of one topic up to its current end, partition by partition.
 fn read_topic(consumer: &BaseConsumer, topic: &String) -> Vec<Record> {
     let ends = end_offsets(consumer, std::slice::from_ref(topic));
     let mut left: HashMap<i32, i64> = ends
@@ -154,7 +156,7 @@ fn read_topic(consumer: &BaseConsumer, topic: &String) -> Vec<Record> {
             .poll(PATIENCE)
             .expect("the rest of the records arrives");
         match message {
-            // The last offset can be the end of a transaction, which is no record.
+            // The last offset can be a transaction marker, which is not returned as a record.
             Err(KafkaError::PartitionEOF(partition)) => {
                 left.remove(&partition);
             }
@@ -189,8 +191,8 @@ fn end_offsets(consumer: &BaseConsumer, topics: &[String]) -> HashMap<Place, i64
     if asked.count() == 0 {
         return HashMap::new();
     }
-    // All in one request: of each partition by itself they are two, and tests ask often. Right after a topic was made, a
-    // broker may not know yet that it leads.
+    // Request all offsets at once: querying each partition separately takes two requests, and tests
+    // do this often. A broker may not know yet that it leads a partition that was just created.
     wait_for("offsets", || {
         let ends = consumer.offsets_for_times(asked.clone(), TIMEOUT).ok()?;
         let ends = ends.elements().into_iter().map(|end| {

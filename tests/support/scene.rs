@@ -1,4 +1,4 @@
-//! A test's own database, topics and pipeline on a server and a broker.
+//! A database, topics and a pipeline that belong to one test.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -23,46 +23,46 @@ pub(crate) use commands::Commands;
 
 use topics::Topics;
 
-/// Everything one test works with. The database and its slots go when dropped.
+/// Everything that one test works with. Dropping it also drops the database and its slots.
 pub(crate) struct Scene<'a> {
     pub(crate) server: &'a Server,
     pub(crate) broker: &'a Broker,
-    /// Where Walpost finds the broker.
+    /// Addresses at which Walpost reaches the broker.
     kafka: String,
-    /// Name of the database and of the pipeline.
+    /// Name of both the database and the pipeline.
     pub(crate) name: String,
     /// A superuser session in the database.
     pub(crate) db: Session,
-    /// Writes to the outbox that the oracle watches.
+    /// Writes to the outbox that the oracle observes.
     events: Writer,
     oracle: Oracle,
     topics: Topics,
-    /// Lines of walpost.toml for every command; none means that there is no such file.
+    /// Pipeline settings written to walpost.toml for every command. If empty, no file is used.
     settings: String,
     exactly_once: bool,
-    /// Events that a failover has lost: they may have been delivered.
+    /// Ids of events that were lost in a failover but may have been delivered.
     taken_back: HashSet<String>,
 }
 
 impl Scene<'static> {
-    /// On the shared servers, with the outbox table, publication and slot that `walpost init`
-    /// makes.
+    /// Creates a scene on the shared servers, with the outbox table, publication and slot that
+    /// `walpost init` creates.
     pub(crate) fn new() -> Self {
         Self::of(Outbox::Table)
     }
 
-    /// As [`Scene::new`], with the kind of outbox.
+    /// Like [`Scene::new`], with the given kind of outbox.
     pub(crate) fn of(outbox: Outbox) -> Self {
         Self::of_on(outbox, Server::shared(MAJOR), Broker::shared())
     }
 
-    /// On the shared servers, with an empty database.
+    /// Creates a scene on the shared servers, with an empty database.
     pub(crate) fn bare() -> Self {
         Self::bare_on(Server::shared(MAJOR), Broker::shared())
     }
 
-    /// On the shared servers, with a table of the test's own, for which `walpost init` has made the
-    /// rest.
+    /// Creates a scene on the shared servers with a table that the test defines. `walpost init`
+    /// creates the publication and the slot.
     pub(crate) fn with_table(create: &str) -> Self {
         let scene = Self::bare();
         scene.db.run(create);
@@ -72,25 +72,25 @@ impl Scene<'static> {
 }
 
 impl<'a> Scene<'a> {
-    /// As [`Scene::new`], on other servers.
+    /// Like [`Scene::new`], on the given servers.
     pub(crate) fn on(server: &'a Server, broker: &'a Broker) -> Self {
         Self::of_on(Outbox::Table, server, broker)
     }
 
-    /// As [`Scene::of`], on other servers.
+    /// Like [`Scene::of`], on the given servers.
     pub(crate) fn of_on(outbox: Outbox, server: &'a Server, broker: &'a Broker) -> Self {
         let scene = Self::bare_of(outbox, server, broker, "");
         scene.init().finish().expect_code(0);
         scene
     }
 
-    /// As [`Scene::bare`], on other servers.
+    /// Like [`Scene::bare`], on the given servers.
     pub(crate) fn bare_on(server: &'a Server, broker: &'a Broker) -> Self {
         Self::bare_of(Outbox::Table, server, broker, "")
     }
 
-    /// As [`Scene::bare`], with the kind of outbox, on other servers; `options` are those of CREATE
-    /// DATABASE.
+    /// Like [`Scene::bare`], with the given kind of outbox and servers. `options` are options of
+    /// CREATE DATABASE.
     pub(crate) fn bare_of(
         outbox: Outbox,
         server: &'a Server,
@@ -98,7 +98,8 @@ impl<'a> Scene<'a> {
         options: &str,
     ) -> Self {
         let name = unique_name();
-        // Half the work, and no WAL that the walsenders of all tests would read.
+        // Copying files takes half the time and writes no WAL that the walsenders of all tests
+        // would have to read.
         let strategy = if server.major >= 15 {
             "STRATEGY file_copy"
         } else {
@@ -128,52 +129,52 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Has Walpost find the broker behind a [proxy](Broker::proxy).
+    /// Makes Walpost reach the broker through a [proxy](Broker::proxy).
     pub(crate) fn behind(mut self, proxy: &Proxy) -> Self {
         self.kafka = format!("127.0.0.1:{}", proxy.port());
         self
     }
 
-    /// Has every command find these settings of the pipeline in walpost.toml.
+    /// Makes every command read these pipeline settings from walpost.toml.
     pub(crate) fn use_settings(&mut self, settings: &str) {
         settings.clone_into(&mut self.settings);
     }
 
-    /// Has events written there from here on.
+    /// Writes later events to another outbox.
     pub(crate) fn write_to(&mut self, events: Writer) {
         self.events = events;
     }
 
-    /// `bootstrap.servers` of Walpost.
+    /// Returns the `bootstrap.servers` that Walpost uses.
     pub(crate) fn kafka(&self) -> &str {
         &self.kafka
     }
 
-    /// Opens the session in the database again, after the server was restarted.
+    /// Reopens the session in the database after a server restart.
     pub(crate) fn reconnect(&mut self) {
         self.db = self.server.session(&self.name);
     }
 
-    /// Has it go on with another server of the cluster, which has become the primary and lacks some
-    /// events.
+    /// Switches to another server of the cluster, which was promoted to primary and lacks the
+    /// events with the `lost` ids.
     pub(crate) fn fail_over(&mut self, to: &'a Server, lost: impl IntoIterator<Item = String>) {
         self.server = to;
         self.taken_back.extend(lost);
         self.reconnect();
     }
 
-    /// Has it continue with another Kafka cluster.
+    /// Switches to another Kafka cluster.
     pub(crate) fn change_cluster(&mut self, to: &'a Broker) {
         self.broker = to;
         self.kafka = to.address();
     }
 
-    /// key=value conninfo of the superuser over the unix-domain socket.
+    /// Returns the key=value connection string of the superuser for the Unix-domain socket.
     pub(crate) fn conninfo(&self) -> String {
         self.server.conninfo(&self.name)
     }
 
-    /// As [`Scene::conninfo`], of a role that needs no password there.
+    /// Like [`Scene::conninfo`], for a role that needs no password on the Unix-domain socket.
     pub(crate) fn conninfo_as(&self, role: &str) -> String {
         self.server.conninfo_as(role, &self.name)
     }

@@ -1,26 +1,24 @@
-//! What no program may print: a password, and in a log a payload.
+//! Text that programs must not print: passwords, and payloads in logs.
 
 use std::sync::{LazyLock, Mutex};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 
-/// Every password and passphrase of the tests contains this, so that it can be searched for where
-/// none may be.
+/// Part of every password and passphrase in the tests, so that output can be searched for it.
 pub(crate) const SECRET: &str = "s3cr3t";
 
-/// Every payload of the tests contains this, so that it can be searched for where no payload may
-/// be.
+/// Part of every payload in the tests, so that logs can be searched for it.
 pub(crate) const PAYLOAD_MARK: &str = "only-for-the-consumer";
 
-/// [`SECRET`] as it is, percent-encoded, in hexadecimal, as a list of bytes, and in base64 behind
-/// any number of other bytes.
+/// [`SECRET`] unchanged, percent-encoded, in hexadecimal, as a list of bytes, and in base64 at
+/// every alignment.
 static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let each = |form: fn(u8) -> String| SECRET.bytes().map(form).collect::<Vec<_>>();
     let base64 = |before: usize| {
         let bytes = [vec![0; before], SECRET.into()].concat();
         let text = STANDARD_NO_PAD.encode(&bytes);
-        // The characters that are made of its bits alone.
+        // The characters that encode only bits of the secret.
         text[(8 * before).div_ceil(6)..8 * bytes.len() / 6].to_owned()
     };
     vec![
@@ -34,34 +32,36 @@ static FORMS: LazyLock<Vec<String>> = LazyLock::new(|| {
     ]
 });
 
-/// Which stream of a program it is.
+/// An output stream of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
-    /// Standard output, where records may be.
+    /// Standard output, which may contain records.
     Output,
     /// The log.
     Error,
 }
 
-/// Whether `text` holds what may not be in that stream.
+/// Returns whether `text` contains something that must not appear in the stream.
 pub(crate) fn is_leak(stream: Stream, text: &str) -> bool {
     FORMS.iter().any(|form| text.contains(form))
         || stream == Stream::Error && text.contains(PAYLOAD_MARK)
 }
 
+/// Asserts that a program printed no secrets.
+///
 /// # Panics
-/// `text`, which a program printed, holds what may not be in that stream.
+/// If `text` contains something that must not appear in the stream.
 pub(crate) fn expect_none(stream: Stream, text: &str) {
     let leaks: Vec<_> = text.lines().filter(|line| is_leak(stream, line)).collect();
     assert!(leaks.is_empty(), "a secret was printed: {leaks:#?}");
 }
 
-/// Leaks in what is read line by line as it comes.
+/// Leaks found in output that is read line by line as it arrives.
 #[derive(Default)]
 pub(crate) struct Leaks(Mutex<Vec<String>>);
 
 impl Leaks {
-    /// Looks at a line.
+    /// Checks a line.
     pub(crate) fn look(&self, stream: Stream, line: &[u8]) {
         let line = String::from_utf8_lossy(line);
         if is_leak(stream, &line) {
@@ -69,8 +69,10 @@ impl Leaks {
         }
     }
 
+    /// Asserts that no leaks were found.
+    ///
     /// # Panics
-    /// There were some.
+    /// If there were any.
     pub(crate) fn expect_none(&self) {
         let leaks = std::mem::take(&mut *self.0.lock().unwrap());
         assert!(leaks.is_empty(), "a secret was printed: {leaks:#?}");

@@ -1,16 +1,16 @@
-//! A database session for tests: blocking, and everything in text.
+//! A blocking database session for tests that returns every value as text.
 
 use tokio::runtime::{Builder, Runtime};
 use tokio_postgres::{Client, Error, NoTls, SimpleQueryMessage};
 
-/// One connection to a PostgreSQL server.
+/// A connection to a PostgreSQL server.
 pub(crate) struct Session {
     runtime: Runtime,
     client: Client,
 }
 
 impl Session {
-    /// Connects, without TLS.
+    /// Connects without TLS.
     pub(crate) fn connect(conninfo: &str) -> Result<Self, Error> {
         let runtime = Builder::new_current_thread()
             .enable_all()
@@ -29,20 +29,21 @@ impl Session {
         self.runtime.block_on(self.client.batch_execute(sql))
     }
 
-    /// Runs one or more statements that can't fail.
+    /// Runs one or more statements and panics if one fails.
     pub(crate) fn run(&self, sql: &str) {
         self.try_run(sql)
             .unwrap_or_else(|error| panic!("{}\n{sql}", describe(&error)));
     }
 
-    /// Drops a role, what it owns in this database and its rights, when a test ends: roles belong to the whole
-    /// server. A session that is broken by then, or a role that was not made, is no failure of the test.
+    /// Drops a role at the end of a test, with its privileges and the objects it owns in this
+    /// database, because roles are shared by all databases of the server. Errors are ignored: the
+    /// session may be broken by then, or the role may not have been created.
     pub(crate) fn drop_role(&self, role: &str) {
         let drop = format!("DROP OWNED BY \"{role}\" CASCADE; DROP ROLE \"{role}\"");
         let _ = self.try_run(&drop);
     }
 
-    /// Every row, every column as PostgreSQL prints it.
+    /// Returns all rows, with each value as PostgreSQL prints it.
     pub(crate) fn try_rows(&self, sql: &str) -> Result<Vec<Vec<Option<String>>>, Error> {
         let messages = self.runtime.block_on(self.client.simple_query(sql))?;
         Ok(messages
@@ -58,18 +59,19 @@ impl Session {
             .collect())
     }
 
-    /// As [`Session::try_rows`], for a query that can't fail.
+    /// Like [`Session::try_rows`], but panics if the query fails.
     pub(crate) fn rows(&self, sql: &str) -> Vec<Vec<Option<String>>> {
         self.try_rows(sql)
             .unwrap_or_else(|error| panic!("{}\n{sql}", describe(&error)))
     }
 
-    /// First column of the first row; `None` where there is no row or it is null.
+    /// Returns the first column of the first row, or `None` if there is no row or the value is
+    /// null.
     pub(crate) fn value(&self, sql: &str) -> Option<String> {
         self.rows(sql).into_iter().next()?.into_iter().next()?
     }
 
-    /// First column of the first row as a number.
+    /// Returns the first column of the first row as a number.
     pub(crate) fn number(&self, sql: &str) -> i64 {
         let value = self.value(sql).unwrap_or_else(|| panic!("no value: {sql}"));
         value
@@ -77,7 +79,7 @@ impl Session {
             .unwrap_or_else(|_| panic!("not a whole number: {value}: {sql}"))
     }
 
-    /// First column of the first row as a truth value.
+    /// Returns whether the first column of the first row is true.
     pub(crate) fn is_true(&self, sql: &str) -> bool {
         self.value(sql).as_deref() == Some("t")
     }

@@ -1,10 +1,10 @@
-//! What a walsender sends for an outbox, of any length, and a sink that keeps nothing: the whole
-//! way of a row from frame to record, without servers, the same in every run.
+//! A replication stream of any length for an outbox, and a sink that discards records. Together
+//! they exercise the whole path from frame to record without servers, identically in every run.
 //!
-//! The bytes are a real server's: `./dev golden` captures one transaction of 100 events an outbox
-//! (`tests/golden/outbox_*.bin`). [`Stream`] repeats its rows in as many transactions as are asked
-//! for, each with LSNs of its own in Begin and Commit; nothing else in a message depends on where in
-//! the log it is.
+//! The bytes come from a real server: `./dev golden` captures one transaction of 100 events per
+//! outbox (`tests/golden/outbox_*.bin`). [`Stream`] repeats its rows in the requested number of
+//! transactions, with different LSNs in each Begin and Commit. Nothing else in a message depends on
+//! its position in WAL.
 #![allow(
     dead_code,
     reason = "each binary that includes this file uses its own part of it"
@@ -23,31 +23,31 @@ use walpost::facade::{Core, Step};
 use walpost::facade::{Deliveries, Tag, Watermark};
 use walpost::facade::{Produced, Sink, SinkError};
 
-/// Where WAL begins.
+/// The LSN at which the stream begins.
 pub(crate) const BEGIN: Lsn = Lsn(0x1_0000_0000);
-/// What a row takes in WAL, and a transaction beside its rows.
+/// The WAL size of a row, and of a transaction without its rows.
 const ROW_LSN: u64 = 0x200;
 const TRANSACTION_LSN: u64 = 0x100;
-/// Frames that come with one read of the socket, and records that are delivered together: primes, so
-/// that the two meet in every way.
+/// Number of frames per read from the socket, and number of records delivered together. Both are
+/// primes, so that their boundaries coincide in every combination.
 const FRAMES_A_READ: usize = 307;
 const RECORDS_A_BATCH: usize = 1009;
-/// What a Kafka producer is given by default.
+/// The default window of a Kafka producer.
 const WINDOW: Window = Window {
     records: 100_000,
     bytes: 8 << 20,
 };
 
-/// The outboxes that were captured.
+/// The captured outboxes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// id, aggregatetype, aggregateid, type, payload jsonb.
+    /// A table with the columns id, aggregatetype, aggregateid, type and payload (jsonb).
     Plain,
-    /// The same, with headers jsonb and created_at.
+    /// Like `Plain`, with the additional columns headers (jsonb) and created_at.
     Headers,
-    /// As plain, with payload bytea.
+    /// Like `Plain`, but payload is bytea.
     Bytea,
-    /// In the log alone, with headers.
+    /// Logical decoding messages with headers, without a table.
     Messages,
 }
 
@@ -70,7 +70,7 @@ impl Kind {
         }
     }
 
-    /// The tag of the message that carries an event.
+    /// Returns the tag of the pgoutput message that contains an event.
     fn tag(self) -> u8 {
         match self {
             Self::Messages => b'M',
@@ -88,7 +88,7 @@ impl Kind {
     }
 }
 
-/// CopyData messages, one after the other, as they stand in the read buffer.
+/// A sequence of CopyData messages, as in the read buffer.
 pub(crate) struct Stream {
     bytes: Vec<u8>,
     end: Lsn,
@@ -96,7 +96,8 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Events of `kind` in transactions of `per_transaction`; a table's description comes first.
+    /// Creates `rows` events of `kind` in transactions of `per_transaction` events. For a table,
+    /// its Relation message precedes the first event.
     pub(crate) fn rows(kind: Kind, rows: usize, per_transaction: usize) -> Self {
         let messages: Vec<_> = split(kind.captured()).collect();
         let the_one = |tag: u8| {
@@ -135,7 +136,7 @@ impl Stream {
         stream
     }
 
-    /// What an idle outbox in a busy database gets.
+    /// Creates the keepalives that the walsender of an idle outbox sends in a busy database.
     pub(crate) fn keepalives(count: usize) -> Self {
         let mut stream = Self::nothing();
         for _ in 0..count {
@@ -154,7 +155,8 @@ impl Stream {
         }
     }
 
-    /// The walsender gives pgoutput's messages no LSN of their own, but for the last of a change.
+    /// Adds an XLogData message with LSN 0: the walsender sets an LSN only in the last message of a
+    /// change.
     fn xlog(&mut self, message: &[u8]) {
         self.copy_data(&[b"w", &[0; 8], &[0; 8], &[0; 8], message]);
     }
@@ -168,28 +170,28 @@ impl Stream {
         self.frames += 1;
     }
 
-    /// All of it, as it comes through the socket.
+    /// Returns the whole stream as it arrives through the socket.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The bodies of the messages.
+    /// Returns the bodies of the messages.
     pub(crate) fn bodies(&self) -> impl Iterator<Item = &[u8]> {
         copy_data_bodies(&self.bytes)
     }
 
-    /// How many messages there are.
+    /// Returns the number of messages.
     pub(crate) fn len(&self) -> usize {
         self.frames
     }
 
-    /// The LSN to confirm when all of it is delivered.
+    /// Returns the LSN that can be confirmed once the whole stream is delivered.
     pub(crate) fn end(&self) -> Lsn {
         self.end
     }
 }
 
-/// Messages, each after its length.
+/// Splits length-prefixed messages.
 fn split(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (len, after) = rest.split_first_chunk::<4>()?;
@@ -203,14 +205,15 @@ fn copy_data_bodies(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (_tag, after) = rest.split_first()?;
         let (len, _) = after.split_first_chunk::<4>()?;
-        // The length counts itself.
+        // The length includes its own 4 bytes.
         let (body, after) = after.split_at(u32::from_be_bytes(*len) as usize);
         rest = after;
         Some(&body[4..])
     })
 }
 
-/// Takes everything, and reports it delivered in batches, as a producer's thread does.
+/// A sink that accepts every record and reports deliveries in batches, as the thread of a producer
+/// does.
 pub(crate) struct NullSink {
     deliveries: Arc<Deliveries>,
     taken: Vec<Tag>,
@@ -224,7 +227,7 @@ impl NullSink {
         }
     }
 
-    /// Reports what is left of the last batch.
+    /// Reports the remaining records of the last batch as delivered.
     pub(crate) fn deliver(&mut self) {
         self.deliveries.delivered(self.taken.drain(..));
     }
@@ -245,7 +248,8 @@ impl Sink for NullSink {
     }
 }
 
-/// A core for events of `kind` at the beginning of a [`Stream`], and the sink's side of it.
+/// Creates a core for events of `kind` at the start of a [`Stream`], and the handle through which a
+/// sink reports deliveries.
 pub(crate) fn core(kind: Kind, settings: OutboxSettings) -> (Core, Arc<Deliveries>) {
     let mut watermark = Watermark::new(WINDOW, BEGIN);
     watermark.reconnected(BEGIN);
@@ -254,13 +258,13 @@ pub(crate) fn core(kind: Kind, settings: OutboxSettings) -> (Core, Arc<Deliverie
     (core, deliveries)
 }
 
-/// A core and its null sink.
+/// Creates a core and its null sink.
 pub(crate) fn null_pipeline(kind: Kind, settings: OutboxSettings) -> (Core, NullSink) {
     let (core, deliveries) = core(kind, settings);
     (core, NullSink::new(deliveries))
 }
 
-/// What a session does with the frames that have come: takes them, and looks after each read what
+/// Processes the received frames as a session does, and determines after each read which position
 /// may be confirmed.
 pub(crate) fn play<'s>(
     core: &mut Core,
@@ -279,7 +283,8 @@ pub(crate) fn play<'s>(
     }
 }
 
-/// Settings with a template wherever one can be: three columns in the key, and four headers.
+/// Returns settings that use templates wherever possible: three columns in the key, and four
+/// headers.
 pub(crate) fn templates() -> OutboxSettings {
     let template = |text: &str| text.parse().expect("a template");
     OutboxSettings {

@@ -1,5 +1,5 @@
-//! Tokens for SASL/OAUTHBEARER: the keys with which the shared broker checks them, a program that prints them and an endpoint
-//! that gives them away.
+//! Tokens for SASL/OAUTHBEARER: the keys with which the shared broker verifies them, a program that
+//! prints tokens, and an endpoint that issues them.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ use super::secrets::SECRET;
 static KEY: LazyLock<PKey<Private>> =
     LazyLock::new(|| PKey::from_rsa(Rsa::generate(2048).unwrap()).unwrap());
 
-/// The file with the public key, as RFC 7517 has it.
+/// The file with the public key as a JSON Web Key Set (RFC 7517).
 pub(crate) static KEYS: LazyLock<PathBuf> = LazyLock::new(|| {
     let file = reaper::folder("keys").join("keys.json");
     let key = KEY.rsa().unwrap();
@@ -38,10 +38,12 @@ pub(crate) static KEYS: LazyLock<PathBuf> = LazyLock::new(|| {
     file
 });
 
-/// Whom tokens are for.
+/// The audience of the tokens.
 pub(crate) const AUDIENCE: &str = "kafka";
 
-/// `$1` is the folder, `$2` how many seconds a token is good for, `$3` by what it is signed. The secret in it is searched for where it may not be.
+/// The script that prints a token. `$1` is the directory, `$2` the lifetime of a token in seconds,
+/// and `$3` the signature algorithm. The token contains the secret, so that output can be searched
+/// for it.
 const SCRIPT: &str = r#"
 cd "$1" || exit
 echo >> calls
@@ -59,7 +61,7 @@ echo "$head.$claims.$sign"
 pub(crate) struct Issuer {
     folder: PathBuf,
     lifetime_seconds: u32,
-    /// Of RFC 7518.
+    /// The signature algorithm, as named in RFC 7518.
     algorithm: &'static str,
 }
 
@@ -79,7 +81,7 @@ impl Issuer {
         }
     }
 
-    /// Of tokens without a signature.
+    /// Creates an issuer of unsigned tokens.
     pub(crate) fn unsecured(lifetime_seconds: u32) -> Self {
         Self {
             algorithm: "none",
@@ -87,7 +89,7 @@ impl Issuer {
         }
     }
 
-    /// As a value of walpost.toml.
+    /// Returns the command as a value in walpost.toml.
     pub(crate) fn command(&self) -> String {
         let (folder, lifetime) = (self.folder.display(), self.lifetime_seconds);
         let algorithm = self.algorithm;
@@ -96,24 +98,24 @@ impl Issuer {
         )
     }
 
-    /// How often it was run.
+    /// Returns how often the program was run.
     pub(crate) fn calls(&self) -> usize {
         fs::read(self.folder.join("calls")).map_or(0, |calls| calls.len())
     }
 
-    /// Has it fail from now on.
+    /// Makes the program fail from now on.
     pub(crate) fn leave(&self) {
         fs::write(self.folder.join("away"), "").unwrap();
     }
 
-    /// Has it print tokens again.
+    /// Makes the program print tokens again.
     pub(crate) fn come_back(&self) {
         fs::remove_file(self.folder.join("away")).unwrap();
     }
 }
 
-/// A token endpoint of OAuth 2.0, by HTTPS on the loopback: answers clients that know its secret with tokens that the shared
-/// broker takes.
+/// An OAuth 2.0 token endpoint that uses HTTPS on the loopback. Clients that authenticate with its
+/// secret receive tokens that the shared broker accepts.
 pub(crate) struct Endpoint {
     address: SocketAddr,
     state: Arc<State>,
@@ -127,7 +129,7 @@ struct State {
     is_over: AtomicBool,
 }
 
-/// As which it is asked.
+/// The ID with which clients authenticate.
 pub(crate) const CLIENT: &str = "walpost-of-tests";
 
 impl Endpoint {
@@ -154,7 +156,8 @@ impl Endpoint {
                     return;
                 }
                 let (tls, state) = (tls.clone(), Arc::clone(&of_thread));
-                // A client that does not trust it, or goes away, is no failure of a test.
+                // A client may reject the certificate or disconnect; this is not an error of the
+                // test.
                 thread::spawn(move || {
                     tls.accept(client)
                         .is_ok_and(|stream| state.answer(stream).is_ok())
@@ -168,17 +171,17 @@ impl Endpoint {
         format!("https://localhost:{}/token", self.address.port())
     }
 
-    /// Has it take that secret, and no other one, from now on.
+    /// Accepts only this secret from now on.
     pub(crate) fn rotate(&self, secret: &str) {
         secret.clone_into(&mut self.state.secret.lock().unwrap());
     }
 
-    /// How many tokens it has given away.
+    /// Returns how many tokens were issued.
     pub(crate) fn calls(&self) -> usize {
         self.state.calls.load(Ordering::Relaxed)
     }
 
-    /// How many clients it has refused.
+    /// Returns how many clients were refused.
     pub(crate) fn refused(&self) -> usize {
         self.state.refused.load(Ordering::Relaxed)
     }
@@ -187,7 +190,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         self.state.is_over.store(true, Ordering::Relaxed);
-        // Wakes the one that waits.
+        // Wakes the thread that waits for a connection.
         let _ = TcpStream::connect(self.address);
     }
 }
@@ -224,7 +227,8 @@ impl State {
             }
             false => {
                 self.refused.fetch_add(1, Ordering::Relaxed);
-                // As a debugging endpoint does. Whatever Walpost prints is searched for the secret.
+                // Some debugging endpoints echo the credentials like this. Everything that Walpost
+                // prints is searched for the secret.
                 let text = format!(
                     "{{\"error\": \"invalid_client\", \"error_description\": \"Authorization: {login}\"}}"
                 );
@@ -243,7 +247,7 @@ impl State {
     }
 }
 
-/// A JWT that is signed as [`SCRIPT`]'s.
+/// Returns a JWT signed in the same way as the tokens of [`SCRIPT`].
 fn token(lifetime_seconds: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let expiry = now.as_secs() + lifetime_seconds;

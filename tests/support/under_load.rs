@@ -1,4 +1,4 @@
-//! A pipeline at work while something is broken.
+//! A pipeline under load while something fails.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::postgres::Server;
 use super::scene::Scene;
 use super::walpost::Walpost;
 
-/// A scene with writers, and Walpost that streams.
+/// A scene with writers and a streaming Walpost.
 pub(crate) struct UnderLoad<'a> {
     pub(crate) scene: Scene<'a>,
     pub(crate) walpost: Walpost,
@@ -17,7 +17,7 @@ pub(crate) struct UnderLoad<'a> {
 }
 
 impl<'a> UnderLoad<'a> {
-    /// Both modes side by side, so that one fault tries both: at least once, and exactly once.
+    /// Starts a stream in each mode, at-least-once and exactly-once, so that one fault tests both.
     pub(crate) fn in_both_modes(server: &'a Server, broker: &'a Broker) -> [Self; 2] {
         [false, true].map(|exactly_once| {
             let scene = Scene::on(server, broker).in_mode(exactly_once);
@@ -26,7 +26,8 @@ impl<'a> UnderLoad<'a> {
         })
     }
 
-    /// Walpost with that way to the database and these flags, into topics with these settings.
+    /// Starts Walpost with the given connection string and flags, and creates topics with the given
+    /// settings.
     pub(crate) fn start(
         scene: Scene<'a>,
         conninfo: &str,
@@ -58,20 +59,20 @@ impl<'a> UnderLoad<'a> {
         );
     }
 
-    /// Ends the writers.
+    /// Stops the writers.
     pub(crate) fn stop_load(&mut self) {
         if let Some(load) = self.load.take() {
             load.stop();
         }
     }
 
-    /// Waits until that many more transactions are committed.
+    /// Waits until this many more transactions are committed.
     pub(crate) fn wait_for_transactions(&self, more: usize) {
         let load = self.load.as_ref().expect("writers at work");
         load.wait_for_transactions(more);
     }
 
-    /// Judges everything, after so many breaks.
+    /// Checks everything delivered, allowing for the given number of failures.
     fn settle(mut self, breaks: usize) {
         self.stop_load();
         let resends = self.scene.resends(breaks);
@@ -79,14 +80,14 @@ impl<'a> UnderLoad<'a> {
     }
 }
 
-/// Judges both modes, after so many breaks.
+/// Checks both modes, allowing for the given number of failures.
 pub(crate) fn settle(streams: [UnderLoad; 2], breaks: usize) {
     for stream in streams {
         stream.settle(breaks);
     }
 }
 
-/// Waits until that many more transactions are committed in both modes.
+/// Waits until this many more transactions are committed in both modes.
 pub(crate) fn wait_for_transactions(streams: &[UnderLoad], more: usize) {
     for stream in streams {
         stream.wait_for_transactions(more);

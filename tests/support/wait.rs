@@ -1,19 +1,20 @@
-//! Waiting for a condition, with a deadline; never for time to pass.
+//! Waiting for a condition with a deadline, never for a fixed time.
 
 use std::ops::RangeInclusive;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Long enough for anything that works, on two cores that a dozen servers share.
+/// Timeout that is long enough for anything that works, on two cores shared by a dozen servers.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Between two questions: what lasts is asked about less often, for the answers cost the processor that it waits for.
+/// Minimum and maximum interval between polls. The interval grows, because polling uses CPU time
+/// that the awaited operation needs.
 const POLL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(100);
 
-/// Asks until the answer is `Some`, and returns it.
+/// Polls until the result is `Some`, and returns it.
 ///
 /// # Panics
-/// After [`PATIENCE`], naming `what`.
+/// After [`PATIENCE`], with `what` in the message.
 pub(crate) fn wait_for<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
     match poll_until(PATIENCE, ask) {
         Some(answer) => answer,
@@ -21,15 +22,15 @@ pub(crate) fn wait_for<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Asks until the answer is true.
+/// Polls until the result is true.
 ///
 /// # Panics
-/// After [`PATIENCE`], naming `what`.
+/// After [`PATIENCE`], with `what` in the message.
 pub(crate) fn wait_until(what: &str, mut ask: impl FnMut() -> bool) {
     wait_for(what, || ask().then_some(()));
 }
 
-/// Asks until the answer is `Some` or `within` has passed; asks at least once.
+/// Polls until the result is `Some` or `within` has passed. Polls at least once.
 pub(crate) fn poll_until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let began = Instant::now();
     loop {
@@ -44,8 +45,8 @@ pub(crate) fn poll_until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>
     }
 }
 
-/// For what has partitions by the day: if this one, by UTC, has less left than [`PATIENCE`], waits for
-/// the next.
+/// Waits for the next UTC day if less than [`PATIENCE`] remains of the current one. For tests with
+/// daily partitions.
 pub(crate) fn within_a_day() {
     const DAY: u64 = 24 * 60 * 60;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
@@ -55,10 +56,10 @@ pub(crate) fn within_a_day() {
     }
 }
 
-/// Watches that `holds` stays true for the whole of `during`; for what must *not* happen.
+/// Checks that `holds` stays true for the whole of `during`, for tests of what must *not* happen.
 ///
 /// # Panics
-/// As soon as it is false, naming `what`.
+/// As soon as it is false, with `what` in the message.
 pub(crate) fn stays(what: &str, during: Duration, mut holds: impl FnMut() -> bool) {
     let broken = poll_until(during, || (!holds()).then_some(()));
     assert!(broken.is_none(), "did not stay: {what}");

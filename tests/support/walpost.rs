@@ -19,7 +19,7 @@ use super::reaper::{self, Ending};
 use super::secrets::{Leaks, Stream};
 use super::wait::{PATIENCE, wait_for};
 
-/// A command line of Walpost that has not run yet.
+/// A Walpost command line that has not been run yet.
 pub(crate) struct Invocation {
     command: Command,
     reads_output: bool,
@@ -29,24 +29,24 @@ pub(crate) struct Invocation {
     answer: Option<String>,
 }
 
-/// A running Walpost. Killed when dropped; what it logged is shown where the test fails. Whatever it
-/// printed is searched for secrets, however it ends.
+/// A running Walpost process. Dropping it kills the process. If the test fails, its log is printed.
+/// Everything it printed is searched for secrets, however it ends.
 pub(crate) struct Walpost {
     child: Child,
     standard_output: Captured,
     standard_error: Captured,
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Finished {
-    /// `None` where a signal ended it.
+    /// `None` if a signal ended the process.
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-/// A walpost.toml that says this.
+/// Writes a walpost.toml with the given text.
 pub(crate) fn config_file(text: impl AsRef<str>) -> PathBuf {
     let file = reaper::folder("config").join("walpost.toml");
     fs::write(&file, text.as_ref()).unwrap();
@@ -54,7 +54,8 @@ pub(crate) fn config_file(text: impl AsRef<str>) -> PathBuf {
 }
 
 impl Invocation {
-    /// `walpost <arguments>`, with nothing of this process's environment that Walpost reads.
+    /// Prepares `walpost <arguments>` without the environment variables of this process that
+    /// Walpost reads.
     pub(crate) fn new<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_walpost"));
         for (name, _) in std::env::vars_os() {
@@ -65,9 +66,10 @@ impl Invocation {
         }
         command
             .env("HOME", reaper::scratch())
-            // Many run at once.
+            // Many instances run concurrently, so they can't share the default port.
             .env("WALPOST_HTTP", "off")
-            // A slot waits for the transactions of all tests of its server, and some are open for long.
+            // Creating a slot waits for the transactions of all tests on the server, some of which
+            // stay open for a long time.
             .env("WALPOST_LOCK_TIMEOUT", "180s")
             .current_dir(reaper::scratch())
             .args(arguments);
@@ -95,7 +97,7 @@ impl Invocation {
         self
     }
 
-    /// Leaves out a variable that is set for every run.
+    /// Removes an environment variable that is set for every run.
     pub(crate) fn without(mut self, name: &str) -> Self {
         self.command.env_remove(name);
         self
@@ -106,25 +108,25 @@ impl Invocation {
         self
     }
 
-    /// Has nobody read its standard output: the pipe is closed at once.
+    /// Closes the read end of standard output immediately.
     pub(crate) fn close_output(mut self) -> Self {
         self.reads_output = false;
         self
     }
 
-    /// Has its standard output go to a file, and not be read here.
+    /// Redirects standard output to a file instead of capturing it.
     pub(crate) fn output_to(mut self, file: File) -> Self {
         self.output = Some(file);
         self
     }
 
-    /// Has its log go to a file, and not be read here.
+    /// Redirects the log to a file instead of capturing it.
     pub(crate) fn log_to(mut self, file: File) -> Self {
         self.errors = Some(file);
         self
     }
 
-    /// Has a shell start it with this redirection.
+    /// Starts the command through a shell with this redirection.
     pub(crate) fn redirected(self, redirection: &str) -> Self {
         let line = format!("exec {} {redirection}", self.shell_words());
         let mut command = Command::new("/bin/sh");
@@ -132,7 +134,8 @@ impl Invocation {
         self.wrapped_in(command)
     }
 
-    /// Has a shell lower a limit before it starts it, as `ulimit` takes it.
+    /// Starts the command through a shell that first lowers a limit with `ulimit` and these
+    /// arguments.
     pub(crate) fn limited(self, limit: &str) -> Self {
         let line = format!("ulimit {limit} && exec {}", self.shell_words());
         let mut command = Command::new("/bin/sh");
@@ -140,7 +143,7 @@ impl Invocation {
         self.wrapped_in(command)
     }
 
-    /// Has it print to a terminal of that size, and what that gets is read here.
+    /// Runs the command in a terminal of the given size and captures the terminal's output.
     pub(crate) fn on_terminal(self, columns: usize, rows: usize) -> Self {
         let words = self.shell_words();
         let line = format!("stty columns {columns} rows {rows}; exec {words}");
@@ -150,7 +153,7 @@ impl Invocation {
         self.wrapped_in(command)
     }
 
-    /// The command line, quoted for a shell.
+    /// Returns the command line, quoted for a shell.
     fn shell_words(&self) -> String {
         let quoted = |text: &OsStr| format!("'{}'", text.to_str().unwrap().replace('\'', r"'\''"));
         let words = std::iter::once(self.command.get_program()).chain(self.command.get_args());
@@ -158,7 +161,8 @@ impl Invocation {
         words.join(" ")
     }
 
-    /// Runs `command`, which starts Walpost, with Walpost's environment.
+    /// Replaces the command with `command`, which starts Walpost, and gives it Walpost's
+    /// environment.
     fn wrapped_in(mut self, mut command: Command) -> Self {
         for (name, value) in self.command.get_envs() {
             match value {
@@ -171,19 +175,19 @@ impl Invocation {
         self
     }
 
-    /// Lets somebody answer what it asks: see [`Walpost::answer`].
+    /// Keeps standard input open so that questions can be answered later: see [`Walpost::answer`].
     pub(crate) fn ask(mut self) -> Self {
         self.asks = true;
         self
     }
 
-    /// Answers what it asks.
+    /// Answers the question that the command asks.
     pub(crate) fn answer(mut self, text: &str) -> Self {
         self.answer = Some(text.to_owned());
         self.ask()
     }
 
-    /// Starts it, and returns when it streams.
+    /// Starts the process and waits until it streams.
     pub(crate) fn start_streaming(self) -> Walpost {
         let mut walpost = self.start();
         walpost.wait_for_log("streaming");
@@ -191,8 +195,8 @@ impl Invocation {
     }
 
     pub(crate) fn start(mut self) -> Walpost {
-        // A process group of its own: Ctrl-C on the terminal is for the tests and must not make it
-        // drain.
+        // The process gets its own process group. Otherwise Ctrl-C in the terminal, which is meant
+        // for the tests, would make Walpost drain.
         let mut child = self
             .command
             .process_group(0)
@@ -225,19 +229,19 @@ impl Invocation {
         walpost
     }
 
-    /// Runs it to its end.
+    /// Runs the command until it exits.
     pub(crate) fn finish(self) -> Finished {
         self.start().finish()
     }
 }
 
 impl Walpost {
-    /// Waits for a line of the log that contains `text`, and returns it.
+    /// Waits for a log line that contains `text`, and returns it.
     pub(crate) fn wait_for_log(&mut self, text: &str) -> String {
         self.wait_for_logs(text, 1)
     }
 
-    /// Waits for the `count`th line of the log that contains `text`, and returns it.
+    /// Waits for the `count`th log line that contains `text`, and returns it.
     pub(crate) fn wait_for_logs(&mut self, text: &str, count: usize) -> String {
         wait_for(&format!("log line {count} with {text:?}"), || {
             let line = self.standard_error.nth_line_with(text, count - 1);
@@ -254,14 +258,14 @@ impl Walpost {
         })
     }
 
-    /// Where it listens, with `--http 127.0.0.1:0`.
+    /// Returns the HTTP server, which must have been started with `--http 127.0.0.1:0`.
     pub(crate) fn http(&mut self) -> Http {
         let line = self.wait_for_log("status at http://");
         let (_, address) = line.rsplit_once("http://").unwrap();
         Http::at(address.trim())
     }
 
-    /// How many lines of the log contain `text` by now.
+    /// Returns how many log lines contain `text` so far.
     pub(crate) fn logged(&self, text: &str) -> usize {
         self.standard_error
             .text()
@@ -270,19 +274,19 @@ impl Walpost {
             .count()
     }
 
-    /// Everything on standard error by now.
+    /// Returns the contents of standard error so far.
     pub(crate) fn log(&self) -> String {
         self.standard_error.text()
     }
 
-    /// Answers what it asks, or is going to ask.
+    /// Answers a question that the process has asked or will ask.
     pub(crate) fn answer(&mut self, text: &str) {
         let mut input = self.child.stdin.take().expect("somebody to answer");
-        // It may have ended without a question.
+        // The process may have exited without asking.
         let _ = input.write_all(text.as_bytes());
     }
 
-    /// Everything on standard output by now.
+    /// Returns the contents of standard output so far.
     pub(crate) fn output(&self) -> String {
         self.standard_output.text()
     }
@@ -291,56 +295,56 @@ impl Walpost {
         self.child.id()
     }
 
-    /// Sends a signal by its short name.
+    /// Sends the signal with this name, without the SIG prefix.
     pub(crate) fn signal(&self, name: &str) {
         signal(self.child.id(), name);
     }
 
-    /// Stops it in its tracks.
+    /// Suspends the process.
     pub(crate) fn freeze(&self) {
         freeze(self.child.id());
     }
 
-    /// Goes on after [`Walpost::freeze`].
+    /// Resumes the process after [`Walpost::freeze`].
     pub(crate) fn thaw(&self) {
         thaw(self.child.id());
     }
 
-    /// Ends it without a word, as `kill -9` does.
+    /// Ends the process without a shutdown, like `kill -9`.
     pub(crate) fn kill(mut self) -> Finished {
         self.signal("KILL");
         self.ended(PATIENCE)
     }
 
-    /// Asks it to stop, as a service manager does, and waits for the end.
+    /// Asks the process to stop, as a service manager does, and waits until it exits.
     pub(crate) fn terminate(mut self) -> Finished {
         self.signal("TERM");
         self.ended(PATIENCE)
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits.
     pub(crate) fn finish(mut self) -> Finished {
         self.ended(PATIENCE)
     }
 
-    /// Whether it still runs.
+    /// Returns whether the process is still running.
     pub(crate) fn is_running(&mut self) -> bool {
         self.child.try_wait().unwrap().is_none()
     }
 
-    /// User and system time, of all threads.
+    /// Returns the user and system CPU time of all threads.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         let process = Process::new(i32::try_from(self.child.id()).unwrap()).unwrap();
         let stat = process.stat().unwrap();
         (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64
     }
 
-    /// Its resident memory, in bytes.
+    /// Returns the resident memory in bytes.
     pub(crate) fn resident_bytes(&self) -> u64 {
         self.memory("VmRSS:").expect("a running process")
     }
 
-    /// The most resident memory that it had by its end, in bytes.
+    /// Waits until the process exits and returns its peak resident memory in bytes.
     pub(crate) fn most_memory(&mut self) -> u64 {
         let mut most = 0;
         while self.is_running() {
@@ -349,12 +353,12 @@ impl Walpost {
         most
     }
 
-    /// The most resident memory that it has had so far, in bytes.
+    /// Returns the peak resident memory so far in bytes.
     pub(crate) fn peak_memory(&self) -> u64 {
         self.memory("VmHWM:").expect("a running process")
     }
 
-    /// A line of /proc/PID/status, in bytes; a process that ends has none.
+    /// Returns a line of /proc/PID/status in bytes, or `None` if the process is exiting.
     fn memory(&self, name: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
@@ -362,7 +366,7 @@ impl Walpost {
         Some(kilobytes * 1024)
     }
 
-    /// Of a process that has ended, everything that it printed.
+    /// Asserts that nothing printed by this process, which must have exited, contains a secret.
     fn expect_no_leak(&mut self) {
         for stream in [&mut self.standard_output, &mut self.standard_error] {
             stream.join();
@@ -396,9 +400,9 @@ impl Drop for Walpost {
     }
 }
 
-/// No signal has ended it but those that tests send.
+/// Asserts that the process was not ended by any signal other than those that tests send.
 fn expect_no_crash(status: ExitStatus) {
-    // SIGINT, SIGKILL, SIGTERM.
+    // SIGINT, SIGKILL and SIGTERM.
     let is_known = |signal| [2, 9, 15].contains(&signal);
     assert!(
         status.signal().is_none_or(is_known),
@@ -406,14 +410,14 @@ fn expect_no_crash(status: ExitStatus) {
     );
 }
 
-/// What stands behind `mark` in what was said, up to the next blank.
+/// Returns the text between `mark` and the next space.
 pub(crate) fn word_behind<'t>(text: &'t str, mark: &str) -> &'t str {
     let (_, behind) = text.split_once(mark).expect(mark);
     behind.split(' ').next().unwrap()
 }
 
 impl Finished {
-    /// Asserts how it ended.
+    /// Asserts that the process exited with this code.
     pub(crate) fn expect_code(self, code: i32) -> Self {
         assert_eq!(
             self.code,
@@ -425,13 +429,13 @@ impl Finished {
         self
     }
 
-    /// Whether what it said contains the text, in any case of letters.
+    /// Returns whether the output or the log contains the text, ignoring case.
     pub(crate) fn says(&self, text: &str) -> bool {
         let said = format!("{}\n{}", self.stdout, self.stderr).to_lowercase();
         said.contains(&text.to_lowercase())
     }
 
-    /// Asserts that what it said contains every one of the texts, in any case of letters.
+    /// Asserts that the output and the log contain all of the texts, ignoring case.
     pub(crate) fn expect_says(self, texts: &[&str]) -> Self {
         let missing: String =
             texts
@@ -451,7 +455,7 @@ impl Finished {
     }
 }
 
-/// A stream of a child, read as it comes.
+/// An output stream of a child process, read as it arrives.
 struct Captured {
     bytes: Arc<Mutex<Vec<u8>>>,
     leaks: Arc<Leaks>,

@@ -1,4 +1,4 @@
-//! Where it listens, and what it answers.
+//! The address of the listener, and its responses.
 
 use std::net::TcpListener;
 
@@ -43,7 +43,8 @@ fn free_port_is_taken_and_logged_and_every_path_is_answered() {
     walpost.terminate().expect_code(0);
 }
 
-/// Any user of the machine can have the port for a moment: exit code 2 would keep systemd from starting Walpost again.
+/// Any user of the machine can take the port temporarily. Exit code 2 would keep systemd from
+/// restarting Walpost.
 #[test]
 fn port_in_use_ends_the_process_with_a_code_that_allows_a_restart() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -55,7 +56,7 @@ fn port_in_use_ends_the_process_with_a_code_that_allows_a_restart() {
         .finish()
         .expect_code(1)
         .expect_says(&["--http", &address, "in use", "WALPOST_HTTP", "off"]);
-    // `--init` would have made it.
+    // `--init` would have created the slot.
     let slot = scene.slot();
     let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
     assert_eq!(scene.db.number(&slots), 0);
@@ -63,7 +64,7 @@ fn port_in_use_ends_the_process_with_a_code_that_allows_a_restart() {
 
 #[test]
 fn without_an_address_of_its_own_a_second_instance_takes_a_free_one() {
-    // Whoever has it, it is in use: this test, or another.
+    // If the bind fails, another process has the port, which serves the same purpose.
     let _taken = TcpListener::bind("127.0.0.1:9464");
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
@@ -143,7 +144,7 @@ fn file_says_where_and_the_flag_comes_before_it() {
     on.terminate().expect_code(0);
 }
 
-/// Each answer is searched for passwords and payloads, as a log is.
+/// Responses are searched for passwords and payloads, as logs are.
 #[test]
 fn no_answer_has_a_password_or_a_payload() {
     let server = Server::private(MAJOR, "");

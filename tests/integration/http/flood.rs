@@ -1,4 +1,4 @@
-//! Clients that are rude keep nobody out.
+//! Misbehaving clients do not keep others from being served.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,8 +14,8 @@ use crate::support::http::Http;
 use crate::support::scene::Scene;
 use crate::support::wait::{PATIENCE, wait_until};
 
-/// More connections than there is room for, each with half a head: they are closed, and others are
-/// answered.
+/// Opens more connections than Walpost accepts, each with an incomplete request. They are closed,
+/// and other clients receive responses.
 #[test]
 fn clients_that_never_end_their_request_keep_nobody_out() {
     let scene = Scene::new();
@@ -32,30 +32,30 @@ fn clients_that_never_end_their_request_keep_nobody_out() {
     assert_eq!(http.get("/healthz").code, 200);
     assert!(asked.elapsed() < Duration::from_secs(30));
     let mut rest = Vec::new();
-    // It ends, whatever it says.
+    // The connection ends, whatever it returns.
     let _ = slow[0].read_to_end(&mut rest);
     walpost.terminate().expect_code(0);
 }
 
-/// What a connection of a flood does.
+/// The behavior of the connections in a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rudeness {
-    /// Nothing at all.
+    /// The client sends nothing.
     Silent,
-    /// It begins a request, and adds a byte a second.
+    /// The client starts a request and then sends one byte per second.
     SlowHead,
-    /// It asks once, reads the answer, and stays.
+    /// The client sends one request, reads the response, and keeps the connection open.
     IdleKeepAlive,
-    /// It asks for far more than the sockets hold, and reads none of it.
+    /// The client requests far more data than the socket buffers can contain, and reads nothing.
     NeverReads,
-    /// It sends many requests at once, again and again, and reads no answer.
+    /// The client repeatedly sends many requests at once, and reads no responses.
     Pipelines,
 }
 
-/// 400 connections from one address, each of which is made again as soon as it is ended.
+/// 400 connections from one address, each of which is opened again as soon as it ends.
 struct Flood {
     is_over: Arc<AtomicBool>,
-    /// Connections so far, with those that were made again.
+    /// Number of connection attempts so far, including repeated ones.
     made: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -87,7 +87,7 @@ impl Flood {
                             *client = connect();
                         }
                     }
-                    // An attacker who leaves the machine's cores to the tests beside this one.
+                    // Leave CPU time to the tests that run concurrently.
                     thread::sleep(Duration::from_millis(20));
                 }
             })
@@ -113,7 +113,8 @@ impl Flood {
     }
 }
 
-/// `None` where it can't be made now, because the other side has no room for it.
+/// Connects a misbehaving client. Returns `None` if the server accepts no more connections at the
+/// moment.
 fn rude_client(http: &Http, rudeness: Rudeness) -> Option<TcpStream> {
     let address: SocketAddr = http.address().parse().unwrap();
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
@@ -130,14 +131,15 @@ fn rude_client(http: &Http, rudeness: Rudeness) -> Option<TcpStream> {
         Rudeness::Silent | Rudeness::Pipelines => {}
         Rudeness::SlowHead => stream.write_all(&request.as_bytes()[..10]).ok()?,
         Rudeness::IdleKeepAlive => stream.write_all(request.as_bytes()).ok()?,
-        // Of 17 KiB each: more than a socket of Linux takes by itself.
+        // Each response has 17 KiB, so the responses exceed the default socket buffers of Linux.
         Rudeness::NeverReads => stream.write_all(request.repeat(1000).as_bytes()).ok()?,
     }
     stream.set_nonblocking(true).unwrap();
     Some(stream)
 }
 
-/// Whether there is no connection any more; adds a byte where that is its way and it is time.
+/// Returns whether the connection has ended or could not be made, after sending more data if
+/// `rudeness` requires it.
 fn has_ended(client: Option<&mut TcpStream>, rudeness: Rudeness, speaks: bool) -> bool {
     let Some(client) = client else { return true };
     match rudeness {
@@ -160,8 +162,8 @@ fn has_ended(client: Option<&mut TcpStream>, rudeness: Rudeness, speaks: bool) -
     }
 }
 
-/// The flood comes from the address that asks for health, as from a proxy or a neighbour on the
-/// same host: no bound on an address may lock out who shares it.
+/// The flood comes from the same address as the health probe, for example from a proxy or another
+/// process on the host. A limit per address must not lock out other clients at that address.
 fn health_is_answered_in_a_flood(rudeness: Rudeness) {
     let scene = Scene::new();
     let mut walpost = scene.start_with(&ANY_PORT);
@@ -171,7 +173,8 @@ fn health_is_answered_in_a_flood(rudeness: Rudeness) {
     for number in 0..4 {
         let (began, cpu) = (Instant::now(), walpost.cpu_seconds());
         loop {
-            // Late is what takes the program's own time; on a busy machine it gets little of that.
+            // Measure CPU time, because Walpost gets little of it on a busy machine and the
+            // response may be late for that reason.
             let answer = probe(&http, "/healthz");
             let used = walpost.cpu_seconds() - cpu;
             assert!(
@@ -207,13 +210,13 @@ fn health_is_answered_in_a_flood_of_answers_that_nobody_reads() {
     health_is_answered_in_a_flood(Rudeness::NeverReads);
 }
 
-/// Answers to requests that come together take turns with those of others.
+/// Pipelined requests of one connection alternate with requests of other connections.
 #[test]
 fn health_is_answered_in_a_flood_of_pipelined_requests() {
     health_is_answered_in_a_flood(Rudeness::Pipelines);
 }
 
-/// A scraper keeps its connection. It does not give way to those of another address.
+/// A scraper keeps its connection: connections from another address must not displace it.
 #[test]
 fn flood_from_one_address_ends_no_connection_of_another() {
     let scene = Scene::new();
@@ -241,7 +244,8 @@ fn flood_from_one_address_ends_no_connection_of_another() {
     };
     scrape().unwrap();
     let flood = Flood::start(&http, Rudeness::Silent);
-    // As often as each of them has been ended once.
+    // Continue until the flood has made three times as many connection attempts as it keeps
+    // connections.
     let began = Instant::now();
     while flood.made.load(Ordering::Relaxed) < 3 * Flood::CONNECTIONS {
         scrape().unwrap();
@@ -256,8 +260,8 @@ fn flood_from_one_address_ends_no_connection_of_another() {
     walpost.terminate().expect_code(0);
 }
 
-/// Who sends a request and takes none of the answer has it ended, and its memory freed, without
-/// anybody else coming.
+/// If a client sends a request and reads none of the response, its connection must be closed and
+/// its memory freed even if no other client connects.
 #[test]
 fn answer_that_nobody_reads_is_ended_after_some_seconds() {
     let scene = Scene::new();

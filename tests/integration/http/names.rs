@@ -1,4 +1,4 @@
-//! The names by which it may be asked.
+//! The host names that Walpost accepts in requests.
 
 use super::ANY_PORT;
 use crate::support::http::Http;
@@ -6,7 +6,7 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
 
-/// What a browser does once its page's name leads to this machine: DNS rebinding.
+/// A browser sends such requests if a page's host name resolves to this machine (DNS rebinding).
 #[test]
 fn name_that_is_not_its_own_is_answered_nothing() {
     let scene = Scene::new();
@@ -38,7 +38,7 @@ fn name_that_is_not_its_own_is_answered_nothing() {
     assert_ne!(http.ask_with("GET", "/status", &two).code, 200);
     let absolute = format!("http://rebound.example:{port}/status");
     assert_eq!(http.ask("GET", &absolute).code, 421);
-    // It tells nothing, and a probe may have whatever name.
+    // This response reveals nothing, and a probe may use any name.
     let alive = http.ask_with("GET", "/healthz", "Host: rebound.example\r\n");
     assert_eq!((alive.code, &*alive.body), (200, "alive\n"));
     for host in [
@@ -117,8 +117,8 @@ fn name_that_is_none_is_refused() {
     }
 }
 
-/// A pod is probed by its address and scraped by the name of a service. Neither is a name that a
-/// stranger can have.
+/// A pod is probed by its IP address and scraped by the name of a service. An attacker cannot
+/// register either as a host name.
 #[test]
 fn listener_that_others_reach_answers_addresses_and_names_within_the_network() {
     let scene = Scene::new();
@@ -142,10 +142,10 @@ fn listener_that_others_reach_answers_addresses_and_names_within_the_network() {
     for host in ["rebound.example.com", "svc.example", "local.example"] {
         assert!(!asked(host), "{host}");
     }
-    // Who asks with Walpost's own client needs no name.
+    // Walpost's own client does not need an accepted name.
     let (_, port) = http.address().rsplit_once(':').unwrap();
     let status = || Invocation::new(["status", "--http", &format!("localhost:{port}")]);
-    // It is logged that the pipeline streams a moment before it is ready.
+    // Walpost logs that the pipeline streams slightly before the pipeline is ready.
     wait_until("the pipeline to be ready", || {
         status().finish().code == Some(0)
     });

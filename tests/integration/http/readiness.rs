@@ -1,4 +1,4 @@
-//! Whether a pipeline is ready, and why not.
+//! Whether a pipeline is ready, and the reason if it is not.
 
 use super::ANY_PORT;
 use crate::support::kafka::Broker;
@@ -59,7 +59,8 @@ fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
     walpost.terminate().expect_code(0);
 }
 
-/// A broker that takes connections and answers nothing is not down as librdkafka sees it.
+/// librdkafka does not report a broker as down if the broker accepts connections but does not
+/// respond.
 #[test]
 fn pipeline_whose_broker_answers_nothing_is_not_ready() {
     let broker = Broker::lent();

@@ -1,4 +1,4 @@
-//! Topics: making them and asking for them.
+//! Creation, deletion and description of topics.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ use tokio::runtime::Builder;
 use super::super::wait::{PATIENCE, wait_for};
 use super::Broker;
 
-/// Of a call that is made again where a frozen broker did not answer it.
+/// Returns options with a short timeout, for calls that are repeated if a frozen broker does not
+/// respond.
 fn again_soon() -> AdminOptions {
     const WITHIN: Option<Duration> = Some(Duration::from_secs(20));
     AdminOptions::new()
@@ -23,12 +24,12 @@ fn again_soon() -> AdminOptions {
 }
 
 impl Broker {
-    /// `settings` are topic configurations.
+    /// Creates a topic. `settings` are topic configurations.
     pub(crate) fn create_topic(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
         self.create_topics(&[name], partitions, settings);
     }
 
-    /// All at once, each with so many partitions.
+    /// Creates topics in one request, each with the given number of partitions.
     pub(crate) fn create_topics(&self, names: &[&str], partitions: i32, settings: &[(&str, &str)]) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let topics: Vec<_> = names
@@ -43,7 +44,8 @@ impl Broker {
         let options = again_soon();
         let made = wait_for("the broker to make a topic", || {
             let made = runtime.block_on(admin.create_topics(&topics, &options));
-            // The controller fences a broker whose heartbeats are late, as on a busy machine.
+            // The controller fences a broker whose heartbeats are late, which happens on a busy
+            // machine.
             made.ok().filter(|made| {
                 let too_few = RDKafkaErrorCode::InvalidReplicationFactor;
                 !made
@@ -73,7 +75,7 @@ impl Broker {
         }
     }
 
-    /// Returns when the topic is gone.
+    /// Deletes a topic and waits until every node knows that.
     pub(crate) fn delete_topic(&self, name: &str) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
@@ -88,7 +90,8 @@ impl Broker {
             )
             .then_some(())
         });
-        // The controller answers. A broker that has not heard of it yet takes records for the topic, which then go with it.
+        // The response comes from the controller. A broker that does not know of the deletion yet
+        // still accepts records for the topic, and these are deleted with it.
         for ports in &self.seat.nodes {
             let mut node = self.client();
             node.set("bootstrap.servers", format!("127.0.0.1:{}", ports.plain));
@@ -101,7 +104,7 @@ impl Broker {
         }
     }
 
-    /// On every node.
+    /// Returns a replication factor that puts a replica on every node.
     fn replication(&self) -> TopicReplication<'static> {
         TopicReplication::Fixed(i32::try_from(self.seat.nodes.len()).unwrap())
     }
@@ -111,7 +114,8 @@ impl Broker {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         let options = again_soon();
         let wanted = NewPartitions::new(topic, total);
-        // A broker that was frozen can have made them though nobody heard its answer.
+        // A broker that was frozen can have created the partitions although its response was not
+        // received.
         wait_for("the partitions to be made", || {
             let asked = admin.create_partitions([&wanted], &options);
             let made = runtime.block_on(asked).ok()?;
@@ -122,7 +126,8 @@ impl Broker {
         });
     }
 
-    /// Number of partitions of a topic. Of one that was just made the broker hears a moment later.
+    /// Returns the number of partitions of a topic. Waits if the broker does not know the topic
+    /// yet, because it learns of new topics with a delay.
     pub(crate) fn partitions(&self, topic: &str) -> usize {
         let client: BaseConsumer = self.client().create().unwrap();
         wait_for("the topic to be known", || {
@@ -134,7 +139,7 @@ impl Broker {
         })
     }
 
-    /// Sets `max.message.bytes` of a topic that has no other setting of its own.
+    /// Sets `max.message.bytes` of a topic that has no other configuration of its own.
     pub(crate) fn limit_batches(&self, topic: &str, bytes: &str) {
         const SETTING: &str = "max.message.bytes";
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();

@@ -1,4 +1,4 @@
-//! A worker of Kafka Connect with Debezium.
+//! A Kafka Connect worker with Debezium.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use super::Broker;
 use super::java::{JVM, java};
 use super::settings::write_logging;
 
-/// A standalone worker. Killed when dropped; what it logged is shown where the test fails.
+/// A standalone worker. Dropping it kills the process. If the test fails, its log is printed.
 pub(crate) struct Connect {
     child: Child,
     folder: PathBuf,
@@ -23,7 +23,8 @@ pub(crate) struct Connect {
 }
 
 impl Connect {
-    /// Starts a worker with connectors, each of a name and its configuration, and returns at once.
+    /// Starts a worker with the given connectors, each with its name and configuration, and returns
+    /// immediately.
     pub(crate) fn start(broker: &Broker, connectors: &[(String, Value)]) -> Self {
         let debezium = dependencies().join("debezium");
         assert!(
@@ -69,17 +70,17 @@ impl Connect {
         }
     }
 
-    /// Its REST interface.
+    /// Returns the worker's REST interface.
     pub(crate) fn http(&self) -> &Http {
         &self.http
     }
 
-    /// The worker's properties.
+    /// Returns the path of the worker's properties.
     pub(crate) fn worker_file(&self) -> PathBuf {
         self.folder.join("worker.properties")
     }
 
-    /// The configuration of a connector.
+    /// Returns the path of a connector's configuration.
     pub(crate) fn connector_file(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.json"))
     }

@@ -1,4 +1,4 @@
-//! The Java virtual machine of brokers and of Kafka's tools.
+//! The Java virtual machine that runs brokers and Kafka's tools.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -9,14 +9,14 @@ use std::sync::LazyLock;
 use super::super::postgres::dependencies;
 use super::Broker;
 
-/// For tests: a small heap, and no second compiler that competes for two cores.
+/// Options for tests: a small heap, and no second compiler that would compete for two cores.
 pub(super) const JVM: [&str; 3] = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
 
-/// The option of a Java virtual machine that notes the classes it has loaded when it ends.
+/// Option that makes a Java virtual machine archive its loaded classes when it exits.
 pub(super) const ARCHIVE: &str = "-XX:ArchiveClassesAtExit=";
 
-/// The option for the classes of a broker that ran before: with it a start takes little more than half
-/// of the processor's time. Another version of Java does without.
+/// Returns the option that loads the archived classes of an earlier broker, which nearly halves the
+/// CPU time of a start. Another version of Java ignores the archive.
 pub(super) fn shared_classes() -> String {
     static FILE: LazyLock<PathBuf> = LazyLock::new(|| {
         let kafka = dependencies().join("kafka");
@@ -33,7 +33,7 @@ pub(super) fn shared_classes() -> String {
     format!("-XX:SharedArchiveFile={}", FILE.display())
 }
 
-/// A Java command with Kafka's jars, that logs as the folder says.
+/// Returns a Java command with Kafka's jars that uses the logging configuration in `folder`.
 pub(super) fn java(folder: &Path, options: &[&str]) -> Command {
     let library = dependencies().join("kafka/lib");
     assert!(
@@ -46,7 +46,7 @@ pub(super) fn java(folder: &Path, options: &[&str]) -> Command {
     let mut logging = std::ffi::OsString::from("-Dlog4j2.configurationFile=");
     logging.push(folder.join("log4j2.properties"));
     let mut command = Command::new("java");
-    // Brokers that are killed leave what they unpacked there.
+    // Brokers that are killed leave unpacked files in this directory.
     let mut scratch = std::ffi::OsString::from("-Djava.io.tmpdir=");
     scratch.push(folder);
     command

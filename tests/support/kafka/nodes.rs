@@ -1,4 +1,4 @@
-//! The nodes of a cluster, and where each of them listens.
+//! The nodes of a cluster and their ports.
 
 use super::super::process::free_port;
 
@@ -6,10 +6,10 @@ use super::super::process::free_port;
 pub(crate) struct Ports {
     pub(super) plain: u16,
     pub(super) sasl: u16,
-    /// A listener that takes tokens without a signature.
+    /// A listener that accepts unsigned tokens.
     pub(super) unsecured: u16,
     pub(super) tls: u16,
-    /// A listener that is advertised as `proxy`, which is where a proxy to it listens.
+    /// A listener that is advertised as `proxy`, the port on which a proxy to it listens.
     pub(super) proxied: u16,
     pub(super) proxy: u16,
     pub(super) expired: u16,
@@ -33,14 +33,15 @@ impl Ports {
     }
 }
 
-/// One node's place among the nodes of its cluster.
+/// The position of a node in its cluster.
 #[derive(Clone)]
 pub(crate) struct Seat {
-    /// Which one it is, from 0.
+    /// The index of this node, from 0.
     pub(super) index: usize,
-    /// The ports of all.
+    /// The ports of all nodes.
     pub(super) nodes: Vec<Ports>,
-    /// It has the listeners for TLS and for tokens, which take a tenth of what a start takes.
+    /// Whether the node has listeners for TLS and tokens, which account for a tenth of the start-up
+    /// time.
     pub(super) has_tls: bool,
 }
 
@@ -60,7 +61,7 @@ impl Seat {
         }
     }
 
-    /// `node.id`
+    /// Returns the `node.id`.
     pub(super) fn id(&self) -> i32 {
         i32::try_from(self.index + 1).unwrap()
     }

@@ -1,4 +1,4 @@
-//! Records that a test puts there itself.
+//! Records that a test produces itself.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::super::wait::PATIENCE;
 use super::Broker;
 
 impl Broker {
-    /// Puts a record into the first partition of a topic.
+    /// Produces a record to the first partition of a topic.
     pub(crate) fn produce(&self, topic: &str, key: &str, payload: &str) {
         let producer: BaseProducer = self.client().create().unwrap();
         let record = BaseRecord::to(topic).partition(0).key(key).payload(payload);
@@ -16,7 +16,7 @@ impl Broker {
         producer.flush(PATIENCE).expect("the broker takes it");
     }
 
-    /// Puts so many records with the same key into the first partition of a topic.
+    /// Produces `count` records with the same key to the first partition of a topic.
     pub(crate) fn produce_many(&self, topic: &str, key: &str, count: usize) {
         let producer: BaseProducer = self.client().create().unwrap();
         for _ in 0..count {
@@ -26,8 +26,8 @@ impl Broker {
         producer.flush(PATIENCE).expect("the broker takes them");
     }
 
-    /// Puts a record into the first partition of a topic, in a transaction that nobody ends before
-    /// the broker does.
+    /// Produces a record to the first partition of a topic in a transaction that stays open until
+    /// the broker aborts it after the timeout `lasts`.
     pub(crate) fn open_transaction(&self, topic: &str, key: &str, lasts: Duration) {
         let mut config = self.client();
         config
@@ -39,7 +39,7 @@ impl Broker {
         let record = BaseRecord::to(topic).partition(0).key(key).payload("");
         producer.send(record).map_err(|(error, _)| error).unwrap();
         producer.flush(PATIENCE).expect("the broker takes it");
-        // To drop it is to end the transaction.
+        // Dropping the producer would end the transaction.
         std::mem::forget(producer);
     }
 }

@@ -1,4 +1,4 @@
-//! What a broker finds in its folder when it starts.
+//! The files in a broker's directory when it starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ logger.t.name=kafka.coordinator.transaction
 logger.t.level=INFO
 ";
 
-/// A formatted data folder, to be copied: formatting starts a Java virtual machine.
+/// Returns a formatted data directory to copy from, because formatting starts a Java virtual
+/// machine.
 pub(super) fn formatted() -> PathBuf {
     static FORMATTED: OnceLock<PathBuf> = OnceLock::new();
     FORMATTED
@@ -56,7 +57,7 @@ pub(super) fn formatted() -> PathBuf {
         .clone()
 }
 
-/// Makes the key stores of the listeners for TLS, and gives the properties that name them.
+/// Creates the key stores of the TLS listeners, and returns the properties that refer to them.
 fn key_stores_in(folder: &Path) -> String {
     let listeners = [
         ("ssl", Validity::Now),
@@ -78,8 +79,8 @@ fn key_stores_in(folder: &Path) -> String {
     properties.concat()
 }
 
-/// The listener for SASL takes tokens too. They are looked at again when they expire. Another one takes tokens alone, without a
-/// signature.
+/// Returns the properties for tokens. The SASL listener also accepts signed tokens, and requires
+/// reauthentication when they expire. Another listener accepts only unsigned tokens.
 fn tokens() -> String {
     let module = "org.apache.kafka.common.security.oauthbearer";
     let keys = KEYS.display();
@@ -93,7 +94,7 @@ fn tokens() -> String {
     let prefix = "listener.name.sasl_plaintext.oauthbearer";
     let signed = settings.map(|setting| format!("{prefix}.{setting}\n"));
     let prefix = "listener.name.unsecured";
-    // Without a handler of its own, a broker takes what nobody has signed.
+    // Without its own callback handler, a listener accepts unsigned tokens.
     let unsecured = format!(
         "{prefix}.sasl.enabled.mechanisms=OAUTHBEARER\n\
          {prefix}.oauthbearer.sasl.jaas.config={module}.OAuthBearerLoginModule required;\n"
@@ -166,7 +167,7 @@ log.cleaner.dedupe.buffer.size=4194304
     write_logging(folder);
 }
 
-/// What a Java virtual machine that logs as the folder says reads there.
+/// Writes the logging configuration for Java virtual machines that use this directory.
 pub(super) fn write_logging(folder: &Path) {
     fs::write(folder.join("log4j2.properties"), LOGGING).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The ends of transactions, and brokers that lose them.
+//! Transaction markers, and brokers that lose them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -7,7 +7,8 @@ use super::Broker;
 use super::java::{JVM, java};
 
 impl Broker {
-    /// Aborts the transactions that are open in the topics, in their order, as kafka-transactions.sh does.
+    /// Aborts the open transactions in the topics, in the order of the topics, as
+    /// kafka-transactions.sh does.
     pub(crate) fn abort_open_transactions(&self, topics: &[String]) {
         let transactions = |arguments: &[&str]| {
             let output = java(&self.folder, &JVM)
@@ -25,7 +26,7 @@ impl Broker {
                 let place = ["--topic", topic, "--partition", &partition.to_string()];
                 let producers = transactions(&[&["describe-producers"], &place[..]].concat());
                 let columns = producers.lines().map(str::split_whitespace);
-                // That of a producer without an open one is None.
+                // The last column is None for a producer without an open transaction.
                 let open = columns
                     .filter_map(|mut line| line.next_back())
                     .filter(|start| start.parse::<u64>().is_ok());
@@ -37,9 +38,9 @@ impl Broker {
         }
     }
 
-    /// Waits until every transaction that there is by now in a topic has its end. A broker
-    /// acknowledges a commit before that, and one that is killed meanwhile may lose it: see
-    /// [`Broker::has_lost_an_end`].
+    /// Waits until every transaction that has been written to a topic so far has ended. A broker
+    /// acknowledges a commit before it writes the marker, and may lose the marker if it is killed
+    /// in between: see [`Broker::has_lost_an_end`].
     pub(crate) fn wait_for_ends(&self, topic: &str) {
         let topic = [topic.to_owned()];
         let written = self.written(&topic);
@@ -51,9 +52,9 @@ impl Broker {
         });
     }
 
-    /// Whether the broker has lost the end of a transaction: Kafka 4.3 takes partitions that have no leader, while
-    /// the coordinator of transactions starts, for deleted, and writes no end of a transaction into them: it stays
-    /// open there for ever (KAFKA-20734).
+    /// Returns whether the broker has lost a transaction marker. If a partition has no leader while
+    /// the transaction coordinator starts, Kafka 4.3 considers it deleted and writes no marker to
+    /// it, so the transaction remains open indefinitely (KAFKA-20734).
     pub(crate) fn has_lost_an_end(&self) -> bool {
         self.log().lines().any(|line| {
             line.contains("transaction markers for")
@@ -61,8 +62,8 @@ impl Broker {
         })
     }
 
-    /// Has a broker that is killed in the middle of transactions judged by `test`, and by another broker where
-    /// that one has lost the end of one, as nothing can be said of Walpost then.
+    /// Runs `test`, which kills a broker during transactions, and repeats it with another broker if
+    /// the broker lost a transaction marker, because such a failure says nothing about Walpost.
     pub(crate) fn with_ends(test: impl Fn(&Broker)) {
         for _ in 0..3 {
             let broker = Self::private();

@@ -1,4 +1,4 @@
-//! Walpost's subcommands, for the scene's database and broker.
+//! Walpost's subcommands for the database and broker of a scene.
 
 use std::path::PathBuf;
 
@@ -6,14 +6,14 @@ use super::super::event::Writer;
 use super::super::walpost::{Invocation, Walpost, config_file};
 use super::Scene;
 
-/// The subcommands for the scene's database, pipeline and broker, with the database reached in some way.
+/// Subcommands for the scene's database, pipeline and broker that use a given connection string.
 pub(crate) struct Commands<'s> {
     scene: &'s Scene<'s>,
     conninfo: String,
 }
 
 impl Commands<'_> {
-    /// Without a role: roles belong to the whole server.
+    /// Prepares `walpost init` without a role, because roles are shared by the whole server.
     pub(crate) fn init(&self) -> Invocation {
         self.invoke("init").arg("--no-role")
     }
@@ -38,12 +38,12 @@ impl Commands<'_> {
         self.invoke_with_kafka("replay").args(arguments)
     }
 
-    /// `walpost checkpoint` with one of its words.
+    /// Prepares `walpost checkpoint` with one of its subcommands.
     pub(crate) fn checkpoint(&self, word: &str) -> Invocation {
         self.with_kafka(self.with_pipeline(Invocation::new(["checkpoint", word])))
     }
 
-    /// A subcommand that asks the database alone.
+    /// Prepares a subcommand that uses only the database.
     pub(crate) fn invoke(&self, subcommand: &str) -> Invocation {
         self.with_pipeline(Invocation::new([subcommand]))
     }
@@ -52,7 +52,7 @@ impl Commands<'_> {
         self.with_kafka(self.invoke(subcommand))
     }
 
-    /// A subcommand that has to know how events are delivered.
+    /// Prepares a subcommand that needs to know the delivery mode.
     fn deliver(&self, subcommand: &str) -> Invocation {
         let mode = self.scene.is_exactly_once().then_some("--exactly-once");
         self.invoke_with_kafka(subcommand).args(mode)
@@ -80,9 +80,9 @@ impl Commands<'_> {
     }
 }
 
-/// The subcommands as the superuser are asked of the scene itself.
+/// The subcommands run as the superuser unless [`Scene::at`] is used.
 impl Scene<'_> {
-    /// The subcommands, with the database reached in another way.
+    /// Returns the subcommands with another connection string.
     pub(crate) fn at(&self, conninfo: &str) -> Commands<'_> {
         Commands {
             scene: self,
@@ -126,17 +126,17 @@ impl Scene<'_> {
         self.commands().invoke(subcommand)
     }
 
-    /// `walpost run`, already streaming.
+    /// Starts `walpost run` and waits until it streams.
     pub(crate) fn start(&self) -> Walpost {
         self.start_with(&[])
     }
 
-    /// As [`Scene::start`], with more arguments.
+    /// Like [`Scene::start`], with additional arguments.
     pub(crate) fn start_with(&self, arguments: &[&str]) -> Walpost {
         self.run().args(arguments).start_streaming()
     }
 
-    /// Walpost that has delivered and confirmed one event.
+    /// Starts Walpost and waits until it has delivered and confirmed one event.
     pub(crate) fn start_and_confirm_one(&self, aggregate: &str, key: &str) -> Walpost {
         let walpost = self.start();
         self.insert(aggregate, key);
@@ -145,7 +145,7 @@ impl Scene<'_> {
         walpost
     }
 
-    /// walpost.toml with the pipeline, and more settings of it.
+    /// Writes a walpost.toml with the pipeline and additional settings for it.
     pub(crate) fn file(&self, settings: &str) -> PathBuf {
         let outbox = match self.events {
             Writer::Table(_) | Writer::Tables { .. } => "table",
@@ -161,7 +161,8 @@ impl Scene<'_> {
         config_file(text)
     }
 
-    /// Walpost with its settings and more of them in walpost.toml, already streaming.
+    /// Starts Walpost with a walpost.toml that contains the pipeline and additional settings, and
+    /// waits until it streams.
     pub(crate) fn start_with_file(&self, settings: &str) -> Walpost {
         let file = self.file(settings);
         Invocation::new(["run", "--config"])

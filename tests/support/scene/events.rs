@@ -1,4 +1,4 @@
-//! Events that the test writes to the outbox, and what was committed.
+//! Events that the test writes to the outbox, and the history of committed events.
 
 use std::time::Duration;
 
@@ -9,42 +9,43 @@ use super::super::secrets::PAYLOAD_MARK;
 use super::Scene;
 
 impl Scene<'_> {
-    /// The statements that write to the outbox.
+    /// Returns the writer that builds statements for the outbox.
     pub(crate) fn events(&self) -> &Writer {
         &self.events
     }
 
-    /// Commits one event with a payload that must not reach a log.
+    /// Commits one event whose payload must not appear in any log.
     pub(crate) fn insert(&self, aggregate: &str, key: &str) {
         self.db.run(&self.insert_sql(aggregate, key));
     }
 
-    /// Lets a table that `init` made accept names that no topic can have, as tables of other origin do.
+    /// Removes the constraint that `init` adds to a table to reject names that are not valid in
+    /// topics, because tables that Walpost did not create lack it.
     pub(crate) fn accept_any_name(&self, table: &str) {
         self.db.run(&format!(
             "ALTER TABLE {table} DROP CONSTRAINT walpost_aggregatetype_fits_topic_name"
         ));
     }
 
-    /// Lets a table that `init` made accept events of any size.
+    /// Removes the limit on the event size from a table that `init` created.
     pub(crate) fn accept_any_size(&self, table: &str) {
         self.db.run(&format!(
             "ALTER TABLE {table} DROP CONSTRAINT walpost_event_size"
         ));
     }
 
-    /// The statement of [`Scene::insert`], for a session of the test's own.
+    /// Returns the statement of [`Scene::insert`] for use in another session.
     pub(crate) fn insert_sql(&self, aggregate: &str, key: &str) -> String {
         let payload = format!("{{\"mark\": \"{PAYLOAD_MARK}\"}}");
         self.events.one(Event::new(aggregate, key, &payload))
     }
 
-    /// Writers on this database, events for the aggregates.
+    /// Starts writers on this database that write events for the given aggregates.
     pub(crate) fn load(&self, aggregates: &[&str]) -> Load {
         self.load_that_rests(aggregates, Duration::from_millis(20))
     }
 
-    /// As [`Scene::load`], with rests of that length between transactions.
+    /// Like [`Scene::load`], with the given pause between transactions.
     pub(crate) fn load_that_rests(&self, aggregates: &[&str], rest: Duration) -> Load {
         Load::start(&Profile {
             conninfo: self.conninfo(),
@@ -59,7 +60,7 @@ impl Scene<'_> {
         })
     }
 
-    /// Everything committed so far, in commit order.
+    /// Returns all events committed so far, in commit order.
     pub(crate) fn history(&self) -> Vec<Committed> {
         self.oracle.history(&self.db, &self.events)
     }

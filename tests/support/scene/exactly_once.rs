@@ -1,4 +1,4 @@
-//! The mode of delivery, and checkpoints.
+//! The delivery mode, and checkpoints.
 
 use super::super::checker::Resends;
 use super::super::lsn::parse_lsn;
@@ -6,7 +6,7 @@ use super::super::records::Record;
 use super::Scene;
 
 impl Scene<'_> {
-    /// Has Walpost deliver exactly once from here on, after a first checkpoint was set.
+    /// Creates the first checkpoint and makes Walpost deliver exactly once from now on.
     pub(crate) fn exactly_once(mut self) -> Self {
         self.exactly_once = true;
         self.checkpoint("adopt")
@@ -17,7 +17,7 @@ impl Scene<'_> {
         self
     }
 
-    /// As [`Scene::exactly_once`], or not.
+    /// Calls [`Scene::exactly_once`] if the argument is true.
     pub(crate) fn in_mode(self, exactly_once: bool) -> Self {
         match exactly_once {
             true => self.exactly_once(),
@@ -25,12 +25,12 @@ impl Scene<'_> {
         }
     }
 
-    /// Whether Walpost delivers exactly once.
+    /// Returns whether Walpost delivers exactly once.
     pub(crate) fn is_exactly_once(&self) -> bool {
         self.exactly_once
     }
 
-    /// What the mode allows to be repeated after something broke so often.
+    /// Returns the repetitions that the mode allows after the given number of failures.
     pub(crate) fn resends(&self, breaks: usize) -> Resends {
         match self.exactly_once {
             true => Resends::Never,
@@ -38,10 +38,11 @@ impl Scene<'_> {
         }
     }
 
-    /// Those of the pipeline that are committed.
+    /// Returns the committed checkpoints of the pipeline.
     pub(crate) fn checkpoints(&self) -> Vec<Record> {
         if self.exactly_once {
-            // Those behind an open transaction, which can be another pipeline's, are not readable yet.
+            // Checkpoints after an open transaction, possibly of another pipeline, are not readable
+            // until it ends.
             self.broker.wait_for_ends("walpost-checkpoints");
         }
         let mut checkpoints = self.broker.read(&["walpost-checkpoints".to_owned()]);
@@ -49,7 +50,7 @@ impl Scene<'_> {
         checkpoints
     }
 
-    /// What the pipeline's last checkpoint says is safe to confirm.
+    /// Returns the position that is safe to confirm according to the pipeline's last checkpoint.
     pub(crate) fn safe_lsn(&self) -> u64 {
         let checkpoints = self.checkpoints();
         let last = checkpoints.last().expect("a checkpoint");

@@ -1,4 +1,4 @@
-//! What Walpost has done is compared with what was committed.
+//! Compares what Walpost has delivered with what was committed.
 
 use super::super::checker::{self, Committed, Death, Delivered, Resends, Summary};
 use super::super::wait::{PATIENCE, poll_until, wait_until};
@@ -6,13 +6,13 @@ use super::super::walpost::Walpost;
 use super::Scene;
 
 impl Scene<'_> {
-    /// Kills Walpost, and notes what was confirmed and delivered by then.
+    /// Kills Walpost and returns what was confirmed and delivered before.
     pub(crate) fn kill(&self, walpost: Walpost) -> Death {
         walpost.kill();
         self.note_death()
     }
 
-    /// What was confirmed and delivered when a connector, dead by now, died.
+    /// Returns what a connector that has been killed had confirmed and delivered.
     pub(crate) fn note_death(&self) -> Death {
         wait_until("the slot to be free", || !self.slot_is_active());
         let confirmed = self.confirmed();
@@ -24,11 +24,12 @@ impl Scene<'_> {
         Death { ends, confirmed }
     }
 
-    /// Waits until everything committed is delivered and confirmed, stops Walpost, and judges all
-    /// it did.
+    /// Waits until everything committed is delivered and confirmed, stops Walpost, and checks
+    /// everything that it delivered.
     pub(crate) fn settle(&self, walpost: Walpost, deaths: &[Death], resends: Resends) -> Summary {
         let history = self.history();
-        // Cheaper to ask for than records, and late enough for most of them.
+        // Polling the confirmed position is cheaper than reading records, most of which have
+        // arrived once it is reached.
         let goal = self.wal_position();
         poll_until(PATIENCE, || (self.confirmed() >= goal).then_some(()));
         self.wait_for_ids(&history);
@@ -37,7 +38,7 @@ impl Scene<'_> {
         self.judge(deaths, resends)
     }
 
-    /// Judges what is delivered by now.
+    /// Checks everything delivered so far.
     pub(crate) fn judge(&self, deaths: &[Death], resends: Resends) -> Summary {
         let history = self.history();
         let records = self.records();
@@ -52,8 +53,8 @@ impl Scene<'_> {
         verdict.unwrap_or_else(|violations| panic!("{violations}"))
     }
 
-    /// Waits for the last event of the history; whether the others are there too is for the
-    /// checker.
+    /// Waits for the last event of the history. The checker finds out whether the other events
+    /// arrived.
     pub(crate) fn wait_for_ids(&self, history: &[Committed]) {
         let Some(last) = history.last() else { return };
         let last_is_there = || {

@@ -4,12 +4,12 @@ use super::super::wait::wait_until;
 use super::Scene;
 
 impl Scene<'_> {
-    /// Name of the slot and of the publication.
+    /// Returns the name of both the slot and the publication.
     pub(crate) fn slot(&self) -> String {
         format!("walpost_{}", self.name)
     }
 
-    /// The slot's confirmed_flush_lsn.
+    /// Returns the slot's confirmed_flush_lsn.
     pub(crate) fn confirmed(&self) -> u64 {
         let lsn = self.db.number(&format!(
             "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{}'",
@@ -18,7 +18,7 @@ impl Scene<'_> {
         u64::try_from(lsn).unwrap()
     }
 
-    /// Where the server writes its WAL now.
+    /// Returns the server's current WAL write position.
     pub(crate) fn wal_position(&self) -> u64 {
         u64::try_from(
             self.db
@@ -27,7 +27,7 @@ impl Scene<'_> {
         .unwrap()
     }
 
-    /// Writes megabytes of WAL that are no events.
+    /// Writes the given number of megabytes of WAL that contain no events.
     pub(crate) fn write_other_wal(&self, megabytes: u32) {
         for _ in 0..megabytes {
             self.db
@@ -35,13 +35,13 @@ impl Scene<'_> {
         }
     }
 
-    /// Waits until everything committed by now is confirmed.
+    /// Waits until everything committed so far is confirmed.
     pub(crate) fn wait_until_confirmed(&self) {
         let goal = self.wal_position();
         wait_until("the slot to be confirmed", || self.confirmed() >= goal);
     }
 
-    /// Whether a walsender holds the slot.
+    /// Returns whether a walsender is using the slot.
     pub(crate) fn slot_is_active(&self) -> bool {
         let slot = self.slot();
         self.db.is_true(&format!(
@@ -49,7 +49,7 @@ impl Scene<'_> {
         ))
     }
 
-    /// Whether that walsender has sent WAL up to there.
+    /// Returns whether the walsender that uses the slot has sent WAL up to `lsn`.
     pub(crate) fn has_sent(&self, lsn: u64) -> bool {
         self.db.is_true(&format!(
             "SELECT (sent_lsn - '0/0') >= {lsn} FROM pg_stat_replication r
@@ -58,7 +58,7 @@ impl Scene<'_> {
         ))
     }
 
-    /// Ends the walsender that holds the slot, and says whether one does.
+    /// Terminates the walsender that uses the slot, and returns whether there was one.
     pub(crate) fn end_walsender(&self) -> bool {
         self.db.is_true(&format!(
             "SELECT pg_catalog.pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{}'",
@@ -66,7 +66,7 @@ impl Scene<'_> {
         ))
     }
 
-    /// Drops the slot, whoever has it.
+    /// Drops the slot, terminating any walsender that uses it.
     pub(crate) fn drop_slot(&self) {
         let drop = format!(
             "SELECT pg_catalog.pg_drop_replication_slot('{}')",

@@ -1,4 +1,4 @@
-//! Topics of the test, and what is in them.
+//! The topics of the test, and their records.
 
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -8,33 +8,35 @@ use super::super::records::Record;
 use super::super::wait::{PATIENCE, poll_until};
 use super::Scene;
 
-/// After this time records are read again though nothing seems to have come.
+/// Interval after which records are read again even if the end offsets have not changed.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The topics of a test.
 #[derive(Default)]
 pub(super) struct Topics {
     names: Mutex<Vec<String>>,
-    /// Those whose number of partitions was changed.
+    /// Topics to which partitions were added.
     moved: Mutex<HashSet<String>>,
 }
 
 impl Topics {
-    /// Whether a key of the topic may be in any of its partitions.
+    /// Returns whether a key of the topic may be in any of its partitions.
     pub(super) fn has_moved(&self, topic: &str) -> bool {
         self.moved.lock().unwrap().contains(topic)
     }
 }
 
 impl Scene<'_> {
-    /// Makes the topic of an aggregate type of this test's own, and returns the aggregate type.
+    /// Creates the topic for an aggregate type that only this test uses, and returns the aggregate
+    /// type.
     pub(crate) fn aggregate(&self, partitions: i32) -> String {
         let aggregate = format!("{}.{}", self.name, self.topics().len());
         self.topic(&format!("outbox.event.{aggregate}"), partitions, &[]);
         aggregate
     }
 
-    /// Adds partitions to the aggregate's topic; its keys may be anywhere from here on.
+    /// Adds partitions to the aggregate's topic. From then on, records of the same key may be in
+    /// different partitions.
     pub(crate) fn add_partitions(&self, aggregate: &str, total: usize) {
         let topic = format!("outbox.event.{aggregate}");
         self.broker.add_partitions(&topic, total);
@@ -46,7 +48,7 @@ impl Scene<'_> {
         self.expect_topic(name);
     }
 
-    /// Counts a topic that somebody else makes among those of this test.
+    /// Adds a topic that the test does not create itself to the topics of this test.
     pub(crate) fn expect_topic(&self, name: &str) {
         self.topics.names.lock().unwrap().push(name.to_owned());
     }
@@ -55,12 +57,12 @@ impl Scene<'_> {
         self.topics.names.lock().unwrap().clone()
     }
 
-    /// Every record in the topics of this test.
+    /// Returns every record in the topics of this test.
     pub(crate) fn records(&self) -> Vec<Record> {
         self.broker.read(&self.topics())
     }
 
-    /// Waits until the topics hold `count` records, and returns all there are.
+    /// Waits until the topics contain `count` records, and returns all records.
     pub(crate) fn wait_for_records(&self, count: usize) -> Vec<Record> {
         let found = self.hold_in_time(count);
         let records = self.records();
@@ -68,13 +70,13 @@ impl Scene<'_> {
         records
     }
 
-    /// Whether the topics hold `count` committed records before [`PATIENCE`] is over.
+    /// Returns whether the topics contain `count` committed records within [`PATIENCE`].
     pub(super) fn hold_in_time(&self, count: usize) -> bool {
         let topics = self.topics();
         let mut read = None;
         let found = poll_until(PATIENCE, || {
             let ends = self.broker.ends(&topics);
-            // The ends of transactions count there too.
+            // End offsets also count transaction markers.
             let arrived_at_most = usize::try_from(ends.values().sum::<i64>()).unwrap();
             if arrived_at_most < count || !self.exactly_once {
                 return (arrived_at_most >= count).then_some(());
