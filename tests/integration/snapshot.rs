@@ -117,7 +117,7 @@ pub(crate) fn settle(scene: &Scene<'_>, walpost: Walpost) {
     walpost.terminate().expect_code(0);
 }
 
-/// Waits until a snapshot waits for a transaction that is open.
+/// Waits until a snapshot is blocked by an open transaction.
 fn wait_until_blocked(scene: &Scene<'_>, by: &Session) {
     let pid = by.number("SELECT pg_backend_pid()");
     wait_until("a snapshot to wait", || {
@@ -128,7 +128,7 @@ fn wait_until_blocked(scene: &Scene<'_>, by: &Session) {
     });
 }
 
-/// A transaction that is open, with events in it and in savepoints, of which some are rolled back.
+/// Opens a transaction with events, some of them in savepoints, and rolls some of those back.
 fn open(scene: &Scene<'_>, aggregate: &str) -> Session {
     let session = scene.server.session(&scene.name);
     let one = || scene.insert_sql(aggregate, "open");
@@ -142,7 +142,7 @@ fn open(scene: &Scene<'_>, aggregate: &str) -> Session {
     session
 }
 
-/// A scene with so many older rows.
+/// Creates a scene with this many older rows.
 pub(crate) fn filled(create: &str, rows: usize, exactly_once: bool) -> (Scene<'static>, String) {
     let scene = cold(create);
     let aggregate = scene.aggregate(2);
@@ -151,7 +151,7 @@ pub(crate) fn filled(create: &str, rows: usize, exactly_once: bool) -> (Scene<'s
     (scene.in_mode(exactly_once), aggregate)
 }
 
-/// Walpost amid the copy of a table with many rows.
+/// Starts Walpost and returns while it is copying a table with many rows.
 pub(crate) fn start_and_copy_some(scene: &Scene<'_>) -> Walpost {
     let before = scene.records().len();
     let mut walpost = scene.run().args(["--window-records", "20"]).start();
@@ -160,7 +160,7 @@ pub(crate) fn start_and_copy_some(scene: &Scene<'_>) -> Walpost {
     walpost
 }
 
-/// All events are there, exactly once where that is the mode.
+/// Asserts that all events were delivered, each exactly once in that mode.
 pub(crate) fn expect_all(scene: &Scene<'_>, count: usize, exactly_once: bool) {
     let records = scene.records();
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
