@@ -255,7 +255,7 @@ fn rank(room: &str) -> Option<usize> {
 /// Returns the rule violations in `file`, which has this text.
 fn breaches(file: &Path, text: &str) -> Vec<Breach> {
     let module = module(file);
-    // The files directly in src/ declare the rooms and may name all of them.
+    // src/lib.rs declares all rooms.
     let Some(room) = module.first() else {
         return Vec::new();
     };

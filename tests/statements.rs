@@ -50,8 +50,8 @@ fn unqualified_calls(text: &str) -> Vec<usize> {
         .collect()
 }
 
-/// Returns the first lines of SQL blocks that read PostgreSQL's catalogs without setting
-/// search_path.
+/// Returns the first lines of SQL blocks that use unqualified names of PostgreSQL's catalogs
+/// without setting search_path.
 fn blocks_without_a_path(page: &str) -> Vec<String> {
     let blocks = page.split("```sql\n").skip(1);
     let blocks = blocks.filter_map(|rest| rest.split("```").next());

@@ -201,7 +201,7 @@ pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
         .expect("psql runs")
 }
 
-/// Each object is created by one process; the others get an error that it already exists.
+/// Each object is created by one of the processes, and the others find that it already exists.
 #[test]
 fn several_at_once_all_succeed() {
     for count in [2, 5] {

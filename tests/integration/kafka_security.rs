@@ -122,7 +122,8 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
         // Each command retries for as long as a transient failure may last, so the commands for one
         // address run concurrently.
         let mut running = Vec::new();
-        // These acquire the slot before they get a response from Kafka, and would block each other.
+        // Each `run` acquires the slot before it gets a response from Kafka, so it would block
+        // other commands on the same slot.
         let streaming = [&["run"][..]];
         let exactly_once = [&["run", "--exactly-once"][..]];
         let others = [

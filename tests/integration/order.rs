@@ -219,7 +219,7 @@ fn backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole(scene: Scene
     let over_tcp = scene.server.tcp_conninfo(&scene.name);
     let walpost = scene.at(&over_tcp).run().start_streaming();
     scene.wait_until_confirmed();
-    // Followed by another backlog while streaming, and by single rows that arrive slowly.
+    // Single rows follow, slowly, while the pipeline is still running.
     (0..20).for_each(|_| write(1, 10));
     let summary = scene.settle(walpost, &[], Resends::Never);
     assert_eq!(summary.committed, 20_000 + 2_500 + 200 + 20 + 20_000 + 20);

@@ -581,8 +581,8 @@ fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
     scene.settle(walpost, &deaths, Resends::AtMost(3));
 }
 
-/// An idle pipeline generates no WAL, and an active one little. This needs a private server,
-/// because the WAL of other tests would make new positions worth recording.
+/// A pipeline generates little WAL by itself, and none while it is idle. This needs a private
+/// server, because the WAL of other tests would make new positions worth recording.
 #[test]
 fn idle_pipeline_writes_nothing_down() {
     let server = Server::private(MAJOR, "");

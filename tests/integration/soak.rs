@@ -72,7 +72,7 @@ fn soak() {
         let lost_an_end = broker.has_lost_an_end();
         match outcome {
             Ok(summaries) => report.add(&summaries, diary),
-            // The state of such a transaction depends only on the broker.
+            // What happens to such a transaction is up to the broker, so the round does not count.
             Err(_) if lost_an_end => report.void += 1,
             Err(reason) => {
                 diary.keep(&server, &broker);

@@ -141,7 +141,7 @@ fn source_that_is_broken_changes_nothing_and_is_told() {
         shards.run(repairs);
         wait_until_failed(&http, 0.0);
     }
-    // A pipeline in the file takes precedence over a row, and the file can be changed while a
+    // A row can't define a pipeline that the file already has, and the file can be changed while a
     // source fails.
     shards.run(&format!(
         "INSERT INTO shards VALUES ('{name}', '{name}', true)",

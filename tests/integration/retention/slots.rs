@@ -45,7 +45,8 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
     walpost.terminate().expect_code(0);
 }
 
-/// Walpost was not told: the position of the new slot does not show what was delivered.
+/// Something other than Walpost re-creates the slot, so the position of the new slot does not show
+/// what was delivered.
 #[test]
 fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);

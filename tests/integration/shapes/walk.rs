@@ -270,7 +270,7 @@ impl<'s> Walk<'s> {
     }
 }
 
-/// Chooses the groups of steps of a walk: with fewer groups at a time, a walk reaches more states.
+/// Chooses the groups of steps of a walk. With fewer groups at a time, a walk gets further.
 fn groups(dice: &mut fastrand::Rng) -> Vec<Group> {
     let without = env::var("WALPOST_SHAPES_WITHOUT").unwrap_or_default();
     let all = [

@@ -146,7 +146,7 @@ fn older_rows_that_were_to_be_copied_are_missing_in_the_next_slot_of_an_outbox_o
     assert_eq!(scene.records().len(), 20);
 }
 
-/// `walpost.add_outbox` does not write the rows of a table into WAL if it was published before.
+/// `walpost.add_outbox` does not write rows into WAL if their table was published before.
 #[test]
 fn older_rows_of_a_table_that_is_added_again_before_they_were_copied_are_named() {
     let mut scene = cold(TABLE);

@@ -130,7 +130,7 @@ fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
     );
     assert!(verdict.notes().contains("longer than --wait"));
     walpost.thaw();
-    // By default, `verify` waits as long as necessary.
+    // This waits until the row has been delivered.
     assert_eq!(verify(&scene).counts(), "rows 2, records 2, delivered 2");
     walpost.terminate().expect_code(0);
     scene.insert(&aggregate, "c");
