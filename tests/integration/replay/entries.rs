@@ -241,7 +241,7 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
         assert_eq!(scene.records().len(), 1, "{refused:?}");
         refused.expect_says(texts);
     };
-    // The change would remove a slot from the list of dropped slots.
+    // At its end, the run would close this journal entry about a dropped slot.
     broken(
         &|plan| plan["dropped_slots"] = serde_json::json!([1]),
         &["dropped slots", "begin a new one"],
