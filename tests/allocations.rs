@@ -1,8 +1,9 @@
-//! No memory is allocated per row, from the socket to the sink, but by librdkafka.
+//! Checks that no memory is allocated per row between the socket and the sink, except by
+//! librdkafka.
 //!
-//! The count is of the whole process, whichever thread allocates, so the tests run one after the
-//! other on the main thread. A test that fails leaves the places that allocated in a file for
-//! Valgrind's viewer of DHAT files.
+//! Allocations are counted for the whole process, in every thread, so the tests run one after
+//! another on the main thread. A test that fails writes the allocation sites to a file for
+//! Valgrind's DHAT viewer.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
 
 #[path = "support/stream.rs"]
@@ -38,7 +39,8 @@ const DHAT_FILE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/dhat-heap.json");
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
-    // With more, tests would run on threads of their own beside the harness's bookkeeping.
+    // With more threads, the harness would run each test on its own thread and allocate
+    // concurrently.
     arguments.test_threads = Some(1);
     let plain = |per_transaction| Stream::rows(Kind::Plain, ROWS, per_transaction);
     let defaults = OutboxSettings::default;
@@ -47,8 +49,9 @@ fn main() -> ExitCode {
             streamed(Kind::Plain, defaults(), &plain(100));
         }),
         test("transactions_of_one_row_allocate_nothing", move || {
-            // A third is more transactions than can be in flight, so each slot of the watermark, whose
-            // memory is taken at its first use, was used before the count.
+            // A third of the stream has more transactions than can be in flight. The memory of a
+            // slot of the watermark is allocated when the slot is first used, so every slot has
+            // been used before counting starts.
             let stream = Stream::rows(Kind::Plain, 2 * ROWS, 1);
             streamed(Kind::Plain, defaults(), &stream);
         }),
@@ -99,7 +102,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, tests).exit_code()
 }
 
-/// Key, value, envelope and headers in that format.
+/// Returns settings with this format for the key, value, envelope and headers.
 fn in_format(format: Format) -> OutboxSettings {
     OutboxSettings {
         key_format: format,
@@ -120,12 +123,12 @@ fn test(name: &'static str, run: impl FnOnce() + Send + 'static) -> Trial {
     })
 }
 
-/// Counts from here on.
+/// Starts counting allocations.
 fn profiler() -> Profiler {
     Profiler::builder().testing().file_name(DHAT_FILE).build()
 }
 
-/// Nothing was allocated while there was this profiler, so nothing has grown.
+/// Asserts that nothing was allocated during this profiler's lifetime, so no buffer has grown.
 fn assert_nothing_allocated(profiler: Profiler) {
     assert_allocated_at_most(0, profiler);
 }
@@ -141,7 +144,8 @@ fn assert_allocated_at_most(blocks: u64, profiler: Profiler) {
     drop(profiler);
 }
 
-/// Plays a third of `stream` to grow every buffer to its size, and the rest of it for the count.
+/// Plays a third of `stream` so that every buffer grows to its final size, then counts allocations
+/// during the rest.
 fn streamed(kind: Kind, settings: OutboxSettings, stream: &Stream) {
     let (mut core, mut sink) = null_pipeline(kind, settings);
     let mut bodies = stream.bodies();
@@ -175,7 +179,7 @@ fn received(stream: &Stream) {
             .start("slot", Lsn::ZERO, "publication", false)
             .await
             .unwrap();
-        // Else rows would come with the answer, which is read before there is a buffer.
+        // Otherwise rows would arrive with the response, which is read before the buffer exists.
         begin.send(()).unwrap();
         let (mut core, mut sink) = null_pipeline(Kind::Plain, OutboxSettings::default());
         let warm_up = stream.len() / 3;
@@ -202,8 +206,8 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
         {
             assert_eq!(core.frame(&frame, sink).unwrap(), Step::Done);
             connection.consume();
-            // Here, and not once a read: how much a read brings differs from run to run, and with it
-            // would how many transactions the watermark has to have room for.
+            // Called for every frame rather than once per read: the amount of data per read differs
+            // from run to run, and so would the number of transactions the watermark has to hold.
             core.delivery.watermark.confirmed();
             left -= 1;
         }
@@ -213,9 +217,9 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
     }
 }
 
-/// As [`streamed`], but to librdkafka's mock of a broker. What librdkafka itself allocates, in C, is
-/// not counted; what Rust code does on its reports is. rdkafka allocates twice for each lot of
-/// reports, whatever the number of records in it.
+/// As [`streamed`], but to librdkafka's mock broker. Allocations by librdkafka itself, in C, are
+/// not counted; those of Rust code that handles its delivery reports are. rdkafka allocates twice
+/// for each batch of reports, whatever the number of records in it.
 fn produced(stream: &Stream) {
     const TOPIC: &str = "outbox.event.order";
     let broker = MockCluster::new(1).unwrap();
@@ -248,7 +252,7 @@ fn produced(stream: &Stream) {
     assert_eq!(core.delivery.watermark.confirmed().lsn(), stream.end());
 }
 
-/// Hands over, and waits until all is delivered.
+/// Passes the frames to the core, and waits until everything is delivered.
 async fn produce<'s>(
     core: &mut Core,
     sink: &mut KafkaSink,
@@ -265,7 +269,7 @@ async fn produce<'s>(
     core.delivery.watermark.empty().await;
 }
 
-/// A server that streams `bytes` to the first who asks, once it `begins`.
+/// A server that streams `bytes` to the first client after `begins` receives a message.
 fn walsender(listener: &UnixListener, begins: &mpsc::Receiver<()>, bytes: &[u8]) {
     const AUTHENTICATION_OK: &[u8] = b"R\0\0\0\x08\0\0\0\0";
     const READY_FOR_QUERY: &[u8] = b"Z\0\0\0\x05I";
@@ -283,7 +287,7 @@ fn walsender(listener: &UnixListener, begins: &mpsc::Receiver<()>, bytes: &[u8])
     socket.write_all(bytes).unwrap();
 }
 
-/// Reads a length and what it counts.
+/// Reads a length and a message body of that length.
 fn read_message(socket: &mut UnixStream) {
     let mut len = [0; 4];
     socket.read_exact(&mut len).unwrap();
@@ -291,7 +295,7 @@ fn read_message(socket: &mut UnixStream) {
     socket.read_exact(&mut body).unwrap();
 }
 
-/// The rows did go all the way: the end of the stream can be confirmed.
+/// Asserts that the rows reached the sink: the end of the stream can be confirmed.
 fn assert_delivered(core: &mut Core, sink: &mut NullSink, stream: &Stream) {
     sink.deliver();
     assert_eq!(core.delivery.watermark.confirmed().lsn(), stream.end());

@@ -1,9 +1,11 @@
-//! Holds the rooms of `src/` to their order: whoever reads a room may rely on what is below it, and on nothing else.
+//! Checks the dependencies between the top-level modules of `src/` ("rooms" in this file): a room
+//! may only use those below it.
 //!
-//! Every path that begins with `crate`, `super` or `self` is read from the tokens of every file, in imports, in bodies
-//! and in macros, and is resolved to the room that it names. One that names a higher room, or another one of the same
-//! rank, is an error, and so are files that name each other, directly or by way of others. Tests inside of `src/` are held
-//! to the same: a unit test that needs a higher room belongs there. What a person writes in comments and strings is not looked at.
+//! Every path that begins with `crate`, `super` or `self` is read from the tokens of every file, in
+//! imports, bodies and macros, and resolved to the room that it names. A path that names a higher
+//! room, or another room of the same rank, is an error. So are files that name each other, directly
+//! or through other files. The same rules apply to tests inside `src/`: a unit test that needs a
+//! higher room belongs in that room. Comments and strings are ignored.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,7 +15,8 @@ use std::str::FromStr;
 
 use proc_macro2::{Delimiter, Ident, TokenStream, TokenTree};
 
-/// The rooms, from the highest rank to the lowest. A room may name those of lower ranks, and itself.
+/// The rooms, from the highest rank to the lowest. A room may name those of lower ranks, and
+/// itself.
 const RANKS: &[&[&str]] = &[
     &["fuzz"],
     &["cli"],
@@ -21,7 +24,8 @@ const RANKS: &[&[&str]] = &[
     &["supervisor"],
     &["observe"],
     &["replay", "skip", "verify"],
-    // Replay asks it which partitions it has taken off: that question has one answer.
+    // Replay uses retention to determine which partitions have been detached, so that there is only
+    // one implementation.
     &["retention"],
     &["pipeline"],
     &["kafka", "postgres"],
@@ -29,14 +33,14 @@ const RANKS: &[&[&str]] = &[
     &["delivery"],
     &["outbox"],
     &["model"],
-    // Take text and numbers, and know nothing of ours.
+    // These work on text and numbers and use none of our types.
     &["authorities", "file_error", "program", "progress"],
-    // Every other module reads files through it.
+    // Every other module reads files through this one.
     &["trusted_path"],
     &["escape"],
 ];
 
-/// Crates that one room alone names: the others see what it makes of them.
+/// Crates that only one room may name; other rooms use that room's wrappers.
 const OWNERS: &[(&str, &str)] = &[
     ("rdkafka", "kafka"),
     ("rdkafka_sys", "kafka"),
@@ -44,21 +48,21 @@ const OWNERS: &[(&str, &str)] = &[
     ("tokio_postgres", "postgres"),
 ];
 
-/// A path in a file, from the crate's root.
+/// A path in a file, starting at the crate's root.
 #[derive(Debug, PartialEq, Eq)]
 struct Named {
     line: usize,
     path: Vec<String>,
 }
 
-/// A crate that a file names.
+/// An external crate that a file names.
 #[derive(Debug, PartialEq, Eq)]
 struct Foreign {
     line: usize,
     name: String,
 }
 
-/// What a file names.
+/// Everything a file names.
 #[derive(Debug, Default)]
 struct Names {
     ours: Vec<Named>,
@@ -79,7 +83,7 @@ impl fmt::Display for Breach {
     }
 }
 
-/// What the file names whose module is `module`.
+/// Returns the names in the file whose module is `module`.
 fn names(text: &str, module: &[String]) -> Names {
     let tokens = TokenStream::from_str(text).expect("a Rust file");
     let mut names = Names::default();
@@ -93,7 +97,7 @@ fn walk(tokens: TokenStream, module: &[String], names: &mut Names) {
     while at < tokens.len() {
         match &tokens[at] {
             TokenTree::Ident(ident) if ident == "mod" => {
-                // `mod name { ... }` is a module of its own; `mod name;` is another file.
+                // `mod name { ... }` is an inline module; `mod name;` is another file.
                 if let (Some(TokenTree::Ident(name)), Some(TokenTree::Group(body))) =
                     (tokens.get(at + 1), tokens.get(at + 2))
                     && body.delimiter() == Delimiter::Brace
@@ -143,7 +147,8 @@ fn begins_with_separator(tokens: &[TokenTree]) -> bool {
     is_punct(tokens.first(), ':') && is_punct(tokens.get(1), ':')
 }
 
-/// These end with `::`, of a path that has begun already. One that begins with it names a crate.
+/// Returns whether these tokens end with the `::` of a path that has already begun. A path that
+/// begins with `::` names a crate.
 fn is_separator(before: &[TokenTree]) -> bool {
     let ends = before.len() >= 2
         && is_punct(before.last(), ':')
@@ -156,14 +161,15 @@ fn is_separator(before: &[TokenTree]) -> bool {
     }
 }
 
-/// `use name;`, `use name as other;` or a member of `use {name, ...};`.
+/// Returns whether the token is `name` in `use name;`, `use name as other;` or `extern crate
+/// name;`, or a member of `use {name, ...};`.
 fn is_import(tokens: &[TokenTree], at: usize) -> bool {
     at > 0
         && matches!(&tokens[at - 1], TokenTree::Ident(ident) if ident == "use" || ident == "extern")
         || at > 1 && matches!(&tokens[at - 2], TokenTree::Ident(ident) if ident == "extern")
 }
 
-/// Reads the path that begins at `at`, behind `prefix`, and says where it ends.
+/// Reads the path that begins at `at` and continues `prefix`, and returns the index after it.
 fn path(
     tokens: &[TokenTree],
     mut at: usize,
@@ -195,7 +201,7 @@ fn path(
                 at += 1;
                 break;
             }
-            // `Vec::<crate::A>::new`: what is between is walked as everything else.
+            // `Vec::<crate::A>::new`: the generic arguments are walked like all other tokens.
             _ => break,
         }
         if !begins_with_separator(&tokens[at..]) {
@@ -203,7 +209,7 @@ fn path(
         }
         at += 2;
     }
-    // The receiver of a method, `pub(crate)` and `$crate` alone name no room.
+    // The receiver of a method, `pub(crate)` and `$crate` by themselves name no room.
     if is_glob || prefix.len() > 1 {
         let path = resolve(module, &prefix);
         names.ours.push(Named { line, path });
@@ -211,7 +217,7 @@ fn path(
     at
 }
 
-/// The path from the crate's root.
+/// Returns the path from the crate's root.
 fn resolve(module: &[String], path: &[String]) -> Vec<String> {
     let mut base = Vec::new();
     let mut rest = path.iter().peekable();
@@ -231,7 +237,7 @@ fn resolve(module: &[String], path: &[String]) -> Vec<String> {
     base
 }
 
-/// The module of a file of `src/`.
+/// Returns the module of a file in `src/`.
 fn module(file: &Path) -> Vec<String> {
     let path = file.with_extension("");
     let parts = path.iter().map(|part| part.to_string_lossy().into_owned());
@@ -246,10 +252,10 @@ fn rank(room: &str) -> Option<usize> {
     RANKS.iter().position(|rank| rank.contains(&room))
 }
 
-/// What breaks a rule in `file`, which has this text.
+/// Returns the rule violations in `file`, which has this text.
 fn breaches(file: &Path, text: &str) -> Vec<Breach> {
     let module = module(file);
-    // What is below src/ itself is the map of all rooms.
+    // src/lib.rs declares all rooms.
     let Some(room) = module.first() else {
         return Vec::new();
     };
@@ -330,8 +336,9 @@ fn a_room_names_lower_rooms_only() {
     assert!(breaches.is_empty(), "{}", breaches.join("\n"));
 }
 
-/// The files of `src/`, as modules, that can be reached from each other along what they name; that a file in a folder
-/// names the one that it is a part of does not count. `texts` has each file's module and text.
+/// Returns the files of `src/`, as modules, that can be reached from each other through the names
+/// they use. A file in a folder that names its parent module is not counted. `texts` has each
+/// file's module and text.
 fn circles(texts: &[(Vec<String>, String)]) -> Vec<String> {
     let file_of = |path: &[String]| {
         let ends = (1..=path.len()).rev();
@@ -423,7 +430,7 @@ fn every_room_has_one_rank_and_is_there() {
     }
 }
 
-/// The paths that `text` names in the file of `module`.
+/// Returns the paths that `text` names in the file of `module`.
 fn paths(module: &str, text: &str) -> Vec<String> {
     let module: Vec<_> = module.split("::").map(str::to_owned).collect();
     let ours = names(text, &module).ours;
@@ -559,7 +566,7 @@ const SUBCOMMANDS: &[&str] = &[
     "verify",
 ];
 
-/// The string literals of tokens that are neither documentation nor a test.
+/// Collects the string literals that are neither documentation nor in a test.
 fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     let tokens: Vec<_> = tokens.into_iter().collect();
     let mut at = 0;
@@ -598,8 +605,9 @@ fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
     }
 }
 
-/// Whether the text gives a command of Walpost to run that does not say which configuration it is about: one that follows a
-/// colon, or has a flag. `walpost run` in a sentence is a name.
+/// Returns whether the text contains a Walpost command to run that does not specify its
+/// configuration: one that follows a colon, or has a flag. `walpost run` within a sentence is a
+/// name.
 fn gives_a_bare_command(text: &str) -> bool {
     if ["--config", "--http"]
         .iter()

@@ -1,13 +1,15 @@
-//! Statements that messages, SQL files and pages give to be pasted find PostgreSQL's functions whatever `search_path` is.
+//! Checks that SQL statements meant to be pasted, from messages, SQL files and pages, find
+//! PostgreSQL's functions whatever `search_path` is.
 //!
-//! Whoever owns a database can put another schema before `pg_catalog`, and whoever may create in a schema of the path can create a
-//! function whose arguments fit better than those of PostgreSQL's own (CVE-2018-1058). The administrator who pastes a statement runs
-//! it.
+//! The owner of a database can put another schema before `pg_catalog`, and any role that may create
+//! objects in a schema of the path can create a function whose arguments match better than
+//! PostgreSQL's own (CVE-2018-1058). The administrator who pastes a statement would run that
+//! function.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Functions that an administrator is told to call.
+/// Functions that an administrator is asked to call.
 const FUNCTIONS: &[&str] = &[
     "pg_drop_replication_slot",
     "pg_replication_slot_advance",
@@ -30,7 +32,7 @@ fn files(at: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The lines in which one of the functions is called without its schema.
+/// Returns the lines in which one of the functions is called without its schema.
 fn unqualified_calls(text: &str) -> Vec<usize> {
     let is_unqualified = |line: &str| {
         FUNCTIONS.iter().any(|function| {
@@ -48,7 +50,8 @@ fn unqualified_calls(text: &str) -> Vec<usize> {
         .collect()
 }
 
-/// The first lines of SQL blocks that read PostgreSQL's catalogs with a search_path that somebody else has chosen.
+/// Returns the first lines of SQL blocks that use unqualified names of PostgreSQL's catalogs
+/// without setting search_path.
 fn blocks_without_a_path(page: &str) -> Vec<String> {
     let blocks = page.split("```sql\n").skip(1);
     let blocks = blocks.filter_map(|rest| rest.split("```").next());

@@ -1,8 +1,8 @@
-//! Holds what is written to the words of PostgreSQL's, Kafka's and Debezium's manuals: a word that was retired comes back
-//! nowhere but in CHANGELOG.md.
+//! Checks that terms follow the PostgreSQL, Kafka and Debezium manuals: a retired word may only
+//! appear in CHANGELOG.md.
 //!
-//! Sources, statements, pages and what is in `deploy/` are read, comments and texts included. A word is found whatever its
-//! case, and over the end of a line too.
+//! Sources, SQL files, pages and the files in `deploy/` are read, including comments and strings.
+//! Words are matched case-insensitively, also across line ends.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,11 +44,11 @@ const RETIRED: &[&str] = &[
     "whoever watches",
 ];
 
-/// What is not read: figures that were measured, and this file.
+/// Files that are not read: measured figures, and this file.
 const LEFT_OUT: &[&str] = &["docs/benchmarks", "tests/words.rs"];
 
-/// A text in small letters, with one space for each run of spaces, line ends and what begins a line of a comment or
-/// of a text that continues; and the line of each byte.
+/// A text in lower case in which each run of spaces, line ends and prefixes of continued comments
+/// or strings is one space; and the line of each byte.
 struct Flat {
     text: String,
     lines: Vec<usize>,
@@ -73,13 +73,13 @@ fn flat(text: &str) -> Flat {
     Flat { text: flat, lines }
 }
 
-/// The lines where the word is by itself.
+/// Returns the lines that contain the word as a whole word.
 fn found(word: &str, Flat { text, lines }: &Flat) -> Vec<usize> {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let at = text.match_indices(word).filter(|(at, word)| {
         let before = text[..*at].chars().next_back();
         let after = text[at + word.len()..].chars().next();
-        // A name can go on: `walpost_lag_budget_max_bytes`.
+        // The name may have a suffix: `walpost_lag_budget_max_bytes`.
         let is_whole = word.starts_with("walpost") || !after.is_some_and(is_part);
         !before.is_some_and(is_part) && is_whole
     });
@@ -121,7 +121,7 @@ fn no_retired_word_is_back() {
         let name = file.strip_prefix(root).expect("below it");
         let name = name.to_str().expect("a name in UTF-8");
         let Ok(text) = fs::read_to_string(&file) else {
-            // A picture.
+            // A binary file, such as a picture.
             continue;
         };
         if LEFT_OUT.iter().any(|left_out| name.starts_with(left_out)) {

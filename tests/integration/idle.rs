@@ -1,4 +1,4 @@
-//! The slot moves though the outbox is idle, and only as far as it may.
+//! The slot advances while the outbox is idle, but not past an undelivered event.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ for_each_outbox! {
     slot_does_not_pass_an_event_that_kafka_has_not_taken
 }
 
-/// Two megabytes of WAL that is nothing to the outbox.
+/// Writes two megabytes of WAL that does not concern the outbox.
 fn write_elsewhere(scene: &Scene) {
     scene.db.run(
         "CREATE TABLE IF NOT EXISTS elsewhere (note text);

@@ -1,4 +1,4 @@
-//! `init` and the SQL files that it runs.
+//! `walpost init`, and the SQL files that it runs.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
-/// Everything in the database that `init` could make.
+/// Lists everything in the database that `init` could create.
 pub(crate) fn objects(scene: &Scene) -> Vec<Vec<Option<String>>> {
     scene.db.rows(
         "SELECT 'table', c.oid::regclass::text FROM pg_class c
@@ -28,7 +28,7 @@ pub(crate) fn objects(scene: &Scene) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// An entry in the journal.
+/// Inserts an entry into the journal.
 pub(crate) const WRITE: &str =
     "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail)
      VALUES ('shop', 'shop', 'skip', '0/1', '0/2', '{\"events\": 1}')";
@@ -140,7 +140,7 @@ fn init_gives_up_on_a_lock_and_leaves_no_half_made_slot() {
         .expect_code(3)
         .expect_says(&["transaction", "Everything but the slot is there"]);
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE plugin = 'pgoutput'";
-    // The server tells the error before it drops what it has begun.
+    // The server reports the error before it drops the unfinished slot.
     wait_until("the slot to be gone", || scene.db.number(slots) == 0);
     other.run("COMMIT");
     scene.init().finish().expect_code(0);
@@ -165,7 +165,7 @@ pub(crate) fn psql_file(scene: &Scene, name: &str) {
     );
 }
 
-/// Runs a file with psql, as a person does.
+/// Runs a file with psql, as an operator would.
 pub(crate) fn psql(scene: &Scene, file: &Path) {
     let output = try_psql(scene, file);
     assert!(
@@ -176,7 +176,7 @@ pub(crate) fn psql(scene: &Scene, file: &Path) {
     );
 }
 
-/// As [`psql`], whatever comes of it.
+/// As [`psql`], but returns the output even if psql fails.
 pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
     let name = scene.slot();
     let installed = debian(MAJOR).join("psql");
@@ -201,7 +201,7 @@ pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
         .expect("psql runs")
 }
 
-/// Of every object that they create, the others find that it exists.
+/// Each object is created by one of the processes, and the others find that it already exists.
 #[test]
 fn several_at_once_all_succeed() {
     for count in [2, 5] {
@@ -217,7 +217,7 @@ fn several_at_once_all_succeed() {
     }
 }
 
-/// A role belongs to the whole server.
+/// A role is shared by all databases of a server.
 #[test]
 fn several_at_once_in_different_databases_create_one_role() {
     for _ in 0..4 {

@@ -1,5 +1,5 @@
-//! Text from outside that a terminal would obey, or that forges lines: of a server's errors, of
-//! ids, of names. Whatever shows it shows its codes.
+//! External text that contains terminal control sequences or forges log lines: in errors from a
+//! server, ids and names. It is always displayed with the control characters escaped.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -16,20 +16,20 @@ use crate::support::scene::Scene;
 use crate::support::wait::{PATIENCE, wait_for, wait_until};
 use crate::support::walpost::{Finished, Invocation};
 
-/// Sets the title of the window, clears the screen, forges a line of the log, goes back to the
-/// begin of the line, the same with C1, and turns round what follows.
+/// Sets the window title, clears the screen, forges a log line, returns to the start of the line,
+/// repeats some of this with C1 codes, and reverses the direction of the following text.
 const EVIL: &str =
     "\x1b]0;owned\x07\x1b[2J\nERROR fake line\rover\u{9b}2J\u{7f}\u{202e}desrever\u{2028}\u{2066}";
-/// The part that would be a line of its own.
+/// The part that would become a line of its own.
 const FORGED: &str = "ERROR fake line";
 
-/// What must not be shown as it is.
+/// Returns whether the character must not be displayed unescaped.
 fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// What in it can be obeyed, or is a forged line.
+/// Returns a description of the control characters and forged lines in the text, if there are any.
 fn wild(text: &str) -> Option<String> {
     let found: Vec<_> = text
         .chars()
@@ -44,7 +44,7 @@ fn expect_tame(what: &str, text: &str) {
     assert!(found.is_none(), "{what}: {found:?}");
 }
 
-/// What is told to have been obeyed, of all that is shown: to see at once who shows it so.
+/// Violations found in everything that is displayed, collected so that a failure lists all of them.
 #[derive(Default)]
 struct Findings(Vec<String>);
 
@@ -54,12 +54,12 @@ impl Findings {
         self.0.extend(found.map(|found| format!("{what}: {found}")));
     }
 
-    /// All that was printed is tame, and the evil text is in it, as codes.
+    /// Checks that everything printed is escaped, and that the malicious text is in it.
     fn look_at(&mut self, what: &str, finished: &Finished) {
         self.look(what, &finished.stdout);
         self.look(what, &finished.stderr);
         let said = format!("{}{}", finished.stdout, finished.stderr);
-        // An escaped text has it so, and one in JSON with four digits.
+        // Escaped text contains it in this form; JSON uses four digits.
         if !said.contains(FORGED) || !said.contains("1b") {
             self.0.push(format!("{what} shows no such text: {said}"));
         }
@@ -70,20 +70,20 @@ impl Findings {
     }
 }
 
-/// Asserts that all that was printed is tame, and that the evil text is in it, as codes.
+/// Asserts that everything printed is escaped, and that the malicious text is in it.
 fn expect_shown_tame(what: &str, finished: &Finished) {
     let mut findings = Findings::default();
     findings.look_at(what, finished);
     findings.expect_none();
 }
 
-/// As a literal of SQL.
+/// Returns the text as an SQL literal.
 fn literal(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// A server that answers whoever connects with an error of that text, as PostgreSQL does that is
-/// starting up, or whatever calls itself one.
+/// A server that answers every connection with an error with this text, as PostgreSQL does during
+/// startup, or as any other program can.
 fn hostile_postgres(message: &str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -119,7 +119,7 @@ fn hostile_postgres(message: &str) -> String {
     format!("host=127.0.0.1 port={port} user=u dbname=d sslmode=disable")
 }
 
-/// A web server that answers with that document, whatever is asked.
+/// A web server that answers every request with this document.
 fn hostile_walpost(document: String) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -230,7 +230,7 @@ fn error_of_a_server_forges_nothing_in_logs_answers_and_what_systemd_is_told() {
     expect_shown_tame("run", &finished);
 }
 
-/// The id of an event is whatever its author likes.
+/// The id of an event is chosen by the writer.
 #[test]
 fn id_of_an_event_is_shown_tame_wherever_it_is_named() {
     let scene = Scene::with_table(
@@ -262,17 +262,17 @@ fn id_of_an_event_is_shown_tame_wherever_it_is_named() {
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert!(json.to_string().contains("fake line"), "{json}");
 
-    // It can be sent now, and never was.
+    // The event would now be sent, but has never been.
     scene
         .db
         .run(&format!("UPDATE outbox SET aggregatetype = '{aggregate}'"));
-    // Nobody notices that the slot was moved.
+    // Without the row, nothing detects that the slot was moved.
     scene.db.run("DELETE FROM walpost.slot_state");
     scene.db.rows(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{}', pg_current_wal_lsn())",
         scene.slot()
     ));
-    // While nobody reads the slot it could still come.
+    // Without a running pipeline, `verify` would count the event as still to come.
     let walpost = scene.start();
     let missing = scene.verify().finish().expect_code(1);
     walpost.terminate().expect_code(0);
@@ -315,7 +315,7 @@ fn checkpoint_names_the_last_event_tamely() {
     assert!(json.to_string().contains("fake line"), "{json}");
 }
 
-/// Names of tables are whatever their owner likes, also those that retention comes upon.
+/// Names of tables are chosen by their owners, including those that retention finds.
 #[test]
 fn names_of_tables_and_columns_are_shown_tame() {
     let scene = Scene::bare();
@@ -347,7 +347,7 @@ fn names_of_tables_and_columns_are_shown_tame() {
     findings.expect_none();
 }
 
-/// Whoever listens where Walpost should answers `walpost status`.
+/// Any program that listens on Walpost's address can answer `walpost status`.
 #[test]
 fn status_shows_what_a_stranger_answers_tame() {
     let scene = Scene::new();
@@ -381,7 +381,7 @@ fn status_shows_what_a_stranger_answers_tame() {
     }
 }
 
-/// The page, in a browser: what turns text round is no part of it.
+/// The page, in a browser: text does not contain characters that change its direction.
 #[test]
 fn page_shows_an_error_tamely() {
     let conninfo = hostile_postgres("<img src=x onerror=document.title='owned'>\u{202e}desrever");
@@ -403,7 +403,7 @@ fn page_shows_an_error_tamely() {
     walpost.terminate();
 }
 
-/// A record is data, and has to arrive as it is; that it is on a terminal changes nothing of it.
+/// A record is data and has to be delivered unchanged, even if standard output is a terminal.
 #[test]
 fn records_on_standard_output_are_tame_json_that_means_the_same() {
     let scene = Scene::with_table(
@@ -429,8 +429,8 @@ fn records_on_standard_output_are_tame_json_that_means_the_same() {
     walpost.terminate().expect_code(0);
 }
 
-/// A full disk, or `walpost ... | head`: what could not be printed was not done, and that is no
-/// defect to panic for.
+/// The disk is full, or the command is `walpost ... | head`: output that could not be written is an
+/// error, but not a defect that warrants a panic.
 #[test]
 fn output_that_can_not_be_written_ends_a_command_with_an_error() {
     for command in [["completions", "bash"].as_slice(), &["init", "--print"]] {

@@ -1,4 +1,5 @@
-//! A batch that the brokers refuse: the record it is for is found, and nothing else is left out.
+//! When the brokers refuse a batch, the record at fault is found and every other record is
+//! delivered.
 
 use std::collections::BTreeSet;
 
@@ -17,10 +18,11 @@ const TABLE: &str =
 const PLAIN: [&str; 2] = ["-X", "compression.type=none"];
 const ROWS: usize = 1500;
 const LARGE: usize = 700;
-/// `max.message.bytes` of a topic: a part of a batch.
+/// The topic's `max.message.bytes`, which is less than a full batch.
 const LIMIT: &str = "100000";
 
-/// So many transactions of one row; `key` and `payload` are SQL of the row's number `i`.
+/// Commits `ROWS` transactions of one row; `key` and `payload` are SQL expressions of the row's
+/// number `i`.
 fn commit_each(scene: &Scene, aggregate: &str, key: &str, payload: &str) {
     scene.db.run(&format!(
         "DO $$ BEGIN FOR i IN 1..{ROWS} LOOP
@@ -30,7 +32,7 @@ fn commit_each(scene: &Scene, aggregate: &str, key: &str, payload: &str) {
     ));
 }
 
-/// So many transactions, one of which has a row that the topic does not take for its size.
+/// Commits `ROWS` transactions, one of which has a row too large for the topic.
 fn large_among_small(exactly_once: bool) -> (Scene<'static>, String) {
     let scene = Scene::with_table(TABLE).in_mode(exactly_once);
     let aggregate = format!("{}-limited", scene.name);
@@ -51,7 +53,7 @@ fn all_but_the_large() -> BTreeSet<usize> {
     (1..=ROWS).filter(|id| *id != LARGE).collect()
 }
 
-/// Skips to where the log says.
+/// Skips to the position given in the log.
 fn skip_one(scene: &Scene, log: &str) {
     let (_, at) = log.split_once("walpost skip --to ").unwrap();
     let at = at.get(..28).expect("a position");
@@ -72,7 +74,7 @@ fn refused_record_is_named_alone_and_skipping_it_leaves_out_nothing_else(exactly
             "max.message.bytes",
             "walpost skip --to",
         ]);
-    // At least once, other partitions may have some of what is behind it.
+    // In at-least-once mode, other partitions may already have some of the following records.
     let before: BTreeSet<usize> = (1..LARGE).collect();
     let delivered = ids(&scene, &topic);
     assert!(delivered.is_superset(&before) && !delivered.contains(&LARGE));
@@ -101,7 +103,8 @@ fn refused_record_becomes_a_dead_letter_and_the_rest_is_delivered(exactly_once: 
     assert_eq!(ids(&scene, &dead), BTreeSet::from([LARGE]));
 }
 
-/// A compacted topic takes no record without a key. On one partition, it shares a batch with others.
+/// A compacted topic refuses records without a key. With one partition, the record shares a batch
+/// with others.
 fn without_key_among_small(scene: &Scene) -> String {
     let aggregate = format!("{}-compacted", scene.name);
     let topic = format!("outbox.event.{aggregate}");
@@ -111,7 +114,7 @@ fn without_key_among_small(scene: &Scene) -> String {
     topic
 }
 
-/// `on_oversize` is about sizes.
+/// `on_oversize` applies to oversized records only.
 fn record_of_the_size_of_its_neighbours_that_is_refused_is_named_alone(exactly_once: bool) {
     let scene = Scene::with_table(TABLE).in_mode(exactly_once);
     let topic = without_key_among_small(&scene);
@@ -131,7 +134,7 @@ fn record_of_the_size_of_its_neighbours_that_is_refused_is_named_alone(exactly_o
     assert_eq!(ids(&scene, &dead), BTreeSet::new());
 }
 
-/// Some hundred records are tried alone.
+/// A few hundred records are tried one by one.
 #[test]
 fn refused_record_is_looked_for_without_waiting_for_company() {
     let scene = Scene::with_table(TABLE);
@@ -142,7 +145,7 @@ fn refused_record_is_looked_for_without_waiting_for_company() {
         .expect_says(&["halted", &format!("id {LARGE}")]);
 }
 
-/// A backlog of rows of 1 KB that no compression makes smaller.
+/// Inserts a backlog of 1 KB rows that do not compress.
 fn backlog(scene: &Scene, aggregate: &str, from: usize, to: usize) {
     scene.db.run(&format!(
         "INSERT INTO outbox SELECT i, '{aggregate}', 'k', string_agg(md5(random()::text), '')
@@ -150,7 +153,7 @@ fn backlog(scene: &Scene, aggregate: &str, from: usize, to: usize) {
     ));
 }
 
-/// The brokers are asked for the limit when the topic is looked up.
+/// The limit is queried from the brokers when the topic is looked up.
 fn batches_over_a_limit_that_was_lowered_since_are_delivered_in_smaller_ones(exactly_once: bool) {
     let scene = Scene::with_table(TABLE).in_mode(exactly_once);
     let aggregate = format!("{}-limited", scene.name);
@@ -161,15 +164,15 @@ fn batches_over_a_limit_that_was_lowered_since_are_delivered_in_smaller_ones(exa
     scene.wait_until_confirmed();
     scene.broker.limit_batches(&topic, LIMIT);
     backlog(&scene, &aggregate, 2, 3000);
-    // Where what was behind the batch is told of first, the next producer asks for the limit.
+    // If a record after the batch is reported first, the next producer queries the limit.
     walpost.wait_for_log("reconnecting");
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     assert_eq!(ids(&scene, &topic), (1..=3000).collect());
 }
 
-/// Walpost has delivered ids from 1 to this, in order, and no batch was refused; nor was any producer given up
-/// with what it had.
+/// Asserts that Walpost delivered ids 1 to `last` in order, that no batch was refused, and that no
+/// producer was abandoned with its records.
 fn none_was_refused(scene: &Scene, topic: &str, log: &str, last: usize) {
     for trouble in ["refused", "did not accept", "reconnecting"] {
         assert!(!log.contains(trouble), "{log}");
@@ -191,7 +194,8 @@ fn batches_stay_within_the_limit_of_the_one_topic(exactly_once: bool) {
     none_was_refused(&scene, &topic, &log, 3000);
 }
 
-/// A transaction with rows for one topic, and then for another one, which has a limit: both topics.
+/// Commits a transaction with rows for one topic, then rows for another one that has a limit;
+/// returns both topics.
 fn wide_and_limited(scene: &Scene) -> [String; 2] {
     let wide = scene.aggregate(1);
     let aggregate = format!("{}-limited", scene.name);
@@ -204,12 +208,13 @@ fn wide_and_limited(scene: &Scene) -> [String; 2] {
     topics
 }
 
-/// Rows name the topics, and records for another one are still in flight.
+/// Topics are named by rows, so the second topic is found while records for the first are in
+/// flight.
 #[test]
 fn batches_stay_within_the_limit_of_a_topic_that_comes_later() {
     let scene = Scene::with_table(TABLE);
     let [wide, limited] = wide_and_limited(&scene);
-    // The last batch for the first topic waits so long for company.
+    // The last batch for the first topic waits this long for more records.
     let walpost = scene.start_with(&[&PLAIN[..], &["-X", "linger.ms=1000"]].concat());
     scene.wait_until_confirmed();
     let log = walpost.terminate().expect_code(0).stderr;
@@ -217,7 +222,7 @@ fn batches_stay_within_the_limit_of_a_topic_that_comes_later() {
     none_was_refused(&scene, &limited, &log, 3000);
 }
 
-/// As above, within Kafka transactions: the open one is given up before anything is refused.
+/// As above, but in Kafka transactions: the open transaction is aborted before anything is refused.
 #[test]
 fn transaction_that_meets_a_topic_with_a_limit_is_made_again_in_smaller_batches() {
     let scene = Scene::with_table(TABLE).exactly_once();

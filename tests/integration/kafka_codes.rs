@@ -1,4 +1,4 @@
-//! Brokers that answer with error codes that librdkafka does not know: newer ones, and hostile ones.
+//! Brokers that answer with error codes unknown to librdkafka, because they are newer or hostile.
 
 use crate::support::error_codes::Answer;
 use crate::support::kafka::Broker;
@@ -7,7 +7,8 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
-/// None of them is in librdkafka's enumeration. The first is `TRANSACTION_ABORTABLE` of Apache Kafka 4.
+/// Codes that librdkafka's enumeration does not contain. The first is `TRANSACTION_ABORTABLE` of
+/// Apache Kafka 4.
 const CODES: [i16; 4] = [120, 500, 9999, i16::MIN];
 
 fn survives(walpost: &mut Walpost, what: impl std::fmt::Debug) {
@@ -39,7 +40,7 @@ fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once
         for code in CODES {
             codes.replace(answer, code);
             scene.insert(&aggregate, "k");
-            // Has the pipeline start again, with all of its questions.
+            // Makes the pipeline start again and repeat all of its requests.
             kafka.cut();
             scene.end_walsender();
             wait_until("an answer with another code", || {
@@ -60,7 +61,7 @@ fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once
     scene.wait_for_ids(&scene.history());
 }
 
-/// A fleet has pipelines of several owners, each with brokers of his own.
+/// A fleet has pipelines of several owners, each with their own brokers.
 #[test]
 fn brokers_of_one_pipeline_do_not_end_the_others() {
     let broker = Broker::lent();
@@ -95,7 +96,7 @@ fn brokers_of_one_pipeline_do_not_end_the_others() {
     walpost.terminate().expect_code(0);
 }
 
-/// A broker that refuses to make a topic with such a code, and one that has it for the topic's settings.
+/// A broker answers the creation of a topic with such a code.
 #[test]
 fn topic_that_a_broker_refuses_to_create_with_an_unknown_code_does_not_end_the_process() {
     let broker = Broker::lent();
@@ -107,7 +108,7 @@ fn topic_that_a_broker_refuses_to_create_with_an_unknown_code_does_not_end_the_p
     scene.insert("new", "k");
     wait_until("an answer with another code", || codes.answers() > 0);
     walpost.wait_for_log("9999");
-    // It halts, as it does with any other refusal that is not known to heal.
+    // The pipeline halts, as for any other error that is not known to be transient.
     let finished = walpost.terminate();
     assert!(finished.says("9999"), "{finished:?}");
     assert_ne!(finished.code, None, "{finished:?}");

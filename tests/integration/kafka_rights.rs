@@ -1,4 +1,4 @@
-//! Kafka's ACLs: which are needed in each mode, and what is said where one lacks.
+//! Kafka's ACLs: which rights each mode needs, and the error when one is missing.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-/// A broker that grants the SASL user nothing by itself.
+/// A broker that grants the SASL user nothing by default.
 static BROKER: LazyLock<Broker> = LazyLock::new(Broker::with_rights);
 
 struct Guest {
@@ -30,7 +30,7 @@ impl Guest {
         self.scene.insert(aggregate, "again");
     }
 
-    /// A command as the SASL user.
+    /// Returns a command that connects as the SASL user.
     fn command(&self, words: &[&str]) -> Invocation {
         Invocation::new(words)
             .args(["--pipeline", &self.scene.name])
@@ -49,8 +49,8 @@ impl Guest {
         assert!(BROKER.count(std::slice::from_ref(&self.topic)) > 0);
     }
 
-    /// A command that halts for want of a right; gives it as the error says, and returns what was
-    /// given.
+    /// Runs a command that halts because a right is missing, grants that right as the error
+    /// suggests, and returns what was granted.
     fn obeys(&self, words: &[&str]) -> String {
         let finished = self.command(words).finish().expect_code(3);
         let command = command_in(&finished);
@@ -78,20 +78,20 @@ impl Guest {
     }
 }
 
-/// Runs kafka-acls.sh as somebody who may.
+/// Runs kafka-acls.sh as a user with the right to change ACLs.
 fn acls(arguments: &str) {
     let arguments: Vec<_> = arguments.split_whitespace().collect();
     BROKER.tool("org.apache.kafka.tools.AclCommand", &arguments);
 }
 
-/// The command in what was said.
+/// Returns the command in the output.
 fn command_in(finished: &Finished) -> String {
     let said = format!("{}\n{}", finished.stdout, finished.stderr);
     let at = said
         .find("kafka-acls.sh")
         .unwrap_or_else(|| panic!("no command: {said}"));
     let line = said[at..].lines().next().unwrap();
-    // Behind it a log line has its fields.
+    // In a log line, fields follow the command.
     line.split(" pipeline=").next().unwrap().trim().to_owned()
 }
 
@@ -107,7 +107,7 @@ fn at_least_once_needs_write_on_its_topics() {
     assert_eq!(guest.obeys(&["run"]), needed);
     guest.delivers(&["run"]);
 
-    // It may look, and not write.
+    // The user may describe the topic, but not write to it.
     guest.takes("Write", &topic);
     guest.gives("Describe", &topic);
     guest
@@ -134,7 +134,7 @@ fn create_topics_needs_create_on_them() {
     guest.delivers(&run);
 }
 
-/// Without it batches are refused, and nothing else is.
+/// Without the right, batches are refused, but nothing else fails.
 #[test]
 fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
     let guest = Guest::new();
@@ -251,7 +251,7 @@ fn verify_needs_read_on_the_topics() {
     let guest = Guest::new();
     let topic = format!("--topic {}", guest.topic);
     let needed = format!("--operation Read {topic}");
-    // It may not see it, then see it and not read it.
+    // At first the user can't describe the topic, then can describe it but not read it.
     assert_eq!(guest.obeys(&["verify"]), needed);
     guest.takes("Read", &topic);
     guest.gives("Write", &topic);

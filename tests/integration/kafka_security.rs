@@ -1,5 +1,5 @@
-//! SASL and TLS to Kafka are librdkafka's, given as properties; what else librdkafka would do for
-//! properties is kept from those who may write them.
+//! SASL and TLS to Kafka are implemented by librdkafka and configured with its properties.
+//! Properties that would make librdkafka run code are refused unless explicitly allowed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,11 +13,11 @@ use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::walpost::Invocation;
 
-/// librdkafka connects again twice in this time while it is asked for something, and each TLS handshake is much work for a
-/// broker.
+/// While a request is pending, librdkafka reconnects twice in this interval, and each TLS handshake
+/// is expensive for a broker.
 const SELDOM: [&str; 2] = ["-X", "reconnect.backoff.ms=1000"];
 
-/// `walpost run` to that listener of the shared broker, with these properties.
+/// Returns `walpost run` with this listener of the shared broker and these properties.
 fn run(scene: &Scene, address: &str, properties: &[&str]) -> Invocation {
     let run = scene.invoke("run").args(["--kafka", address]).args(SELDOM);
     properties
@@ -119,9 +119,11 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
         (expired, &right, "has expired"),
         (early, &right, "is not valid yet"),
     ] {
-        // Each takes as long as an accident may: those of one address are side by side.
+        // Each command retries for as long as a transient failure may last, so the commands for one
+        // address run concurrently.
         let mut running = Vec::new();
-        // These take the slot before they hear from Kafka, and would be in the way of the others.
+        // Each `run` acquires the slot before it gets a response from Kafka, so it would block
+        // other commands on the same slot.
         let streaming = [&["run"][..]];
         let exactly_once = [&["run", "--exactly-once"][..]];
         let others = [
@@ -153,7 +155,7 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
     }
 }
 
-/// A library for librdkafka that makes a file when it is loaded.
+/// A library for librdkafka that creates a file when it is loaded.
 struct Plugin {
     library: PathBuf,
     mark: PathBuf,
@@ -189,7 +191,7 @@ impl Plugin {
     }
 }
 
-/// Every command that reads properties of Kafka.
+/// Every command that reads Kafka properties.
 const COMMANDS: [&[&str]; 7] = [
     &["check"],
     &["run"],
@@ -242,7 +244,7 @@ fn library_is_loaded_where_the_command_line_or_the_environment_allows_it() {
         let finished = allow(check, how).finish();
         assert!(plugin.is_loaded(), "{finished:?}");
     }
-    // The file can't say so.
+    // The configuration file can't allow it.
     let file = reaper::folder("config").join("walpost.toml");
     write_private(&file, b"allow_code_in_kafka_properties = true\n");
     let check = Invocation::new(["check", "--config"]).arg(&file).finish();
@@ -311,7 +313,7 @@ fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
     let with = |properties: &[&'static str], more: &'static str| {
         properties.iter().copied().chain([more]).collect::<Vec<_>>()
     };
-    // No name server knows it.
+    // A name that does not resolve.
     let elsewhere = "broker.invalid:9092";
     let unverified = "enable.ssl.certificate.verification=false";
     let unnamed = "ssl.endpoint.identification.algorithm=none";
@@ -341,7 +343,7 @@ fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
                 .fold(Invocation::new(words), |command, property| {
                     command.args(["-X", property])
                 });
-            // Each takes a while to find that there is nobody: all side by side.
+            // Each takes a while to find that nothing is listening, so all run concurrently.
             let case = format!("{subcommand} {brokers} {properties:?}");
             running.push((case, subcommand, expected, command.start()));
         }
@@ -349,7 +351,7 @@ fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
     for (case, subcommand, expected, mut walpost) in running {
         let finished = match subcommand {
             "check" => walpost.finish(),
-            // It tries for ever to reach the database.
+            // `run` retries the database indefinitely.
             _ => {
                 walpost.wait_for_log("/nowhere");
                 walpost.kill()
@@ -372,7 +374,7 @@ fn brokers_that_prove_nothing_are_warned_of_by_check_and_run() {
     }
 }
 
-/// Whoever can write one of them decides which brokers are trusted.
+/// Write access to one of these files is enough to choose which brokers are trusted.
 #[test]
 fn files_of_librdkafka_that_others_can_write_are_not_used() {
     use std::fs::{Permissions, set_permissions};
@@ -406,7 +408,7 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
         ]);
         set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     }
-    // A folder of certificates, and one of them.
+    // A folder of certificates, with a certificate that others can write.
     set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
     check("ssl.ca.location", &folder).expect_code(2);
     set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
@@ -414,7 +416,7 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
     exposed.expect_says(&["others can read the private key", "chmod 0600"]);
 }
 
-/// Whoever may write the file, or the program, would have it run as Walpost.
+/// Write access to the file or the program is enough to run code as Walpost.
 #[test]
 fn program_that_others_can_write_is_run_by_no_command() {
     use std::os::unix::fs::PermissionsExt;

@@ -1,4 +1,4 @@
-//! What `walpost check` says of mistakes in `[kafka]`: each has a message of its own.
+//! Each mistake in `[kafka]` has its own message in `walpost check`.
 
 use std::net::TcpListener;
 

@@ -1,4 +1,4 @@
-//! The log: a standard error that is not read, or whose reader is gone, keeps nothing from being delivered.
+//! Delivery continues when standard error is not read or its reader has exited.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader};
@@ -13,10 +13,10 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
 const DROPPED: &str = "walpost_log_lines_dropped_total";
-/// librdkafka logs many lines for each request.
+/// With these, librdkafka logs many lines for each request.
 const VERBOSE: [&str; 4] = ["--log-level", "trace", "-X", "debug=all"];
 
-/// Starts it with a pipe for its log.
+/// Starts Walpost with a pipe as its standard error.
 fn start(scene: &Scene, arguments: &[&str]) -> (Walpost, Http, PipeReader) {
     let (reader, writer) = std::io::pipe().unwrap();
     let address = format!("127.0.0.1:{}", free_port());
@@ -70,7 +70,7 @@ fn reports_how_many_log_lines_were_dropped() {
     });
     let mut lines = BufReader::new(reader).lines();
     assert!(lines.any(|line| line.unwrap().contains("log lines were dropped")));
-    // The rest of the log is read until the end.
+    // Reads the rest of the log so that it can be written until the end.
     let rest = std::thread::spawn(move || lines.map_while(Result::ok).count());
     deliver_and_stop(&scene, walpost);
     rest.join().unwrap();

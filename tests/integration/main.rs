@@ -1,10 +1,10 @@
-//! What Walpost promises, asked of the built binary between real servers.
+//! Tests of Walpost's guarantees, run with the built binary and real servers.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on has failed")]
 
 #[path = "../support/mod.rs"]
 mod support;
 
-/// Makes a test for each kind of outbox of functions that take an
+/// Generates a test for each kind of outbox from functions that take an
 /// [`Outbox`](support::event::Outbox): `name::table` and `name::log`.
 macro_rules! for_each_outbox {
     ($($name:ident)*) => { $(
@@ -22,8 +22,8 @@ macro_rules! for_each_outbox {
     )* };
 }
 
-/// Makes a test for each mode of functions that are told whether it is exactly-once:
-/// `name::at_least_once` and `name::exactly_once`.
+/// Generates a test for each mode from functions whose parameter is whether the mode is
+/// exactly-once: `name::at_least_once` and `name::exactly_once`.
 macro_rules! in_both_modes {
     ($($name:ident)*) => { $(
         mod $name {
@@ -40,9 +40,9 @@ macro_rules! in_both_modes {
     )* };
 }
 
-/// Makes a test for each way of delivery of functions that take a
-/// [`Scene`](support::scene::Scene) on the shared servers: `name::table` and `name::log` at least
-/// once, and `name::exactly_once`.
+/// Generates a test for each way of delivery from functions that take a
+/// [`Scene`](support::scene::Scene) on the shared servers: `name::table` and `name::log` for
+/// at-least-once mode, and `name::exactly_once`.
 macro_rules! for_each_scene {
     ($($name:ident)*) => { $(
         mod $name {

@@ -1,4 +1,4 @@
-//! Columns become topic, key, headers, timestamp and partition.
+//! Columns are mapped to topic, key, headers, timestamp and partition.
 
 use crate::support::records::Record;
 use crate::support::scene::Scene;
@@ -82,7 +82,7 @@ fn trace_context_in_columns_becomes_headers_where_none_are_set() {
     assert_eq!(records[1].header_names(), names);
     assert_eq!(records[2].header_names(), ["id", "walpost-position"]);
     walpost.terminate().expect_code(0);
-    // Who says which headers there are to be gets those.
+    // If headers are configured, only those are set.
     let walpost = scene.start_with(&["--header", "about={aggregateid}"]);
     insert(4, &format!("'{TRACE}', 'vendor=1'"));
     let records = scene.wait_for_records(4);
@@ -115,7 +115,7 @@ fn composite_key_and_literals_come_from_templates() {
     walpost.terminate().expect_code(0);
 }
 
-/// Of a row that is older than the slot, and of one of the stream; and `verify` and `replay` find both.
+/// Both for a row older than the slot and for one from the stream; `verify` and `replay` find both.
 #[test]
 fn formats_of_connect_have_what_the_catalog_says_of_columns() {
     let scene = Scene::with_table(

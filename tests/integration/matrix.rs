@@ -6,7 +6,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{Server, Stop};
 use crate::support::scene::Scene;
 
-/// init, run, kill, restart of the connector and of the server, all under load.
+/// Runs init and run, then kills Walpost and restarts Walpost and the server, all under load.
 fn main_path(outbox: Outbox, major: u32) {
     let server = Server::private(major, "");
     let scene = Scene::of_on(outbox, &server, Broker::shared());
@@ -19,7 +19,7 @@ fn main_path_exactly_once(major: u32) {
     go(scene, |_| Resends::Never);
 }
 
-/// `resends` says what may be repeated after so many breaks.
+/// `resends` returns which repetitions are allowed after a number of interruptions.
 fn go(mut scene: Scene<'_>, resends: impl Fn(usize) -> Resends) {
     let server = scene.server;
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
@@ -35,8 +35,8 @@ fn go(mut scene: Scene<'_>, resends: impl Fn(usize) -> Resends) {
     load.stop();
     scene.settle(walpost, &deaths, resends(deaths.len()));
 
-    // Up to 16 a server does not write the slot when it shuts down, and afterwards sends again
-    // what was confirmed since the last checkpoint.
+    // Up to version 16, a server does not save the slot when it shuts down, and afterwards sends
+    // again everything confirmed since the last checkpoint.
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
     let mut walpost = scene.start();
     load.wait_for_transactions(40);

@@ -1,5 +1,5 @@
-//! The outbox without a table: what it has that a table has not. Delivery, order, crashes and
-//! outages are tested for both kinds of outbox where they are tested for tables.
+//! The outbox without a table: behavior that an outbox table does not have. Delivery, order,
+//! crashes and outages are tested for both kinds of outbox in the tests for tables.
 
 use crate::support::event::Outbox;
 use crate::support::scene::Scene;
@@ -14,7 +14,7 @@ fn as_messages() -> Scene<'static> {
     Scene::of(Outbox::Messages)
 }
 
-/// `walpost.publish` with these arguments and the scene's prefix.
+/// Returns a call of `walpost.publish` with these arguments and the scene's prefix.
 fn publish(scene: &Scene, arguments: &str) -> String {
     format!(
         "SELECT walpost.publish({arguments}, prefix => 'walpost_{}');",
@@ -22,7 +22,7 @@ fn publish(scene: &Scene, arguments: &str) -> String {
     )
 }
 
-/// Roles of a test's own, which go with it. Roles belong to the whole server.
+/// Roles of one test, dropped with this value. Roles are shared by all databases of a server.
 struct Roles<'s>(&'s Scene<'static>, Vec<String>);
 
 impl<'s> Roles<'s> {

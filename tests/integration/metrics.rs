@@ -1,4 +1,4 @@
-//! `/metrics`: what Prometheus reads.
+//! `/metrics`, the endpoint for Prometheus.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -57,7 +57,7 @@ fn counts_are_those_of_what_was_delivered(scene: Scene<'_>) {
     let latency = metric("walpost_commit_to_delivery_seconds_sum").unwrap();
     assert!(latency > 0.0 && latency < 60.0, "{latency}");
     assert!(metric("walpost_received_bytes_total") > Some(EVENTS as f64));
-    // From the database, and from librdkafka.
+    // Values from the database and from librdkafka.
     wait_until("facts of the slot and of the producer", || {
         metric("walpost_slot_active") == Some(1.0)
             && metric("walpost_server_lsn") >= Some(confirmed)
@@ -133,7 +133,7 @@ fn what_was_in_flight_when_a_producer_was_given_up_is_not_in_flight_for_ever() {
     let (mut walpost, http) = start(&scene);
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    // Exactly-once makes a new producer with each session.
+    // Exactly-once mode creates a new producer for each session.
     wait_until("the walsender to be ended", || scene.end_walsender());
     walpost.wait_for_logs("streaming", 2);
     scene.insert(&aggregate, "k");

@@ -1,4 +1,5 @@
-//! What the database or Kafka has not, or has wrong: exit code 3, and the command that fixes it.
+//! Objects that are missing or wrong in the database or in Kafka cause exit code 3 and a message
+//! with the command that fixes it.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};

@@ -1,4 +1,5 @@
-//! A network that fails between Walpost and its servers: nothing is lost, whatever is cut.
+//! A failing network between Walpost and its servers: no event is lost, whichever connection is
+//! cut.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-/// How often a connection is broken in a test.
+/// How often a connection is cut in a test.
 const CUTS: usize = 8;
 
 in_both_modes! {
@@ -32,7 +33,7 @@ fn scene_on(broker: &Broker, exactly_once: bool) -> Scene<'_> {
     Scene::on(Server::shared(MAJOR), broker).in_mode(exactly_once)
 }
 
-/// Walpost with a proxy before PostgreSQL.
+/// Starts Walpost with a proxy in front of PostgreSQL.
 fn start_far_from_postgresql(scene: &Scene, arguments: &[&str]) -> (Walpost, Proxy) {
     let proxy = Proxy::start(free_port(), scene.server.port);
     let walpost = scene
@@ -43,7 +44,7 @@ fn start_far_from_postgresql(scene: &Scene, arguments: &[&str]) -> (Walpost, Pro
     (walpost, proxy)
 }
 
-/// Cut while it streams, and again while it connects or soon after.
+/// The connection is cut while it streams, and again during or soon after reconnecting.
 fn connection_to_postgresql_that_is_cut_at_any_byte_costs_nothing(exactly_once: bool) {
     let mut dice = fastrand::Rng::with_seed(seed());
     let scene = scene(exactly_once);
@@ -81,7 +82,7 @@ fn connection_to_kafka_that_is_cut_at_any_byte_costs_nothing(exactly_once: bool)
     assert!(summary.committed > 100, "{summary:?}");
 }
 
-/// Walpost with a proxy before Kafka.
+/// Starts Walpost with a proxy in front of Kafka.
 fn start_far_from_kafka(scene: &Scene) -> (Walpost, Proxy) {
     let proxy = scene.broker.proxy();
     (start_behind(&proxy, scene, &[]), proxy)
@@ -111,7 +112,8 @@ fn black_hole_before_kafka_costs_nothing(exactly_once: bool) {
     kafka_is_away_for_a_while(exactly_once, |proxy| proxy.set(Manner::Swallow));
 }
 
-/// From when `breaks` was called until all passes again nothing is confirmed, and nothing is lost.
+/// Asserts that nothing is confirmed from the call of `breaks` until the proxy forwards data again,
+/// and that nothing is lost.
 fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
     let broker = Broker::lent();
     let scene = scene_on(&broker, exactly_once);
@@ -128,7 +130,8 @@ fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
     scene.settle(walpost, &[], scene.resends(0));
 }
 
-/// Full windows would be given up again and again: less is sent at once until it gets there in time.
+/// Transactions with a full window would be aborted again and again, so less is sent per
+/// transaction until they finish in time.
 #[test]
 fn link_that_takes_longer_for_a_window_than_a_transaction_may_last_carries_all() {
     const TIMEOUT_MILLIS: usize = 3000;
@@ -136,8 +139,8 @@ fn link_that_takes_longer_for_a_window_than_a_transaction_may_last_carries_all()
     let broker = Broker::lent();
     let scene = scene_on(&broker, true);
     let aggregate = scene.aggregate(1);
-    // Nothing that can be compressed, another for each row, and more than passes in the time of one
-    // transaction.
+    // The payload is incompressible and differs for each row, and there are more rows than can be
+    // sent during one transaction's timeout.
     let payload = "(SELECT jsonb_build_object('x', string_agg(md5(random()::text), '')) FROM generate_series(1, 30) \
                    WHERE n > 0)";
     let rows = 2 * TIMEOUT_MILLIS * BYTES_A_SECOND / 1_000_000;
@@ -174,7 +177,7 @@ fn host_of_postgresql_that_answers_nothing_is_left_for_the_next(exactly_once: bo
     near.set(Manner::Silence);
     scene.insert(&aggregate, "k");
     walpost.wait_for_log("no response from PostgreSQL for 2s");
-    // The server holds the slot for a walsender whose client is gone, until its own timeout.
+    // The server keeps the slot active for a walsender whose client is gone, until its own timeout.
     near.cut();
     walpost.wait_for_logs("streaming", 2);
     scene.settle(walpost, &[], scene.resends(1));
@@ -183,7 +186,7 @@ fn host_of_postgresql_that_answers_nothing_is_left_for_the_next(exactly_once: bo
 fn host_of_kafka_that_answers_nothing_costs_nothing(exactly_once: bool) {
     kafka_is_away_for_a_while(exactly_once, |proxy| {
         proxy.set(Manner::Silence);
-        // Those who connect anew find nobody.
+        // New connections are not answered.
         proxy.cut();
     });
 }

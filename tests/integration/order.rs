@@ -1,4 +1,4 @@
-//! Records come in commit order, whole transactions, and nothing that was not committed.
+//! Records arrive in commit order, with whole transactions and without anything uncommitted.
 
 use crate::support::checker::Resends;
 use crate::support::event::Event;
@@ -22,7 +22,7 @@ for_each_scene! {
     backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole
 }
 
-/// A statement that writes an event.
+/// Returns a statement that writes an event.
 fn event(scene: &Scene, id: &str, aggregate: &str) -> String {
     let event = Event::new(aggregate, "key", "{}");
     scene.events().one(Event {
@@ -118,7 +118,8 @@ fn transaction_larger_than_the_window_is_delivered_whole(scene: Scene) {
     assert_eq!(summary.committed, 20_000);
 }
 
-/// More subtransactions than PostgreSQL keeps in shared memory, half of them rolled back.
+/// There are more subtransactions than PostgreSQL keeps in shared memory, and half of them are
+/// rolled back.
 fn transaction_with_many_savepoints_is_delivered_whole(scene: Scene) {
     const SAVEPOINTS: usize = 10_000;
     let aggregate = scene.aggregate(2);
@@ -155,7 +156,7 @@ fn transaction_with_many_savepoints_is_delivered_whole(scene: Scene) {
     assert_eq!(summary.committed, SAVEPOINTS / 2 + 1);
 }
 
-/// Its rows are older than everything that is confirmed when it commits at last.
+/// When the transaction commits, its rows are older than everything confirmed.
 fn transaction_that_is_open_for_long_holds_up_nobody(scene: Scene) {
     let aggregate = scene.aggregate(1);
     let long = scene.server.session(&scene.name);
@@ -175,8 +176,8 @@ fn transaction_that_is_open_for_long_holds_up_nobody(scene: Scene) {
     scene.settle(walpost, &deaths, resends);
 }
 
-/// Each begins at the byte at which the one before it ended: a place that is off by one transaction
-/// would skip it or repeat it.
+/// Each transaction begins at the byte at which the previous one ended, so a position that is off
+/// by one transaction would skip or repeat one.
 fn adjacent_transactions_with_a_death_between_are_all_delivered(scene: Scene) {
     const EACH: usize = 20;
     let aggregate = scene.aggregate(1);
@@ -200,7 +201,8 @@ fn adjacent_transactions_with_a_death_between_are_all_delivered(scene: Scene) {
     assert_eq!(summary.committed, 5 * EACH);
 }
 
-/// There the connection takes little at a time, and is read when it is full: also when a row is larger than all that it takes.
+/// A TCP connection within the host returns little data per read and is read once it is full, even
+/// if a row is larger than its buffer.
 fn backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole(scene: Scene) {
     let aggregate = scene.aggregate(3);
     let write = |count, bytes: usize| {
@@ -217,7 +219,7 @@ fn backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole(scene: Scene
     let over_tcp = scene.server.tcp_conninfo(&scene.name);
     let walpost = scene.at(&over_tcp).run().start_streaming();
     scene.wait_until_confirmed();
-    // And while it goes on, with single ones that come slowly again.
+    // Single rows follow, slowly, while the pipeline is still running.
     (0..20).for_each(|_| write(1, 10));
     let summary = scene.settle(walpost, &[], Resends::Never);
     assert_eq!(summary.committed, 20_000 + 2_500 + 200 + 20 + 20_000 + 20);
@@ -238,7 +240,7 @@ fn delete_and_truncate_are_no_events() {
 
 #[test]
 fn key_goes_to_the_partition_that_the_java_client_would_choose() {
-    // The hashes are those of Apache Kafka's own UtilsTest.testMurmur2.
+    // The hashes are from Apache Kafka's own UtilsTest.testMurmur2.
     const HASHES: [(&str, i32); 5] = [
         ("21", -973_932_308),
         ("foobar", -790_332_482),

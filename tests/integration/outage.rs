@@ -1,4 +1,4 @@
-//! Kafka or PostgreSQL goes away and comes back: the connector goes on by itself.
+//! Kafka or PostgreSQL becomes unavailable and returns: Walpost resumes by itself.
 
 use std::thread;
 use std::time::Duration;
@@ -85,7 +85,8 @@ fn connector_that_starts_before_the_broker_waits_for_it() {
 
 in_both_modes! { brokers_that_stop_and_name_none_are_connected_to_again }
 
-/// The last broker that stops answers still. librdkafka forgets all brokers then, for good.
+/// The last broker to stop still answers, with an empty list of brokers. librdkafka then forgets
+/// all brokers permanently.
 fn brokers_that_stop_and_name_none_are_connected_to_again(exactly_once: bool) {
     let broker = Broker::lent();
     let kafka = broker.proxy();
@@ -227,7 +228,8 @@ fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
     assert_eq!(walpost.logged("Kafka is reachable again"), 1);
 }
 
-/// librdkafka's threads would look at what is ready, and can't be sent yet, without a pause.
+/// Without a pause, librdkafka's threads would poll for messages that are ready but can't be sent
+/// yet.
 #[test]
 fn process_sleeps_while_brokers_take_their_time() {
     let broker = Broker::lent();
@@ -238,7 +240,7 @@ fn process_sleeps_while_brokers_take_their_time() {
         scene.insert(&aggregate, "k");
         scene.wait_for_records(1);
         broker.freeze();
-        // One request has the first of them, and the others wait for longer than linger.ms.
+        // One request contains the first messages; the others wait for longer than linger.ms.
         for count in [10, 1_000] {
             scene
                 .db

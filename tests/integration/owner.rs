@@ -1,4 +1,4 @@
-//! `walpost init --owner` and `--writer`: the application is no superuser.
+//! `walpost init --owner` and `--writer`, for applications whose role is not a superuser.
 
 use crate::init::objects;
 use crate::support::event::Outbox;
@@ -8,12 +8,12 @@ use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
-/// An empty database with roles of its own, whose names take quotes in SQL.
+/// An empty database with its own roles, whose names have to be quoted in SQL.
 struct Place {
     scene: Scene<'static>,
     owner: String,
     writer: String,
-    /// A DBA who is no superuser.
+    /// A DBA who is not a superuser.
     dba: String,
 }
 
@@ -48,14 +48,14 @@ impl Place {
         self.scene.init().args(["--owner", &self.owner])
     }
 
-    /// As the DBA who is no superuser.
+    /// Returns `init` run by the DBA who is not a superuser.
     fn init_as_dba(&self) -> Invocation {
         let conninfo = self.scene.conninfo_as(&self.dba);
         let init = self.scene.at(&conninfo).init();
         init.args(["--owner", &self.owner])
     }
 
-    /// Who owns each table, function and publication that init makes, without what isn't the owner's.
+    /// Returns the tables, functions and publications that belong to the owner.
     fn owned(&self) -> Vec<String> {
         let rows = self.scene.db.rows(&format!(
             "SELECT c.oid::regclass::text FROM pg_class c WHERE relkind IN ('r', 'p')
@@ -100,7 +100,7 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
             let made = objects(&place.scene);
             let owned = place.owned();
             match partitioned {
-                // The default one, and a week.
+                // The partitioned table, its default partition and weekly partitions.
                 true => assert_eq!(owned.len(), 10, "{major}: {owned:?}"),
                 false => assert_eq!(owned, ["outbox"], "{major}"),
             }
@@ -192,7 +192,7 @@ fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
             &create,
         ]);
         db.run(&create);
-        // GRANT itself only warns where the DBA may not pass a right on.
+        // GRANT only warns if the DBA has no right to grant.
         let usage = |role: &str| format!("GRANT USAGE ON SCHEMA public TO \"{role}\"");
         refused(&[&usage(owner)]);
         db.run(&usage(owner));
@@ -245,7 +245,7 @@ fn table_of_another_role_or_make_is_not_given_away() {
         assert!(place.owned().is_empty());
     };
     refused("was not made by Walpost");
-    // As if Walpost had made it.
+    // Makes the table look as if Walpost had created it.
     db.run("ALTER TABLE outbox ADD CONSTRAINT walpost_event_size CHECK (true)");
     db.run(&format!("ALTER TABLE outbox OWNER TO \"{writer}\""));
     refused(&format!("table public.outbox belongs to role \"{writer}\""));

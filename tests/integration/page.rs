@@ -15,7 +15,7 @@ use crate::support::scene::Scene;
 use crate::support::wait::{poll_until, stays, wait_until};
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
-/// One process with a pipeline for each of the scenes.
+/// Starts a process with a pipeline for each of the scenes.
 fn start(scenes: &[&Scene<'_>]) -> (Walpost, Http) {
     let mut text = format!(
         "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
@@ -39,7 +39,7 @@ fn url(http: &Http) -> String {
     format!("http://{}/", http.address())
 }
 
-/// The part of the document that is about a pipeline, without its tags: texts separated by `|`.
+/// Returns the part of the document about a pipeline, without tags: texts separated by `|`.
 fn card(document: &str, pipeline: &str) -> String {
     let start = document
         .find(&format!("data-pipeline=\"{pipeline}\""))
@@ -54,8 +54,9 @@ fn card(document: &str, pipeline: &str) -> String {
     texts.join("|")
 }
 
-/// The page and `walpost status` have the same word for each pipeline and, if something is wrong, the
-/// same reason and remedy, and have them once. Both are looked at until they are of one moment.
+/// Asserts that the page and `walpost status` show the same state for each pipeline and, if there
+/// is a problem, the same reason and remedy, each of them once. Polls until both show the same
+/// moment.
 fn expect_agreement(tab: &mut Tab, http: &Http) {
     let mut found = String::new();
     let agree = poll_until(Duration::from_secs(60), || {
@@ -95,7 +96,7 @@ fn differences(document: &str, printed: &str, status: &Value) -> String {
     found
 }
 
-/// Rows of the overview: the name, and the word for the state.
+/// Returns the rows of the overview: the name, and the word for the state.
 fn rows(tab: &mut Tab) -> Vec<[String; 2]> {
     let rows = tab.evaluate(
         "[...document.querySelectorAll('#overview tbody')].map(row => [row.querySelector('a').textContent,
@@ -104,7 +105,8 @@ fn rows(tab: &mut Tab) -> Vec<[String; 2]> {
     serde_json::from_value(rows).unwrap()
 }
 
-/// Twelve: one has halted, one has no server, another stands by, and nine stream.
+/// Twelve pipelines: one has halted, one can't reach its server, one is on standby, and nine
+/// stream.
 #[test]
 fn page_of_many_pipelines_has_trouble_first_and_is_short() {
     let (halted, healthy) = (Scene::new(), Scene::bare());
@@ -116,7 +118,7 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
         text += &format!("[[pipeline]]\nname = \"{name}\"\npostgres = \"{conninfo}\"\n");
         name.to_owned()
     };
-    // Names as people give them: a test's are long.
+    // Short names as operators choose them, unlike the names of the tests' scenes.
     let prefix = healthy.name.split('_').next().unwrap();
     let named = |suffix: &str| format!("{prefix}_{suffix}");
     let streaming: Vec<_> = (1..=9)
@@ -176,7 +178,7 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
     assert_eq!(names, order, "{}", shown.stdout);
     expect_agreement(&mut tab, &http);
 
-    // With the cards open it was 6,652 and 17,637 pixels tall.
+    // With the cards open, the page was 6,652 and 17,637 pixels tall.
     for (width, height, most) in [(1280, 900, 1_700), (390, 844, 2_400)] {
         tab.resize(width, height);
         let size = tab.evaluate(
@@ -188,7 +190,7 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
         assert_eq!((&size[2], &size[3]), (&12.into(), &0.into()), "folded");
     }
 
-    // By keyboard alone: the first link is that of the first row, and leads to its card.
+    // By keyboard alone: the first link is in the first row, and leads to that pipeline's card.
     let focused = "document.activeElement.textContent";
     tab.press("Tab");
     assert_eq!(tab.evaluate(focused), *last);
@@ -209,14 +211,14 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
     });
     let fold = format!("{card}.querySelector('button').getAttribute('aria-expanded')");
     assert_eq!(tab.evaluate(&fold), "true");
-    // The next stop is its heading, which folds it again.
+    // The next tab stop is the card's heading, which collapses the card.
     tab.press("Tab");
     assert_eq!(tab.evaluate(focused), **fifth);
     tab.press("Enter");
     assert_eq!(tab.evaluate(&fold), "false");
     drop(tab);
 
-    // A card that the address names is open, and has charts.
+    // A card named by the URL's fragment is open and has charts.
     let mut tab = Tab::open(&format!("{}#pipeline-{last}", url(&http)), 390, 844);
     let card = format!("document.getElementById('pipeline-{last}')");
     wait_until("the charts", || {
@@ -226,7 +228,7 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
     walpost.terminate().expect_code(3);
 }
 
-/// Three are shown as they are: there is nothing to be folded.
+/// With as few as three pipelines, no card is collapsed.
 #[test]
 fn page_of_few_pipelines_has_no_overview() {
     let scene = Scene::new();
@@ -281,7 +283,7 @@ fn page_shows_each_pipeline_and_its_rate() {
     let delivered = after("Events delivered|").split('|').next().unwrap();
     let delivered: u64 = delivered.replace(',', "").parse().unwrap();
     assert!(delivered >= 300, "{busy}");
-    // A line for each of the charts, and points in the first.
+    // A line in each of the charts, and points in the first.
     assert!(
         document.matches("class=\"first\"").count() >= 6,
         "{document}"
@@ -295,7 +297,7 @@ fn page_shows_each_pipeline_and_its_rate() {
     walpost.terminate().expect_code(0);
 }
 
-/// It streams for longer than it is stuck.
+/// The pipeline has been streaming for longer than it has been stuck.
 #[test]
 fn page_says_for_how_long_a_pipeline_is_stuck() {
     let broker = Broker::lent();
@@ -334,7 +336,7 @@ fn page_says_for_how_long_a_pipeline_is_stuck() {
     walpost.kill();
 }
 
-/// What a row has gets into the error, and from there onto the page: as text.
+/// The error contains text from a row, which the page shows as text, not as HTML.
 #[test]
 fn page_shows_an_error_with_its_remedy_and_never_runs_what_is_in_it() {
     let scenes = [Scene::new(), Scene::new()];
@@ -383,7 +385,7 @@ fn page_takes_nothing_from_anywhere_else() {
     walpost.terminate().expect_code(0);
 }
 
-/// Makes docs/page.png.
+/// Creates docs/page.png.
 #[test]
 #[ignore = "writes to docs/"]
 fn capture_page() {

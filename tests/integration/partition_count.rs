@@ -1,4 +1,5 @@
-//! Somebody adds partitions to a topic: keys move, and nothing is lost or repeated.
+//! Partitions are added to a topic: keys move to other partitions, and no record is lost or
+//! repeated.
 
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
@@ -15,7 +16,7 @@ in_both_modes! {
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, shard int)";
 
-/// What exactly-once says when it starts: its checkpoint knows how many there were.
+/// Logged at the start in exactly-once mode, where the checkpoint contains the previous number.
 const SAID: &str = "the topic's number of partitions has changed";
 
 fn partitions_added_while_it_is_away(exactly_once: bool) {
@@ -43,7 +44,8 @@ fn partitions_added_while_it_runs(exactly_once: bool) {
     let scene = Scene::new().in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     let load = scene.load(&[&aggregate]);
-    // Kafka does not tell its clients: they ask, every five minutes.
+    // Kafka does not notify clients of new partitions; by default they query the metadata every
+    // five minutes.
     let walpost = scene.start_with(&["-X", "topic.metadata.refresh.interval.ms=500"]);
     load.wait_for_transactions(40);
     scene.add_partitions(&aggregate, 4);
@@ -58,7 +60,8 @@ fn partitions_added_while_it_runs(exactly_once: bool) {
     scene.settle(walpost, &[], scene.resends(0));
 }
 
-/// Walpost with the rows' column `shard` as their partition, and one row delivered to a topic of four.
+/// Starts Walpost with the column `shard` as the partition, and delivers one row to a topic with
+/// four partitions.
 fn start_with_shards(scene: &Scene, settings: &str) -> (Walpost, String) {
     let aggregate = scene.aggregate(4);
     let mode = match scene.is_exactly_once() {
@@ -73,14 +76,14 @@ fn start_with_shards(scene: &Scene, settings: &str) -> (Walpost, String) {
     (walpost, aggregate)
 }
 
-/// Commits a row for each of the ids, all in one transaction.
+/// Commits a row for each of the ids in one transaction.
 fn insert(scene: &Scene, aggregate: &str, ids: &str, shard: &str) {
     scene.db.run(&format!(
         "INSERT INTO outbox SELECT id, '{aggregate}', 'k', 'p', {shard} FROM unnest(ARRAY[{ids}]) id"
     ));
 }
 
-/// The ids of a partition's records.
+/// Returns the ids of a partition's records.
 fn ids(scene: &Scene, aggregate: &str, partition: i32) -> Vec<String> {
     let topic = format!("outbox.event.{aggregate}");
     let records = scene.records();
@@ -114,7 +117,8 @@ fn row_names_a_partition_that_was_added_and_others_become_dead_letters(exactly_o
     scene.wait_for_records(2);
     scene.add_partitions(&aggregate, 12);
     insert(&scene, &aggregate, "3", "11");
-    // Were the brokers asked for each of them, they would not come before it is given up.
+    // If Walpost queried the brokers for each of these rows, they would not be delivered before the
+    // timeout.
     let many = (1000..1500).map(|id| id.to_string()).collect::<Vec<_>>();
     insert(&scene, &aggregate, &many.join(", "), "20");
     insert(&scene, &aggregate, "4", "11");

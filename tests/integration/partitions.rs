@@ -7,8 +7,7 @@ use crate::support::scene::Scene;
 const COLUMNS: &str = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
     at timestamptz DEFAULT now(), shard int DEFAULT random() * 8";
 
-/// Creates the table, has Walpost stream it under load, adds partitions meanwhile, and checks the
-/// delivery.
+/// Creates the table, streams it under load, adds partitions meanwhile, and checks the delivery.
 fn deliver(create: &str, add: &[&str]) {
     deliver_in_mode(create, add, false);
 }

@@ -1,12 +1,12 @@
-//! Payloads are passed as they are, whatever their type and size.
+//! Payloads are delivered unchanged, whatever their type and size.
 
 use openssl::sha::sha256;
 
 use crate::support::records::Record;
 use crate::support::scene::Scene;
 
-/// Inserts one row whose payload is the SQL expression, into a table whose payload has the type;
-/// gives its record.
+/// Creates a table whose payload has this type, inserts a row whose payload is the SQL expression,
+/// and returns its record.
 fn deliver(payload_type: &str, expression: &str, arguments: &[&str]) -> Record {
     let scene = Scene::with_table(&format!(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload {payload_type})"

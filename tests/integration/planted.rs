@@ -1,5 +1,6 @@
-//! Objects that another role of the database has planted run nothing as the DBA who calls Walpost, nor as
-//! Walpost's own role. Each test does the attack. Planted code logs a warning that says as whom it ran.
+//! Objects planted by another role of the database run no code as the DBA who runs a Walpost
+//! command, or as Walpost's own role. Each test performs the attack. Planted code logs a warning
+//! with the role that it ran as.
 
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
@@ -8,7 +9,7 @@ use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
-/// Makes a test for each version of PostgreSQL.
+/// Generates a test for each version of PostgreSQL.
 macro_rules! on_each_version {
     ($($name:ident)*) => { $(
         mod $name {
@@ -54,21 +55,22 @@ mod races;
 mod roles;
 mod tables;
 
-/// A database with a role that attacks, and one for `walpost run`.
+/// A database with an attacker's role, and one for `walpost run`.
 struct Shop {
     scene: Scene<'static>,
-    /// Who attacks. Makes objects in any schema, as every role could in public up to PostgreSQL 14.
+    /// The attacker's role. It may create objects in any schema, as every role could in public up
+    /// to PostgreSQL 14.
     mallory: String,
-    /// Who runs Walpost.
+    /// The role that runs Walpost.
     walpost: String,
-    /// A session of the attacker's.
+    /// A session of the attacker.
     theirs: Session,
-    /// How long the server's log was before all of it.
+    /// The length of the server's log when the test started.
     log_length: u64,
 }
 
 impl Shop {
-    /// With nothing of Walpost's.
+    /// Creates a database without any of Walpost's objects.
     fn bare(outbox: Outbox, major: u32) -> Self {
         let scene = Scene::bare_of(outbox, Server::shared(major), Broker::shared(), "");
         let (mallory, walpost) = (format!("{}_m", scene.name), format!("{}_w", scene.name));
@@ -97,14 +99,14 @@ impl Shop {
         }
     }
 
-    /// With what `walpost init` makes.
+    /// Creates a database with the objects that `walpost init` creates.
     fn new(outbox: Outbox, major: u32) -> Self {
         let shop = Self::bare(outbox, major);
         shop.init().finish().expect_code(0);
         shop
     }
 
-    /// With a table outbox that is the attacker's, and a row in it.
+    /// Creates a database in which the attacker owns the table outbox, with a row in it.
     fn theirs(major: u32) -> Self {
         let shop = Self::new(Outbox::Table, major);
         let scene = &shop.scene;
@@ -121,7 +123,7 @@ impl Shop {
         self.scene.invoke("init").args(["--role", &self.walpost])
     }
 
-    /// A command as Walpost's role.
+    /// Returns a command that connects as Walpost's role.
     fn command(&self, words: &[&str]) -> Invocation {
         self.command_as(&self.walpost, words)
     }
@@ -135,7 +137,7 @@ impl Shop {
         }
     }
 
-    /// Every line about planted code that ran as somebody else than its author.
+    /// Returns every log line about planted code that ran as a role other than its author.
     fn ran(&self) -> Vec<String> {
         let (ours, theirs) = (
             format!(" in {} ran as ", self.scene.name),

@@ -1,4 +1,4 @@
-//! Every way to prove who one is to PostgreSQL, and to have the server prove who it is.
+//! All methods to authenticate to PostgreSQL, and to authenticate the server.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -14,7 +14,7 @@ use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
 
-/// Roles of the shared server; their names choose the method in pg_hba.conf.
+/// Roles of the shared server; their names select the method in pg_hba.conf.
 static ROLES: LazyLock<()> = LazyLock::new(|| {
     let session = Server::shared(MAJOR).session("postgres");
     for (role, encryption) in [
@@ -32,14 +32,14 @@ static ROLES: LazyLock<()> = LazyLock::new(|| {
     }
 });
 
-/// Who connects with a certificate alone.
+/// The certificate of a role that authenticates with a certificate alone.
 static CLIENT: LazyLock<Identity> = LazyLock::new(|| AUTHORITY.sign("cert_only", &[]));
 
 fn password_of(role: &str) -> String {
     format!("{SECRET} of {role}'s")
 }
 
-/// A value in key=value form.
+/// Returns a value quoted for the key=value form.
 fn quoted(value: &str) -> String {
     format!("'{}'", value.replace('\\', r"\\").replace('\'', r"\'"))
 }
@@ -53,7 +53,8 @@ impl Guarded {
     fn new() -> Self {
         LazyLock::force(&ROLES);
         let scene = Scene::new();
-        // The roles are the server's, and whoever connects may run it here.
+        // The roles exist on the whole server, and each of them may run the pipeline in this
+        // database.
         scene
             .db
             .run("GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT SELECT, INSERT ON walpost.journal TO PUBLIC; \
@@ -63,7 +64,7 @@ impl Guarded {
         Self { scene, aggregate }
     }
 
-    /// Conninfo over TCP as the role, with more parameters.
+    /// Returns a conninfo for the role over TCP, with more parameters.
     fn tcp(&self, role: &str, parameters: &str) -> String {
         let port = self.scene.server.port;
         format!(
@@ -76,7 +77,7 @@ impl Guarded {
         self.scene.at(conninfo).run()
     }
 
-    /// A connector started so delivers an event.
+    /// Asserts that `run` delivers an event.
     fn delivers(&self, run: Invocation) {
         let topics = self.scene.topics();
         let before = self.scene.broker.count(&topics);
@@ -173,7 +174,8 @@ fn password_file_that_others_may_read_is_not_used() {
     run.finish().expect_code(3).expect_says(&["password"]);
 }
 
-/// Whoever can write one of them decides which server is trusted, or what proves who Walpost is.
+/// Write access to one of these files is enough to choose which server is trusted or which
+/// credentials Walpost uses.
 #[test]
 fn files_that_others_can_write_are_not_used() {
     use std::fs::{Permissions, set_permissions};
@@ -200,7 +202,7 @@ fn files_that_others_can_write_are_not_used() {
     refused
         .expect_code(3)
         .expect_says(&["password file ignored", &remedy, "no password for role"]);
-    // It was tried again all the time.
+    // The pipeline has been retrying all the time.
     open(0o755);
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
@@ -285,7 +287,7 @@ fn server_of_another_authority_or_name_is_refused() {
     finished.expect_says(&["/nowhere/root.pem"]);
 }
 
-/// Every command that connects to the database.
+/// Returns every command that connects to the database.
 fn commands(scene: &Scene, conninfo: &str) -> Vec<Invocation> {
     let kafka = scene.broker.address();
     let command = |words: &[&str]| {
@@ -332,7 +334,7 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
     ] {
         server.show(&AUTHORITY.sign_for("localhost", &["localhost"], validity));
         refused(&conninfo("localhost", "verify-full", &right), reason);
-        // As in libpq, `require` checks the certificate where there is a root to check it against.
+        // As in libpq, `require` checks the certificate if there is a root certificate.
         for mode in ["verify-ca", "require"] {
             let run = scene
                 .at(&conninfo("localhost", mode, &right))
@@ -375,7 +377,7 @@ fn first_host_that_takes_writes_is_used() {
     guarded.delivers(guarded.run(&conninfo));
 }
 
-/// Conninfo through somebody in between, as a role that has a password.
+/// Returns a conninfo through the attacker's proxy, for a role that has a password.
 fn through(guarded: &Guarded, middle: &Middle, role: &str, parameters: &str) -> String {
     let password = quoted(&password_of(role));
     format!(
@@ -395,7 +397,7 @@ fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
         (Deed::AskForHash, "md5"),
     ] {
         let everyone = Middle::start(address, port, move |_| deed);
-        // The catalog's connection is let through, and replication is asked.
+        // The catalog connection is passed through, and the replication connection is attacked.
         let replication = Middle::start(address, port, move |is_replication| {
             if is_replication { deed } else { Deed::Pass }
         });
@@ -412,7 +414,7 @@ fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
             guarded.refuses(&conninfo, &["has no TLS", "was not sent", &opt_in]);
             assert_eq!(middle.heard(), "", "of {deed:?}");
 
-            // So it is known that it would be heard.
+            // Verifies that the proxy would have received the password.
             let conninfo = through(
                 &guarded,
                 middle,
@@ -451,7 +453,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     assert_eq!(lines.len(), 1, "{}", check.stdout);
     assert!(lines[0].starts_with("WARNING"), "{lines:?}");
 
-    // TLS, and what makes it enough.
+    // TLS, and the settings that make it sufficient.
     let tunnel = Middle::tunnel(address, guarded.scene.server.port);
     let root = root();
     for (parameters, is_open) in [
@@ -474,7 +476,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         }
     }
 
-    // The loopback is no network.
+    // The loopback interface is not a network.
     let conninfo = guarded.tcp(
         "scram_user",
         &format!(
@@ -558,12 +560,12 @@ fn comment_of_100_megabytes_takes_no_memory() {
     let mut walpost = maintain.start();
     let most = walpost.most_memory();
     let finished = walpost.finish();
-    // Handling the comment can take longer than maintenance may lock the table.
+    // Processing the comment can take longer than maintenance may lock the table.
     assert!(matches!(finished.code, Some(0 | 1)), "{finished:?}");
     assert!(most < 150 << 20, "it took {most} bytes");
 }
 
-/// Another user of the host can listen on PostgreSQL's port while that is down.
+/// Another user of the host can listen on PostgreSQL's port while PostgreSQL is down.
 #[test]
 fn check_warns_of_a_password_in_clear_text_on_the_loopback_interface() {
     let guarded = Guarded::new();

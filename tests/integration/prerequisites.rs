@@ -1,10 +1,10 @@
-//! `walpost init` where the server refuses something: nothing is changed.
+//! `walpost init` changes nothing when the server refuses one of its steps.
 
 use crate::support::postgres::{MAJOR, MAJORS, Server, Stop};
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
-/// Everything that `init` could leave: objects, rights and roles.
+/// Returns everything that `init` could leave: objects, rights and roles.
 fn everything(db: &Session) -> Vec<Vec<Option<String>>> {
     db.rows(
         "SELECT 'schema', nspname::text, nspacl::text FROM pg_namespace
@@ -18,7 +18,7 @@ fn everything(db: &Session) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// A server whose database `postgres` is to get an outbox for the role `shop`.
+/// A server whose database `postgres` will get an outbox for the role `shop`.
 struct Place(Server);
 
 impl Place {
@@ -46,7 +46,7 @@ impl Place {
         Invocation::new(["init", "--postgres", &conninfo, "--writer", "shop"])
     }
 
-    /// Tables of both kinds, and an outbox without one.
+    /// Asserts that `init` is refused for tables of both kinds, and for an outbox without a table.
     fn refused(&self, role: &str, code: i32, arguments: &[&str], says: &[&str]) {
         let before = everything(&self.db());
         for kind in [None, Some("--partitioned"), Some("--outbox=messages")] {
@@ -94,7 +94,7 @@ fn init_that_is_refused_for_want_of_slots_walsenders_or_rights_changes_nothing()
     let says = ["role dba has no REPLICATION", "ALTER ROLE dba REPLICATION"];
     place.refused("dba", 3, &["--no-role"], &says);
     place.db().run("ALTER ROLE dba REPLICATION");
-    // What is found when much is made already.
+    // This is detected only after many objects have been created.
     place.refused(
         "dba",
         3,
@@ -128,7 +128,7 @@ fn init_on_a_standby_says_so() {
     init.finish().expect_code(3).expect_says(&says);
 }
 
-/// A slot can't be made in the transaction that makes the rest.
+/// A slot can't be created in the same transaction as everything else.
 #[test]
 fn what_is_there_when_the_slot_fails_is_said_and_the_next_init_makes_the_slot() {
     let place = Place::new(MAJOR, "");
@@ -146,7 +146,7 @@ fn what_is_there_when_the_slot_fails_is_said_and_the_next_init_makes_the_slot() 
     assert_eq!(place.db().number(found), 1);
     other.run("COMMIT");
     init().expect_code(0);
-    // A lock that somebody has on what the transaction needs.
+    // Another session holds a lock that the transaction needs.
     other.run("BEGIN; LOCK TABLE outbox");
     place
         .init("postgres")

@@ -1,5 +1,5 @@
-//! Commands that messages print work when they are pasted: each is run by a shell as it was printed, with no variable of Walpost or
-//! PostgreSQL set.
+//! Commands in messages work when pasted: a shell runs each of them exactly as printed, without any
+//! variables of Walpost or PostgreSQL.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,7 +15,8 @@ use crate::support::walpost::Invocation;
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
-/// The first command with these words in `text`, up to the end of its sentence or the fields of the log line.
+/// Returns the first command in `text` with these words, up to the end of its sentence or the
+/// fields of the log line.
 fn printed<'t>(text: &'t str, words: &str) -> &'t str {
     let from = text
         .find(words)
@@ -31,7 +32,7 @@ fn printed<'t>(text: &'t str, words: &str) -> &'t str {
     command
 }
 
-/// Has a shell run the command, and these words after it.
+/// Runs the command, followed by the words in `more`, in a shell.
 fn paste(command: &str, more: &str) -> Output {
     let binary = Path::new(env!("CARGO_BIN_EXE_walpost"));
     let folder = binary.parent().expect("a folder").display();
@@ -48,14 +49,14 @@ fn paste(command: &str, more: &str) -> Output {
     output
 }
 
-/// As [`paste`], and the command succeeds.
+/// As [`paste`], and asserts that the command succeeds.
 fn paste_expecting_success(command: &str, more: &str) {
     let output = paste(command, more);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command} {more}: {said}");
 }
 
-/// walpost.toml of the scene.
+/// Returns the path of the scene's walpost.toml.
 fn with_file(scene: &Scene<'_>) -> String {
     scene.file("").display().to_string()
 }
@@ -89,7 +90,7 @@ fn init_and_replay_of_a_dropped_slot_work_as_the_log_prints_them_without_a_file(
     let log = drop_slot_of(&scene);
     let init = printed(&log, "walpost init --slot");
     let replay = printed(&log, "walpost replay --dropped-slots");
-    // Kafka was away when it was printed.
+    // Kafka was unreachable at this address when the command was printed.
     let replay = replay.replace("127.0.0.1:9", scene.kafka());
     paste_expecting_success(init, "");
     let walpost = scene.start();
@@ -138,7 +139,7 @@ fn init_works_as_status_and_the_log_print_it_where_the_slot_is_missing() {
     }
 }
 
-/// A pipeline that halts at a row whose topic is empty.
+/// Runs a pipeline that halts at a row whose topic is empty, and returns its log.
 fn halted(scene: &Scene<'_>, invocation: Invocation) -> String {
     scene
         .db
@@ -171,7 +172,8 @@ fn skip_works_as_printed_where_flags_alone_configure_the_pipeline() {
 fn adopt_works_as_check_and_the_log_print_it() {
     for place in ["check", "run"] {
         let scene = Scene::new();
-        // Something was read from the slot, so that a first start does not make the checkpoint itself.
+        // Data was read from the slot, so that the first exactly-once start does not create the
+        // checkpoint by itself.
         let aggregate = scene.aggregate(1);
         let plain = Invocation::new(["run", "--config", &with_file(&scene)]).start_streaming();
         scene.insert(&aggregate, "k");

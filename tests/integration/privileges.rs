@@ -1,5 +1,5 @@
-//! The role that `walpost init` makes has the rights that Walpost needs, and no others; who lacks one
-//! is told the statement that grants it.
+//! The role created by `walpost init` has the rights that Walpost needs, and no others. If a right
+//! is missing, the error contains the statement that grants it.
 
 use super::budget;
 use crate::init::WRITE;
@@ -10,7 +10,7 @@ use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
-/// Its name takes quotes in SQL.
+/// The role's name has to be quoted in SQL.
 fn clerk<'s>(scene: &'s Scene<'s>) -> Clerk<'s> {
     Clerk::new(scene, format!("{}-Clerk", scene.name))
 }
@@ -64,7 +64,7 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
         .expect_code(0)
         .expect_says(&["1 event would never be delivered"]);
     if outbox == Outbox::Table {
-        // It drops the slot, and has the table sent again.
+        // The role drops the slot, and replays the table.
         scene.insert(&scene.aggregate(1), "k");
         let run = clerk.commands().invoke("run");
         let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);
@@ -92,7 +92,7 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
         let roles =
             format!("SELECT count(*) FROM pg_auth_members WHERE member = '\"{role}\"'::regrole");
         assert_eq!(db.number(&roles), 0, "member of a role");
-        // What it owns or was granted, in every database.
+        // Objects that the role owns or has rights on, in every database.
         let objects = db.rows(&format!(
             "SELECT DISTINCT classid::regclass::text, CASE WHEN classid = 'pg_database'::regclass THEN ''
                  ELSE pg_describe_object(classid, objid, 0) END
@@ -179,7 +179,7 @@ fn verify_needs_select_on_the_table_and_says_how_it_is_granted() {
     }
 }
 
-/// The statement in what was said, to its end.
+/// Returns the statement in the output, up to its end.
 fn statement<'t>(said: &'t str, start: &str) -> &'t str {
     let at = said
         .find(start)
@@ -191,7 +191,7 @@ fn statement<'t>(said: &'t str, start: &str) -> &'t str {
 
 #[test]
 fn statement_in_the_error_gives_back_each_right_that_was_taken() {
-    // The message says which right lacks otherwise from PostgreSQL 16 on.
+    // PostgreSQL 16 changed the error message about missing rights.
     for major in [15, 18] {
         let scene = of_major(Outbox::Table, major);
         let clerk = clerk(&scene);

@@ -1,5 +1,5 @@
-//! A table that was not in the publication for a while: what was committed in between is never sent by the slot, and is named until
-//! it is sent again.
+//! A table that was temporarily not in the publication: rows committed in the meantime are never
+//! sent by the slot, and are reported until they are replayed.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
@@ -24,14 +24,15 @@ fn alter(scene: &Scene, what: &str) {
         .run(&format!("ALTER PUBLICATION {} {what}", scene.slot()));
 }
 
-/// How many entries of the journal are about tables that were not published.
+/// Returns the number of journal entries about tables that were not published.
 pub(crate) fn gaps(scene: &Scene) -> i64 {
     scene
         .db
         .number("SELECT count(*) FROM walpost.journal WHERE detail ? 'left_publication'")
 }
 
-/// `check` fails until the rows that may be missing are sent, which brings this key.
+/// Asserts that `check` fails until a replay sends the rows that may be missing, including the one
+/// with this key.
 fn expect_replay(scene: &Scene, key: &str) {
     let command = format!("walpost replay --dropped-slots --pipeline {}", scene.name);
     let check = scene.check().finish().expect_code(3);
@@ -65,7 +66,7 @@ fn rows_from_between_are_named_after_a_restart_and_sent_again(exactly_once: bool
     alter(&scene, "DROP TABLE outbox");
     scene.insert(&aggregate, "between");
     alter(&scene, "ADD TABLE outbox");
-    // Also before anything has recorded it.
+    // The gap is detected even before it has been recorded.
     let check = scene.check().finish().expect_code(3);
     assert!(check.stdout.contains(GAP), "{}", check.stdout);
     let walpost = start_after_the_gap(&scene);
@@ -198,7 +199,7 @@ fn table_that_is_re_created_in_a_published_schema_has_no_gap() {
         assert_eq!(keys(&scene.wait_for_records(2)), ["before", "after"]);
         walpost.terminate().expect_code(0);
         assert_eq!(gaps(&scene), 0, "PostgreSQL {major}");
-        // A table that has left the schema is not published.
+        // A table moved out of the schema is not published.
         scene.db.run("ALTER TABLE events.outbox SET SCHEMA public");
         scene.run().finish().expect_code(3);
         scene.db.run(&format!(
@@ -252,7 +253,7 @@ fn what_was_recorded_in_another_database_or_cluster_is_not_believed() {
         let walpost = scene.start();
         walpost.terminate().expect_code(0);
         assert_eq!(gaps(&scene), 0, "{other}");
-        // It is replaced by what is found here.
+        // The record is replaced by the actual state of this database.
         let ours = "SELECT count(*) = 1 FROM walpost.table_state t JOIN pg_database d ON d.oid = t.database_oid
              WHERE d.datname = current_database() AND t.memberships <> '1'";
         assert!(scene.db.is_true(ours), "{other}");
@@ -283,7 +284,7 @@ fn database_without_the_record_has_no_gap_and_is_warned_about() {
     assert!(!check.stdout.contains(create), "{}", check.stdout);
 }
 
-/// From `walpost init` on, before the first `run`.
+/// The publication is observed from `walpost init` on, before the first `run`.
 #[test]
 fn rows_from_before_the_first_start_are_named() {
     let scene = Scene::new();
@@ -319,7 +320,7 @@ fn publication_that_is_made_anew_by_init_has_a_gap() {
     let init = scene.init().finish().expect_code(0);
     init.expect_says(&[GAP, "walpost replay --dropped-slots"]);
     scene.check().finish().expect_code(3);
-    // A slot that is made with the publication begins after it.
+    // A slot created along with the publication starts after it, so there is no gap.
     let scene = Scene::new();
     scene.drop_slot();
     scene.db.run(&format!("DROP PUBLICATION {}", scene.slot()));
@@ -329,7 +330,7 @@ fn publication_that_is_made_anew_by_init_has_a_gap() {
     assert_eq!(gaps(&scene), 0);
 }
 
-/// What was delivered by then is not sent again.
+/// Events delivered before the last update of the record are not replayed.
 #[test]
 fn record_is_renewed_while_events_are_delivered() {
     let scene = Scene::on(Server::shared(MAJOR), Broker::shared());

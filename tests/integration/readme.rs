@@ -1,4 +1,4 @@
-//! The examples of README.md and of docs/, run in the order in which a reader would.
+//! The examples in README.md and docs/, run in the order in which a reader would run them.
 
 mod consumers;
 mod links;
@@ -19,7 +19,7 @@ use crate::support::session::Session;
 use crate::support::wait::{wait_until, within_a_day};
 use crate::support::walpost::Invocation;
 
-/// Names the examples that tests run, so that a page or a heading that gets another name is one line here.
+/// Defines the examples that tests run, so that renaming a page or a heading changes one line here.
 macro_rules! examples {
     ($($name:ident = $page:literal, $heading:literal, $language:ident;)*) => {
         $(const $name: Example = Example {
@@ -90,11 +90,11 @@ examples! {
     FIRST_LOOK = "docs/operations.md", "First look", sql;
 }
 
-/// The page whose configurations ask services that are not here.
+/// The page whose configurations use services that are not available to the tests.
 const RENTED: &str = "docs/managed.md";
 
-/// Pages of which each block of a language goes through one test, wherever it stands: `toml` on all of them, and the
-/// runbook.
+/// Returns whether a single test runs every block of this language on the page: `toml` on all
+/// pages, and the runbook.
 fn is_run_as_a_whole(page: &str, language: &str) -> bool {
     language == "toml" || page == "docs/operations.md" && ["sql", "sh"].contains(&language)
 }
@@ -115,7 +115,7 @@ fn every_example_is_one_that_a_test_runs() {
             );
         }
     }
-    // Each is there, and is used by a test of this file.
+    // Each example exists and is used by a test in this file.
     let source = fs::read_to_string(in_repository("tests/integration/readme.rs")).unwrap();
     let source: String = source.split_whitespace().collect();
     for (name, example) in NAMED {
@@ -127,7 +127,7 @@ fn every_example_is_one_that_a_test_runs() {
     }
 }
 
-/// What systemd runs.
+/// Returns the command that systemd runs.
 fn run_line() -> String {
     let unit = include_str!("../../deploy/systemd/walpost.service");
     let line = unit
@@ -146,7 +146,7 @@ fn create_topic(place: &Place) {
     Broker::shared().create_topic(&place.topic(), 1, &[]);
 }
 
-/// Goes all the steps; `make` is how table, role, publication and slot are made.
+/// Follows every step; `make` creates the table, role, publication and slot.
 fn deploy(make: impl Fn(&Place)) {
     let place = Place::new("wal_level = replica\n");
     place.sql(&SETTINGS.one());
@@ -209,7 +209,7 @@ fn configuration_files_fit_what_init_makes() {
     db.run(&format!(
         "CREATE ROLE walpost LOGIN REPLICATION PASSWORD '{SECRET}'"
     ));
-    // With the columns that the examples add to the usual ones.
+    // Includes the columns that the examples add to the usual ones.
     for (database, table) in [("shop", "public.outbox"), ("billing", "accounts.outbox")] {
         server.session(database).run(&format!(
             "CREATE SCHEMA IF NOT EXISTS accounts;
@@ -231,7 +231,7 @@ fn configuration_files_fit_what_init_makes() {
     files.push(in_config_map());
     for text in files {
         place.write("walpost.toml", &text);
-        // Two of them use the same names for different kinds of outbox.
+        // Two of the files use the same names for different kinds of outbox.
         place.sh(&REMOVE.one());
         let file: toml::Table = place.fill_in(&text).parse().unwrap();
         let pipelines = file.get("pipeline").and_then(toml::Value::as_array);
@@ -248,18 +248,18 @@ fn configuration_files_fit_what_init_makes() {
         }
         place.sh_as_walpost("walpost check --config /etc/walpost/walpost.toml");
     }
-    // What these ask is not here.
+    // The servers in these files are not available here.
     let rented = files_of(true);
     assert!(rented.len() >= 2, "{rented:?}");
     for text in rented {
-        // Programs have to be there.
+        // The programs have to exist.
         let text = text.replace("/usr/local/bin/aws", "/bin/true");
         place.write("walpost.toml", &text.replace("/usr/bin/curl", "/bin/true"));
         place.sh("walpost check --offline --config /etc/walpost/walpost.toml");
     }
 }
 
-/// The configuration that the manifests for Kubernetes have.
+/// Returns the configuration in the manifests for Kubernetes.
 fn in_config_map() -> String {
     let map = include_str!("../../deploy/kubernetes/configmap.yaml");
     let (_, file) = map.split_once("walpost.toml: |\n").unwrap();
@@ -355,7 +355,7 @@ fn partitions_are_kept_by_run_as_described() {
     let made = format!("SELECT to_regclass('{last}') IS NOT NULL");
     wait_until("the last partition to be made", || db.is_true(&made));
 
-    // Rows that came before their partition.
+    // Rows written before their partition was created.
     let sql = MOVE_ROWS.one();
     place.sql(&EVENT.one());
     let insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, created_at) VALUES ('order', 'k', 't', '2025-11-01 12:00+00')";
@@ -407,7 +407,7 @@ fn pipelines_are_changed_as_described() {
     let [reload, accept] = &RELOAD.all()[..] else {
         panic!("two ways to reload");
     };
-    // Where systemd's unit has it.
+    // The path of the socket in systemd's unit.
     let control = |example: &str| {
         let socket = "export WALPOST_CONTROL=/run/walpost/control.sock";
         place.sh(&format!("{socket}\n{example}"))
@@ -418,7 +418,7 @@ fn pipelines_are_changed_as_described() {
     let late = format!("[[pipeline]]{}", pipeline.replace("orders", "late"));
     place.write("pipelines.d/late.toml", &late);
     walpost.wait_for_log("1 added (late)");
-    // There is no publication, as the page says.
+    // The publication does not exist yet, as the page says.
     walpost.wait_for_log("halted");
     place.sh(&PIPELINES
         .one()
@@ -442,7 +442,8 @@ fn pipelines_are_changed_as_described() {
     walpost.stop();
 }
 
-/// A database with the table that the query reads, which is empty, and the role that may read it.
+/// Creates a database with the table that the query reads, which is empty, and the role that may
+/// read it.
 fn shards(place: &Place) -> Session {
     place
         .server
@@ -459,7 +460,8 @@ fn rows_of_a_query_are_pipelines_as_described() {
     let place = Place::new("");
     create_topic(&place);
     let db = shards(&place);
-    // Asked when it is told to, and not before the pipeline has what it needs.
+    // With this interval, the query runs only when a reload is requested, and so not before the
+    // pipeline's objects exist.
     place.write("walpost.toml", &ROWS_FILE.one().replace("30s", "1h"));
     let mut walpost = place.start(&run_line());
     walpost.wait_for_log("there is no pipeline yet");
@@ -559,7 +561,7 @@ fn status_shows_a_running_pipeline() {
     let mut walpost = run(&place);
     let address = walpost.wait_for_log("status at http://");
     let address = address.rsplit_once("http://").unwrap().1.trim();
-    // What has delivered an event streams, whatever the log says already.
+    // A pipeline that has delivered an event is streaming, whatever has been logged.
     place.sql(&EVENT.one());
     place.wait_for_records(&mut walpost, 1);
     let shown = place.sh_as_walpost(&format!("{} --http {address}", STATUS.one().trim()));
@@ -575,7 +577,7 @@ fn events_that_are_sent_again_keep_their_ids() {
     for _ in 0..3 {
         place.sql(&EVENT.one());
     }
-    // A slot that is lost, and re-created.
+    // The slot is lost and re-created.
     place.sh(&REMOVE.one());
     place.sh(&INIT.all()[0]);
     let mut walpost = run(&place);
@@ -597,7 +599,7 @@ fn events_that_are_sent_again_keep_their_ids() {
     walpost.stop();
 }
 
-/// Delivers events to a consumer of the page, and sends them again.
+/// Delivers events to a consumer from the page, and replays them.
 fn check_consumer(place: &Place, consumer: &Consumer<'_>) {
     create_topic(place);
     place.sh(&INIT.all()[0]);
@@ -655,7 +657,7 @@ fn consumer_in_python_skips_duplicates() {
     let place = Place::new("");
     let database = place.etc("billing.db");
     let sql = |statement: &str| {
-        // Until the consumer has created it, there is nothing.
+        // Before the consumer has created the table, the query fails.
         place.sh(&format!(
             "python3 -B -c 'import sqlite3, sys
 with sqlite3.connect(sys.argv[1], timeout=30) as db:
@@ -723,7 +725,7 @@ fn other_queries_answer_what_they_are_for() {
     assert!(open.iter().any(held), "{open:?}");
 }
 
-/// Restarts the server, as settings require.
+/// Restarts the server to apply settings.
 fn restart(place: &Place) {
     place.server.stop(Stop::Fast);
     place.server.start();
@@ -774,7 +776,7 @@ fn deploying_with_passwords_and_tls_ends_with_an_event_in_a_consumer() {
     place.sql(&SETTINGS.one());
     restart(&place);
 
-    // What is read by \password.
+    // Input for psql's \password.
     let password = format!("{SECRET}-role");
     let init = TLS_INIT.one().replace(
         "psql ",
@@ -783,7 +785,7 @@ fn deploying_with_passwords_and_tls_ends_with_an_event_in_a_consumer() {
     place.sh(&init);
     let admitted = in_backticks("docs/deploy.md", "hostssl ");
     let file = place.shop().value("SHOW hba_file").unwrap();
-    // Of the role alone, and in front of the lines that are there.
+    // For this role only, and before the existing lines.
     let admitted = admitted.replace("192.0.2.17/32", "127.0.0.1/32");
     let rules = fs::read_to_string(&file).unwrap();
     let reject = "host all walpost 127.0.0.1/32 reject";
@@ -823,7 +825,7 @@ fn deploying_with_passwords_and_tls_ends_with_an_event_in_a_consumer() {
     walpost.stop();
 }
 
-/// The code in the page's text that begins with `start`.
+/// Returns the code on the page that begins with `start`.
 fn in_backticks(path: &str, start: &str) -> String {
     let found = markdown::in_backticks(&page(path).text);
     let found = found.into_iter().find(|code| code.starts_with(start));
@@ -842,11 +844,11 @@ fn statements_of_the_runbook_are_ones_that_postgresql_takes() {
             db.run(statement);
         }
     }
-    // None of them has dropped a slot that is well.
+    // None of the statements dropped a slot that is in use.
     assert_eq!(db.number("SELECT count(*) FROM pg_replication_slots"), 1);
 }
 
-/// The shell lines of all pages that start Walpost.
+/// The shell commands on all pages that start Walpost.
 #[test]
 fn commands_of_the_pages_are_ones_that_walpost_knows() {
     let blocks = manual().flat_map(|page| page.blocks());

@@ -1,4 +1,4 @@
-//! Sessions that end again and again, and connections that reach two servers.
+//! Sessions that end repeatedly, and connections that reach two different servers.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::support::wait::{PATIENCE, poll_until, stays, wait_until};
 use crate::support::walpost::{Invocation, Walpost};
 
 const RECONNECTS: usize = 200;
-/// After so many everything is there that a process needs.
+/// After this many reconnects, a process has allocated everything it needs.
 const FIRST: usize = 20;
 
 #[test]
@@ -30,7 +30,7 @@ in_both_modes! {
     server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_session
 }
 
-/// Nothing is confirmed meanwhile, so that no session gets any further.
+/// Nothing is confirmed meanwhile, so no session makes progress.
 fn server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_session(
     exactly_once: bool,
 ) {
@@ -46,7 +46,7 @@ fn server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_s
     walpost.terminate().expect_code(0);
 }
 
-/// What a process holds.
+/// Resources that a process holds.
 #[derive(Clone, Copy, Debug)]
 struct Footprint {
     threads: u64,
@@ -78,7 +78,7 @@ fn stays_small(exactly_once: bool) {
     let mut walpost = scene.start();
     let mut before = None;
     for count in 1..=RECONNECTS {
-        // What has been confirmed has the next attempt come soon.
+        // Once something has been confirmed, the next attempt follows soon.
         let confirmed = scene.confirmed();
         wait_until("something to be confirmed", || {
             scene.confirmed() > confirmed
@@ -91,7 +91,7 @@ fn stays_small(exactly_once: bool) {
     }
     load.stop();
     let before = before.unwrap();
-    // What the last session had under way ends soon.
+    // Tasks of the last session end soon.
     let settled = poll_until(Duration::from_secs(20), || {
         Footprint::of(&walpost).is_near(before).then_some(())
     });
@@ -103,7 +103,7 @@ fn stays_small(exactly_once: bool) {
     scene.settle(walpost, &[], scene.resends(RECONNECTS));
 }
 
-/// Every server version has some of these, and ends sessions by them.
+/// Settings that end sessions; each server version has some of them.
 const TIMEOUTS: [&str; 4] = [
     "statement_timeout",
     "idle_in_transaction_session_timeout",
@@ -116,7 +116,8 @@ fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
     for major in MAJORS {
         let scene = Scene::on(Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);
-        // More than all buffers between take, so that the walsender is blocked in the transaction.
+        // More data than all buffers in between can hold, so that the walsender blocks within the
+        // transaction.
         let payload = "jsonb_build_object('text', repeat('x', 2000))";
         scene
             .db
@@ -156,12 +157,12 @@ fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
     }
 }
 
-/// An address goes over to another server between two connections: what the one says of the slot is
-/// not so on the other.
+/// The address moves to another server between two connections: the state of the slot on the first
+/// server does not apply to the second.
 #[test]
 fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
     let (old, new) = (Server::private(MAJOR, ""), Server::private(MAJOR, ""));
-    // The old server's slot is beyond all that the new one has.
+    // The old server's slot is ahead of all WAL on the new server.
     for _ in 0..3 {
         old.session("postgres")
             .run("SELECT pg_switch_wal(); CREATE TABLE t (); DROP TABLE t");

@@ -1,23 +1,23 @@
-//! Usage and configuration that can't be right: exit code 2, before any server is asked.
+//! Invalid usage and configuration: exit code 2, before any server is contacted.
 
 use crate::support::walpost::{Finished, Invocation, config_file};
 
 const NOWHERE: &str = "postgresql://walpost@/shop?host=/nowhere";
 
-/// `walpost run` with flags alone, none of whose servers exists.
+/// Runs `walpost run` with flags only; none of the servers exists.
 fn run(arguments: &[&str]) -> Finished {
     Invocation::new(["run", "--postgres", NOWHERE, "--kafka", "127.0.0.1:9"])
         .args(arguments)
         .finish()
 }
 
-/// `walpost run` with a file.
+/// Runs `walpost run` with a file.
 fn run_file(text: &str) -> Finished {
     let file = config_file(text);
     Invocation::new(["run", "--config"]).arg(file).finish()
 }
 
-/// A file with one pipeline that has these lines too.
+/// Runs with a file with one pipeline that also has these lines.
 fn pipeline(lines: &str) -> Finished {
     run_file(&format!(
         "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n

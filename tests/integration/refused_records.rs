@@ -1,4 +1,5 @@
-//! Records that brokers refuse because of what is in them: the message has the broker's reason, and `on_unroutable` applies.
+//! Records that brokers refuse because of their content: the message has the broker's reason, and
+//! `on_unroutable` applies.
 
 use std::path::PathBuf;
 
@@ -15,7 +16,7 @@ in_both_modes! {
     refused_records_become_dead_letters
 }
 
-/// A configuration that takes timestamps from a column and creates topics.
+/// Returns a configuration that takes timestamps from a column and creates topics.
 fn file(scene: &Scene, settings: &str) -> PathBuf {
     let mode = match scene.is_exactly_once() {
         true => "exactly-once",
@@ -26,7 +27,7 @@ fn file(scene: &Scene, settings: &str) -> PathBuf {
     ))
 }
 
-/// Runs until it halts, after these rows.
+/// Inserts these rows, and asserts that the pipeline halts with these texts.
 fn halts(scene: &Scene, rows: &str, texts: &[&str]) {
     scene.db.run(&format!("INSERT INTO outbox VALUES {rows}"));
     let run = Invocation::new(["run", "--config"]).arg(file(scene, ""));
@@ -61,7 +62,8 @@ fn timestamp_ahead_of_the_broker_halts_with_the_value_and_the_setting(exactly_on
             "walpost skip --to",
         ],
     );
-    // At least once, each pass that looks for the refused record sends the one before it again.
+    // In at-least-once mode, each pass that searches for the refused record sends the preceding one
+    // again.
     let mut delivered = of_topic(&scene.records(), &format!("outbox.event.{aggregate}"));
     delivered.dedup();
     assert_eq!(delivered, ["good"]);
@@ -130,7 +132,8 @@ fn refused_records_become_dead_letters(exactly_once: bool) {
     scene.wait_until_confirmed();
     let records = scene.records();
     let topic = format!("outbox.event.{aggregate}");
-    // At least once, each pass that looks for a refused record sends those before it again.
+    // In at-least-once mode, each pass that searches for a refused record sends the preceding ones
+    // again.
     let mut delivered = of_topic(&records, &topic);
     delivered.dedup();
     assert_eq!(delivered, ["first", "last"]);

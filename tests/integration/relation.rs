@@ -1,4 +1,4 @@
-//! The table changes its shape while events are written.
+//! The table's columns change while events are written.
 
 use crate::support::checker::Resends;
 use crate::support::records::keys;

@@ -1,4 +1,4 @@
-//! Pipelines that come, go and change while the process runs, and the others that do not notice.
+//! Pipelines are added, removed and changed while the process runs, without affecting the others.
 
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
@@ -21,14 +21,14 @@ mod query;
 const RELOADED: &str = "configuration reloaded";
 const NOT_RELOADED: &str = "configuration not reloaded";
 
-/// A process with a configuration file, which can be asked by its control socket.
+/// A process with a configuration file and a control socket.
 struct Process {
     folder: PathBuf,
     walpost: Walpost,
 }
 
 impl Process {
-    /// With these pipelines in its file.
+    /// Starts a process with these pipelines in its file.
     fn start(scenes: &[&Scene]) -> Self {
         let folder = reaper::folder("config");
         replace(&folder.join("walpost.toml"), &file_of(scenes));
@@ -47,7 +47,8 @@ impl Process {
         self.folder.join("walpost.toml")
     }
 
-    /// Puts these pipelines into its file, and waits until that was taken, for the `count`th time.
+    /// Writes these pipelines to the file, and waits until the configuration has been reloaded for
+    /// the `count`th time.
     fn reload(&mut self, scenes: &[&Scene], count: usize) -> String {
         replace(&self.file(), &file_of(scenes));
         self.walpost.wait_for_logs(RELOADED, count)
@@ -62,7 +63,7 @@ impl Process {
     }
 }
 
-/// As editors do it.
+/// Replaces the file by renaming a new one, as editors do.
 fn replace(file: &Path, text: &str) {
     let new = file.with_extension("new");
     fs::write(&new, text).unwrap();
@@ -89,7 +90,7 @@ fn file_of(scenes: &[&Scene]) -> String {
     head() + &pipelines.collect::<String>()
 }
 
-/// The process of the server that sends the pipeline its events.
+/// Returns the PID of the walsender that sends the pipeline its events.
 fn walsender(scene: &Scene) -> String {
     scene.db.value(&format!(
         "SELECT coalesce(active_pid::text, 'none') FROM pg_replication_slots WHERE slot_name = '{}'",
@@ -120,7 +121,7 @@ fn pipelines_come_and_go_with_the_file_and_the_others_do_not_notice() {
     let line = process.reload(&[&stays], 2);
     assert!(line.contains("1 removed"), "{line}");
     wait_until("the slot to be released", || !comes.slot_is_active());
-    // It is there, so that nothing is lost.
+    // The slot still exists, so nothing is lost.
     let gone = process
         .walpost
         .wait_for_log("removed from the configuration");
@@ -202,7 +203,7 @@ fn pipeline_that_is_changed_restarts_alone_and_loses_nothing() {
         load.stop();
         assert_eq!(walsender(&stays), senders[0]);
         assert_ne!(walsender(&changes), senders[1]);
-        // It drains before it starts again.
+        // The pipeline drains before it starts again.
         let summary = changes.settle(process.walpost, &[], Resends::Never);
         assert_eq!(summary.repeated, 0);
     }
@@ -230,14 +231,14 @@ fn file_that_cannot_be_used_changes_nothing_and_is_told() {
     let senders = [&one, &other].map(walsender);
     let good = file_of(&[&one, &other]);
     let twice = good.clone() + &pipeline(&one, "");
-    // In the middle of a text; with a key that there is not; with a name that is there already.
+    // Truncated within a string; with an unknown key; with a duplicate name.
     let broken = [
         (&good[..good.len() - 5], "line "),
         (&(good.clone() + "windows = 1\n"), "windows"),
         (&twice, "have the same name"),
     ];
     for (times, (text, why)) in broken.into_iter().enumerate() {
-        // As it is while it is being written, so that there is a moment when it is empty.
+        // Writes the file in place, so that it is empty for a moment.
         fs::write(process.file(), text).unwrap();
         let line = process.walpost.wait_for_logs(NOT_RELOADED, times + 1);
         assert!(line.contains(why), "{line}");
@@ -294,7 +295,7 @@ fn folder_has_a_pipeline_in_each_file() {
     replace(&folder.join("walpost.toml"), &(head() + source));
     let part = |name: &str, scene: &Scene| replace(&parts.join(name), &pipeline(scene, ""));
     part("one.toml", &one);
-    // What editors leave is none.
+    // Temporary files of editors are not pipelines.
     fs::write(parts.join(".two.toml.swp"), "half").unwrap();
     fs::write(parts.join("two.toml~"), "half").unwrap();
     let mut process = Process::start_in(folder, 1);
@@ -315,7 +316,7 @@ fn folder_has_a_pipeline_in_each_file() {
     fs::remove_file(parts.join("two.toml")).unwrap();
     process.walpost.wait_for_logs(RELOADED, 3);
     wait_until("the slot to be released", || !two.slot_is_active());
-    // A folder that is not there any more is no word of a person.
+    // A missing folder does not count as a request to remove its pipelines.
     fs::rename(&parts, parts.with_extension("away")).unwrap();
     let line = process.walpost.wait_for_logs(NOT_RELOADED, 2);
     assert!(line.contains("pipelines.d"), "{line}");
@@ -325,7 +326,7 @@ fn folder_has_a_pipeline_in_each_file() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// A configuration with a folder of pipelines, and the folder.
+/// Returns a configuration with a folder of pipelines, and the folder.
 fn with_parts() -> (PathBuf, PathBuf) {
     let folder = reaper::folder("config");
     let parts = folder.join("pipelines.d");
@@ -335,7 +336,7 @@ fn with_parts() -> (PathBuf, PathBuf) {
     (folder, parts)
 }
 
-/// Whoever can write there would have Walpost send its passwords to servers of his choice.
+/// Write access to the folder would be enough to make Walpost send its passwords to any server.
 #[test]
 fn folder_that_others_can_write_sends_no_password() {
     let (folder, parts) = with_parts();
@@ -397,7 +398,7 @@ fn folder_that_others_can_write_later_changes_no_pipeline() {
     assert!(line.contains("can be written by others"), "{line}");
     assert!(!other.slot_is_active());
     assert_eq!(walsender(&one), sender);
-    // The remedy alone has it read again.
+    // Fixing the permissions is enough to have the folder read again.
     fs::set_permissions(&parts, Permissions::from_mode(0o755)).unwrap();
     process.walpost.wait_for_log(RELOADED);
     wait_until_streaming(&other);
@@ -448,7 +449,7 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
         &format!("{} streaming", other.name),
     ]);
     one.insert(&aggregate, "k");
-    // A file that is read again starts nothing that a person has stopped.
+    // A reload does not start a pipeline that an operator has stopped.
     process
         .ask(&["reload"])
         .expect_code(0)
@@ -495,7 +496,7 @@ fn pipeline_that_has_halted_is_started_again_when_its_cause_is_gone() {
     halts.wait_for_records(1);
     assert_eq!(walsender(&other), sender);
     halts.wait_until_confirmed();
-    // It was put right: the process ends as if it had never halted.
+    // After the fix, the process exits as if the pipeline had never halted.
     process.walpost.terminate().expect_code(0);
     assert_eq!(halts.judge(&[], Resends::Never).committed, 1);
 }
@@ -506,7 +507,7 @@ fn process_whose_pipelines_were_all_stopped_goes_on_and_ends_when_it_is_told() {
     let mut process = Process::start(&[&scene]);
     process.ask(&["stop", &scene.name]).expect_code(0);
     let http = process.walpost.http();
-    // Its slot is watched still, for PostgreSQL retains WAL for it.
+    // The pipeline's slot is still monitored, because PostgreSQL retains WAL for it.
     scene.write_other_wal(40);
     wait_until("the retained WAL to be told", || {
         let kept = http.metric("walpost_slot_retained_bytes", &scene.name);
@@ -539,8 +540,8 @@ fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
     restart(3);
     let before = ["task", "fd"].map(held);
     restart(20);
-    // Clients of librdkafka go on a thread of their own, and connect when they need to: to some broker after the first count. One
-    // thing that is left behind at each restart is more than that.
+    // librdkafka's clients have their own threads and connect when they need to, some only after
+    // the first count. A leak of one thread or descriptor per restart would exceed this difference.
     wait_until("threads and descriptors to be about as they were", || {
         let now = ["task", "fd"].map(held);
         now.iter()
@@ -571,7 +572,8 @@ fn slot_that_a_change_leaves_behind_is_told() {
         "{line}"
     );
     process.walpost.wait_for_log("halted");
-    // Put right, it is as before: a pipeline that has halted starts when its definition changes.
+    // After the definition is fixed, everything works as before: a halted pipeline starts when its
+    // definition changes.
     let aggregate = changes.aggregate(1);
     changes.insert(&aggregate, "k");
     process.reload(&[&changes, &other], 2);

@@ -1,11 +1,11 @@
-//! PostgreSQL that somebody else administers: nobody is a superuser, and some things are called otherwise.
+//! A managed PostgreSQL service: no user is a superuser, and some rights have other names.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::Server;
 use crate::support::scene::Scene;
 
-/// As on Amazon RDS: whoever is a member of the role may replicate, and the attribute says that nobody may. In this database
-/// alone.
+/// Imitates Amazon RDS, in this database only: members of a role may replicate, and the attribute
+/// is false for every role.
 const HIDE: &str = "SET allow_system_table_mods = on;
     CREATE OR REPLACE VIEW pg_catalog.pg_roles AS SELECT rolname, rolsuper, rolinherit, rolcreaterole, rolcreatedb, rolcanlogin,
         false AS rolreplication, rolconnlimit, '********'::text AS rolpassword, rolvaliduntil, rolbypassrls,
@@ -27,7 +27,7 @@ fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_righ
         let init = scene.at(&dba).invoke("init");
         init.args(["--role", "walpost"]).finish()
     };
-    // What the membership gives there, an ordinary server gives by the attribute.
+    // Unlike RDS, this server grants the right by the attribute only, not by the membership.
     init().expect_code(3).expect_says(&[
         "role dba has no REPLICATION",
         "GRANT rds_replication TO dba",

@@ -1,4 +1,4 @@
-//! `replay`: rows of the table are sent again, as they were sent at first.
+//! `replay` sends rows of the table again, unchanged.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ mod select;
 
 const HEADER: &str = "walpost-replay";
 
-/// What the journal says of replays: state and rows.
+/// Returns the state and the number of rows of each replay in the journal.
 fn journal(scene: &Scene) -> Vec<[String; 2]> {
     let rows = scene.db.rows(
         "SELECT detail ->> 'state', detail ->> 'sent' FROM walpost.journal WHERE action = 'replay' ORDER BY id",
@@ -27,7 +27,7 @@ fn journal(scene: &Scene) -> Vec<[String; 2]> {
         .collect()
 }
 
-/// The ids of runs, of those records that have one.
+/// Returns the run ids of the records that have one.
 fn runs(records: &[Record]) -> HashSet<String> {
     let replayed = records.iter().filter(|record| is_replayed(record));
     replayed.map(|r| r.header(HEADER).to_owned()).collect()
@@ -37,7 +37,7 @@ fn is_replayed(record: &Record) -> bool {
     record.header_names().contains(&HEADER)
 }
 
-/// Runs it, and returns the keys of what it sends to standard output.
+/// Runs the replay, and returns the keys of the records that it writes to standard output.
 fn keys_to_stdout(scene: &Scene, arguments: &[&str]) -> Vec<String> {
     let replay = scene.replay(arguments).args(["--yes", "--sink", "stdout"]);
     keys_of(&replay.finish().expect_code(0))
@@ -53,7 +53,7 @@ fn keys_of(done: &Finished) -> Vec<String> {
         .collect()
 }
 
-/// A role that may add to the journal and is no superuser.
+/// A role that may write to the journal and is not a superuser.
 fn clerk<'s>(scene: &'s Scene<'s>) -> Clerk<'s> {
     Clerk::new(scene, format!("{}_clerk", scene.name))
 }

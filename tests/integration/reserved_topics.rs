@@ -1,4 +1,5 @@
-//! Rows that name a topic of Walpost's own, or one of Kafka's: they reach neither, whatever produced the name.
+//! Rows that name one of Walpost's own topics or Kafka's internal topics are never sent there,
+//! however the name is composed.
 
 use serde_json::{Value, json};
 
@@ -9,7 +10,8 @@ use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
 const CHECKPOINTS: &str = "walpost-checkpoints";
-/// What a row has to say to name each reserved topic, if the topic is `{aggregatetype}`.
+/// The value with which a row names each reserved topic, if the topic is `{aggregatetype}`, and the
+/// expected error.
 const RESERVED: [(&str, &str); 4] = [
     (CHECKPOINTS, "reserved for checkpoints"),
     ("walpost-dead-letters", "reserved for dead letters"),
@@ -22,7 +24,7 @@ for_each_outbox! {
     row_that_names_a_reserved_topic_becomes_a_dead_letter
 }
 
-/// A checkpoint that claims to have delivered everything committed by now.
+/// Returns a checkpoint that claims that everything committed by now has been delivered.
 pub(crate) fn forged(scene: &Scene) -> String {
     let last = scene.checkpoints().pop().expect("a checkpoint");
     let mut checkpoint: Value = serde_json::from_str(last.text()).unwrap();
@@ -32,15 +34,16 @@ pub(crate) fn forged(scene: &Scene) -> String {
     checkpoint.to_string()
 }
 
-/// How many records of the checkpoint topic have the key.
+/// Returns how many records of the checkpoint topic have the key.
 fn checkpoints_of(scene: &Scene, key: &str) -> usize {
-    // Those behind an open transaction, which can be another pipeline's, are not readable yet.
+    // Records after an open transaction, possibly of another pipeline, can't be read yet.
     scene.broker.wait_for_ends(CHECKPOINTS);
     let records = scene.broker.read(&[CHECKPOINTS.to_owned()]);
     records.iter().filter(|record| record.key() == key).count()
 }
 
-/// A role that may insert into the outbox of pipeline a, and do nothing else, writes a checkpoint of pipeline b.
+/// A role with no right except to insert into the outbox of pipeline a tries to write a checkpoint
+/// of pipeline b.
 #[test]
 fn row_does_not_forge_a_checkpoint_of_another_pipeline() {
     let victim = Scene::new().exactly_once();
@@ -104,7 +107,7 @@ fn row_that_names_a_reserved_topic_becomes_a_dead_letter(outbox: Outbox) {
         "topic = \"{{aggregatetype}}\"\ndelivery = \"exactly-once\"\non_unroutable = \"dead-letter\"\n\
          dead_letter_topic = \"{letters}\"\n"
     );
-    // The pipeline's own topics, and those of others of the process that are named otherwise.
+    // The pipeline's own topics, and those of other pipelines in the process with other names.
     let others = format!(
         "\n[[pipeline]]\nname = \"other\"\npostgres = \"host=/nowhere\"\ndelivery = \"exactly-once\"\n\
          checkpoint = {{ topic = \"{checkpoints}\" }}\non_unroutable = \"dead-letter\"\n\
@@ -117,7 +120,7 @@ fn row_that_names_a_reserved_topic_becomes_a_dead_letter(outbox: Outbox) {
         .start_streaming();
     let others = format!("{good}.other");
     let reserved = RESERVED.map(|(topic, _)| topic);
-    // Kafka would create none of those whose names differ from these in . and _ alone.
+    // Kafka refuses to create a topic whose name differs from these only in . and _.
     let colliding = [&letters, &checkpoints, &others].map(|topic| topic.replace('.', "_"));
     let [first, second, third] = &colliding;
     let reserved = [
@@ -150,7 +153,7 @@ fn row_that_names_a_reserved_topic_becomes_a_dead_letter(outbox: Outbox) {
     walpost.terminate().expect_code(0);
 }
 
-/// As Debezium's `route.topic.regex` does.
+/// As with Debezium's `route.topic.regex`.
 #[test]
 fn regular_expression_does_not_lead_to_a_reserved_topic() {
     for (column, replacement) in [("post-checkpoints", "wal$1"), ("__consumer_offsets", "$1")] {
@@ -224,7 +227,7 @@ fn replay_and_verify_keep_rows_from_reserved_topics() {
     verified.expect_says(&["is reserved for checkpoints"]);
 }
 
-/// As text, so that no command connects.
+/// The topic is known from the configuration, so no command connects.
 #[test]
 fn fixed_topic_that_is_reserved_is_refused() {
     let scene = Scene::bare();
@@ -238,7 +241,7 @@ fn fixed_topic_that_is_reserved_is_refused() {
     }
 }
 
-/// Kafka creates no topic whose name differs from that of an existing one in `.` and `_` alone.
+/// Kafka refuses to create a topic whose name differs from an existing one only in `.` and `_`.
 #[test]
 fn row_creates_no_topic_that_keeps_a_reserved_one_from_being_created() {
     let mut scene = Scene::new();

@@ -1,6 +1,7 @@
-//! The database is put back to an earlier state on the same timeline, as by a snapshot of its disk:
-//! nothing but the log itself tells that it is another history. Exactly-once halts before anything is
-//! confirmed, instead of taking new events for those that it has delivered.
+//! The database is restored to an earlier state on the same timeline, for example from a disk
+//! snapshot, so only the contents of WAL show that it is a different history. In exactly-once mode
+//! Walpost halts before anything is confirmed, instead of mistaking new events for those it has
+//! delivered.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,22 +13,22 @@ use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
 
-/// Events that are in Kafka, and not in the copy.
+/// Number of events that are in Kafka, but not in the copy.
 const DELIVERED: usize = 3 * 500;
-/// Events of the other history.
+/// Number of events in the other history.
 const NEW: usize = 20;
 
-/// A scene whose server has lost what it delivered last.
+/// A scene whose server has lost the events that were delivered last.
 struct Restored<'a> {
     scene: Scene<'a>,
     aggregate: String,
     copy: PathBuf,
-    /// What the checkpoint says is in Kafka.
+    /// The checkpoint's safe LSN: everything up to it is in Kafka.
     safe: u64,
 }
 
 impl<'a> Restored<'a> {
-    /// One event is in the copy, and [`DELIVERED`] come after it.
+    /// Takes a copy with one event, then delivers [`DELIVERED`] more.
     fn deliver(server: &'a Server, outbox: Outbox) -> Self {
         let mut scene = Scene::of_on(outbox, server, Broker::shared()).exactly_once();
         let aggregate = scene.aggregate(2);
@@ -55,7 +56,7 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// Puts the copy back.
+    /// Restores the copy.
     fn put_back(&mut self) {
         self.scene.server.stop(Stop::Fast);
         self.scene.server.put_back(&self.copy);
@@ -70,7 +71,7 @@ impl<'a> Restored<'a> {
         assert!(self.scene.wal_position() < self.safe);
     }
 
-    /// Writes what is no event, until the log is longer than that of the history that was left.
+    /// Writes other WAL until it extends past the end of the abandoned history.
     fn outgrow(&self) {
         while self.scene.wal_position() <= self.safe {
             self.scene
@@ -79,7 +80,7 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// It halts, and says so; nothing was confirmed or delivered.
+    /// Asserts that Walpost halts with these texts, and that nothing was confirmed or delivered.
     fn expect_halt(&self, says: &[&str]) {
         let confirmed = self.scene.confirmed();
         for _ in 0..2 {
@@ -93,13 +94,14 @@ impl<'a> Restored<'a> {
         }
     }
 
-    /// A person accepts the log as it is, and what the slot has is delivered.
+    /// Adopts the server's WAL as it is, and asserts that the events after the slot's position are
+    /// delivered.
     fn adopt(self, count: usize) {
         let adopted = self.scene.checkpoint("adopt").arg("--yes").finish();
         adopted.expect_code(0);
         let walpost = self.scene.start();
         let records = self.scene.wait_for_records(1 + DELIVERED + count);
-        // Before 17 a server that stops may not have written where the slot stood last.
+        // Before version 17, a server may not save the slot's last position when it stops.
         assert!(records.len() <= 2 + DELIVERED + count);
         walpost.terminate().expect_code(0);
     }
@@ -128,7 +130,7 @@ fn database_put_back_halts_on_18() {
     database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(18, Outbox::Messages);
 }
 
-/// By then the end of WAL tells nothing.
+/// By now the end of WAL no longer shows that the database was restored.
 #[test]
 fn database_that_has_outgrown_what_was_delivered_halts_where_the_last_event_is_missing() {
     let server = Server::private(MAJOR, "");
@@ -137,7 +139,7 @@ fn database_that_has_outgrown_what_was_delivered_halts_where_the_last_event_is_m
     restored.insert_new();
     restored.outgrow();
     restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
-    // With an event behind the place of the last one, instead of nothing.
+    // Here an event follows the position of the last delivered one.
     restored.scene.insert(&restored.aggregate, "new");
     restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
     restored.adopt(NEW + 1);
@@ -154,7 +156,7 @@ fn idle_database_that_has_outgrown_what_was_delivered_halts_on_18() {
     restored.adopt(NEW);
 }
 
-/// As after a base backup, which has no slots, that was started without recovery.
+/// As after a base backup, which contains no slots, is started without recovery.
 #[test]
 fn database_put_back_whose_slot_init_has_made_again_halts() {
     let server = Server::private(MAJOR, "");
@@ -166,14 +168,14 @@ fn database_put_back_whose_slot_init_has_made_again_halts() {
     restored.insert_new();
     restored.scene.init().finish().expect_code(0);
     restored.expect_halt(&["ends at", "was put back to an earlier state"]);
-    // The slot is at a place that the records in Kafka are beyond.
+    // The slot is at a position before that of the records in Kafka.
     restored.outgrow();
     restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
     restored.scene.insert(&restored.aggregate, "seen");
     restored.adopt(1);
 }
 
-/// A pipeline that waits for PostgreSQL meanwhile.
+/// The pipeline is waiting for PostgreSQL during the restore.
 #[test]
 fn database_put_back_under_a_running_pipeline_halts() {
     let server = Server::private(MAJOR, "");
@@ -190,8 +192,8 @@ fn database_put_back_under_a_running_pipeline_halts() {
     restored.adopt(NEW);
 }
 
-/// The place of the slot may be old although nothing was put back: it is on disk since the last
-/// checkpoint of PostgreSQL only, and all that was delivered since comes again.
+/// The slot's position may be old even without a restore: it was saved at PostgreSQL's last
+/// checkpoint, and everything delivered since then is sent again.
 #[test]
 fn server_that_crashed_is_confirmed_again_without_a_new_event() {
     let server = Server::private(MAJOR, "");
@@ -201,8 +203,9 @@ fn server_that_crashed_is_confirmed_again_without_a_new_event() {
     let safe = loop {
         let walpost = scene.start();
         scene.db.run("CHECKPOINT");
-        // The server saves the slot at the first position confirmed beyond the running transactions that a checkpoint
-        // writes down: that is the first event. What is confirmed after it is in the server's memory alone.
+        // The server saves the slot at the first position confirmed after the running transactions
+        // recorded by a checkpoint, which is that of the first event. Later confirmations are only
+        // in the server's memory.
         for events in [1, 50] {
             for _ in 0..events {
                 scene.insert(&aggregate, "k");
@@ -219,7 +222,8 @@ fn server_that_crashed_is_confirmed_again_without_a_new_event() {
         if scene.confirmed() < before {
             break safe;
         }
-        // The server has written down which transactions run, as it does four times a minute, and the slot with that.
+        // The server recorded the running transactions, as it does four times a minute, and saved
+        // the slot with them.
         assert!(sent < 500, "the slot never goes back");
     };
     let walpost = scene.start();

@@ -1,4 +1,4 @@
-//! `maintain`, and the same beside `run`: partitions ahead, and the retention.
+//! `maintain`, also concurrently with `run`: creation of future partitions, and retention.
 
 use std::time::Duration;
 
@@ -21,13 +21,15 @@ const COLUMNS: &str =
     "id uuid NOT NULL, aggregatetype text, aggregateid text, type text, payload jsonb,
     created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (id, created_at)";
 
-/// How `init` makes them, and how others do: without it, DETACH ... CONCURRENTLY is used.
+/// The default partition that `init` creates. Tables made by others may lack one; then DETACH ...
+/// CONCURRENTLY is used.
 const DEFAULT: &str = "CREATE TABLE outbox_default PARTITION OF outbox DEFAULT;";
 
-/// As in src/retention.rs.
+/// The same as in src/retention.rs.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Makes two partitions of the table: `_old`, whose time is over, and `_new`.
+/// Returns SQL that creates two partitions of the table: `_old`, whose time range has passed, and
+/// `_new`.
 fn old_and_new(table: &str) -> String {
     format!(
         "DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN
@@ -39,7 +41,8 @@ fn old_and_new(table: &str) -> String {
     )
 }
 
-/// A scene with an outbox that has one partition, `outbox_old`, whose time is over, and others.
+/// Creates a scene with an outbox that has other partitions besides `outbox_old`, whose time range
+/// has passed.
 fn aged(server: &'static Server, more: &str) -> Scene<'static> {
     within_a_day();
     let scene = Scene::bare_on(server, Broker::shared());
@@ -53,7 +56,7 @@ fn aged(server: &'static Server, more: &str) -> Scene<'static> {
     scene
 }
 
-/// Inserts from now on go to the partition whose time is over, or no longer.
+/// Makes later inserts go to the partition whose time range has passed, or to the current one.
 fn turn_clock_back(scene: &Scene, is_back: bool) {
     let by = if is_back { "2 days" } else { "0" };
     let default = format!("date_trunc('day', now(), 'UTC') - interval '{by}'");
@@ -73,7 +76,7 @@ fn maintain(scene: &Scene, arguments: &[&str]) -> Finished {
     scene.invoke("maintain").args(arguments).finish()
 }
 
-/// Partitions and tables that were some, with what is known of them.
+/// Returns the partitions and former partitions with their comments.
 fn tables(scene: &Scene) -> Vec<Vec<Option<String>>> {
     scene.db.rows(
         "SELECT relname, relispartition, obj_description(oid, 'pg_class') FROM pg_class
@@ -81,7 +84,7 @@ fn tables(scene: &Scene) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Whether the table is there, as a partition or not.
+/// Returns whether the table exists and is, or is not, a partition.
 fn is(scene: &Scene, table: &str, partition: bool) -> bool {
     scene.db.is_true(&format!(
         "SELECT EXISTS (SELECT FROM pg_class WHERE relname = '{table}' AND relispartition = {partition})"
@@ -92,7 +95,7 @@ fn is_gone(scene: &Scene, table: &str) -> bool {
     !is(scene, table, true) && !is(scene, table, false)
 }
 
-/// Runs `maintain` with the shortest retention until `until`.
+/// Runs `maintain` with the shortest retention until `until` returns true.
 fn maintain_until(scene: &Scene, what: &str, mut until: impl FnMut() -> bool) {
     wait_until(what, || {
         maintain(scene, &["--retention", "1s"]).expect_code(0);
@@ -100,14 +103,14 @@ fn maintain_until(scene: &Scene, what: &str, mut until: impl FnMut() -> bool) {
     });
 }
 
-/// The partition is detached, and has a row that is not delivered.
+/// Creates a scene whose partition is detached and has a row that is not delivered.
 fn detached_with_a_late_row() -> Scene<'static> {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "first");
     maintain(&scene, &["--retention", "1s"]).expect_code(0);
     walpost.terminate().expect_code(0);
-    // After it was found to be delivered, and before it is detached.
+    // After the partition was found to be delivered, and before it is detached.
     insert_old(&scene, &aggregate, "late");
     maintain_until(&scene, "the partition to be detached", || {
         is(&scene, "outbox_old", false)

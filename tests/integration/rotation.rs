@@ -15,10 +15,10 @@ use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
 
-/// What the log says of each attempt to connect.
+/// Logged for each failed attempt to connect.
 const REFUSED: &str = "and has refused it for";
 
-/// A scene with a role of its own, which needs a password.
+/// A scene with its own role, which needs a password.
 struct Guarded {
     scene: Scene<'static>,
     aggregate: String,
@@ -36,7 +36,7 @@ impl Guarded {
         Self { scene, aggregate }
     }
 
-    /// Over TCP, where a password is asked for.
+    /// Returns a conninfo over TCP, which requires a password.
     fn conninfo(&self) -> String {
         format!(
             "host=localhost port={} user={role} dbname={role}",
@@ -53,8 +53,8 @@ impl Guarded {
         ));
     }
 
-    /// Delivers an event before, and two after `change` has told Walpost the new password, one of which was
-    /// committed before that.
+    /// Asserts that one event is delivered before the change, and two after `change` has given
+    /// Walpost the new password, one of which was committed before that.
     fn is_rotated(&self, mut walpost: Walpost, place: &str, change: impl FnOnce(&mut Walpost)) {
         let scene = &self.scene;
         walpost.wait_for_log("streaming");
@@ -86,14 +86,14 @@ fn password(number: u32) -> String {
     format!("{SECRET}-{number}")
 }
 
-/// Puts the text into the file, as whoever rotates passwords should: there is never half of it.
+/// Replaces the file atomically, as any tool that rotates passwords should.
 fn replace(file: &Path, text: &str) {
     let new = file.with_extension("new");
     write_private(&new, text.as_bytes());
     fs::rename(new, file).unwrap();
 }
 
-/// A password file with that password.
+/// Creates a password file with that password.
 fn password_file(number: u32) -> PathBuf {
     let file = reaper::folder("pgpass").join("pgpass");
     replace(&file, &line(number));
@@ -140,7 +140,7 @@ fn password_in_the_configuration_file_is_read_again() {
     );
     let place = place.replace('\\', "");
     guarded.is_rotated(walpost, &place, |walpost| {
-        // Whoever writes it in place can be met amid that.
+        // If a tool writes the file in place, Walpost can read it half-written.
         replace(&file, &with_password(1)[..40]);
         walpost.wait_for_log("can't be read again, so the previous password is used");
         replace(&file, &with_password(1));
@@ -182,7 +182,7 @@ fn password_in_a_row_of_a_source_is_read_again() {
     });
 }
 
-/// As tokens that expire within minutes are. The program is away once, too.
+/// Tokens that expire within minutes are used like this. The program also fails once.
 #[test]
 fn program_that_prints_the_password_is_run_for_each_connection() {
     let guarded = Guarded::new(false);
@@ -210,13 +210,13 @@ fn program_that_prints_the_password_is_run_for_each_connection() {
     replace(&file, &text);
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(&file)
-        // What is for others is not used.
+        // A password from the environment is not used.
         .env("PGPASSWORD", password(9))
         .start_streaming();
     scene.insert(&guarded.aggregate, "before");
     scene.wait_until_confirmed();
     assert!(calls() >= 2, "a catalog connection, and a walsender");
-    // It repeats its secret on standard error, in two ways.
+    // The program prints its secret to standard error, in two encodings.
     prints(&format!(
         "echo '{0}'\necho 'got {0}' >&2\necho '{0}' | base64 >&2\nexit 3\n",
         password(0)
@@ -286,18 +286,19 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
     symlink("../releases/1", &link).unwrap();
     fs::remove_file(&descriptors).unwrap();
     fs::set_permissions(&app, Permissions::from_mode(0o755)).unwrap();
-    // The watchdog's line has that word too.
+    // The watchdog's line also contains that word.
     walpost.wait_for_logs("INFO streaming", 2);
     assert!(!mark.exists(), "the other program was run");
-    // By now there are clients of librdkafka, whose pipes it opens without `O_CLOEXEC`.
+    // By now librdkafka has clients, and it opens their pipes without `O_CLOEXEC`.
     let inherited = fs::read_to_string(&descriptors).unwrap();
-    // The fourth descriptor is that of the folder which ls reads.
+    // The fourth descriptor belongs to the folder that ls reads.
     assert_eq!(inherited.matches(" -> ").count(), 4, "{inherited}");
     scene.insert(&guarded.aggregate, "after");
     scene.settle(walpost, &[], scene.resends(1));
 }
 
-/// What stands by is not needed now, and has to be there when it is.
+/// A standby instance does not need the password yet, but has to use the new one when it takes
+/// over.
 #[test]
 fn instance_that_stands_by_waits_for_the_new_password_too() {
     let guarded = Guarded::new(false);
@@ -319,7 +320,8 @@ fn instance_that_stands_by_waits_for_the_new_password_too() {
     scene.settle(other, &[], scene.resends(0));
 }
 
-/// A private broker with a pipeline that proves who it is with SCRAM, the password in walpost.toml.
+/// A private broker and a pipeline that authenticates with SCRAM, with the password in
+/// walpost.toml.
 struct Scrambled<'b> {
     scene: Scene<'b>,
     file: PathBuf,
@@ -351,7 +353,7 @@ impl<'b> Scrambled<'b> {
         replace(&self.file, &text);
     }
 
-    /// Walpost, which has delivered one event, and meets a broker with another password then.
+    /// Starts Walpost, delivers one event, and restarts the broker with another password.
     fn start_and_change(&self, aggregate: &str, password: &str) -> Walpost {
         let (scene, broker) = (&self.scene, self.scene.broker);
         let walpost = Invocation::new(["run", "--config"])
@@ -372,7 +374,7 @@ impl<'b> Scrambled<'b> {
                 &add,
             ],
         );
-        // Connections that are open stay.
+        // Open connections would remain authenticated.
         broker.stop();
         broker.start();
         walpost
@@ -402,7 +404,7 @@ fn password_of_kafka_is_read_again(exactly_once: bool) {
     scene.settle(walpost, &[], scene.resends(1));
 }
 
-/// Ten seconds are what a first start has.
+/// A first start would give up after ten seconds.
 fn password_of_kafka_is_read_again_while_a_topic_is_looked_up(exactly_once: bool) {
     let broker = Broker::private();
     let scrambled = Scrambled::new(&broker, exactly_once);

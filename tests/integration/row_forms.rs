@@ -1,4 +1,5 @@
-//! Rows in a form that the settings do not fit: WAL keeps it, so the error names the position, and `skip` leaves the rows out.
+//! Rows whose form does not fit the settings: WAL contains them in that form, so the error names
+//! the position, and `skip` leaves the rows out.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
@@ -14,7 +15,7 @@ in_both_modes! {
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
-/// Skips to where the log says.
+/// Skips to the position given in the log.
 fn skip_from(scene: &Scene<'_>, log: &str) {
     let (_, at) = log.rsplit_once("walpost skip --to ").unwrap();
     let at = at.get(..28).expect("a position");
@@ -47,7 +48,7 @@ fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exa
     ] {
         scene.db.run(&statement);
     }
-    // SET TABLE takes the table out and adds it again.
+    // SET TABLE removes the table and adds it again.
     let check = scene.check().finish().expect_code(3);
     check.expect_says(&["was not in publication"]);
     let halted = scene.run().finish().expect_code(3);
@@ -107,7 +108,7 @@ fn domains_over_supported_types_are_delivered(exactly_once: bool) {
             "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '{{\"n\": {id}}}', '{{\"a\": \"b\"}}', '2026-01-02 03:04:05Z')"
         )
     };
-    // One is older than the slot.
+    // This row is older than the slot.
     scene.db.run(&row(1));
     scene.init().finish().expect_code(0);
     scene.check().finish().expect_code(0);

@@ -1,4 +1,4 @@
-//! No password is ever printed, whatever goes wrong and however much is logged.
+//! No password is ever printed, whatever fails and however verbose the log is.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -23,11 +23,11 @@ fn percent_encoded(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
 
-/// A scene on which everything takes a password or a passphrase.
+/// A scene in which every connection needs a password or a passphrase.
 struct Locked {
     scene: Scene<'static>,
     identity: Identity,
-    /// The identity's key, which takes a passphrase to read.
+    /// The identity's key, which is encrypted with the passphrase.
     key: PathBuf,
     password: String,
     passphrase: String,
@@ -58,7 +58,7 @@ impl Locked {
         }
     }
 
-    /// The database as a URL in which every byte of password and passphrase is encoded.
+    /// Returns the database as a URL in which every byte of password and passphrase is encoded.
     fn url(&self, password: &str, passphrase: &str) -> String {
         format!(
             "postgresql://{role}:{}@localhost:{}/{role}?sslmode=verify-full&sslrootcert={}&sslcert={}&sslkey={}\
@@ -73,7 +73,7 @@ impl Locked {
         )
     }
 
-    /// A command that logs all there is to log.
+    /// Returns a command with the most verbose log level.
     fn command(&self, words: &[&str], url: &str) -> Invocation {
         Invocation::new(words)
             .args(["--pipeline", &self.scene.name, "--postgres", url])
@@ -84,7 +84,7 @@ impl Locked {
         self.command(words, &self.url(&self.password, &self.passphrase))
     }
 
-    /// Has it connect to Kafka with a password, on which librdkafka logs all it can too.
+    /// Makes the command connect to Kafka with a password and librdkafka's most verbose logging.
     fn by_sasl(&self, command: Invocation, password: &str) -> Invocation {
         command
             .args(["--kafka", &self.scene.broker.sasl_address()])
@@ -96,7 +96,7 @@ impl Locked {
             ])
     }
 
-    /// Has it connect to Kafka over TLS, with the key.
+    /// Makes the command connect to Kafka over TLS with the key.
     fn by_key(&self, command: Invocation, passphrase: &str) -> Invocation {
         let file = |name, path: &Path| format!("-X{name}={}", path.display());
         command
@@ -117,7 +117,7 @@ impl Drop for Locked {
     }
 }
 
-/// What it printed has been searched: it went through [`Invocation`].
+/// Asserts that the log is verbose. [`Invocation`] has already searched the output for secrets.
 fn logged_much(finished: &Finished) {
     for text in ["TRACE", "DEBUG"] {
         assert!(finished.stderr.contains(text), "{text}");
@@ -305,7 +305,7 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
         format!("{with_sasl}[[pipeline]]\n{in_url}\n").as_bytes(),
     );
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-    // Some take a while to find that there is nobody: all side by side.
+    // Some commands take a while to find that nothing is listening, so all run concurrently.
     let commands = [
         &["check"][..],
         &["init", "--no-role"],
@@ -321,7 +321,7 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
         walpost.wait_for_log(
             "others can read the passwords in it (sasl.password of [kafka], postgres of",
         );
-        // Some end by themselves.
+        // Some exit by themselves.
         if walpost.is_running() {
             walpost.signal("KILL");
         }
@@ -335,7 +335,7 @@ fn help_says_where_a_password_should_be() {
     for words in [&["run"][..], &["check"], &["init"], &["checkpoint", "show"]] {
         let help = Invocation::new(words).arg("--help").finish();
         let stdout = help.expect_code(0).stdout;
-        // Lines are wrapped.
+        // The lines are wrapped.
         let text = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
         let advice = "Give a password with PGPASSWORD or ~/.pgpass, not here, where other users of this machine can see it";
         assert!(text.contains(advice), "{words:?}: {text}");
@@ -356,7 +356,7 @@ fn passwords_of_the_environment_are_not_shown_by_help() {
     help.finish().expect_code(0);
 }
 
-/// Names a pipeline so that the error for its name has the secret in it.
+/// Returns a command whose error for the pipeline's name contains the secret.
 fn tells() -> Invocation {
     let name = format!("{SECRET}!");
     Invocation::new(["run", "--kafka", "a:1", "--postgres", "", "--pipeline"]).arg(name)
@@ -396,7 +396,7 @@ fn secret_is_known_in_every_form() {
     assert!(!is_leak(Stream::Error, "secret"));
 }
 
-/// The files that start the binary search what it prints.
+/// Only files whose helpers search the output may start the binary.
 #[test]
 fn nobody_starts_the_binary_past_the_search() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");

@@ -1,4 +1,5 @@
-//! A process of PostgreSQL that crashes while it reads the slot: all others are ended with it.
+//! A PostgreSQL process crashes while it reads the slot, which makes the server terminate all of
+//! its other processes.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
@@ -8,14 +9,15 @@ use crate::support::session::Session;
 use crate::support::wait::wait_for;
 use crate::support::walpost::Walpost;
 
-/// The walsender, once there is one, while the server takes connections.
+/// Returns the walsender, if one exists and the server accepts connections.
 fn walsender(server: &Server) -> Option<u32> {
     let session = Session::connect(&server.conninfo("postgres")).ok()?;
     let sql = "SELECT active_pid FROM pg_replication_slots WHERE active_pid IS NOT NULL";
     session.try_rows(sql).ok()?.pop()?.pop()??.parse().ok()
 }
 
-/// Ends the walsender as a defect would, each time that it begins to read the slot, until Walpost has ended or as many times.
+/// Kills the walsender, as a bug in the server would, each time it starts to read the slot, until
+/// Walpost has exited or `times` is reached.
 fn crash(server: &Server, walpost: &mut Walpost, times: usize) -> usize {
     for crashes in 0..times {
         let found = wait_for("a walsender, or the end of Walpost", || {
@@ -42,7 +44,7 @@ fn server_that_crashes_at_the_same_position_is_not_crashed_again() {
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    // To decode it takes longer than it takes to kill the walsender.
+    // Decoding this takes longer than killing the walsender.
     scene.db.run(
         "CREATE TABLE other (n int, t text);
          INSERT INTO other SELECT n, repeat('x', 500) FROM generate_series(1, 600000) AS n",

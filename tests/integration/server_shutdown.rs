@@ -1,4 +1,5 @@
-//! PostgreSQL is shut down: its walsender waits until everything that it has sent is confirmed, and the server waits for it.
+//! While PostgreSQL shuts down, the walsender waits until everything it has sent is confirmed, and
+//! the server waits for the walsender.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ in_both_modes! {
     restart_with_everything_acknowledged_does_not_blame_kafka
 }
 
-/// A server that may be stopped, and a broker behind a proxy.
+/// Runs the test with a server that may be stopped, and a broker behind a proxy.
 fn with_servers(major: u32, test: impl FnOnce(&Server, &Broker, &Proxy)) {
     let server = Server::private(major, "");
     let broker = Broker::lent();
@@ -29,7 +30,7 @@ fn with_servers(major: u32, test: impl FnOnce(&Server, &Broker, &Proxy)) {
     test(&server, &broker, &proxy);
 }
 
-/// A pipeline that has delivered and confirmed 20 events, and their aggregate.
+/// Returns a pipeline that has delivered and confirmed 20 events, and their aggregate.
 fn idle<'a>(
     (server, broker, proxy): (&'a Server, &'a Broker, &Proxy),
     exactly_once: bool,
@@ -53,7 +54,7 @@ fn expect_stop(server: &Server, walpost: &Walpost) {
     assert!(server.has_stopped(SECONDS), "{}", walpost.log());
 }
 
-/// Everything is delivered once both servers are back.
+/// Asserts that everything is delivered once both servers are available again.
 fn expect_all(mut scene: Scene, mut walpost: Walpost) {
     walpost.wait_for_logs("streaming", 2);
     scene.reconnect();
@@ -127,7 +128,8 @@ fn stops_while_a_pipeline_drains(exactly_once: bool) {
     });
 }
 
-/// The budget does not end a drain, and the monitor that finds it exceeded still notices the shutdown.
+/// Exceeding the budget does not end a drain, and the monitor that detects it still notices the
+/// shutdown.
 #[test]
 fn stops_while_a_pipeline_over_its_wal_budget_drains() {
     with_servers(MAJOR, |server, broker, proxy| {
@@ -168,7 +170,8 @@ fn stops_while_a_pipeline_over_its_wal_budget_drains() {
     });
 }
 
-/// The stream is left in the middle of a transaction, and nothing says that it will be resumed by this process.
+/// The stream ends within a transaction, and the log must not claim that this process will resume
+/// it.
 #[test]
 fn pipeline_that_is_told_to_stop_does_not_log_that_it_reconnects() {
     with_servers(MAJOR, |server, broker, proxy| {
@@ -194,7 +197,8 @@ fn pipeline_that_is_told_to_stop_does_not_log_that_it_reconnects() {
     });
 }
 
-/// The slot is held without a session while there is no producer: Kafka was away for longer than a transaction may last.
+/// There is no producer, because Kafka was unavailable for longer than the transaction timeout, so
+/// the slot is held without a session.
 #[test]
 fn stops_while_the_slot_is_held_for_a_new_producer() {
     with_servers(MAJOR, |server, broker, proxy| {

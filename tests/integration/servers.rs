@@ -1,4 +1,5 @@
-//! The support starts real servers, and the witness against Walpost is itself reliable.
+//! The test support starts real servers, and the oracle that Walpost is compared with is reliable
+//! itself.
 
 use rdkafka::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
@@ -156,7 +157,7 @@ fn load_is_in_the_history_as_far_as_it_was_committed() {
 
 #[test]
 fn who_has_all_slots_is_named() {
-    // The oracle has one.
+    // The oracle uses one slot.
     let server = Server::private(MAJOR, "max_replication_slots = 2\n");
     let scene = Scene::bare_on(&server, Broker::shared());
     scene
@@ -168,7 +169,7 @@ fn who_has_all_slots_is_named() {
     scene.init().finish().expect_code(1).expect_says(says);
     scene.check().finish().expect_code(3).expect_says(says);
 
-    // With rows that are older than its slot it takes one more.
+    // With rows older than its slot, init needs one more.
     psql_file(&scene, "outbox.sql");
     scene.insert(&scene.aggregate(1), "k");
     scene

@@ -1,11 +1,14 @@
-//! A seeded random walk over real servers that change shape while events are written: `./dev soak --shapes`.
+//! A seeded random walk over real servers whose objects change while events are written: `./dev
+//! soak --shapes`.
 //!
-//! Each step creates, alters, drops or replaces something that Walpost depends on: tables, publications, slots, definitions, topics,
-//! rights, or the server itself. In between, Walpost is started, stopped and killed. At the end an operator follows the remedies that
-//! Walpost names, until it delivers. Then every committed event must have been delivered, or a finding must name it, and with
-//! exactly-once no event may have been delivered twice.
+//! Each step creates, alters, drops or replaces something that Walpost depends on: tables,
+//! publications, slots, definitions, topics, rights, or the server itself. In between, Walpost is
+//! started, stopped and killed. At the end an operator follows the remedies in Walpost's messages
+//! until it delivers. Then every committed event must have been delivered or be named by a finding,
+//! and in exactly-once mode no event may have been delivered twice.
 //!
-//! `WALPOST_SHAPES_WITHOUT` lists groups of steps to leave out: slot, publication, definition, topic, access, server.
+//! `WALPOST_SHAPES_WITHOUT` lists groups of steps to leave out: slot, publication, definition,
+//! topic, access, server.
 
 mod access;
 mod definition;
@@ -44,7 +47,7 @@ fn walk() {
     eprintln!("{walks} walks: {total}");
 }
 
-// Two tests, because these run in parallel.
+// Two tests, so that the modes run in parallel.
 #[test]
 fn short_walk_in_exactly_once_mode_loses_nothing_silently() {
     walk_once(1, 20);

@@ -1,4 +1,4 @@
-//! `skip`: the slot moves over what a person leaves out, and over nothing else.
+//! `skip` moves the slot over the events that an operator chose to leave out, and over no others.
 
 use crate::support::event::{Outbox, Writer};
 use crate::support::kafka::Broker;
@@ -17,7 +17,7 @@ for_each_scene! {
 /// No topic can have this name.
 const NO_TOPIC: &str = "not a topic";
 
-/// The position that a halted pipeline names.
+/// Returns the position that a halted pipeline names.
 fn position(halted: &Finished) -> String {
     halted
         .stderr
@@ -28,7 +28,7 @@ fn position(halted: &Finished) -> String {
         .to_owned()
 }
 
-/// The journal's entries but those of init: action, from, to, events.
+/// Returns the journal's entries except those of init: action, from, to, events.
 fn journal(scene: &Scene) -> Vec<Vec<Option<String>>> {
     scene.db.rows(
         "SELECT action, from_lsn, to_lsn, detail ->> 'events' FROM walpost.journal
@@ -36,14 +36,15 @@ fn journal(scene: &Scene) -> Vec<Vec<Option<String>>> {
     )
 }
 
-/// Asserts that a command has changed nothing.
+/// Asserts that a command changes nothing and ends with this exit code and these texts.
 fn refused(scene: &Scene, invocation: Invocation, code: i32, texts: &[&str]) {
     let before = (scene.confirmed(), journal(scene));
     invocation.finish().expect_code(code).expect_says(texts);
     assert_eq!((scene.confirmed(), journal(scene)), before, "{texts:?}");
 }
 
-/// Writes an event that no topic can have. The outbox that `init` makes refuses it.
+/// Returns SQL that writes an event that no topic can have, which the outbox of `init` would
+/// refuse.
 fn insert_unroutable_sql(scene: &Scene) -> String {
     match scene.events() {
         Writer::Messages(prefix) => format!(
@@ -59,7 +60,7 @@ fn insert_unroutable_sql(scene: &Scene) -> String {
     }
 }
 
-/// Three transactions, of which the second can't be delivered; returns its position.
+/// Commits three transactions, of which the second can't be delivered; returns its position.
 fn halt_in_the_middle(scene: &Scene) -> String {
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "before");
@@ -80,7 +81,7 @@ fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: S
     let dry = || scene.skip(&at).arg("--dry-run");
     let shown = ["2 events would never", "can't become a record", &at];
     refused(&scene, dry(), 0, &shown);
-    // Nobody is there to ask.
+    // There is no answer to the prompt.
     refused(&scene, scene.skip(&at), 2, &["nothing was changed"]);
     refused(
         &scene,
@@ -106,7 +107,7 @@ fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: S
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     assert_eq!(keys(&scene.records()), ["before", "after"]);
-    // It is behind the slot now.
+    // The slot has already passed the position.
     refused(&scene, scene.skip(&at), 2, &["nothing to skip"]);
 }
 
@@ -147,7 +148,8 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     );
     refused(&scene, yes("FFFFFF/0"), 2, &["WAL ends at"]);
     refused(&scene, yes("FFFFFF/0:0"), 2, &["WAL ends at"]);
-    // Not the position of a row: no commit record, or too few rows.
+    // Not the position of a row: there is no commit record at that LSN, or the transaction has
+    // fewer rows.
     let end = scene.history()[0].end;
     refused(
         &scene,
@@ -210,7 +212,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     assert_eq!(scene.confirmed(), confirmed);
 }
 
-/// The slot moves by itself meanwhile.
+/// An active slot also moves by itself.
 fn refused_while_active(scene: &Scene, to: &str) {
     let ahead = lsn_text(scene.wal_position());
     for to in [to, &ahead] {
@@ -253,7 +255,7 @@ fn pipeline_has_to_be_named_among_several() {
     refused(&scene, skip, 2, &["--pipeline"]);
 }
 
-/// Killed when the checkpoint has moved, and the slot has not.
+/// `skip` is killed after the checkpoint has moved, and before the slot has.
 #[test]
 fn killed_before_the_slot_moves_it_is_resumed() {
     for goes_on_with_skip in [true, false] {
@@ -265,8 +267,9 @@ fn killed_before_the_slot_moves_it_is_resumed() {
         wait_until("the question", || {
             skip.output().contains("the rows stay in table")
         });
-        // The slot is looked at once more before it moves. LOCK TABLE would lock pg_database too, which the
-        // view has in it and the rights of roles are looked up in.
+        // `skip` queries the slot once more before it moves it, and waits for this lock. LOCK TABLE
+        // would also lock pg_database, which the view reads and which is needed to look up the
+        // rights of roles.
         let other = server.session(&scene.name);
         other.run(
             "SET allow_system_table_mods = on; BEGIN;
@@ -291,7 +294,7 @@ fn killed_before_the_slot_moves_it_is_resumed() {
     }
 }
 
-/// Nothing can be written there, so the journal has no entry of it.
+/// A standby is read-only, so the journal has no entry for this skip.
 #[test]
 fn transaction_is_skipped_on_a_standby_that_has_the_slot() {
     let primary = Server::private(17, "");
@@ -303,7 +306,7 @@ fn transaction_is_skipped_on_a_standby_that_has_the_slot() {
     let (slot, name) = (scene.slot(), scene.name.clone());
     let create = format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')");
     std::thread::scope(|scope| {
-        // It is created when the primary has logged which transactions are running.
+        // The standby creates the slot once the primary has logged its running transactions.
         let creating = scope.spawn(|| standby.session(&name).run(&create));
         wait_until("the standby to have the slot", || {
             scene.db.run("SELECT pg_log_standby_snapshot()");

@@ -1,4 +1,5 @@
-//! What is confirmed is written down first, so that nobody moves a slot, or makes it anew, unnoticed.
+//! Positions are recorded before they are confirmed, so that a slot that is moved or re-created is
+//! always noticed.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
@@ -20,10 +21,10 @@ for_each_outbox! {
     nothing_is_confirmed_before_it_is_written_down
 }
 
-/// How many entries of the journal are about slots that replaced others.
+/// Counts the journal entries about slots that replaced others.
 const GAPS: &str = "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";
 
-/// What was confirmed, as it is written down.
+/// Returns the recorded position.
 fn written(scene: &Scene) -> u64 {
     let text = scene.db.value(&format!(
         "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = '{}'",
@@ -32,7 +33,7 @@ fn written(scene: &Scene) -> u64 {
     text.map_or(0, |text| parse_lsn(&text))
 }
 
-/// Drops the slot, commits ten events, and makes the slot again.
+/// Drops the slot, commits ten events, and creates the slot again.
 pub(crate) fn make_anew(scene: &Scene, aggregate: &str) {
     let slot = scene.slot();
     scene.drop_slot();
@@ -44,7 +45,7 @@ pub(crate) fn make_anew(scene: &Scene, aggregate: &str) {
     ));
 }
 
-/// It has halted, has delivered nothing more, and has named the command that goes on.
+/// Asserts that Walpost halts, has delivered nothing more, and names the command that resumes.
 fn expect_halt(scene: &Scene, walpost: Walpost, delivered: usize) {
     walpost.finish().expect_code(3).expect_says(&[
         "moved or dropped and re-created by someone else",
@@ -75,7 +76,7 @@ fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Out
     walpost.terminate().expect_code(0);
     make_anew(&scene, &aggregate);
     expect_halt(&scene, scene.run().start(), 1);
-    // Not for another place than the one that it is at.
+    // `skip` accepts no position other than the slot's.
     let found = scene.confirmed();
     scene
         .skip(&lsn_text(found - 8))
@@ -113,7 +114,7 @@ fn skip_does_not_excuse_a_later_move() {
     expect_halt(&scene, scene.run().start(), 1);
 }
 
-/// A dump that was restored has the journal of another cluster, whose LSNs say nothing about this slot.
+/// A restored dump contains the journal of another cluster, whose LSNs do not apply to this slot.
 #[test]
 fn skip_on_another_cluster_does_not_excuse_a_move() {
     let scene = Scene::new();
@@ -131,7 +132,7 @@ fn skip_on_another_cluster_does_not_excuse_a_move() {
     expect_halt(&scene, scene.run().start(), 1);
 }
 
-/// Of two instances, the one that lags must not take back what the other has recorded.
+/// Of two instances, the one that lags must not overwrite the position recorded by the other.
 #[test]
 fn recorded_position_never_decreases() {
     let scene = Scene::new();
@@ -149,7 +150,7 @@ fn recorded_position_never_decreases() {
     assert_eq!(lsn_text(written(&scene)), "FFFFFFFF/0");
 }
 
-/// `init` has died after it created the slot, or the slot was created by hand.
+/// Either `init` died after it created the slot, or the slot was created by hand.
 #[test]
 fn init_records_what_is_missing_before_a_slot_that_it_finds_on_another_cluster() {
     let scene = Scene::new();
@@ -163,7 +164,7 @@ fn init_records_what_is_missing_before_a_slot_that_it_finds_on_another_cluster()
     let init = scene.init().finish().expect_code(0);
     init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
     scene.init().finish().expect_code(0);
-    // As if it had died before it recorded the new slot.
+    // As if `init` had died before it recorded the new slot.
     scene
         .db
         .run("UPDATE walpost.slot_state SET system_id = '1'");
@@ -210,7 +211,7 @@ fn run_records_what_is_missing_before_a_slot_that_it_finds_on_another_history() 
     }
 }
 
-/// A slot that followed a failover is no further than what was recorded.
+/// A slot that was synchronized to the new primary is not ahead of the recorded position.
 #[test]
 fn slot_that_has_followed_a_failover_has_no_gap() {
     let scene = Scene::new();
@@ -247,8 +248,8 @@ fn init_twice_without_a_run_between_names_what_came_between() {
     walpost.terminate().expect_code(0);
 }
 
-/// The gap before the second slot ends where that slot begins, and says nothing of what comes after. Found by a walk of
-/// `./dev soak --shapes` with seed 197375611770554.
+/// The gap before the second slot ends at the start of that slot, and does not include anything
+/// after it. Found by a walk of `./dev soak --shapes` with seed 197375611770554.
 #[test]
 fn slot_that_is_replaced_twice_names_what_came_before_the_second_and_the_third() {
     let scene = Scene::new();
@@ -267,7 +268,7 @@ fn slot_that_is_replaced_twice_names_what_came_before_the_second_and_the_third()
     scene.check().finish().expect_code(0);
 }
 
-/// What is copied of a database.
+/// The part of a database to copy.
 enum Copied {
     Everything,
     Schema,
@@ -293,7 +294,8 @@ fn copy_database(scene: &Scene, to: &Server, copied: Copied) {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Sends what the gap before the new slot may lack, after which nothing is left to say.
+/// Replays the events that may be missing before the new slot, and asserts that nothing is reported
+/// afterwards.
 fn replay_what_is_missing(scene: &Scene) {
     let walpost = scene.start();
     scene
@@ -308,8 +310,8 @@ fn replay_what_is_missing(scene: &Scene) {
     scene.check().finish().expect_code(0);
 }
 
-/// A copy of a server has its system identifier, and databases have the same OID on both: that WAL ends before what was confirmed
-/// tells that the row about the slot comes from elsewhere.
+/// A copy of a server has the same system identifier, and its databases have the same OIDs. The row
+/// about the slot is recognized as foreign because WAL ends before the recorded position.
 #[test]
 fn undelivered_rows_of_a_dump_are_named_on_a_copy_of_the_server_that_they_come_from() {
     let [first, second] = [(); 2].map(|()| Server::private(MAJOR, ""));
@@ -333,7 +335,7 @@ fn undelivered_rows_of_a_dump_are_named_on_a_copy_of_the_server_that_they_come_f
 #[test]
 fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
     for exactly_once in [false, true] {
-        // Servers of the tests are copies of one cluster, so only the database differs.
+        // The tests' servers are copies of one cluster, so only the database differs.
         let restored = Server::private(MAJOR, "");
         let mut scene = Scene::new();
         if exactly_once {
@@ -385,7 +387,8 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
     }
 }
 
-/// pg_upgrade keeps the database's OID and the rows of Walpost's tables, and gives the cluster another identifier and timeline 1.
+/// pg_upgrade keeps the database's OID and the rows of Walpost's tables, and gives the cluster a
+/// new system identifier and timeline 1.
 #[test]
 fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
     for exactly_once in [false, true] {
@@ -415,8 +418,8 @@ fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
     }
 }
 
-/// A blue/green switch: the new server was a logical subscriber of the old one, so it has the rows of Walpost's tables, but
-/// neither the slot nor the positions of sequences.
+/// A blue/green switch: the new server was a logical subscriber of the old one, so it has the rows
+/// of Walpost's tables, but neither the slot nor the positions of sequences.
 #[test]
 fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
     let green = Server::of_another_cluster(
@@ -427,7 +430,7 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
-    // Entries whose ids the sequence of the subscriber returns again.
+    // The subscriber's sequence will return the ids of these entries again.
     for _ in 0..3 {
         scene.drop_slot();
         scene.init().finish().expect_code(0);
@@ -455,7 +458,8 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
     replay_what_is_missing(&scene);
 }
 
-/// What `walpost init` re-creates loses nothing: what was committed meanwhile is in the journal.
+/// A slot that `walpost init` re-creates loses no events: the journal records those committed in
+/// between.
 #[test]
 fn slot_that_init_makes_anew_has_the_events_between_replayed() {
     let scene = Scene::new();
@@ -480,15 +484,15 @@ fn slot_that_init_makes_anew_has_the_events_between_replayed() {
         .expect_code(0);
     scene.wait_for_ids(&scene.history());
     walpost.terminate().expect_code(0);
-    // It was said once, and is no reason to halt later.
+    // The gap was reported once, and does not halt the pipeline later.
     let walpost = scene.start();
     scene.insert(&aggregate, "k");
     scene.wait_for_ids(&scene.history());
     walpost.terminate().expect_code(0);
 }
 
-/// What walpost.slot_state says is of another timeline after a failover to a standby without the slot, and of another cluster or
-/// database after a dump was restored.
+/// The row in walpost.slot_state belongs to another timeline after a failover to a standby without
+/// the slot, and to another cluster or database after a dump was restored.
 #[test]
 fn slot_that_init_makes_on_another_history_has_all_events_replayed() {
     for history in [
@@ -526,7 +530,7 @@ fn slot_that_init_makes_on_another_history_has_all_events_replayed() {
             .map(|record| record.header("id").to_owned())
             .collect();
         assert_eq!(ids.len(), 11, "{history}");
-        // A slot that is made where nothing is missing is not said to miss anything.
+        // A slot created when nothing is missing is not reported to have a gap.
         let check = scene.check().finish().expect_code(0);
         assert!(!check.stdout.contains("dropped-slots"), "{}", check.stdout);
     }
@@ -564,7 +568,7 @@ fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
         assert!(written(&scene) >= scene.confirmed());
     }
     let walpost = scene.start();
-    // While nobody can write it down, nothing is confirmed, and events flow.
+    // While the row can't be written, nothing is confirmed, but events are still delivered.
     let locker = scene.server.session(&scene.name);
     locker.run("BEGIN; LOCK TABLE walpost.slot_state IN ACCESS EXCLUSIVE MODE");
     let (records, held) = (scene.records().len(), scene.confirmed());
@@ -577,8 +581,8 @@ fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
     scene.settle(walpost, &deaths, Resends::AtMost(3));
 }
 
-/// A pipeline makes little log of its own, and none where nothing happens: on a server without other tests,
-/// whose log would be worth writing down.
+/// A pipeline generates little WAL by itself, and none while it is idle. This needs a private
+/// server, because the WAL of other tests would make new positions worth recording.
 #[test]
 fn idle_pipeline_writes_nothing_down() {
     let server = Server::private(MAJOR, "");
@@ -615,7 +619,8 @@ fn without_the_table_it_is_said_once_and_events_flow() {
         .check()
         .finish()
         .expect_says(&["walpost.slot_state does not exist"]);
-    // Another version has left it so: it is made, and nothing is taken for moved.
+    // Another version of Walpost may leave the database in this state: `init` creates the table,
+    // and the slot does not count as moved.
     scene.init().finish().expect_code(0);
     let walpost = scene.start();
     scene.insert(&aggregate, "k");
@@ -624,7 +629,7 @@ fn without_the_table_it_is_said_once_and_events_flow() {
     assert!(written(&scene) >= scene.confirmed());
 }
 
-/// A person has a row locked, and has forgotten it.
+/// A row is locked by a transaction that someone left open.
 #[test]
 fn row_that_is_locked_holds_up_what_is_confirmed_and_is_told() {
     let scene = Scene::new();
@@ -643,7 +648,7 @@ fn row_that_is_locked_holds_up_what_is_confirmed_and_is_told() {
     walpost.terminate().expect_code(0);
 }
 
-/// As a provider does where the disk is nearly full, of log that the slot keeps.
+/// A provider sets this when the WAL retained by the slot has almost filled the disk.
 #[test]
 fn database_that_is_read_only_by_default_is_delivered_and_confirmed() {
     for exactly_once in [false, true] {
@@ -662,7 +667,7 @@ fn database_that_is_read_only_by_default_is_delivered_and_confirmed() {
     }
 }
 
-/// What another cluster, database or timeline has written says nothing of this one.
+/// A row written on another cluster, database or timeline does not apply to this one.
 #[test]
 fn row_of_another_history_is_not_taken_for_ours() {
     let scene = Scene::new();
@@ -690,7 +695,7 @@ fn row_of_another_history_is_not_taken_for_ours() {
     scene.run().finish().expect_code(3);
 }
 
-/// Nobody has to be asked where it is certain that nothing was delivered.
+/// Adopting a checkpoint is unnecessary if certainly nothing was delivered.
 #[test]
 fn exactly_once_begins_by_itself_with_a_slot_that_init_has_made() {
     let scene = Scene::new();
@@ -718,7 +723,7 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
     let run = scene.run().arg("--exactly-once").finish();
     run.expect_code(3)
         .expect_says(&["walpost checkpoint adopt"]);
-    // Moved since it was made.
+    // The slot was moved after it was created.
     let scene = Scene::new();
     scene.insert(&scene.aggregate(1), "k");
     scene.db.run(&format!(
@@ -730,7 +735,8 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
         .expect_says(&["walpost checkpoint adopt"]);
 }
 
-/// Nothing was confirmed, and whoever has the slot next has to know all the same that it was read.
+/// Nothing was confirmed, but the next process to acquire the slot still has to detect that it was
+/// read.
 #[test]
 fn slot_made_anew_before_anything_was_confirmed_is_noticed() {
     let scene = Scene::new();
@@ -740,7 +746,7 @@ fn slot_made_anew_before_anything_was_confirmed_is_noticed() {
     expect_halt(&scene, scene.run().start(), 0);
 }
 
-/// `init` found an empty table, so that the first start copies nothing.
+/// `init` found an empty table, so the first start copies nothing.
 #[test]
 fn slot_made_anew_before_the_first_start_halts_if_no_rows_are_copied() {
     let scene = Scene::new();
@@ -749,13 +755,13 @@ fn slot_made_anew_before_the_first_start_halts_if_no_rows_are_copied() {
     expect_halt(&scene, scene.run().start(), 0);
 }
 
-/// As long as there is no checkpoint nothing is in Kafka, whatever the first start has died of.
+/// Without a checkpoint nothing is in Kafka, however the first start ended.
 #[test]
 fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {
     let run = |scene: &Scene| scene.run().arg("--exactly-once").start();
     let server = Server::private(MAJOR, "");
     let mut scene = Scene::on(&server, Broker::shared());
-    // On a server of its own there is nothing to confirm, and so no checkpoint.
+    // On a private server there is nothing to confirm, and so no checkpoint.
     let begun = |scene: &Scene| {
         scene
             .db
@@ -792,7 +798,7 @@ fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated
     scene.judge(&[], Resends::Never);
 }
 
-/// The same with rows that are older than the slot.
+/// As above, with rows that are older than the slot.
 #[test]
 fn first_copy_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {
     let scene = crate::snapshot::filled(crate::snapshot::TABLE, 1000, false).0;

@@ -1,5 +1,5 @@
-//! Rows that are older than the slot: delivered first, from a snapshot, and the stream goes on from
-//! its consistent point.
+//! Rows that are older than the slot are delivered first, from a snapshot; the stream continues
+//! from the snapshot's consistent point.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,7 +22,7 @@ pub(crate) const TABLE: &str =
     "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text,
     type text, payload jsonb, created_at timestamptz NOT NULL DEFAULT clock_timestamp())";
 
-/// A scene whose table is older than its slot.
+/// Creates a scene whose table is older than its slot.
 fn cold(create: &str) -> Scene<'static> {
     cold_on(create, MAJOR)
 }
@@ -33,7 +33,7 @@ fn cold_on(create: &str, major: u32) -> Scene<'static> {
     scene
 }
 
-/// So many events in one transaction.
+/// Writes `count` events in one transaction.
 fn fill(scene: &Scene<'_>, aggregate: &str, count: usize) {
     let payload = "jsonb_build_object('text', E'a\\tb\\\\c\\n' || n)";
     scene
@@ -41,7 +41,8 @@ fn fill(scene: &Scene<'_>, aggregate: &str, count: usize) {
         .run(&scene.events().many(aggregate, count, payload));
 }
 
-/// What starts have written about the snapshot into the journal: the state and the consistent point of each entry.
+/// Returns the state and the consistent point of each journal entry about the snapshot, except
+/// those of `init`.
 fn journal(scene: &Scene<'_>) -> Vec<(String, u64)> {
     let entries = scene.db.rows(
         "SELECT detail ->> 'state', to_lsn FROM walpost.journal WHERE action = 'snapshot' AND detail ->> 'state' <> 'due' ORDER BY id",
@@ -53,7 +54,7 @@ fn journal(scene: &Scene<'_>) -> Vec<(String, u64)> {
         .collect()
 }
 
-/// The consistent point of the only snapshot, which is done.
+/// Returns the consistent point of the only snapshot, which is done.
 fn snapshot_lsn(scene: &Scene<'_>) -> u64 {
     let entries = journal(scene);
     let [(begun, snapshot_lsn), (done, same)] = &entries[..] else {
@@ -64,8 +65,8 @@ fn snapshot_lsn(scene: &Scene<'_>) -> u64 {
     *snapshot_lsn
 }
 
-/// Judges what was delivered, each event once, of a snapshot with this consistent point and the stream behind
-/// it. Gives how many of them came from the snapshot.
+/// Asserts that each event was delivered once, from a snapshot with this consistent point or the
+/// stream after it. Returns how many came from the snapshot.
 fn judge(scene: &Scene<'_>, snapshot_lsn: u64) -> usize {
     judge_records(scene, &scene.records(), snapshot_lsn)
 }
@@ -73,7 +74,7 @@ fn judge(scene: &Scene<'_>, snapshot_lsn: u64) -> usize {
 fn judge_records(scene: &Scene<'_>, records: &[Record], snapshot_lsn: u64) -> usize {
     let history = scene.history();
     let delivered: Vec<Delivered> = records.iter().map(Delivered::from).collect();
-    // A record of WAL begins at a multiple of eight, so there is no commit there.
+    // WAL records begin at multiples of eight, so there is no commit at this LSN.
     let (copied, streamed): (Vec<_>, Vec<_>) = delivered
         .into_iter()
         .partition(|record| record.position.0 == snapshot_lsn - 1);
@@ -110,13 +111,13 @@ fn judge_records(scene: &Scene<'_>, records: &[Record], snapshot_lsn: u64) -> us
     copied.len()
 }
 
-/// Waits until everything is confirmed, and stops it.
+/// Waits until everything is confirmed, and stops Walpost.
 pub(crate) fn settle(scene: &Scene<'_>, walpost: Walpost) {
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
 }
 
-/// Waits until a snapshot waits for a transaction that is open.
+/// Waits until a snapshot is blocked by an open transaction.
 fn wait_until_blocked(scene: &Scene<'_>, by: &Session) {
     let pid = by.number("SELECT pg_backend_pid()");
     wait_until("a snapshot to wait", || {
@@ -127,7 +128,7 @@ fn wait_until_blocked(scene: &Scene<'_>, by: &Session) {
     });
 }
 
-/// A transaction that is open, with events in it and in savepoints, of which some are rolled back.
+/// Opens a transaction with events, some of them in savepoints, and rolls some of those back.
 fn open(scene: &Scene<'_>, aggregate: &str) -> Session {
     let session = scene.server.session(&scene.name);
     let one = || scene.insert_sql(aggregate, "open");
@@ -141,7 +142,7 @@ fn open(scene: &Scene<'_>, aggregate: &str) -> Session {
     session
 }
 
-/// A scene with so many older rows.
+/// Creates a scene with this many older rows.
 pub(crate) fn filled(create: &str, rows: usize, exactly_once: bool) -> (Scene<'static>, String) {
     let scene = cold(create);
     let aggregate = scene.aggregate(2);
@@ -150,7 +151,7 @@ pub(crate) fn filled(create: &str, rows: usize, exactly_once: bool) -> (Scene<'s
     (scene.in_mode(exactly_once), aggregate)
 }
 
-/// Walpost amid the copy of a table with many rows.
+/// Starts Walpost and returns while it is copying a table with many rows.
 pub(crate) fn start_and_copy_some(scene: &Scene<'_>) -> Walpost {
     let before = scene.records().len();
     let mut walpost = scene.run().args(["--window-records", "20"]).start();
@@ -159,7 +160,7 @@ pub(crate) fn start_and_copy_some(scene: &Scene<'_>) -> Walpost {
     walpost
 }
 
-/// All events are there, exactly once where that is the mode.
+/// Asserts that all events were delivered, each exactly once in that mode.
 pub(crate) fn expect_all(scene: &Scene<'_>, count: usize, exactly_once: bool) {
     let records = scene.records();
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();

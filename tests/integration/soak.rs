@@ -1,4 +1,4 @@
-//! Faults drawn from a seed, several at a time, until the time is up: `./dev soak`.
+//! Faults drawn from a seed, several at a time, for a given time: `./dev soak`.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -25,19 +25,20 @@ use crate::support::session::Session;
 use crate::support::wait::poll_until;
 use crate::support::walpost::{Finished, Walpost};
 
-/// How long faults are injected until all that was committed meanwhile is judged.
+/// Duration of a round: faults are injected, then everything committed meanwhile is judged.
 const ROUND: Duration = Duration::from_secs(45);
 
-/// With its faults overcome, a Walpost has this long to deliver and confirm what is left: more than
-/// the longest pause between two attempts, and than a Kafka transaction that nobody ends.
+/// Time for Walpost to deliver and confirm the remaining events after the faults have ended. It is
+/// longer than the longest pause between two attempts, and than the timeout of an abandoned Kafka
+/// transaction.
 const RECOVERY: Duration = Duration::from_secs(120);
 
-/// More than this is a leak: the window is 8 MiB.
+/// Memory use above this is a leak: the window is 8 MiB.
 const MEMORY: u64 = 128 << 20;
 
-/// A topic whose limit is below the size of batches, in bytes.
+/// The limit in bytes of a topic that is smaller than a batch.
 const NARROW: &str = "20000";
-/// The largest transaction for it: each of its records can become a batch of its own.
+/// The largest transaction for that topic: each of its records can become a separate batch.
 const NARROW_EVENTS: usize = 1_500;
 
 #[test]
@@ -71,7 +72,7 @@ fn soak() {
         let lost_an_end = broker.has_lost_an_end();
         match outcome {
             Ok(summaries) => report.add(&summaries, diary),
-            // What becomes of such a transaction is the broker's doing.
+            // What happens to such a transaction is up to the broker, so the round does not count.
             Err(_) if lost_an_end => report.void += 1,
             Err(reason) => {
                 diary.keep(&server, &broker);
@@ -86,15 +87,15 @@ fn soak() {
     eprintln!("{report}");
 }
 
-/// What the faults of a round have to do with.
+/// The components that a round's faults affect.
 struct Stage<'a> {
     server: &'a Server,
     broker: &'a Broker,
     postgres: Proxy,
     kafka: &'a Proxy,
-    /// Held while something keeps back what was sent to Kafka.
+    /// Held while a fault delays data that was sent to Kafka.
     in_flight: Mutex<()>,
-    /// Held while PostgreSQL, or Kafka, does not answer as it should.
+    /// Held while a fault keeps PostgreSQL, or Kafka, from answering normally.
     postgres_is_up: Mutex<()>,
     broker_is_up: Mutex<()>,
     diary: &'a Diary,
@@ -103,21 +104,21 @@ struct Stage<'a> {
 /// One of the two pipelines of a round.
 struct Pipeline<'a> {
     scene: Scene<'a>,
-    /// The topic of the last one takes small batches only.
+    /// The topic of the last aggregate only accepts small batches.
     aggregates: [String; 3],
     is_exactly_once: bool,
 }
 
 impl Pipeline<'_> {
-    /// The role that Walpost connects as.
+    /// Returns the role that Walpost connects as.
     fn role(&self) -> String {
         format!("soak_{}", self.scene.name)
     }
 }
 
 impl Stage<'_> {
-    /// Breaks things for a while, waits until all is delivered, and judges it; for at least once
-    /// and for exactly once.
+    /// Injects faults for a while, waits until everything is delivered, and returns the results for
+    /// at-least-once and for exactly-once mode.
     fn round(&self, dice: &mut fastrand::Rng) -> [Summary; 2] {
         let pipelines = [false, true].map(|is_exactly_once| {
             let outbox = *dice.choice(&[Outbox::Table, Outbox::Messages]).unwrap();
@@ -187,7 +188,7 @@ impl Stage<'_> {
             .start()
     }
 
-    /// Kills, freezes and replaces a pipeline's Walpost. The last one goes on.
+    /// Kills, freezes and replaces a pipeline's process. The last one keeps running.
     fn torment<'s>(
         &self,
         pipeline: Pipeline<'s>,
@@ -241,7 +242,7 @@ impl Stage<'_> {
                     self.diary.fault("hangup of the terminal", name);
                     walpost.signal("HUP");
                 }
-                // One that was never let in halts at once.
+                // A process whose first connection is refused halts at once.
                 6 if walpost.logged("streaming") > 0 => {
                     let _is_up = lock(&self.postgres_is_up);
                     self.diary.fault("role that may not log in", name);
@@ -252,7 +253,8 @@ impl Stage<'_> {
                     rest(dice, 0..8_000, until);
                     session.run(&format!("ALTER ROLE {role} LOGIN"));
                 }
-                // What is sent again would be in another partition, where nothing tells a hole from that.
+                // In at-least-once mode, repeated events would go to another partition, which can't
+                // be told apart from a gap.
                 7 if pipeline.is_exactly_once => {
                     let _is_up = lock(&self.broker_is_up);
                     self.diary.fault("partitions added", name);
@@ -290,8 +292,8 @@ impl Stage<'_> {
         self.diary.log(&pipeline.scene.name, &walpost.kill());
     }
 
-    /// Returns when nothing that a dead Walpost has sent can reach the broker any more. Without
-    /// fencing it may come after what its successor sends, and nobody can help that.
+    /// Returns when nothing that a dead process sent can reach the broker any longer. Without
+    /// fencing it could arrive after records of its successor, which Walpost can't prevent.
     fn wait_for_stragglers(&self, pipeline: &Pipeline) {
         if !pipeline.is_exactly_once {
             self.kafka.cut();
@@ -299,8 +301,8 @@ impl Stage<'_> {
         }
     }
 
-    /// Stops, kills and freezes the servers, and has them write much at once. In the end both are
-    /// there.
+    /// Stops, kills and freezes the servers, and makes them write a lot of WAL at once. Both are
+    /// available again at the end.
     fn break_servers(
         &self,
         dice: &mut fastrand::Rng,
@@ -370,7 +372,7 @@ impl Stage<'_> {
                     for name in ["statement_timeout", "lock_timeout", "idle_session_timeout"] {
                         session.run(&format!("ALTER DATABASE {database} SET {name} = '200ms'"));
                     }
-                    // 17 has it first.
+                    // The setting exists from version 17 on.
                     let _ = session.try_run(&format!(
                         "ALTER DATABASE {database} SET transaction_timeout = '200ms'"
                     ));
@@ -390,13 +392,13 @@ impl Stage<'_> {
         }
     }
 
-    /// Has the slot over and over for a short while, and moves it not.
+    /// Acquires the slot repeatedly for a short while without moving it.
     fn peek(&self, dice: &mut fastrand::Rng, database: &str) {
         let session = self.server.session(database);
         self.end_walsender(&session, database);
         let until = Instant::now() + Duration::from_millis(dice.u64(100..3_000));
         while Instant::now() < until {
-            // It is another's when Walpost is faster.
+            // This fails if Walpost acquires the slot first.
             let _ = session.try_run(&format!(
                 "SELECT count(*) FROM pg_logical_slot_peek_binary_changes('walpost_{database}', NULL, NULL,
                      'proto_version', '1', 'publication_names', 'walpost_{database}', 'messages', 'true')"
@@ -404,7 +406,7 @@ impl Stage<'_> {
         }
     }
 
-    /// Cuts, holds up and slows down the connections. In the end all passes.
+    /// Cuts, holds up and slows down the connections. At the end, all data passes.
     fn break_network(&self, dice: &mut fastrand::Rng, until: Instant) {
         while rest(dice, 500..4_000, until) {
             let is_kafka = dice.bool();
@@ -444,8 +446,9 @@ impl Stage<'_> {
         }
     }
 
-    /// Gives the pipelines another history than the one that they have delivered: they halt, and
-    /// confirm nothing. With at least once, a database that is put back has its events delivered again.
+    /// Gives the pipelines a history other than the one they have delivered, so that they halt and
+    /// confirm nothing. In at-least-once mode, events are delivered again after the database is
+    /// restored.
     fn change_history(&self, dice: &mut fastrand::Rng, pipelines: [Pipeline<'_>; 2]) {
         if dice.bool() {
             for pipeline in &pipelines {
@@ -530,7 +533,7 @@ impl Stage<'_> {
     }
 }
 
-/// What happened in a round. Its folder goes when the round ends well.
+/// A record of the events in a round. Its folder is removed when the round succeeds.
 struct Diary {
     began: Instant,
     folder: PathBuf,
@@ -556,7 +559,7 @@ impl Diary {
         }
     }
 
-    /// Notes that `what` is done to `whom` now.
+    /// Records that the fault `what` is being injected into `whom`.
     fn fault(&self, what: &'static str, whom: &str) {
         lock(&self.faults).push(Fault {
             at: self.began.elapsed(),
@@ -565,7 +568,7 @@ impl Diary {
         });
     }
 
-    /// Asserts that a Walpost runs, and takes no more memory than it may.
+    /// Asserts that a process is running and uses no more memory than allowed.
     fn weigh(&self, walpost: &mut Walpost) {
         let log = walpost.log();
         assert!(walpost.is_running(), "it ended by itself:\n{log}");
@@ -574,7 +577,7 @@ impl Diary {
         self.memory.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// Keeps what a pipeline's Walpost has logged.
+    /// Saves the log of a pipeline's process.
     fn log(&self, pipeline: &str, finished: &Finished) {
         let path = self.log_of(pipeline);
         let mut log = File::options()
@@ -585,7 +588,7 @@ impl Diary {
         log.write_all(finished.stderr.as_bytes()).unwrap();
     }
 
-    /// How often a pipeline's Walposts began to stream.
+    /// Returns how often the processes of a pipeline started to stream.
     fn sessions(&self, pipeline: &str) -> usize {
         let log = fs::read_to_string(self.log_of(pipeline)).unwrap();
         log.lines()
@@ -597,7 +600,7 @@ impl Diary {
         self.folder.join(format!("{pipeline}.log"))
     }
 
-    /// Lists what was committed, and what was delivered.
+    /// Writes lists of the committed and the delivered events.
     fn list(&self, scene: &Scene) {
         let mut text = String::new();
         for Committed { id, end, index } in scene.history() {
@@ -619,7 +622,7 @@ impl Diary {
         fs::write(self.folder.join(format!("{name}.delivered")), text).unwrap();
     }
 
-    /// Leaves the folder there, with the faults, the servers' logs and the broker's data.
+    /// Keeps the folder, and adds the faults, the servers' logs and the broker's data.
     fn keep(&self, server: &Server, broker: &Broker) {
         let mut text = String::new();
         for Fault { at, what, whom } in &*lock(&self.faults) {
@@ -633,15 +636,15 @@ impl Diary {
     }
 }
 
-/// All rounds together.
+/// Totals of all rounds.
 #[derive(Default)]
 struct Report {
     rounds: usize,
-    /// In which the broker has lost the end of a transaction, and which ended badly.
+    /// Failed rounds in which the broker lost the end of a transaction.
     void: usize,
     time: Duration,
     faults: BTreeMap<String, usize>,
-    /// For at least once and for exactly once.
+    /// For at-least-once and for exactly-once mode.
     committed: [usize; 2],
     repeated: [usize; 2],
     memory: u64,
@@ -688,7 +691,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Sleeps for a time that is drawn, at most until `until`; false when it has come.
+/// Sleeps for a random time, but not past `until`; returns false if `until` was reached.
 fn rest(dice: &mut fastrand::Rng, millis: std::ops::Range<u64>, until: Instant) -> bool {
     let wanted = Duration::from_millis(dice.u64(millis));
     let left = until.saturating_duration_since(Instant::now());

@@ -1,5 +1,5 @@
-//! Another user of the machine listens where PostgreSQL's Unix-domain socket would be. Here that user is the one that the test
-//! servers run as, and Walpost runs as root.
+//! Another user of the machine listens where PostgreSQL's Unix-domain socket would be. In these
+//! tests, that is the user that runs the servers, and Walpost runs as root.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,8 @@ local all,replication all trust
 host  all all 127.0.0.1/32 trust
 ";
 
-/// A server with three sockets: in a folder of its own, in one where anybody can create files, and an abstract one.
+/// A server with three sockets: one in its own folder, one in a folder where any user can create
+/// files, and an abstract one.
 struct Sockets {
     server: Server,
     shared: PathBuf,
@@ -68,7 +69,7 @@ impl Sockets {
         )
     }
 
-    /// What `check` finds with that connection.
+    /// Returns the output of `check` over this connection.
     fn check(&self, folder: &Path, role: &str, parameters: &str) -> String {
         let conninfo = self.conninfo(folder, role, parameters);
         let words = ["check", "--postgres", &conninfo, "--kafka", "127.0.0.1:9"];
@@ -79,7 +80,7 @@ impl Sockets {
 const ACCEPTED: &str = "accepts SQL";
 const WARNING: &str = "uses a Unix-domain socket that any user of this machine could have created";
 
-/// Passwords that a server can read go to no user who may have taken PostgreSQL's place.
+/// A password that the server could read is not sent to a user who may have replaced PostgreSQL.
 #[test]
 fn password_is_not_sent_to_another_user_who_listens_at_the_socket() {
     if effective_user() != 0 {

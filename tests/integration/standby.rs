@@ -1,4 +1,4 @@
-//! Two instances: one streams, the other stands by and takes over.
+//! Two instances: one streams, the other is on standby and takes over.
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
@@ -43,7 +43,8 @@ fn frozen_instance_confirms_nothing_when_another_has_taken_over(outbox: Outbox) 
     take_over_from_a_frozen_one(&Scene::of(outbox), Resends::AtMost(1));
 }
 
-/// Freezes a leader until another has its slot. Then it goes on, and must find that out.
+/// Freezes the active instance until another has acquired its slot. After it is thawed, it has to
+/// detect that.
 pub(crate) fn take_over_from_a_frozen_one(scene: &Scene, resends: Resends) {
     let aggregate = scene.aggregate(1);
     let mut frozen = scene.start_and_confirm_one(&aggregate, "k");

@@ -1,4 +1,4 @@
-//! `walpost status`: of the connector that runs, and of the database alone.
+//! `walpost status`, with a running process and with the database only.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -20,12 +20,12 @@ fn start(scene: &Scene<'_>) -> (Walpost, Http) {
     (walpost, http)
 }
 
-/// `walpost status` for this database and that connector.
+/// Returns `walpost status` for this database and the process at this address.
 fn status(scene: &Scene<'_>, address: &str) -> Invocation {
     scene.invoke("status").args(["--http", address])
 }
 
-/// The row of the table that begins with that name, as cells.
+/// Returns the cells of the table row that begins with this name.
 fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
     let line = text.lines().find(|line| line.starts_with(name));
     let line = line.unwrap_or_else(|| panic!("no row of {name} in:\n{text}"));
@@ -58,7 +58,7 @@ fn running_pipeline_is_healthy_and_its_row_has_what_connector_and_database_say()
     let pipeline = &json["pipelines"][0];
     assert_eq!(pipeline["connector"]["events"]["delivered"], 1, "{json}");
     assert_eq!(pipeline["database"]["active"], true, "{json}");
-    // The connector alone, where no database is named.
+    // The process only, if no database is given.
     let alone = Invocation::new(["status", "--http", http.address()])
         .finish()
         .expect_code(0);
@@ -83,7 +83,7 @@ fn without_a_connector_the_database_is_asked_alone() {
     let cells = row(&shown.stdout, &scene.name);
     assert_eq!(cells[1], "not read", "{cells:?}");
     assert!(cells.contains(&"reserved"), "{cells:?}");
-    // A connector that runs and does not listen.
+    // The process runs, but does not serve HTTP.
     let walpost = scene.start();
     let shown = status(&scene, "off").finish().expect_code(0);
     assert_eq!(row(&shown.stdout, &scene.name)[1], "in use");
@@ -107,7 +107,7 @@ fn what_is_wrong_is_told() {
     .finish()
     .expect_code(1)
     .expect_says(&["catalog query failed", "/nowhere"]);
-    // Another pipeline than the one that runs.
+    // The running process has a different pipeline.
     let scene = Scene::new();
     let (walpost, http) = start(&scene);
     let other = Scene::new();
@@ -145,7 +145,7 @@ fn server_that_is_no_walpost_is_called_so() {
     let server = thread::spawn(move || {
         for answer in answers {
             let (mut stream, _) = stranger.accept().unwrap();
-            // An answer to nothing is none.
+            // The response has to follow the request.
             let mut request = BufReader::new(stream.try_clone().unwrap()).lines();
             while request.next().is_some_and(|line| !line.unwrap().is_empty()) {}
             stream.write_all(answer.as_bytes()).unwrap();
@@ -181,7 +181,8 @@ fn watching_goes_on_until_it_is_ended() {
     walpost.terminate().expect_code(0);
 }
 
-/// Into a pipe it is the table again and again, as a program can read it.
+/// Into a pipe, the table is written repeatedly without escape sequences, so that a program can
+/// parse it.
 #[test]
 fn watching_into_a_pipe_writes_no_escapes() {
     let scene = Scene::new();
@@ -195,12 +196,12 @@ fn watching_into_a_pipe_writes_no_escapes() {
     walpost.terminate().expect_code(0);
 }
 
-/// On a terminal each frame is written over the one before, and fits.
+/// On a terminal, each frame overwrites the previous one and fits the screen.
 #[test]
 fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
     let scene = Scene::new();
     let (walpost, http) = start(&scene);
-    // Nobody listens there: a reason that is longer than a line.
+    // Nothing listens on this address: the reason is longer than a line.
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = nowhere.local_addr().unwrap().to_string();
     drop(nowhere);
@@ -218,7 +219,7 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
         wait_until("a third frame", || shown().matches("\x1b[?7h").count() >= 3);
         watch.kill();
         let shown = shown();
-        // Scrolled out of sight, and not erased, is what the screen showed before.
+        // The previous contents of the screen were scrolled away, not erased.
         let (before, frames) = shown.split_once("\x1b[?7l").expect(&shown);
         assert_eq!(before.matches('\n').count(), 12, "{shown:?}");
         for clear in ["\x1b[2J", "\x1b[3J", "\x1bc", "\n"] {

@@ -1,4 +1,4 @@
-//! `run --sink stdout`: one JSON line a record, without Kafka.
+//! `run --sink stdout` writes each record as a JSON line, without Kafka.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ fn run(scene: &Scene) -> Invocation {
     scene.invoke("run").args(["--sink", "stdout"])
 }
 
-/// The text of the first `count` lines of standard output.
+/// Returns the first `count` lines of standard output.
 fn lines(walpost: &Walpost, count: usize) -> Vec<String> {
     wait_for("lines on standard output", || {
         let lines: Vec<String> = walpost.output().lines().map(str::to_owned).collect();
@@ -80,7 +80,7 @@ fn bytes_that_are_no_text_are_in_base64() {
     walpost.terminate().expect_code(0);
 }
 
-/// Longer than any test waits: nothing may wait for it.
+/// Longer than any test waits, so a test that depended on it would fail.
 const DRAIN_TIMEOUT: [&str; 2] = ["--drain-timeout", "1h"];
 
 #[test]
@@ -101,7 +101,7 @@ fn halts_at_once_when_the_reader_is_gone() {
 #[test]
 fn stops_while_nobody_reads() {
     let scene = Scene::new();
-    // More than a pipe holds.
+    // More than a pipe's buffer holds.
     let many = scene.events().many(&scene.aggregate(1), 2000, "'{}'");
     let (reader, writer) = std::io::pipe().unwrap();
     let output = File::from(OwnedFd::from(writer));
@@ -157,7 +157,7 @@ fn discards_events_if_standard_output_is_redirected_to_dev_null() {
     walpost.terminate().expect_code(0);
 }
 
-/// The rows before the one that halts the pipeline are in the sink, which has not been asked to write them.
+/// The preceding rows are in the sink, which has not yet been flushed.
 #[test]
 fn writes_the_rows_before_one_that_halts_a_snapshot() {
     let scene = Scene::bare();

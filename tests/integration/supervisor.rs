@@ -1,4 +1,4 @@
-//! Several pipelines side by side in one process.
+//! Several pipelines in one process.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
-/// walpost.toml with a pipeline for each scene.
+/// Creates a walpost.toml with a pipeline for each scene.
 fn file(scenes: &[&Scene]) -> PathBuf {
     file_with(scenes, "")
 }
 
-/// The same, with more settings for the first.
+/// As [`file`], with more settings for the first pipeline.
 fn file_with(scenes: &[&Scene], mut settings: &str) -> PathBuf {
     let mut text = format!(
         "[kafka]\n'bootstrap.servers' = '{}'\n",
@@ -53,7 +53,7 @@ fn start(scenes: &[&Scene]) -> Walpost {
     walpost
 }
 
-/// Sessions that write events, of an aggregate for each scene.
+/// Starts sessions that write events, with one aggregate per scene.
 fn loads(scenes: &[Scene], aggregates: &[String]) -> Vec<Load> {
     let both = scenes.iter().zip(aggregates);
     both.map(|(scene, aggregate)| scene.load(&[aggregate]))
@@ -114,7 +114,7 @@ fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
     let kept = http.metric("walpost_slot_retained_bytes", &scenes[0].name);
     assert!(kept > Some(f64::from(32 << 20)), "{kept:?}");
     assert_eq!(walpost.logged("was dropped"), 0);
-    // It is there, and what it halted at is still in it.
+    // The slot still exists, and has not passed the event at which the pipeline halted.
     assert!(scenes[0].confirmed() < scenes[0].history()[0].end);
     walpost.terminate().expect_code(3);
 }
@@ -134,7 +134,8 @@ fn process_ends_when_the_last_pipeline_has_halted() {
 fn process_that_ends_amid_handshakes_ends_with_its_code() {
     let key = reaper::folder("key").join("client.key");
     fs::write(&key, "no key").unwrap();
-    // Each halts for its key, and from then on looks at its slot, which takes a handshake.
+    // Each pipeline halts because of its key, and from then on monitors its slot, which requires a
+    // TLS handshake.
     let mut text = format!(
         "[kafka]
         'bootstrap.servers' = 'localhost:9092'
@@ -174,7 +175,7 @@ fn one_that_cannot_start_leaves_the_others_running() {
     walpost.terminate().expect_code(3);
 }
 
-/// The owner of one database can have its `init` fail at any start of the process.
+/// The owner of one database can make its `init` fail whenever the process starts.
 #[test]
 fn run_init_that_fails_for_one_pipeline_leaves_the_others_running() {
     let scenes = [Scene::bare(), Scene::bare()];
@@ -256,7 +257,7 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
     let payload = "jsonb_build_object('n', md5(n::text))";
     slow.db.run(&slow.events().many(&of_slow, ROWS, payload));
     let loads = loads(&healthy, &aggregates);
-    // Too large, whatever the compression.
+    // Too large even when compressed.
     let payload = "(SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 200) i)";
     refused.db.run(&refused.events().many(&limited, 1, payload));
     let line = walpost.wait_for_log("halted");
@@ -321,7 +322,7 @@ fn of_many_pipelines_what_is_wrong_is_said_first_and_the_rest_in_a_line() {
         !lines.iter().any(|line| line.starts_with("ok ")),
         "{lines:?}"
     );
-    // What all have in common is said once.
+    // A finding that all pipelines share is printed once.
     let alike = lines.iter().filter(|line| line.contains("encrypt"));
     assert!(alike.count() <= 2, "{lines:?}");
     let (_, lines) = run(&["check", "--pipeline", &scenes[0].name]);
@@ -341,7 +342,7 @@ fn of_many_pipelines_what_is_wrong_is_said_first_and_the_rest_in_a_line() {
     );
 }
 
-/// Hundreds of idle pipelines would have thousands of threads.
+/// Otherwise, hundreds of idle pipelines would have thousands of threads.
 #[test]
 fn pipelines_behind_the_tenth_have_a_client_of_kafka_from_their_first_event_on() {
     let scenes = [(); 12].map(|()| Scene::new());
@@ -349,7 +350,7 @@ fn pipelines_behind_the_tenth_have_a_client_of_kafka_from_their_first_event_on()
     let clients = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", walpost.process_id())).unwrap();
         let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
-        // A thread can have ended meanwhile.
+        // A thread may have exited meanwhile.
         names
             .flatten()
             .filter(|name| name == "kafka-poll\n")

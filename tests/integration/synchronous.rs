@@ -1,4 +1,4 @@
-//! The server takes Walpost for a synchronous standby (`synchronous_standby_names`).
+//! Walpost matches `synchronous_standby_names`, so the server treats it as a synchronous standby.
 
 use crate::snapshot::TABLE;
 use crate::support::kafka::Broker;
@@ -6,7 +6,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
-/// Nobody waits for a standby but sessions in databases that say so.
+/// Sessions do not wait for a standby unless their database is configured to.
 const NOBODY_WAITS: &str = "synchronous_commit = local\n";
 const WARNING: &str = "Walpost is a synchronous standby";
 

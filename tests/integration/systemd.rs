@@ -1,4 +1,4 @@
-//! What systemd is told: over a datagram socket, as `sd_notify(3)` has it.
+//! Notifications to systemd over a datagram socket, as described in `sd_notify(3)`.
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
@@ -11,7 +11,7 @@ use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::PATIENCE;
 
-/// In systemd's place.
+/// A stand-in for systemd.
 struct Manager {
     socket: UnixDatagram,
     path: PathBuf,
@@ -34,7 +34,7 @@ impl Manager {
         &self.path
     }
 
-    /// Waits for the next line that begins so.
+    /// Waits for the next line with this prefix.
     fn wait_for(&mut self, begins: &str) -> String {
         let mut bytes = [0; 4096];
         loop {
@@ -97,7 +97,7 @@ fn start_is_over_while_postgresql_is_down_and_the_line_says_why() {
     }
     server.start();
     systemd.wait_for("STATUS=1 of 1 pipelines stream");
-    // Without WATCHDOG_USEC nobody wants to hear it.
+    // Without WATCHDOG_USEC, no keep-alive messages are expected.
     assert_eq!(systemd.was_told("WATCHDOG=1"), 0);
     walpost.terminate().expect_code(0);
 }
@@ -139,7 +139,7 @@ fn socket_that_goes_away_stops_nothing() {
     fs::remove_file(&path).unwrap();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    // As after systemd has begun anew.
+    // As after a restart of systemd.
     systemd.socket = UnixDatagram::bind(&path).unwrap();
     systemd.socket.set_read_timeout(Some(PATIENCE)).unwrap();
     systemd.wait_for("WATCHDOG=1");

@@ -34,7 +34,8 @@ fn writer(tables: &[&str]) -> Writer {
     }
 }
 
-/// A database with the slot for several tables, and these, each made by `walpost init`.
+/// Creates a database with a slot for several tables, and these tables, each set up by `walpost
+/// init`.
 fn scene_on(major: u32, settings: &str, tables: &[&str]) -> Scene<'static> {
     let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
     scene.use_settings(settings);
@@ -50,7 +51,7 @@ fn scene(tables: &[&str]) -> Scene<'static> {
     scene_on(MAJOR, SETTINGS, tables)
 }
 
-/// Makes the table's schema and runs `create`, and has `walpost init` do the rest.
+/// Creates the table's schema, runs `create`, and sets up the table with `walpost init`.
 fn add(scene: &Scene<'_>, table: &str, create: &str) {
     let (schema, _) = table.split_once('.').unwrap();
     scene
@@ -78,7 +79,8 @@ in_both_modes! {
     schema_that_is_renamed_is_not_published_as_another_tenant
 }
 
-/// Of tables that have columns in another order, more of them, partitions and names that need quotes.
+/// The tables have different column orders, additional columns, partitions, and names that need
+/// quotes.
 fn events_of_all_tables_arrive_in_commit_order_through_deaths(exactly_once: bool) {
     const TABLES: [&str; 4] = [
         "tenant_1.outbox",
@@ -129,7 +131,8 @@ fn events_of_all_tables_arrive_in_commit_order_through_deaths(exactly_once: bool
     }
 }
 
-/// Added by `walpost init` beside the stream, dropped with their schemas, renamed and re-created.
+/// Tables are added by `walpost init` during the stream, dropped with their schemas, renamed and
+/// re-created.
 fn tables_come_and_go_under_load_and_the_stream_goes_on(exactly_once: bool) {
     let mut scene = scene(&["tenant_1.outbox"]).in_mode(exactly_once);
     let aggregate = scene.aggregate(3);
@@ -185,7 +188,7 @@ fn tables_come_and_go_under_load_and_the_stream_goes_on(exactly_once: bool) {
 fn init_makes_the_slot_and_adds_tables_on_every_version() {
     for major in [14, 15, 16, 17, 18] {
         let scene = scene_on(major, SETTINGS, &["tenant_1.outbox"]);
-        // Twice without harm, and also beside a stream.
+        // A second `init` is harmless, also during the stream.
         scene.init().finish().expect_code(0);
         let aggregate = scene.aggregate(1);
         let walpost = scene.start();
@@ -208,7 +211,8 @@ fn init_makes_the_slot_and_adds_tables_on_every_version() {
     }
 }
 
-/// They are in WAL once, between what the table had before and what it has later, whatever happens to who delivers them.
+/// These rows are in WAL once, before any later row of the table, even if the process that delivers
+/// them is killed.
 fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool) {
     let scene = scene(&["tenant_1.outbox"]).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
@@ -231,7 +235,8 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
         "walpost init --table tenant_2.outbox",
     ]);
 
-    // A transaction that has written to the table is waited for; what it has written counts among the older rows.
+    // `init` waits for a transaction that has written to the table, and treats its rows as older
+    // rows.
     let open = scene.server.session(&scene.name);
     open.run(&format!("BEGIN; {}", event("4")));
     let init = scene.init().args(["--table", "tenant_2.outbox"]).start();
@@ -244,7 +249,7 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
     init.finish().expect_code(0);
     scene.db.run(&event("5"));
 
-    // Killed in the middle, again and again.
+    // The process is killed in the middle, several times.
     let mut walpost = scene.start();
     for _ in 0..2 {
         scene.kill(walpost);
@@ -271,7 +276,7 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
     assert_eq!(left, 0);
 }
 
-/// What the others have, in topics of their own, concerns neither `verify` nor `replay`.
+/// Rows of the other tables, in their own topics, affect neither `verify` nor `replay`.
 fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_once: bool) {
     const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
     let scene = scene(&TABLES).in_mode(exactly_once);
@@ -316,7 +321,8 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
     let of_tables = metrics.iter().filter(|(name, _)| name.starts_with(&series));
     let of_tables: Vec<_> = of_tables.map(|(_, rows)| *rows).collect();
     assert_eq!(of_tables, [1.0, 2.0], "{metrics:?}");
-    // With exactly-once a quiet slot is confirmed up to its last event only, and what the table has counts as pending meanwhile.
+    // In exactly-once mode, an idle slot is only confirmed up to its last event, so rows of the
+    // table count as pending for a while.
     let wait = if exactly_once { "1s" } else { "60s" };
     let verify = |table: &str| {
         let verify = scene.verify().args(["--wait", wait, "--table", table]);
@@ -377,7 +383,7 @@ fn schema_that_is_renamed_is_not_published_as_another_tenant_on_every_version() 
     }
 }
 
-/// The owner of a schema gives it the name of a tenant that is gone, and writes.
+/// The owner of a schema renames it to the name of a removed tenant, and writes to it.
 fn schema_is_renamed(major: u32, exactly_once: bool) {
     let tables = ["tenant_1.outbox", "tenant_2.outbox"];
     let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
@@ -409,7 +415,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
         .db
         .run("DROP SCHEMA tenant_2 CASCADE; ALTER SCHEMA tenant_1 RENAME TO tenant_2");
     if major < 16 {
-        // There the new name is sent after a reconnect only.
+        // Before version 16, the new name is only sent after a reconnect.
         scene.end_walsender();
     }
     wait_until("the renamed table to be noticed", || {
@@ -428,7 +434,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
     let is_forged =
         |record: &&Record| record.topic.contains("tenant_2") && record.key() == "forged";
     assert_eq!(scene.records().iter().filter(is_forged).count(), 0);
-    // Whoever restarts it accepts the name.
+    // A restart accepts the new name.
     let walpost = scene.start();
     wait_until("the rows under the accepted name", || {
         scene.records().iter().any(|record| is_forged(&record))
@@ -436,7 +442,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// The owner of the publication leaves out a table, and puts it back.
+/// The owner of the publication removes a table, and adds it again.
 #[test]
 fn table_that_is_taken_out_of_the_publication_is_reported_until_it_is_back() {
     let scene = scene(&["tenant_1.outbox", "tenant_2.outbox"]);
@@ -472,12 +478,12 @@ fn table_that_is_taken_out_of_the_publication_is_reported_until_it_is_back() {
     walpost.wait_for_log("rows_left_out resolved");
     walpost.wait_for_log("table tenant_2.outbox was not in publication");
     wait_until("readiness", || http.get("/readyz").code == 200);
-    // A table that is dropped is not left out.
+    // A dropped table does not count as left out.
     scene.db.run("DROP SCHEMA tenant_2 CASCADE");
     walpost.terminate().expect_code(0);
 }
 
-/// As Prometheus and whoever looks at /metrics in a terminal get it.
+/// As read by Prometheus and by users who view /metrics in a terminal.
 #[test]
 fn metrics_have_no_control_character_of_the_name_of_a_table() {
     let scene = scene_on(MAJOR, SETTINGS, &["tenant_1.outbox"]);
@@ -522,7 +528,7 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
     );
     scene.db.run(&format!("{migrate} ROLLBACK"));
     scene.db.run(&format!("{migrate} COMMIT"));
-    // Another time it is there already.
+    // On another call, the table has already been added.
     assert_eq!(scene.db.value(&add), None);
     assert_eq!(keys(&scene.wait_for_records(2)), ["before", "after"]);
     for (statement, word) in [
@@ -555,7 +561,7 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
     walpost.terminate().expect_code(0);
 }
 
-/// `walpost init` locks the table itself, before it calls the function.
+/// `walpost init` would lock the table itself before it calls the function.
 #[test]
 fn add_outbox_waits_for_writers_and_keeps_the_order() {
     let scene = scene(&["tenant_1.outbox"]);
@@ -569,7 +575,7 @@ fn add_outbox_waits_for_writers_and_keeps_the_order() {
     let event = |key| events.one(Event::new(&aggregate, key, "{}"));
     for key in ["4", "3", "2"] {
         let insert = event(key);
-        // In the table they are in another order than they were created in.
+        // The order of the rows in the table differs from the order in which they were created.
         scene.db.run(&format!(
             "BEGIN; {insert} UPDATE tenant_2.outbox SET created_at = '2020-01-0{key}' WHERE aggregateid = '{key}'; COMMIT"
         ));
@@ -637,7 +643,7 @@ fn refuses_to_add_partitions_whose_rows_are_published_already() {
     assert_eq!(scene.db.value(&add("tenant_2.outbox")), None);
 }
 
-/// As docs/tables.md has it, by roles that can do nothing else.
+/// As described in docs/tables.md, with roles that have no other rights.
 #[test]
 fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not() {
     for major in [14, MAJOR, 18] {
@@ -685,7 +691,7 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
             message.contains("must be owner of publication"),
             "{message}"
         );
-        // The migrator owns not this one.
+        // The migrator does not own this table.
         let add = format!("SELECT walpost.add_outbox('tenant_4.outbox', '{publication}')");
         scene
             .db
@@ -796,7 +802,7 @@ fn command_about_all_tables_refuses_to_be_about_one() {
         .expect_says(&["--partitioned", "--table"]);
 }
 
-/// A tenant that was there before Walpost gets what `walpost init --table` gives it.
+/// A tenant that existed before Walpost gets the same objects as from `walpost init --table`.
 #[test]
 fn init_adds_all_tables_that_match_and_says_which() {
     let mut scene = Scene::bare();
@@ -821,7 +827,7 @@ fn init_adds_all_tables_that_match_and_says_which() {
         assert!(printed.stdout.contains(&line), "{}", printed.stdout);
     }
     assert!(!printed.stdout.contains("other.outbox"));
-    // One table that does not fit keeps no other one out.
+    // A table that does not fit does not prevent other tables from being added.
     let init = scene.init().finish().expect_code(3);
     init.expect_says(&[
         "tenant_1.outbox",

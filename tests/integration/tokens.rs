@@ -1,4 +1,4 @@
-//! SASL/OAUTHBEARER: tokens that a program prints, and that brokers check.
+//! SASL/OAUTHBEARER: a program prints the tokens, and the brokers validate them.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -14,7 +14,7 @@ use crate::support::under_load::UnderLoad;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-/// walpost.toml of a pipeline that has its tokens from the program.
+/// Creates the walpost.toml of a pipeline that gets its tokens from the program.
 fn file(scene: &Scene, issuer: &Issuer) -> PathBuf {
     let file = reaper::folder("config").join("walpost.toml");
     let text = format!(
@@ -27,7 +27,8 @@ fn file(scene: &Scene, issuer: &Issuer) -> PathBuf {
     file
 }
 
-/// Flags with which a command has its tokens from the program, for the listener that looks at signatures.
+/// Returns flags for a command that gets its tokens from the program and connects to the listener
+/// that verifies signatures.
 fn flags(scene: &Scene, issuer: &Issuer) -> [String; 4] {
     flags_at(&scene.broker.sasl_address(), scene, issuer)
 }
@@ -38,7 +39,8 @@ fn flags_at(address: &str, scene: &Scene, issuer: &Issuer) -> [String; 4] {
     ["--config".to_owned(), file, "-X".to_owned(), listener]
 }
 
-/// walpost.toml of a pipeline whose tokens are fetched from the endpoint, with that secret.
+/// Writes the walpost.toml of a pipeline that fetches its tokens from the endpoint with this
+/// secret.
 fn write_fetching(file: &Path, scene: &Scene, endpoint: &Endpoint, secret: &str) {
     let text = format!(
         "[kafka]\n\"security.protocol\" = \"sasl_plaintext\"\n\"sasl.mechanisms\" = \"OAUTHBEARER\"\n\
@@ -51,7 +53,7 @@ fn write_fetching(file: &Path, scene: &Scene, endpoint: &Endpoint, secret: &str)
     write_private(file, text.as_bytes());
 }
 
-/// Flags of a command that fetches its tokens as that file says.
+/// Returns flags for a command that fetches its tokens as configured in this file.
 fn fetching_flags(scene: &Scene, file: &Path) -> [String; 6] {
     let listener = format!("bootstrap.servers={}", scene.broker.sasl_address());
     let authority = format!("https.ca.location={}", AUTHORITY.root.display());
@@ -59,7 +61,7 @@ fn fetching_flags(scene: &Scene, file: &Path) -> [String; 6] {
     ["--config", &file, "-X", &listener, "-X", &authority].map(str::to_owned)
 }
 
-/// Tokens go on expiring until the end.
+/// Tokens keep expiring until the end.
 fn settle(mut stream: UnderLoad) {
     stream.wait_for_transactions(20);
     stream.stop_load();
@@ -69,7 +71,7 @@ fn settle(mut stream: UnderLoad) {
     end(stream.walpost, scene);
 }
 
-/// Judges everything after tokens that were missing at times.
+/// Judges everything after a period in which tokens were sometimes missing.
 fn end(walpost: Walpost, scene: &Scene) {
     let ended = walpost.terminate().expect_code(0);
     let breaks = ended.stderr.matches("reconnecting").count();
@@ -111,7 +113,7 @@ fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
         let file = reaper::folder("config").join("walpost.toml");
         let flags = fetching_flags(&scene, &file);
 
-        // Wrong from the start.
+        // The secret is wrong from the start.
         write_fetching(&file, &scene, &endpoint, other);
         let mut walpost = scene.run().args(&flags).start();
         scene.insert(&aggregate, "k");
@@ -125,7 +127,7 @@ fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
         scene.wait_for_records(1);
         scene.check().args(&flags).finish().expect_code(0);
 
-        // Rotated at the endpoint first.
+        // The secret is first changed at the endpoint.
         endpoint.rotate(other);
         let before = endpoint.refused();
         wait_until("a refusal", || endpoint.refused() > before);
@@ -137,7 +139,7 @@ fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
         scene.wait_until_confirmed();
         end(walpost, &scene);
     };
-    // librdkafka asks for a token again after ten seconds only.
+    // librdkafka requests another token only after ten seconds, so both modes run concurrently.
     thread::scope(|scope| {
         scope.spawn(|| rotate(false));
         rotate(true);
@@ -162,7 +164,7 @@ fn endpoint_whose_certificate_does_not_hold_gets_no_secret() {
     scene.check().args(&flags).finish().expect_code(0);
 }
 
-/// The brokers close a connection whose token has expired, unless another one was shown before.
+/// The brokers close a connection when its token expires, unless a new one was presented before.
 #[test]
 fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fails_is_run_again() {
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
@@ -175,7 +177,7 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     });
     let before = issuers.each_ref().map(Issuer::calls);
 
-    // Meanwhile: one whose program fails at first. That is no refusal, after which the pipeline would halt.
+    // Meanwhile, a program fails at first. This is not a refusal, which would halt the pipeline.
     let scene = Scene::new();
     let away = Issuer::new(60);
     away.leave();
@@ -195,8 +197,9 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     scene.settle(walpost, &[], scene.resends(0));
 
     for ((issuer, before), stream) in issuers.iter().zip(before).zip(&streams) {
-        // On a busy machine a token comes too late, or so late that the broker, which takes one authentication a second, refuses
-        // the next. Where none was renewed in time, each of them would be refused.
+        // On a busy machine a token can arrive too late, or so late that the broker, which accepts
+        // one authentication per second, refuses the next. If tokens were never renewed in time,
+        // every authentication would be refused.
         wait_until("tokens that come before the last one has expired", || {
             let more = issuer.calls() - before;
             more >= 3 && 2 * stream.walpost.logged("Kafka refuses") <= more
@@ -221,7 +224,7 @@ fn token_without_a_signature_is_for_brokers_that_take_one() {
     scene.wait_for_records(1);
     walpost.terminate().expect_code(0);
 
-    // librdkafka has such tokens of its own, for tests.
+    // librdkafka can generate such tokens by itself, for tests.
     let address = format!("bootstrap.servers={}", scene.broker.unsecured_address());
     let properties = [
         &address,

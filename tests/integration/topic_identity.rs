@@ -1,4 +1,5 @@
-//! A topic that is deleted, created again or replaced by another cluster's while `run` delivers to it.
+//! A topic is deleted, re-created or replaced by a topic of another cluster while `run` delivers to
+//! it.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
@@ -12,7 +13,7 @@ in_both_modes! {
     pipeline_that_is_stopped_continues_on_another_kafka_cluster
 }
 
-/// Walpost that has delivered an event and has seen its topic.
+/// Starts Walpost, delivers an event and waits until it has recorded the topic's identity.
 fn start(scene: &Scene, aggregate: &str, flags: &[&str]) -> Walpost {
     let run = scene
         .run()

@@ -1,4 +1,4 @@
-//! Topics that are missing are created, many with one request.
+//! Missing topics are created, many with one request.
 
 use crate::support::scene::Scene;
 use crate::support::walpost::{Invocation, Walpost};
@@ -12,17 +12,18 @@ in_both_modes! {
 }
 
 const TOPICS: usize = 200;
-/// Topics that are created together take fewer requests than that, and fewer Kafka transactions. One by one it would be one each; but
-/// some are looked for before all of the rows were read, and more where processors are scarce.
+/// Creating topics together takes fewer requests, and fewer Kafka transactions, than this. One by
+/// one, there would be one for each topic. Some topics are looked up before all rows have been
+/// read, more of them on machines with few processors.
 const SOME: usize = TOPICS / 2;
 
-/// Says when it asks for topics to be created.
+/// Returns a command that logs each request to create topics.
 fn run(scene: &Scene) -> Invocation {
     let run = scene.run().args(["--create-topics", "1:1"]);
     run.args(["--log-level", "walpost=debug"])
 }
 
-/// One event for each of many topics that are not there, in one transaction.
+/// Writes one event for each of many missing topics, in one transaction.
 fn insert(scene: &Scene) -> Vec<String> {
     let aggregates = (0..TOPICS).map(|number| format!("{}.{number}", scene.name));
     let aggregates: Vec<_> = aggregates.collect();
@@ -37,7 +38,7 @@ fn insert(scene: &Scene) -> Vec<String> {
         .collect()
 }
 
-/// Each has its one record, and was not created alone.
+/// Asserts that each topic has one record, and that topics were created together.
 fn judge(scene: &Scene, walpost: Walpost, topics: &[String]) {
     scene.wait_until_confirmed();
     let requests = walpost.logged("creating topics");
@@ -45,13 +46,13 @@ fn judge(scene: &Scene, walpost: Walpost, topics: &[String]) {
     walpost.terminate().expect_code(0);
     let ends = scene.broker.ends(topics);
     assert_eq!(ends.len(), TOPICS);
-    // A transaction has a record of its own at its end.
+    // Each Kafka transaction ends with a marker record.
     let expected = if scene.is_exactly_once() { 2 } else { 1 };
     for (place, end) in ends {
         assert_eq!(end, expected, "{place:?}");
     }
     if scene.is_exactly_once() {
-        // Topics that are waited for one after the other are no quiet times.
+        // Waiting for one topic after another does not count as idle time.
         let checkpoints = scene.checkpoints().len();
         assert!(checkpoints < SOME, "{checkpoints} checkpoints");
     }

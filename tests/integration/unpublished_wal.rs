@@ -1,10 +1,12 @@
-//! Events that were committed before the publication existed: PostgreSQL sends none of them with it, whatever is created later.
+//! Events committed before the publication existed: PostgreSQL never sends them with that
+//! publication, whatever is created later.
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJORS, Server};
 use crate::support::scene::Scene;
 
-/// Found by a walk of `./dev soak --shapes` with seed 211777191430145: the pipeline halted without saying what to do.
+/// Found by a walk of `./dev soak --shapes` with seed 211777191430145: the pipeline halted without
+/// a remedy in its message.
 #[test]
 fn halt_names_what_gets_events_delivered_that_are_older_than_the_publication() {
     for major in MAJORS {

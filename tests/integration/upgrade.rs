@@ -1,7 +1,8 @@
-//! What Walpost has left at rest, in the database and in Kafka, and another version resumes from.
+//! Persistent state that Walpost leaves in the database and in Kafka, and from which another
+//! version resumes.
 //!
-//! `tests/golden/at_rest.jsonl` contains what version 0.1.0 leaves: checkpoints, journal entries, states of slots and tables, and
-//! record headers.
+//! `tests/golden/at_rest.jsonl` contains the state left by version 0.1.0: checkpoints, journal
+//! entries, states of slots and tables, and record headers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +17,7 @@ use crate::support::checker::Resends;
 use crate::support::scene::Scene;
 use crate::tables::set_aside::set_aside_and_delivered_again;
 
-/// Exactly-once goes by its checkpoint.
+/// Exactly-once mode relies on its checkpoint instead.
 #[test]
 fn journal_that_a_newer_version_has_written_halts() {
     let scene = Scene::new();
@@ -42,7 +43,8 @@ fn journal_that_a_newer_version_has_written_halts() {
     scene.settle(walpost, &[], Resends::Never);
 }
 
-/// The names of the members of an object and of those in it, with what kind of value each has.
+/// Returns the names of the members of an object, including nested ones, with the types of their
+/// values.
 fn form(value: &Value) -> Value {
     match value {
         Value::Object(members) => {
@@ -50,7 +52,7 @@ fn form(value: &Value) -> Value {
             let forms = members.map(|(name, value)| (name.clone(), form(value)));
             Value::Object(forms.collect())
         }
-        // However many there are.
+        // Independent of the number of elements.
         Value::Array(items) => {
             let forms: BTreeSet<_> = items.iter().map(|item| form(item).to_string()).collect();
             forms.into_iter().collect()
@@ -62,12 +64,12 @@ fn form(value: &Value) -> Value {
     }
 }
 
-/// What was left, by its kind.
+/// The forms of the persistent state, by kind.
 type Forms = BTreeMap<String, BTreeSet<String>>;
 
-/// Each kind of thing at rest that a pipeline leaves in the course of its life.
+/// Returns each kind of persistent state that a pipeline leaves during its life.
 fn left() -> Vec<(String, Value)> {
-    // Older rows that are copied, with exactly-once, and a copy that was cut short.
+    // Copied older rows in exactly-once mode, including an interrupted copy.
     let (scene, aggregate) = filled(snapshot::TABLE, 20_000, true);
     scene.kill(start_and_copy_some(&scene));
     snapshot::settle(&scene, scene.start());
@@ -76,7 +78,7 @@ fn left() -> Vec<(String, Value)> {
     let mut left = left_in_kafka(&scene);
     left.extend(left_in_the_journal(&scene));
 
-    // A skip, a slot that is dropped, and what it had is sent again.
+    // A skip, a dropped slot, and a replay of its events.
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
@@ -96,14 +98,15 @@ fn left() -> Vec<(String, Value)> {
     left.extend(left_in_the_journal(&scene));
     // A table that is set aside.
     left.extend(left_in_the_journal(&set_aside_and_delivered_again()));
-    // Tables whose slot was replaced, one of which had left the publication, and a gap that was settled without sending.
+    // Tables whose slot was replaced, one of which had left the publication, and a gap that was
+    // settled without sending.
     let scene = settled();
     left.extend(left_in_the_journal(&scene));
     left.extend(left_in_states(&scene));
     left
 }
 
-/// The rows of the tables of states.
+/// Returns the rows of the state tables.
 fn left_in_states(scene: &Scene) -> Vec<(String, Value)> {
     let rows = |table: &str| {
         let rows = scene.db.value(&format!(
@@ -137,7 +140,7 @@ fn left_in_kafka(scene: &Scene) -> Vec<(String, Value)> {
         .filter(|record| record.key() == scene.name);
     let checkpoint = |text: &str| -> Value { serde_json::from_str(&named(scene, text)).unwrap() };
     let checkpoints = ours.map(|record| checkpoint(record.text()));
-    // Between the last row of a copy and its end some runs have a checkpoint, and some have none.
+    // Some runs write a checkpoint between the last row of a copy and its end, others do not.
     let is_between = |checkpoint: &Value| {
         let chunks = checkpoint["snapshot"]["chunks"].as_array();
         chunks.is_some_and(|chunks| chunks.iter().any(|chunk| chunk["upto"].is_null()))
@@ -155,7 +158,7 @@ fn left_in_kafka(scene: &Scene) -> Vec<(String, Value)> {
     checkpoints.chain(headers).collect()
 }
 
-/// The text with the same name for every scene.
+/// Returns the text with the scene's name replaced by a fixed one.
 fn named(scene: &Scene, text: &str) -> String {
     let topics = scene.topics().into_iter().enumerate();
     let text = topics.fold(text.to_owned(), |text, (n, topic)| {
@@ -192,7 +195,8 @@ fn capture_golden() {
     fs::write(golden(), text).unwrap();
 }
 
-/// A change of the form requires a new version of the format, and a test that resumes from the previous one.
+/// A change of the form requires a new version of the format, and a test that resumes from the
+/// previous one.
 #[test]
 fn what_is_left_at_rest_has_the_form_that_it_had() {
     let golden = fs::read_to_string(golden()).unwrap();

@@ -1,4 +1,4 @@
-//! `verify`: the table compared with the topics.
+//! `verify` compares the table with the topics.
 
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
@@ -17,7 +17,7 @@ mod misdelivered;
 mod missing;
 mod refused;
 
-/// What `verify --json` says of its only pipeline.
+/// The result of `verify --json` for its only pipeline.
 struct Verdict {
     ok: bool,
     pipeline: Value,
@@ -34,7 +34,7 @@ impl Verdict {
         }
     }
 
-    /// Everything that was counted, but for zeros: `rows 3, delivered 2, missing 1`.
+    /// Returns all counts that are not zero: `rows 3, delivered 2, missing 1`.
     fn counts(&self) -> String {
         let counts = self.pipeline["counts"].as_object().expect("counts");
         let told = counts.iter().filter(|(_, count)| **count != 0);
@@ -54,7 +54,7 @@ impl Verdict {
     }
 }
 
-/// Verifies, and holds the exit code against what was found.
+/// Runs `verify`, and checks the exit code against the result.
 fn verify_with(scene: &Scene<'_>, arguments: &[&str]) -> Verdict {
     let finished = scene.verify().arg("--json").args(arguments).finish();
     let verdict = Verdict::of(&finished);
@@ -66,7 +66,7 @@ fn verify(scene: &Scene<'_>) -> Verdict {
     verify_with(scene, &[])
 }
 
-/// A record made by hand.
+/// A record created by the test.
 #[derive(Clone)]
 struct Forged<'f> {
     topic: String,
@@ -86,7 +86,7 @@ impl<'f> Forged<'f> {
         }
     }
 
-    /// Of the event with that number in the transaction with that commit LSN.
+    /// Sets the position: the commit LSN, and the index of the event in its transaction.
     fn at(mut self, commit: u64, index: u32) -> Self {
         let (high, low) = (commit >> 32, commit & u64::from(u32::MAX));
         let position = format!("{high:08X}/{low:08X}:{index:010}");
@@ -99,7 +99,7 @@ impl<'f> Forged<'f> {
         self
     }
 
-    /// Hands it to the producer, for the first partition.
+    /// Passes the record to the producer, for the first partition.
     fn send(&self, producer: &BaseProducer) {
         let headers = self
             .headers
@@ -126,7 +126,7 @@ impl<'f> Forged<'f> {
     }
 }
 
-/// The record once more.
+/// Produces a copy of the record.
 fn produce_again(scene: &Scene<'_>, record: &Record) {
     let aggregate = record.topic.strip_prefix("outbox.event.").unwrap();
     let mut again = Forged::new(aggregate, record.key(), record.header("id"));
@@ -149,13 +149,13 @@ fn insert_rows(scene: &Scene<'_>, aggregate: &str, keys: &[&str]) -> Vec<String>
     ids.collect()
 }
 
-/// Moves the slot over everything that was committed, as nobody should.
+/// Moves the slot past everything committed, which loses the undelivered events.
 pub(crate) fn advance_slot(scene: &Scene<'_>) {
     let slot = scene.slot();
     wait_until("the slot to be free", || !scene.slot_is_active());
     scene.db.run(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
-    // Else Walpost notices it itself.
+    // Otherwise Walpost would detect the move by itself.
     scene.db.run("DELETE FROM walpost.slot_state");
 }

@@ -1,4 +1,4 @@
-//! The watchdog: what keeps a pipeline from getting on is told once, with what to do.
+//! The watchdog reports each problem that stops a pipeline's progress once, with its remedy.
 
 use crate::support::browser;
 use crate::support::http::Http;
@@ -10,20 +10,20 @@ use crate::support::wait::{wait_until, within_a_day};
 
 const PROBLEMS: &str = "walpost_watchdog_problem";
 
-/// Whether `/metrics` has that problem of the pipeline.
+/// Returns whether `/metrics` reports this problem for the pipeline.
 fn sees(http: &Http, scene: &Scene<'_>, kind: &str) -> bool {
     let series = format!("{PROBLEMS}{{pipeline=\"{}\",kind=\"{kind}\"}}", scene.name);
     http.metrics()[&series] > 0.0
 }
 
-/// Writes so many segments of log, of 16 MiB each.
+/// Writes `count` WAL segments of 16 MiB each.
 fn write_segments(db: &Session, count: usize) {
     for _ in 0..count {
         db.rows("SELECT pg_logical_emit_message(false, 'another', 'x'), pg_switch_wal()");
     }
 }
 
-/// A transaction that is in WAL, and open.
+/// Opens a transaction that has written WAL.
 fn open_transaction(scene: &Scene<'_>, aggregate: &str) -> (Session, String) {
     let session = scene.server.session(&scene.name);
     session.run(&format!("BEGIN; {}", scene.insert_sql(aggregate, "k")));
@@ -31,7 +31,8 @@ fn open_transaction(scene: &Scene<'_>, aggregate: &str) -> (Session, String) {
     (session, pid)
 }
 
-/// The role that `walpost init` makes, which may see little of others.
+/// Returns a conninfo for the role that `walpost init` creates, which can see little of other
+/// sessions.
 fn as_plain_role(scene: &Scene<'_>) -> String {
     scene.invoke("init").finish().expect_code(0);
     scene.conninfo_as("walpost")
@@ -158,7 +159,7 @@ fn slot_that_is_about_to_be_lost_is_told_with_the_command_that_saves_it() {
     walpost.terminate().expect_code(0);
 }
 
-/// A table with one partition, for today by UTC, and one for the rest.
+/// A table with a partition for today in UTC, and a default partition.
 fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> Scene<'s> {
     within_a_day();
     let scene = Scene::bare_on(server, Broker::shared());
@@ -225,7 +226,7 @@ fn partitions_that_run_out_are_told_until_there_are_more() {
             .expect_code(0);
         walpost.wait_for_log("partitions_run_out resolved");
         let end = end + 3.0 * 86_400.0;
-        // The first of them was enough for that line.
+        // The first new partition was enough to resolve the problem.
         wait_until("all partitions to be known", || {
             metric("walpost_partitions_end_timestamp_seconds") == Some(end)
                 && metric("walpost_partitions_ahead") == Some(3.0)
@@ -234,7 +235,7 @@ fn partitions_that_run_out_are_told_until_there_are_more() {
     }
 }
 
-/// In any DateStyle; a partition that takes all later rows has no end.
+/// In any DateStyle. A partition for all later rows has no end.
 #[test]
 fn end_of_partitions_is_known_if_each_of_them_has_one() {
     let style = "SET DateStyle = 'SQL, DMY'";

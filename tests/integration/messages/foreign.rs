@@ -1,4 +1,4 @@
-//! Messages that are no events of this outbox.
+//! Messages that are not events of this outbox.
 
 use super::{Roles, as_messages, publish};
 use crate::support::checker::Resends;
@@ -8,7 +8,7 @@ use crate::support::records::{Record, keys};
 
 in_both_modes! { message_that_is_no_event_becomes_a_dead_letter }
 
-/// The number of a field of the log line `stopped`.
+/// Returns the number in a field of the log line `stopped`.
 fn counted(log: &str, field: &str) -> u64 {
     let line = log.lines().find(|line| line.contains("stopped"));
     let line = line.expect("a line stopped");
@@ -85,8 +85,8 @@ fn message_outside_of_transactions_is_left_out_and_told_once() {
     assert_eq!(scene.judge(&[], Resends::Never).committed, 1);
 }
 
-/// Has Walpost meet this content in an event's place, and expects it to halt there; then leaves its
-/// transaction out with the command of the error.
+/// Writes this content in place of an event, and asserts that Walpost halts there; then skips its
+/// transaction with the command from the error.
 fn bad_content(content: &str, texts: &[&str]) {
     let scene = as_messages();
     let aggregate = scene.aggregate(1);
@@ -276,7 +276,8 @@ fn message_that_is_larger_than_what_is_read_holds_up_nothing() {
     let stopped = walpost.terminate().expect_code(0).stderr;
     assert_eq!(counted(&stopped, "foreign_messages"), 3);
     assert_eq!(counted(&stopped, "nontransactional_messages"), 2);
-    // What walpost.publish may have written is an event, and waits for the setting.
+    // A message that walpost.publish may have written is an event, and waits until the setting
+    // allows it.
     scene.db.run(&publish(
         &scene,
         &format!("'{aggregate}', 'k', 't', to_jsonb(repeat('x', 900000))"),

@@ -1,4 +1,5 @@
-//! What `walpost init` makes for messages, and what `run` and `check` say where it is missing.
+//! The objects that `walpost init` creates for messages, and the errors of `run` and `check` when
+//! they are missing.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! `walpost.publish`, and the event that it makes.
+//! `walpost.publish`, and the event that it creates.
 
 use super::{as_messages, publish};
 use crate::support::checker::Resends;

@@ -1,4 +1,4 @@
-//! Who may publish, and that nobody else can.
+//! Roles that may publish, and roles that may not.
 
 use super::{Roles, as_messages, publish};
 use crate::support::event::Outbox;
@@ -25,7 +25,8 @@ fn roles_of_init_are_enough_to_run_and_to_publish() {
     shop.run(&event);
     scene.wait_for_records(1);
 
-    // What is taken away, as sql/publish.sql describes it, stays so, and the writer keeps what it needs.
+    // Rights revoked as described in sql/publish.sql stay revoked, and the writer keeps the rights
+    // it needs.
     scene.db.run(
         "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
              pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC",
@@ -99,7 +100,7 @@ fn nobody_may_publish_whom_init_was_not_told_of() {
         is_denied(stranger.try_run("SELECT * FROM walpost.journal"), "journal");
         is_denied(shop.try_run("SELECT * FROM walpost.journal"), "journal");
 
-        // As the check says it.
+        // Runs the statement from the output of the check.
         let said = scene.check().finish().expect_code(0);
         let taken =
             "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text";
@@ -122,7 +123,7 @@ fn nobody_may_publish_whom_init_was_not_told_of() {
 fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
     let scene = as_messages();
     let (_roles, [shop]) = Roles::new(&scene, ["shop"]);
-    // What a role with the right to grant may have done.
+    // A role with the right to grant may have done this.
     scene.db.run(
         "GRANT USAGE ON SCHEMA walpost TO PUBLIC;
          GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text),

@@ -1,5 +1,6 @@
-//! Changes that a role commits while Walpost waits for the lock on the table: a statement that was composed from what the catalogs
-//! said before would run code of that role. And conditions that the server parses.
+//! Changes that a role commits while Walpost waits for a lock on the table: a statement composed
+//! from earlier results of catalog queries would run that role's code. Also conditions, which the
+//! server parses.
 
 use std::collections::HashSet;
 
@@ -18,8 +19,8 @@ on_each_version! {
     time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothing
 }
 
-/// A composite type with casts that the attacker has written. A column of it that is added with a constant default does not rewrite
-/// the table, so that older snapshots have the rows.
+/// A composite type with casts written by the attacker. Adding a column of this type with a
+/// constant default does not rewrite the table, so older snapshots still see the rows.
 const CASTS: &str = "CREATE TYPE plot.pair AS (a text);
     CREATE FUNCTION plot.as_text(plot.pair) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
         $$ BEGIN RETURN plot.note('cast'); END $$;
@@ -28,19 +29,20 @@ const CASTS: &str = "CREATE TYPE plot.pair AS (a text);
     CREATE CAST (plot.pair AS text) WITH FUNCTION plot.as_text(plot.pair) AS IMPLICIT;
     CREATE CAST (plot.pair AS timestamptz) WITH FUNCTION plot.as_time(plot.pair) AS IMPLICIT;";
 
-/// A domain whose CHECK is the attacker's.
+/// A domain with a CHECK written by the attacker.
 const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domain'));";
 
-/// A session that waits for the lock on the outbox, as others see it.
+/// Returns whether a session waits for a lock on the outbox.
 const WAITS: &str =
     "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'public.outbox'::regclass AND NOT granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))";
 
-/// A table that has the name of the column with the time of its rows.
+/// A table with the same name as the column that contains the time of its rows.
 const NAMESAKE: &str = "public.created_at";
 
 impl Shop {
-    /// Runs a command, and commits `change` as the attacker when the command waits for the lock on the table.
+    /// Runs a command, and commits `change` as the attacker when the command waits for the lock on
+    /// the table.
     fn change_while_waiting(&self, command: Invocation, change: &str) -> Finished {
         let holder = self
             .scene
@@ -54,7 +56,7 @@ impl Shop {
         command.finish()
     }
 
-    /// The id of a replay that was stopped.
+    /// Returns the run id of a replay that was stopped.
     fn stopped_replay(&self) -> String {
         let words = ["replay", "--all", "--yes", "--rate", "1"];
         let replay = self.command_as("postgres", &words).start();
@@ -100,7 +102,7 @@ fn time_column_that_changes_while_verify_waits_for_the_table_runs_nothing(major:
     }
 }
 
-/// The owner of a schema can give its name to another one.
+/// The owner of a schema can swap its name with that of another one.
 fn operators_in_a_schema_of_another_role_are_not_called(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     let db = &shop.scene.db;
@@ -191,7 +193,8 @@ fn partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing
     assert_ne!(maintained.code, Some(0), "{maintained:?}");
 }
 
-/// Without a column of this name, `created_at` is the row of table created_at as a whole, whose casts are its owner's.
+/// Without a column of this name, `created_at` refers to the whole row of table created_at, and the
+/// casts of that row type belong to its owner.
 fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothing(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     let (scene, mallory) = (&shop.scene, &shop.mallory);
@@ -210,7 +213,7 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
              $$ BEGIN PERFORM plot.note('cast'); RETURN '2000-01-01'; END $$;
          CREATE CAST ({NAMESAKE} AS timestamptz) WITH FUNCTION plot.as_time({NAMESAKE}) AS IMPLICIT"
     ));
-    // As if everything were delivered.
+    // Makes everything look delivered.
     let slot = scene.slot();
     let confirm = || {
         let end = scene
@@ -225,7 +228,7 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
         }
     };
     let maintain = ["maintain", "--retention=1s", "--delete-rows"];
-    // The next pass deletes rows.
+    // The next pass would delete rows.
     let would = ["maintain", "--retention=1s", "--delete-rows", "--dry-run"];
     wait_until("a generation that is old enough", || {
         confirm();
@@ -239,12 +242,13 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
         is_old_enough
     });
     let holder = scene.server.session_as(mallory, &scene.name);
-    // Others see the column until this is committed.
+    // Other sessions see the column until this is committed.
     holder.run(&format!(
         "BEGIN; ALTER TABLE {NAMESAKE} RENAME created_at TO aside"
     ));
     let command = of_table(&maintain).start();
-    // It waits once before it looks for the column, and gives up; then in the transaction that reads rows.
+    // `maintain` waits once before it looks for the column, until its timeout, and again in the
+    // transaction that reads rows.
     let mut waits = HashSet::new();
     wait_until("maintain to wait for the table a second time", || {
         let begin = format!(

@@ -1,4 +1,5 @@
-//! Expressions, triggers and rules of a table that another role owns, and what of PostgreSQL's or a superuser's runs them.
+//! Expressions, triggers and rules of a table owned by another role, and the functions of
+//! PostgreSQL or of a superuser that evaluate them.
 
 use std::path::Path;
 
@@ -15,11 +16,12 @@ on_each_version! {
     partition_keys_above_the_outbox_are_never_evaluated
 }
 
-/// A domain whose CHECK is the attacker's, and a composite type of it.
+/// A domain with a CHECK written by the attacker, and a composite type that contains it.
 const DOMAIN: &str = "CREATE DOMAIN plot.checked AS text CHECK (plot.note('domain'));
     CREATE TYPE plot.pair AS (a plot.checked);";
 
-/// Runs the CHECK of the domain: the function of hstore belongs to the superuser who has created the extension.
+/// Evaluates the CHECK of the domain: the function is part of hstore and belongs to the superuser
+/// who created the extension.
 const POPULATED: &str = "(public.populate_record(NULL::plot.pair, 'a=>1'::public.hstore) IS NULL)";
 
 impl Shop {
@@ -28,7 +30,7 @@ impl Shop {
         self.scene.db.run(&create);
     }
 
-    /// What the examination of the table for this statement finds, as a superuser.
+    /// Returns the findings of an examination of the table for this statement, as a superuser.
     fn examined(&self, statement: &str) -> String {
         let examine = format!("SELECT walpost.lock_and_examine('public', 'outbox', '{statement}')");
         self.scene.db.value(&examine).expect("a text")
@@ -97,14 +99,14 @@ fn expressions_of_what_postgresql_consists_of_are_accepted(major: u32) {
          CREATE STATISTICS public.s ON (lower(type)), (length(aggregateid)) FROM public.outbox;
          ALTER TABLE public.outbox ADD CONSTRAINT c CHECK (length(type) < 100)",
     );
-    // A foreign key of a table that nobody else can change.
+    // A foreign key of a table that no other role can change.
     shop.scene
         .db
         .run("CREATE TABLE public.child (id uuid REFERENCES public.outbox (id) ON DELETE CASCADE)");
     for statement in ["SELECT", "DELETE", "ALTER"] {
         assert_eq!(shop.examined(statement), "", "{statement}");
     }
-    // The same functions are used where the table can be changed by roles alone that are trusted.
+    // The same functions are used if only trusted roles can change the table.
     shop.create_extension("hstore");
     shop.scene.db.run(
         "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC;
@@ -174,8 +176,8 @@ fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
     }
 }
 
-/// An operator for the domain of a column fits better than that of the type below the domain, and anyone can create it who may
-/// create in the schema.
+/// An operator for a column's domain is a better match than that of its base type, and any role
+/// that may create objects in the schema can create one.
 fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     shop.create_extension("citext");
@@ -203,7 +205,7 @@ fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
     }
 }
 
-/// The planner needs the partition key of every table that a partition is below of.
+/// The planner needs the partition keys of all ancestors of a partition.
 fn partition_keys_above_the_outbox_are_never_evaluated(major: u32) {
     for layout in [None, Some("--partitioned")] {
         let shop = Shop::bare(Outbox::Table, major);

@@ -1,4 +1,5 @@
-//! The files of sql/ run by psql, which commits each statement unless the file begins a transaction.
+//! The files in sql/, run with psql, which commits each statement separately unless the file begins
+//! a transaction.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,8 @@ use crate::support::postgres::{MAJOR, MAJORS, debian};
 use crate::support::reaper;
 
 impl Shop {
-    /// Runs a file by psql. `place` is a line of the file `attacked`, right after which the attacker commits `attack`.
+    /// Runs a file with psql. The attacker commits `attack` right after the line `place` of the
+    /// file `attacked`.
     fn psql_with_attack(&self, file: &str, attacked: &str, place: &str, attack: &str) -> Output {
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let folder = reaper::folder("planted");
@@ -41,7 +43,7 @@ impl Shop {
     }
 }
 
-/// The psql of a Debian package, or the one in PATH.
+/// Returns the psql of a Debian package, or the one in PATH.
 pub(super) fn psql_program() -> PathBuf {
     let installed = debian(MAJOR).join("psql");
     match installed.exists() {
@@ -50,7 +52,8 @@ pub(super) fn psql_program() -> PathBuf {
     }
 }
 
-/// A line for psql with which the attacker commits `attack`. It does not wait for what the other transaction has locked.
+/// Returns a psql command with which the attacker commits `attack` without waiting for locks of the
+/// other transaction.
 pub(super) fn attack_command(shop: &Shop, folder: &Path, attack: &str) -> String {
     let theirs = folder.join("attack.sql");
     fs::write(&theirs, attack).unwrap();
@@ -73,7 +76,7 @@ fn function_that_is_created_after_the_examination_does_not_become_the_default() 
     let no_update = "CREATE FUNCTION public.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'";
     for major in MAJORS {
         for (attacked, attack) in [("uuidv7.sql", uuidv7), ("no_update.sql", no_update)] {
-            // PostgreSQL 18 has a function of its own for the default.
+            // PostgreSQL 18 has a built-in function for the default.
             if major >= 18 && attacked == "uuidv7.sql" {
                 continue;
             }
@@ -86,7 +89,8 @@ fn function_that_is_created_after_the_examination_does_not_become_the_default() 
     }
 }
 
-/// A default and a trigger refer to a function by its OID, so another name hides it from a search for the name only.
+/// A default and a trigger reference a function by its OID, so renaming the function hides it from
+/// a search by name.
 #[test]
 fn function_that_the_default_calls_is_found_under_another_name() {
     let shop = Shop::new(Outbox::Table, 17);
@@ -108,7 +112,7 @@ fn function_that_the_default_calls_is_found_under_another_name() {
     );
     let init = shop.init().finish().expect_code(3);
     init.expect_says(&["function public.shown(), which trigger walpost_no_update on public.outbox calls, belongs to"]);
-    // The owner of the outbox may do that.
+    // The owner of the outbox may own the function.
     db.run(&format!(
         "ALTER TABLE public.outbox OWNER TO {}",
         shop.mallory
@@ -160,7 +164,7 @@ fn schema_that_is_created_after_the_examination_is_refused() {
     }
 }
 
-/// psql prints messages as they are, and a terminal obeys them.
+/// psql prints messages unescaped, and a terminal interprets them.
 #[test]
 fn messages_contain_no_control_characters_of_names() {
     let name = "\u{1b}]0;owned\u{7}\u{202e}x";
@@ -185,7 +189,7 @@ fn messages_contain_no_control_characters_of_names() {
     }
 }
 
-/// ALTER DATABASE ... SET, by the owner of the database.
+/// The owner of the database uses ALTER DATABASE ... SET.
 #[test]
 fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
     for major in MAJORS {
@@ -238,7 +242,7 @@ fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
     }
 }
 
-/// Nothing is read that was absent when it was examined.
+/// An object that was absent during the examination is not read.
 #[test]
 fn slot_state_that_is_created_after_the_examination_is_not_read() {
     for major in MAJORS {
@@ -264,7 +268,7 @@ fn slot_state_that_is_created_after_the_examination_is_not_read() {
     }
 }
 
-/// guard.sql is about no table.
+/// guard.sql does not concern a particular table.
 #[test]
 fn files_that_one_psql_runs_after_guard_are_about_the_table() {
     let shop = Shop::bare(Outbox::Table, MAJOR);

@@ -8,7 +8,7 @@ use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
-/// A function that a partition key calls, and the table of that key.
+/// A function that a partition key calls, and the table with that key.
 const PARTED: &str = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
          $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
      CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()));";
@@ -17,7 +17,8 @@ const PARTED: &str = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IM
 const FILTERING: [u32; 4] = [15, 16, 17, 18];
 
 impl Shop {
-    /// With a table and a publication that are the attacker's, and a row that the filter was evaluated for.
+    /// Creates a table and a publication that belong to the attacker, and a row for which the
+    /// filter was evaluated.
     fn filtered(major: u32) -> Self {
         let shop = Self::theirs(major);
         let (scene, mallory) = (&shop.scene, &shop.mallory);
@@ -33,7 +34,8 @@ impl Shop {
     }
 }
 
-/// Replaces the tables of the publication by this one, with a filter that evaluates the partition key of the other.
+/// Replaces the tables of the publication with this one, with a filter that evaluates the partition
+/// key of the other.
 fn filter(publication: &str, table: &str, parted: &str) -> String {
     format!(
         "DO $do$ BEGIN EXECUTE format('ALTER PUBLICATION {publication} SET TABLE {table}
@@ -69,7 +71,8 @@ fn filter_that_runs_code_of_the_publications_owner_is_refused() {
     }
 }
 
-/// The server decodes with the catalogs as they were when the row was written. Functions in C run there, also those of a CHECK.
+/// The server decodes with the catalogs as of when the row was written. Functions in C can run
+/// there, also those in a CHECK.
 #[test]
 fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_not_trusted() {
     for major in FILTERING {
@@ -119,7 +122,8 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
     }
 }
 
-/// Whoever may replicate can read all of WAL and drop the slot, and so gains nothing by it.
+/// A role with REPLICATION can already read all WAL and drop the slot, so it gains nothing from a
+/// filter.
 #[test]
 fn owner_of_the_publication_is_trusted_if_it_may_replicate_or_act_as_walposts_role() {
     for major in MAJORS {
@@ -172,7 +176,7 @@ fn publication_that_gets_an_owner_who_is_not_trusted_halts_the_pipeline() {
     }
 }
 
-/// A filter of a table that is not the pipeline's.
+/// The filter belongs to a table of another pipeline.
 #[test]
 fn filters_of_all_tables_of_the_publication_are_examined() {
     let shop = Shop::theirs(MAJOR);
@@ -205,7 +209,8 @@ fn filter_that_is_added_while_streaming_halts_the_pipeline() {
     shop.expect_nothing_ran("run");
 }
 
-/// Without a snapshot, which decoding has not, a function in SQL ends the server process by a segmentation fault.
+/// Logical decoding has no snapshot, so an SQL function crashes the server process with a
+/// segmentation fault.
 #[test]
 fn filter_that_would_crash_the_server_is_not_evaluated() {
     for major in [15, 18] {
@@ -238,7 +243,8 @@ fn filters_of_what_postgresql_consists_of_are_accepted() {
             "ALTER PUBLICATION {publication} SET TABLE public.outbox WHERE (length(aggregatetype) > 1 AND lower(type) <> 'y'
                  AND created_at > '2025-01-01' AND payload IS NOT NULL AND aggregateid::text ~ 'k' AND type IN ('t', 'u'))"
         ));
-        // That the table was taken out and added again for this is not what is tested.
+        // Changing the filter removed the table and added it again, which is not the subject of
+        // this test.
         shop.scene.db.run("DELETE FROM walpost.table_state");
         shop.command(&["check"]).finish().expect_code(0);
         shop.init().finish().expect_code(0);

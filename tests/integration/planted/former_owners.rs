@@ -1,4 +1,5 @@
-//! Code that stays where its author has left it: in what got another owner, and in what another role uses.
+//! Code that remains after its author lost ownership: in objects that now belong to another role,
+//! and in objects that another role uses.
 
 use std::fs;
 use std::path::Path;
@@ -30,7 +31,7 @@ fn type_that_was_taken_over_keeps_no_code_of_its_former_owner(major: u32) {
     );
     let replay = || shop.command_as("postgres", &REPLAY).finish();
     replay().expect_says(&["column aggregatetype has type plot.kind, to which role"]);
-    // As the message of earlier versions said.
+    // As the message of earlier versions suggested.
     shop.scene.db.run("ALTER TYPE plot.kind OWNER TO postgres");
     let refused = replay();
     shop.expect_nothing_ran("replay of a table with a type that was taken over");
@@ -42,7 +43,8 @@ fn type_that_was_taken_over_keeps_no_code_of_its_former_owner(major: u32) {
     replay().expect_code(0);
 }
 
-/// The domain and the type that contains it belong to the DBA, and the function to the application.
+/// The domain and the type that contains it belong to the DBA, and the function belongs to the
+/// application.
 fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
     let shop = Shop::theirs(major);
     shop.theirs.run(
@@ -64,7 +66,7 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
     ]);
 }
 
-/// A deleted row of the outbox takes rows of the other table with it, as the owner of that table.
+/// Deleting a row of the outbox also deletes rows of the other table, as the owner of that table.
 fn triggers_of_tables_that_refer_to_the_outbox_call_no_functions_of_others(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
     let scene = &shop.scene;
@@ -120,7 +122,7 @@ fn triggers_of_tables_that_refer_to_the_outbox_call_no_functions_of_others(major
     }
 }
 
-/// Autovacuum evaluates an index as the owner of its table, whoever has created the index.
+/// Autovacuum evaluates an index as the owner of its table, whichever role created the index.
 fn partition_that_is_to_have_another_owner_is_reported_with_the_code_in_it(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     let (db, mallory) = (&shop.scene.db, &shop.mallory);
@@ -140,7 +142,8 @@ fn partition_that_is_to_have_another_owner_is_reported_with_the_code_in_it(major
     assert!(!check.stdout.contains("First drop"), "{}", check.stdout);
 }
 
-/// The DBA runs a file as the owner of the table, which a later statement of the session need not be.
+/// The DBA runs a file as the owner of the table, but a later statement of the session may run as
+/// another role.
 fn role_that_has_logged_in_is_not_reached_through_the_session_authorization(major: u32) {
     let mut shop = Shop::bare(Outbox::Table, major);
     shop.scene.use_settings("tables = [\"tenant_*.outbox\"]\n");

@@ -1,4 +1,4 @@
-//! Functions, operators and a publication.
+//! Planted functions, operators and a publication.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::support::event::Outbox;
 use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
-/// Functions of pg_catalog whose names stand in the files of sql/ and in src/.
+/// Returns the functions of pg_catalog whose names occur in sql/ and src/.
 fn names_in_our_statements(scene: &Scene) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut text = String::new();
@@ -28,7 +28,7 @@ fn names_in_our_statements(scene: &Scene) -> Vec<String> {
          AND pronargs > 0 AND proname !~ '(in|out|recv|send)$' ORDER BY 1",
     );
     let known = known.into_iter().flatten().flatten();
-    // Aggregates and what has a keyword's syntax can't be called otherwise.
+    // Aggregates and functions with special syntax can only be called by this name.
     let called = |name: &String| {
         let call = format!("{name}(");
         text.match_indices(&call).any(|(at, _)| {
@@ -58,9 +58,9 @@ on_each_version! {
     function_that_examines_is_examined_before_it_is_called
 }
 
-/// For every function and operator of pg_catalog whose name our statements could have, overloads
-/// with all pairs of types that they call them with: one that fits better than pg_catalog's is among
-/// them, where there can be one.
+/// Creates overloads of every function and operator of pg_catalog whose name our statements may
+/// contain, for all pairs of types they may be called with. If a better match than pg_catalog's can
+/// exist, it is among them.
 fn plant_overloads(shop: &Shop) {
     let names = names_in_our_statements(&shop.scene);
     shop.theirs.run(&format!(
@@ -129,7 +129,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
         .command(&["run", "--http=127.0.0.1:0"])
         .start_streaming();
     let id = "INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES";
-    // As an application does, which has public in its path.
+    // As an application whose search_path includes public.
     scene
         .server
         .session(&scene.name)
@@ -175,7 +175,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
     shop.expect_nothing_ran("checkpoint");
     let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("sql")).unwrap();
     let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
-    // The one needs what the other makes.
+    // add_outbox.sql needs objects that another file creates.
     files.sort_by_key(|file| file.ends_with("add_outbox.sql"));
     for file in files {
         if file.ends_with("teardown.sql") {
@@ -183,7 +183,8 @@ fn overloads_of_another_role_are_never_called(major: u32) {
         }
         let output = try_psql(scene, &file);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // publish.sql and the partitioned table have another kind of outbox, and the publication is for one table.
+        // publish.sql and the partitioned table are for other kinds of outbox, and the publication
+        // is for one table.
         assert!(
             output.status.success()
                 || said.contains("not partitioned")
@@ -230,7 +231,7 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
     let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
     init.expect_says(&["function walpost.publish(text) belongs to", &shop.mallory]);
     shop.theirs.run("DROP FUNCTION walpost.publish(text)");
-    // Who may create there can do so later.
+    // A role that may create objects in the schema could create one later.
     let (db, mallory) = (&shop.scene.db, &shop.mallory);
     db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
     let init = shop.init().finish().expect_code(3);
@@ -246,7 +247,7 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
 #[test]
 fn functions_that_were_made_among_planted_ones_are_made_again() {
     let shop = Shop::bare(Outbox::Table, 14);
-    // As a version of Walpost did that left search_path as it was.
+    // Created as by a version of Walpost that did not set search_path.
     shop.theirs.run(
         "CREATE FUNCTION public.int8send(numeric) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN
              PERFORM plot.note('int8send'); RETURN '\\x0198c1a27b3e7000'; END $$",
@@ -263,7 +264,8 @@ fn functions_that_were_made_among_planted_ones_are_made_again() {
     assert_eq!(shop.ran().len(), 1);
 }
 
-/// With ALTER DATABASE ... SET role, its owner has psql begin as another role, whose objects would be trusted.
+/// With ALTER DATABASE ... SET role, the owner of the database makes psql start as another role,
+/// whose objects would be trusted.
 #[test]
 fn files_are_not_run_as_a_role_that_the_database_sets() {
     for major in [14, 18] {
@@ -288,7 +290,7 @@ fn files_are_not_run_as_a_role_that_the_database_sets() {
     }
 }
 
-/// For every kind of statement that a table is examined for.
+/// Tested for every kind of statement that a table is examined for.
 fn function_that_examines_is_examined_before_it_is_called(major: u32) {
     for layout in [&[][..], &["--partitioned"]] {
         let shop = Shop::bare(Outbox::Table, major);

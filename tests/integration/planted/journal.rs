@@ -1,4 +1,4 @@
-//! What stands in the place of the journal and of walpost.slot_state.
+//! Objects planted in place of the journal and of walpost.slot_state.
 
 use std::path::Path;
 
@@ -13,7 +13,8 @@ on_each_version! {
     table_state_of_the_owner_of_the_outbox_is_refused
 }
 
-/// What a role may plant in the place of the journal, that is exactly as ours but for the last statement.
+/// A table that a role may plant in place of the journal; it only differs from ours in the last
+/// statement.
 const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
     CREATE TABLE walpost.journal (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         at timestamptz NOT NULL DEFAULT now(), pipeline text NOT NULL, slot text NOT NULL,
@@ -21,7 +22,7 @@ const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
         to_lsn pg_lsn, by_role text NOT NULL DEFAULT session_user, detail jsonb NOT NULL DEFAULT '{}');
     GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT ALL ON walpost.journal TO PUBLIC;";
 
-/// Each has the owner of the journal run code as whoever writes or reads it.
+/// Each of these runs code of the journal's owner as the role that writes or reads the journal.
 const TRAPS: [(&str, &str); 9] = [
     (
         "trigger",
@@ -75,7 +76,7 @@ fn journal_that_another_role_has_made_before_is_refused(major: u32) {
             "ALTER SCHEMA walpost OWNER",
         ]);
         shop.expect_nothing_ran(trap);
-        // Where the schema is the DBA's, and the table alone is not.
+        // Here the schema belongs to the DBA, and only the table does not.
         shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
         let init = shop.init().finish().expect_code(3);
         init.expect_says(&["walpost.journal belongs to", &shop.mallory]);
@@ -85,8 +86,8 @@ fn journal_that_another_role_has_made_before_is_refused(major: u32) {
     }
 }
 
-/// The owner of the outbox may not own the journal: neither when it is there before `init`, nor when it is changed later. Where the
-/// table is Walpost's and has something that ours has not, that is found each time.
+/// The owner of the outbox may not own the journal, whether it existed before `init` or was changed
+/// later. If the table is Walpost's but has an object that ours does not, every command detects it.
 fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     shop.theirs.run(&format!(
@@ -116,11 +117,11 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
             let finished = shop.command(words).finish();
             shop.expect_nothing_ran(words[0]);
             if (kind, words[0]) == ("policy", "verify") {
-                // It does without a journal that it may not read.
+                // `verify` works without a journal that it may not read.
                 continue;
             }
             match kind {
-                // Whichever is found first.
+                // Either error may be detected first.
                 "policy" if !finished.says("schema walpost belongs to") => finished
                     .expect_code(3)
                     .expect_says(&["row-level security policy"]),
@@ -132,7 +133,7 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
         shop.init().finish().expect_code(3);
         shop.expect_nothing_ran("init");
 
-        // What was added to the table stays when it is taken away from them.
+        // Objects added to the table remain after the right to add them is revoked.
         give("CURRENT_USER");
         scene
             .db
@@ -147,7 +148,7 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
             let finished = shop.command(words).finish();
             shop.expect_nothing_ran(words[0]);
             if (kind, words[0]) == ("policy", "verify") {
-                // It does without a journal that it may not read.
+                // `verify` works without a journal that it may not read.
                 continue;
             }
             let finished = finished.expect_code(3);
@@ -161,7 +162,8 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
     }
 }
 
-/// The same for the slots' states; nor may another role have the right to add to that table what is run.
+/// The same for the slots' states. In addition, no other role may have the right to add executable
+/// objects to that table.
 fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
     for (kind, trap) in TRAPS {
         let shop = Shop::theirs(major);
@@ -208,7 +210,7 @@ fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
     }
 }
 
-/// The same for how tables are published; `run` streams without that, and logs it.
+/// The same for the state of published tables. `run` can stream without that table, and logs it.
 fn table_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
     for (kind, trap) in TRAPS {
         let shop = Shop::theirs(major);

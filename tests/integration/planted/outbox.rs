@@ -1,4 +1,4 @@
-//! The outbox table, whose owner is somebody else.
+//! An outbox table owned by another role.
 
 use super::Shop;
 use crate::support::event::Outbox;
@@ -16,8 +16,8 @@ on_each_version! {
     owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table
 }
 
-/// Everything on the outbox table that its owner, or who has the right TRIGGER, can have run as whoever reads it or
-/// deletes from it.
+/// Everything on the outbox table with which its owner, or a role with the right TRIGGER, can run
+/// code as a role that reads from the table or deletes from it.
 fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
     for (plant, calls) in [
         (
@@ -66,7 +66,8 @@ fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
     }
 }
 
-/// CREATE CAST takes no lock on tables that have the type, so that a cast can be added after any examination.
+/// CREATE CAST takes no lock on tables that contain the type, so a cast can be added after any
+/// examination.
 fn columns_of_types_of_others_are_not_compared(major: u32) {
     let shop = Shop::theirs(major);
     shop.theirs.run(
@@ -80,7 +81,7 @@ fn columns_of_types_of_others_are_not_compared(major: u32) {
          ALTER TABLE public.outbox ADD note plot.pairs;
          UPDATE public.outbox SET note = ROW('x')::plot.pair",
     );
-    // Reading them calls no cast.
+    // Reading the columns calls no cast.
     for words in [&["replay", "--all", "--yes"][..], &["verify"]] {
         shop.command(words).finish();
         shop.expect_nothing_ran(words[0]);
@@ -125,7 +126,8 @@ fn columns_of_types_of_others_are_not_compared(major: u32) {
         .expect_says(&["column created_at has type plot.pair"]);
 }
 
-/// What a role with a right on the table could add to it waits until the examined table has been used.
+/// Objects that a role with a right on the table could add have to wait until the examined table
+/// has been used.
 fn rights_of_other_roles_have_the_table_locked(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
     let (db, mallory) = (&shop.scene.db, &shop.mallory);
@@ -158,7 +160,7 @@ fn rights_of_other_roles_have_the_table_locked(major: u32) {
     }
 }
 
-/// Who owns a partitioned table can give an index to a partition that another role owns.
+/// The owner of a partitioned table can create an index on a partition that another role owns.
 fn owners_of_the_parent_have_the_table_locked(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
     let (db, mallory) = (&shop.scene.db, &shop.mallory);
@@ -175,7 +177,7 @@ fn owners_of_the_parent_have_the_table_locked(major: u32) {
     let refused = format!("{:?}", shop.theirs.try_run(change).expect_err("it waits"));
     assert!(refused.contains("lock timeout"), "{refused}");
     db.run("COMMIT");
-    // It may be refused; if not, it is found.
+    // The change may be refused; otherwise the examination detects it.
     if shop.theirs.try_run(change).is_ok() {
         let examined = db.value(examine).expect("a text");
         assert!(examined.contains("plot.note(text)"), "{examined}");
@@ -230,14 +232,15 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
             finished.expect_says(&["code of other roles", "plot."]);
             shop.expect_nothing_ran(plant);
         }
-        // Its owner may run its own code.
+        // The table's owner may run its own code.
         shop.command_as(mallory, &["maintain", "--retention=24h", "--delete-rows"])
             .finish();
         shop.expect_nothing_ran(plant);
     }
 }
 
-/// PostgreSQL runs a query about the rows that refer to a deleted one: it casts values, and changes those rows.
+/// PostgreSQL queries the rows that reference a deleted row, which casts values, and modifies those
+/// rows.
 #[test]
 fn rows_are_not_deleted_from_a_table_that_refers_to_itself() {
     for plant in [
@@ -262,7 +265,7 @@ fn rows_are_not_deleted_from_a_table_that_refers_to_itself() {
     }
 }
 
-/// ON DELETE CASCADE goes from table to table, through tables of roles that are trusted too.
+/// ON DELETE CASCADE continues from table to table, including through tables of trusted roles.
 fn rows_of_further_tables_are_not_deleted_with_code_of_others(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
     let (scene, mallory) = (&shop.scene, &shop.mallory);
@@ -295,7 +298,8 @@ fn rows_of_further_tables_are_not_deleted_with_code_of_others(major: u32) {
     }
 }
 
-/// With REFERENCES or TRIGGER, a role can add code to a table that the DELETE reaches, and no lock on the outbox prevents it.
+/// With REFERENCES or TRIGGER, a role can add code to a table that the DELETE reaches, and a lock
+/// on the outbox does not prevent it.
 fn tables_that_a_third_role_may_reference_are_not_deleted_from(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
     let (db, mallory) = (&shop.scene.db, &shop.mallory);
@@ -376,7 +380,7 @@ fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
         let init = shop.init().args(["--owner", owner, "--writer", mallory]);
         init.finish()
     };
-    // A table that waits for the name, and would be taken for Walpost's.
+    // A table planted under this name, which could be mistaken for Walpost's.
     shop.theirs.run(
         "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb,
              CONSTRAINT walpost_event_size CHECK (plot.note('check')))",
@@ -389,7 +393,7 @@ fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
     shop.theirs.run("DROP TABLE public.outbox");
 
     init(mallory).expect_code(0);
-    // What other outboxes of the schema call too is not the owner's to change.
+    // The owner may not change functions that other outboxes of the schema also call.
     for function in [
         "walpost_uuidv7() RETURNS uuid",
         "walpost_no_update() RETURNS trigger",
@@ -397,7 +401,7 @@ fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
         let replace = format!(
             "CREATE OR REPLACE FUNCTION public.{function} LANGUAGE plpgsql AS $$ BEGIN PERFORM plot.note('mine'); RETURN NULL; END $$"
         );
-        // From PostgreSQL 18 on the first of them is the server's.
+        // From PostgreSQL 18 on, the first of them is built into the server.
         if major < 18 || function.contains("update") {
             shop.theirs.try_run(&replace).expect_err(function);
         }

@@ -1,4 +1,4 @@
-//! Partitions that a superuser makes of a table that another role owns.
+//! Partitions that a superuser creates for a table owned by another role.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ on_each_version! {
     partitions_of_a_table_that_refers_to_itself_are_not_detached
 }
 
-/// PostgreSQL builds the index of a partition as the owner of the partition.
+/// PostgreSQL builds a partition's index as the owner of the partition.
 fn new_partitions_belong_to_the_owner_of_the_table(major: u32) {
     let daily = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/outbox_partitioned.sql");
     for again in ["outbox_partitioned.sql", "init --partitioned"] {
@@ -22,7 +22,7 @@ fn new_partitions_belong_to_the_owner_of_the_table(major: u32) {
         let (db, mallory) = (&shop.scene.db, &shop.mallory);
         let init = || shop.init().arg("--partitioned");
         init().args(["--owner", mallory]).finish().expect_code(0);
-        // As if it were two days later.
+        // Makes it look two days later.
         db.run(
             "DO $$ DECLARE day text; BEGIN
                  FOR day IN SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'public.outbox'::regclass
@@ -98,7 +98,8 @@ fn partition_does_not_belong_to_a_former_owner_of_the_table(major: u32) {
     assert_ne!(maintained.code, Some(0), "{maintained:?}");
 }
 
-/// Detaching a partition looks for rows that refer to it, and casts them, as the role that detaches.
+/// Detaching a partition queries rows that reference it, and casts their values, as the role that
+/// detaches it.
 fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     let (db, mallory) = (&shop.scene.db, &shop.mallory);
@@ -119,7 +120,7 @@ fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
          INSERT INTO public.outbox (aggregatetype, aggregateid, type, created_at, ref, ref_at)
              SELECT 'a', 'b', 'c', now(), 'a', created_at FROM public.outbox WHERE created_at > '2002-01-01'",
     );
-    // As if everything were delivered.
+    // Makes everything look delivered.
     let slot = shop.scene.slot();
     let confirm = || {
         let end = db.value("SELECT pg_current_wal_lsn()").expect("an LSN");

@@ -1,4 +1,4 @@
-//! What `walpost init --print` prints, run by psql as a superuser.
+//! The output of `walpost init --print`, run with psql as a superuser.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::support::postgres::MAJORS;
 use crate::support::reaper;
 
 impl Shop {
-    /// Pipes the printed statements into psql, without a terminal and without any option.
+    /// Pipes the printed statements into psql, without a terminal and without options.
     fn pipe_into_psql(&self, printed: &str) -> Output {
         let file = save(printed);
         Command::new(psql_program())
@@ -26,7 +26,7 @@ impl Shop {
         let printed = self.init().arg("--print").finish().expect_code(0);
         let mut paths = printed.stdout.split("search_path = ").skip(1).peekable();
         assert!(paths.peek().is_some());
-        // PostgreSQL searches pg_temp first if it is not named.
+        // PostgreSQL searches pg_temp first if it is not listed.
         assert!(
             paths.all(|path| path.starts_with("pg_catalog, pg_temp")),
             "{}",
@@ -42,7 +42,7 @@ fn save(printed: &str) -> PathBuf {
     file
 }
 
-/// A refusal ends the script: no later statement uses what was refused.
+/// A refusal ends the script: no later statement uses the refused object.
 #[test]
 fn printed_statements_end_with_the_first_refusal() {
     for major in MAJORS {
@@ -67,7 +67,7 @@ fn printed_statements_end_with_the_first_refusal() {
     }
 }
 
-/// The table is locked until the statements that name it have been run.
+/// The table is locked until all statements that name it have been run.
 #[test]
 fn index_that_is_created_between_printed_statements_is_not_evaluated() {
     for major in MAJORS {
@@ -91,8 +91,9 @@ fn index_that_is_created_between_printed_statements_is_not_evaluated() {
     }
 }
 
-/// Without a terminal, psql takes the encoding that the owner of the database has set for it. In SJIS the second byte of Á in UTF-8 and
-/// the backslash after it are one character, so that the next backslash is one too many.
+/// Without a terminal, psql uses the encoding set by the owner of the database. In SJIS, the second
+/// byte of Á in UTF-8 and the following backslash form one character, so the next backslash is no
+/// longer escaped.
 #[test]
 fn names_in_printed_statements_stay_literals_in_any_encoding() {
     for major in MAJORS {
@@ -123,7 +124,7 @@ fn names_in_printed_statements_stay_literals_in_any_encoding() {
         );
         let printed = shop.print();
         assert!(printed.contains("SELECT plot.note"), "{printed}");
-        // The settings are changed in each database that the script connects to.
+        // The script changes its settings in each database that it connects to.
         for several in [false, true] {
             let printed = match several {
                 true => format!("\\connect -reuse-previous=on \"dbname='{name}'\"\n{printed}"),
@@ -135,7 +136,7 @@ fn names_in_printed_statements_stay_literals_in_any_encoding() {
             assert!(output.status.success(), "PostgreSQL {major}: {said}");
             assert_eq!(scene.db.number(&published), 1, "PostgreSQL {major}");
         }
-        // Nor in what Walpost runs itself.
+        // Nor does code run in the statements that Walpost executes itself.
         shop.init().finish().expect_code(0);
         shop.expect_nothing_ran("init");
         let words = ["--table", &format!("\"{schema}\".outbox")].map(str::to_owned);
@@ -144,7 +145,7 @@ fn names_in_printed_statements_stay_literals_in_any_encoding() {
         shop.expect_nothing_ran("init --table --print");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "PostgreSQL {major}: {said}");
-        // Nor in the files, which have the name from the command line.
+        // Nor in the files, which get the name from the command line.
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/add_outbox.sql");
         let set = reaper::folder("planted").join("set.sql");
         let quoted = schema.replace('\\', "\\\\").replace('\'', "\\'");

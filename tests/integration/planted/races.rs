@@ -1,4 +1,4 @@
-//! Objects that appear between the moment when Walpost examines a table and the moment when it uses the table.
+//! Objects that appear between the examination of a table and its use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ on_each_version! {
     tables_that_come_and_go_never_get_code_run
 }
 
-/// Statements that a role repeats over a connection of its own until this is dropped.
+/// Statements that a role repeats over a separate connection until this is dropped.
 struct Repeated {
     stop: Arc<AtomicBool>,
     rounds: Arc<AtomicU64>,
@@ -24,7 +24,8 @@ struct Repeated {
 }
 
 impl Repeated {
-    /// Each of `statements` is run by itself. One that fails is skipped: a lock can be taken, or the object be there already.
+    /// Runs each of `statements` separately. A failure is ignored: the object may be locked or may
+    /// already exist.
     fn start(shop: &Shop, statements: &[String]) -> Self {
         let session = shop
             .scene
@@ -61,7 +62,7 @@ impl Drop for Repeated {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread is a failure of the test that is over anyway.
+            // If the thread panicked, the test has already failed.
             let _ = thread.join();
         }
     }
@@ -104,7 +105,7 @@ fn indexes_and_statistics_that_come_and_go_are_never_evaluated(major: u32) {
 fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
     let shop = Shop::theirs(major);
     let scene = &shop.scene;
-    // Rows that a pass deletes: older than the retention, and marked as delivered before.
+    // Rows that a pass deletes: older than the retention, and already marked as delivered.
     scene.db.run(&format!(
         "GRANT {} TO {}; ALTER TABLE public.outbox ALTER created_at SET DEFAULT now() - interval '2 days'",
         shop.mallory, shop.walpost
@@ -128,7 +129,7 @@ fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
     }
     drop(attack_goes_on);
     let _ = shop.theirs.try_run(attack[1]);
-    // Nothing but the trigger was in the way.
+    // Only the trigger was preventing the deletion.
     wait_until("the rows to be deleted", || {
         shop.command_as("postgres", &["maintain", "--retention=1s", "--delete-rows"])
             .finish();
@@ -138,7 +139,7 @@ fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
     walpost.terminate().expect_code(0);
 }
 
-/// A table that is absent when it is examined is an error, and not one without code of others.
+/// Examining an absent table is an error; the table does not count as one without foreign code.
 fn tables_that_come_and_go_never_get_code_run(major: u32) {
     let shop = Shop::theirs(major);
     let absent = "SELECT walpost.lock_and_examine('public', 'absent', 'SELECT')";
@@ -203,7 +204,8 @@ fn schemas_that_swap_names_never_get_code_run(major: u32) {
     }
 }
 
-/// A schema that is absent when Walpost's objects are examined, and exists when one of them is called.
+/// A schema that is absent when Walpost's objects are examined, and exists when one of them is
+/// called.
 #[test]
 fn schema_walpost_that_comes_and_goes_is_never_used() {
     for major in [14, 17] {
@@ -217,7 +219,7 @@ fn schema_walpost_that_comes_and_goes_is_never_used() {
                  PERFORM plot.note('examination'); RETURN ''; END $$;
              CREATE VIEW w.journal AS SELECT plot.note('journal') AS pipeline",
         );
-        // In the server, since a client is too slow to hit the moment.
+        // Runs in the server, since a client is too slow to hit the right moment.
         let rename = |from: &str, to: &str| {
             format!(
                 "BEGIN ALTER SCHEMA {from} RENAME TO {to}; EXCEPTION WHEN OTHERS THEN NULL; END; COMMIT;"
@@ -249,7 +251,7 @@ fn trigger_on_slot_state_that_is_created_while_streaming_does_not_run() {
     let mut walpost = shop.command(&["run"]).start_streaming();
     scene.insert(&scene.aggregate(1), "k");
     scene.wait_until_confirmed();
-    // As if the application's role owned what is Walpost's.
+    // As if the application's role owned Walpost's objects.
     scene.db.run(&format!(
         "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER TABLE walpost.slot_state OWNER TO {mallory}"
     ));
@@ -261,7 +263,7 @@ fn trigger_on_slot_state_that_is_created_while_streaming_does_not_run() {
     shop.expect_nothing_ran("run");
 }
 
-/// Up to PostgreSQL 15, a rule with this name makes a view of a table without rows, and the OID stays.
+/// Up to PostgreSQL 15, a rule with this name turns an empty table into a view with the same OID.
 #[test]
 fn table_that_becomes_a_view_while_it_is_examined_is_refused() {
     for major in [14, 15] {

@@ -1,4 +1,4 @@
-//! Roles that others have set or can act as.
+//! Roles that other roles have set or can act as.
 
 use std::fs;
 use std::path::Path;
@@ -31,7 +31,8 @@ fn role_that_the_owner_of_the_database_has_set_for_it_is_not_taken_on() {
     }
 }
 
-/// The owner of the database resets the role between the moment when the DBA connects and the first statement of a file.
+/// The owner of the database resets the role between the DBA's connection and the first statement
+/// of a file.
 #[test]
 fn role_that_was_set_for_the_database_when_the_dba_connected_is_not_trusted() {
     for major in MAJORS {
@@ -83,7 +84,8 @@ fn members_that_cannot_act_as_the_role_are_not_trusted() {
         shop.expect_nothing_ran("replay");
         let index = ["i calls function plot.note(text)"];
         finished.expect_code(3).expect_says(&index);
-        // A member that inherits has the role's privileges, but not its attributes: it may not replicate.
+        // A member that inherits has the role's privileges but not its attributes, so it may not
+        // replicate.
         db.run(&format!(
             "GRANT {} TO {mallory} WITH INHERIT TRUE",
             shop.walpost
@@ -97,7 +99,7 @@ fn members_that_cannot_act_as_the_role_are_not_trusted() {
             .finish()
             .expect_code(3)
             .expect_says(&[&owner]);
-        // A member that can act as the role is the role, for what that matters.
+        // A member that can act as the role is equivalent to the role here.
         db.run(&format!(
             "GRANT {} TO {mallory} WITH SET TRUE",
             shop.walpost
@@ -115,7 +117,7 @@ fn role_that_others_can_act_as_is_warned_of() {
     init.expect_says(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
 }
 
-/// On servers where the DBA is no superuser, as rented ones.
+/// For servers where the DBA is not a superuser, such as managed services.
 #[test]
 fn what_the_role_that_may_make_roles_owns_is_used() {
     for major in MAJORS {
@@ -131,7 +133,7 @@ fn what_the_role_that_may_make_roles_owns_is_used() {
             shop.command_as(&dba, &["init", "--role", &shop.walpost])
                 .finish()
         };
-        // Up to 15 a superuser alone can give REPLICATION.
+        // Up to version 15, only a superuser can grant REPLICATION.
         if major < 16 {
             let make = format!("CREATE ROLE {} LOGIN REPLICATION", shop.walpost);
             let by = format!("{make}, run by a superuser");

@@ -1,4 +1,4 @@
-//! Several outboxes: what serves all of them is not for the owner of one to make.
+//! Several outboxes: the owner of one may not create the objects that all of them share.
 
 use std::process::Command;
 
@@ -7,7 +7,8 @@ use crate::support::postgres::MAJOR;
 use crate::support::reaper;
 
 impl Shop {
-    /// With nothing of Walpost's, and a tenant's schema and table that are the attacker's.
+    /// Creates a database without Walpost's objects, and a tenant's schema and table that belong to
+    /// the attacker.
     fn of_tenants(major: u32) -> Self {
         let mut shop = Self::bare(Outbox::Table, major);
         shop.scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
@@ -23,7 +24,8 @@ impl Shop {
         self.init().args(["--table", "tenant_m.outbox"])
     }
 
-    /// `init` is refused for these words, and nothing of the attacker's has run.
+    /// Asserts that `init` is refused with these words, and that none of the attacker's code has
+    /// run.
     fn expect_refused(&self, init: Invocation, words: &[&str]) {
         let refused = init.finish();
         assert_ne!(refused.code, Some(0), "{refused:?}");
@@ -38,7 +40,7 @@ fn function_and_table_that_serve_all_outboxes_are_nobodys_who_owns_one() {
         let shop = Shop::of_tenants(major);
         let (db, mallory) = (&shop.scene.db, &shop.mallory);
         shop.init().finish().expect_code(0);
-        // As they were if the attacker had come first.
+        // As if the attacker had created the objects first.
         db.run(&format!(
             "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER FUNCTION walpost.add_outbox(regclass, name) OWNER TO {mallory}"
         ));
@@ -66,7 +68,8 @@ fn function_and_table_that_serve_all_outboxes_are_nobodys_who_owns_one() {
     }
 }
 
-/// Commands in messages are pasted into a shell, and others choose the names of schemas.
+/// Commands in messages are pasted into a shell, and the names of schemas are chosen by other
+/// roles.
 #[test]
 fn names_in_commands_are_not_evaluated_by_a_shell() {
     let shop = Shop::of_tenants(MAJOR);
@@ -98,7 +101,7 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
         let shop = Shop::of_tenants(major);
         shop.theirs
             .run("CREATE INDEX planted ON tenant_m.outbox ((plot.note(type)))");
-        // Also by an init that adds all tables.
+        // Also with an `init` that adds all tables.
         for init in [shop.init(), shop.add()] {
             shop.expect_refused(
                 init,
@@ -106,7 +109,7 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
             );
         }
         let publication = shop.scene.slot();
-        // Who owns both, and was granted it, may.
+        // A role that owns both and was granted the function may call it.
         let (db, mallory) = (&shop.scene.db, &shop.mallory);
         db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO {mallory}; GRANT USAGE ON SCHEMA walpost TO {mallory};
@@ -116,7 +119,7 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
         ));
         let add = format!("SELECT walpost.add_outbox('tenant_m.outbox', '{publication}')");
         assert_eq!(shop.theirs.number(&add), 1);
-        // Of a table that is among them no row is read.
+        // If the table is already in the publication, none of its rows are read.
         db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO CURRENT_USER"
         ));
@@ -125,7 +128,7 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
     }
 }
 
-/// The table would be examined for the role that calls, and read as the one that owns the function.
+/// The table would be examined for the calling role, and read as the owner of the function.
 #[test]
 fn add_outbox_refuses_to_run_as_the_owner_of_a_function_that_calls_it() {
     for major in [14, 18] {

@@ -15,7 +15,7 @@ pub(super) struct Consumer<'p> {
     /// The text of the page.
     pub(super) text: String,
     pub(super) file: &'static str,
-    /// Lines for the shell before the command, in the folder of the file.
+    /// Shell commands to run before `command`, in the folder of the file.
     pub(super) prepare: String,
     pub(super) command: String,
     /// Runs a statement in the consumer's database, and returns what it prints.
@@ -23,7 +23,7 @@ pub(super) struct Consumer<'p> {
 }
 
 impl Consumer<'_> {
-    /// Starts it in a consumer group of its own, so that it reads the topic from the beginning.
+    /// Starts the consumer in a new consumer group, so that it reads the topic from the beginning.
     fn start(&self) -> Service {
         let place = self.place;
         let port = place.server.port;
@@ -53,8 +53,9 @@ impl Consumer<'_> {
         wait_until("the invoices", || self.count("true") == count);
     }
 
-    /// Has it read two events, and then all of them once more with a third one, and `replay` them. Invoices that are deleted in the
-    /// meantime show whether an event that comes again is skipped by its position.
+    /// Makes the consumer read two events, then the same two again with a third one, and then the
+    /// replayed events. Invoices deleted in between show whether a repeated event is skipped by its
+    /// position.
     pub(super) fn skips_duplicates(&self, insert: &dyn Fn(), replay: &dyn Fn()) {
         insert();
         insert();
@@ -69,7 +70,7 @@ impl Consumer<'_> {
             .value("SELECT id FROM outbox ORDER BY created_at DESC LIMIT 1")
             .expect("an event");
         let _consumer = self.start();
-        // It follows the others in the only partition.
+        // The third event follows the others in the only partition.
         wait_until("the invoice of the third event", || {
             self.count(&format!("event = '{third}'")) == 1
         });

@@ -1,4 +1,5 @@
-//! What the documents name, and whether it is there: pages, headings, files, tests, words of `./dev`.
+//! Everything that the documents reference exists: pages, headings, files, tests, subcommands of
+//! `./dev`.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -9,10 +10,10 @@ use walpost::facade::Conninfo;
 use super::markdown::{Page, documents, in_backticks, in_repository, manual, page};
 use super::reference::sources;
 
-/// How long README.md may become.
+/// Maximum length of README.md.
 const README_LINES: usize = 200;
 
-/// `path`, relative to the folder of `page`, as a path of the repository.
+/// Resolves `path`, relative to the folder of `page`, to a path of the repository.
 fn resolve(page: &Page, path: &str) -> PathBuf {
     let folder = Path::new(&page.path).parent().unwrap();
     let mut resolved = PathBuf::new();
@@ -142,7 +143,7 @@ fn each_page_opens_with_what_it_is_for_and_links_back() {
 #[test]
 fn files_that_the_documents_name_are_there() {
     for page in documents() {
-        // Names of a version that has passed are history.
+        // The changelog may name files that no longer exist.
         if page.path == "CHANGELOG.md" {
             continue;
         }
@@ -156,7 +157,7 @@ fn files_that_the_documents_name_are_there() {
     }
 }
 
-/// Names of tests look like `module::name`; tables are `log` and `table` of one.
+/// Names of tests look like `module::name`; `log` and `table` are variants of one test.
 #[test]
 fn tests_that_the_guarantees_name_are_there() {
     let guarantees = page("docs/guarantees.md");

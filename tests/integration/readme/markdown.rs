@@ -1,5 +1,5 @@
-//! README.md, the pages of docs/ and the other documents, taken apart: examples, tables, headings, links. They are
-//! read when a test runs, so that prose can change without a build.
+//! Parses README.md, the pages of docs/ and the other documents into examples, tables, headings and
+//! links. They are read when a test runs, so that prose can change without a build.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ pub(super) struct Page {
 /// A fenced block.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    /// The heading it stands under.
+    /// The heading above the block.
     pub(super) heading: String,
     pub(super) language: String,
     pub(super) text: String,
 }
 
-/// Where examples of one kind stand.
+/// The location of examples of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Example {
     pub(super) page: &'static str,
@@ -29,19 +29,19 @@ pub(super) struct Example {
     pub(super) language: &'static str,
 }
 
-/// A line with the heading it stands under.
+/// A line with the heading above it.
 struct Line<'t> {
     heading: &'t str,
     text: &'t str,
     is_fenced: bool,
 }
 
-/// A path of the repository.
+/// Returns the full path of a file in the repository.
 pub(super) fn in_repository(path: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// The Markdown files of a folder.
+/// Reads the Markdown files of a folder.
 fn read_folder(folder: &str) -> Vec<Page> {
     let names = fs::read_dir(in_repository(folder)).unwrap();
     let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -57,7 +57,7 @@ fn read_folder(folder: &str) -> Vec<Page> {
     pages
 }
 
-/// Every document of the repository, in whatever order.
+/// Returns every document of the repository, in any order.
 pub(super) fn documents() -> &'static [Page] {
     static DOCUMENTS: LazyLock<Vec<Page>> = LazyLock::new(|| {
         let mut pages = read_folder("");
@@ -67,7 +67,7 @@ pub(super) fn documents() -> &'static [Page] {
     &DOCUMENTS
 }
 
-/// README.md and the pages of docs/: what is written for those who use Walpost.
+/// Returns README.md and the pages of docs/, the documents for users of Walpost.
 pub(super) fn manual() -> impl Iterator<Item = &'static Page> {
     documents()
         .iter()
@@ -83,7 +83,7 @@ impl Page {
     fn lines(&self) -> impl Iterator<Item = Line<'_>> {
         let (mut heading, mut is_fenced) = ("", false);
         self.text.lines().map(move |text| {
-            // Those in a list are indented.
+            // Fences within a list are indented.
             let is_fence = text.trim_start().starts_with("```");
             if is_fence {
                 is_fenced = !is_fenced;
@@ -98,7 +98,7 @@ impl Page {
         })
     }
 
-    /// Every fenced block, in order.
+    /// Returns every fenced block, in order.
     pub(super) fn blocks(&self) -> Vec<Block> {
         let mut blocks: Vec<Block> = Vec::new();
         let mut is_open = false;
@@ -123,8 +123,8 @@ impl Page {
         blocks
     }
 
-    /// The cells of the tables under a heading, without the rows of headings. Each cell is the list of
-    /// what stands in backticks; a cell without any is its text.
+    /// Returns the cells of the tables under a heading, without header rows. Each cell is the list
+    /// of its texts in backticks; a cell without backticks is its whole text.
     pub(super) fn tables(&self, heading: &str) -> Vec<Vec<Vec<String>>> {
         let mut rows = Vec::new();
         let under = |line: &Line| line.heading == heading && !line.is_fenced;
@@ -146,7 +146,7 @@ impl Page {
         rows.iter().map(cells).collect()
     }
 
-    /// The headings, as the anchors that GitHub makes of them.
+    /// Returns the headings as the anchors that GitHub generates for them.
     pub(super) fn anchors(&self) -> Vec<String> {
         let heading = |line: &Line| line.text.starts_with('#') && !line.is_fenced;
         self.lines()
@@ -159,7 +159,7 @@ impl Page {
             .collect()
     }
 
-    /// Where the links lead, as they are written.
+    /// Returns the targets of the links as written.
     pub(super) fn links(&self) -> impl Iterator<Item = &str> {
         let behind = self.text.split("](").skip(1);
         behind.filter_map(|rest| Some(rest.split_once(')')?.0))
@@ -171,7 +171,7 @@ impl Example {
         self.page == page.path && self.heading == block.heading && self.language == block.language
     }
 
-    /// All of them, in order.
+    /// Returns all examples, in order.
     pub(super) fn all(&self) -> Vec<String> {
         let page = page(self.page);
         let found = page.blocks().into_iter();
@@ -183,7 +183,7 @@ impl Example {
         found
     }
 
-    /// The only one.
+    /// Returns the only example.
     pub(super) fn one(&self) -> String {
         let mut found = self.all();
         assert_eq!(found.len(), 1, "{self:?}");
@@ -198,7 +198,7 @@ fn cell(text: &str) -> Vec<String> {
     }
 }
 
-/// What stands in single backticks, in order.
+/// Returns the texts in single backticks, in order.
 pub(super) fn in_backticks(text: &str) -> Vec<String> {
     text.split('`')
         .skip(1)

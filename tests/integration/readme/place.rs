@@ -1,5 +1,5 @@
-//! Where the examples of the pages run: a server, a broker and a shell in which the names that the
-//! examples use lead to the test's own.
+//! The environment in which the pages' examples run: a server, a broker and a shell, with the names
+//! in the examples replaced by the test's own.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +20,7 @@ use crate::support::wait::{PATIENCE, wait_for};
 /// A server with a database `shop`, and the shared broker.
 pub(super) struct Place {
     pub(super) server: Server,
-    /// In the place of the aggregate type `order`: topics are the shared broker's.
+    /// Replaces the aggregate type `order`, because topics belong to the shared broker.
     pub(super) aggregate: String,
     folder: PathBuf,
 }
@@ -61,17 +61,17 @@ impl Place {
         self.server.session("shop")
     }
 
-    /// The topic of the events.
+    /// Returns the topic of the events.
     pub(super) fn topic(&self) -> String {
         format!("outbox.event.{}", self.aggregate)
     }
 
-    /// `/etc/walpost/<name>` of the examples.
+    /// Returns the path that replaces `/etc/walpost/<name>` in the examples.
     pub(super) fn etc(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// An example with the test's own names in the place of the pages'.
+    /// Replaces the names in an example with the test's own.
     pub(super) fn fill_in(&self, example: &str) -> String {
         let broker = Broker::shared();
         let (socket, port) = (self.server.socket.display(), self.server.port);
@@ -84,7 +84,7 @@ impl Place {
             ("@db.example.com/", format!("@localhost:{port}/")),
             ("kafka1.example.com:9092", broker.address()),
             ("localhost:9092", broker.address()),
-            // The test's broker has SASL and TLS, not both on one listener.
+            // The test's broker supports SASL and TLS, but not both on one listener.
             ("kafka1.example.com:9094", broker.sasl_address()),
             ("sasl_ssl", "sasl_plaintext".to_owned()),
             ("SASL_SSL", "SASL_PLAINTEXT".to_owned()),
@@ -100,7 +100,7 @@ impl Place {
             ),
             ("outbox.event.order", self.topic()),
             ("'order'", format!("'{}'", self.aggregate)),
-            // There is one broker.
+            // There is only one broker.
             (
                 "--replication-factor 3",
                 "--replication-factor 1".to_owned(),
@@ -122,7 +122,7 @@ impl Place {
             .env_clear()
             .env("PATH", format!("{}:{path}", self.folder.display()))
             .env("HOME", reaper::scratch())
-            // The port of the examples can be somebody else's here.
+            // The port in the examples may be in use on this machine.
             .env("WALPOST_HTTP", "127.0.0.1:0")
             .env("PGHOST", &self.server.socket)
             .env("PGPORT", self.server.port.to_string())
@@ -142,7 +142,7 @@ impl Place {
         succeeded(&example, &self.command(&example).output().unwrap())
     }
 
-    /// Runs a shell line with the password of the role `walpost`, and not as the superuser.
+    /// Runs a shell command as the role `walpost` with its password, instead of as the superuser.
     pub(super) fn sh_as_walpost(&self, line: &str) -> String {
         let line = self.fill_in(line);
         let mut command = self.command(&line);
@@ -154,14 +154,14 @@ impl Place {
         succeeded(&line, &command.output().unwrap())
     }
 
-    /// Runs an example of SQL in the database `shop` with psql, and returns what it prints: rows,
+    /// Runs an SQL example in the database `shop` with psql, and returns its output: rows, with
     /// columns separated by `|`.
     pub(super) fn sql(&self, example: &str) -> String {
         let (example, mut command) = self.psql(example);
         succeeded(&example, &command.output().unwrap())
     }
 
-    /// The same over TCP with TLS, as a role with a password.
+    /// As [`Place::sql`], but over TCP with TLS, as a role with a password.
     pub(super) fn sql_as(&self, role: &str, password: &str, example: &str) -> String {
         let (example, mut command) = self.psql(example);
         command
@@ -181,17 +181,17 @@ impl Place {
         (example, command)
     }
 
-    /// Writes an example as a file of the folder that stands for `/etc/walpost`.
+    /// Writes an example to a file in the folder that replaces `/etc/walpost`.
     pub(super) fn write(&self, name: &str, example: &str) {
         fs::write(self.etc(name), self.fill_in(example)).unwrap();
     }
 
-    /// Starts a command line, as a service manager does.
+    /// Starts a command as a service manager would.
     pub(super) fn start(&self, line: &str) -> Service {
         self.start_after("", line)
     }
 
-    /// The same behind lines that prepare the environment.
+    /// As [`Place::start`], after shell commands that prepare the environment.
     pub(super) fn start_after(&self, lines: &str, line: &str) -> Service {
         let (log, output) = (self.folder.join("log"), self.folder.join("output"));
         let line = format!("{}\nexec {}", self.fill_in(lines), self.fill_in(line));
@@ -207,7 +207,7 @@ impl Place {
         Service { child, log, output }
     }
 
-    /// Waits until the topic of the events has `count` records, and returns all there are.
+    /// Waits until the topic of the events has `count` records, and returns all of its records.
     pub(super) fn wait_for_records(&self, service: &mut Service, count: usize) -> Vec<Record> {
         let topics = [self.topic()];
         wait_for("the records of the examples", || {
@@ -218,7 +218,7 @@ impl Place {
     }
 }
 
-/// A running command line. Killed when dropped.
+/// A running command, killed when dropped.
 pub(super) struct Service {
     child: Child,
     log: PathBuf,
@@ -243,7 +243,7 @@ impl Service {
         })
     }
 
-    /// Waits until its standard output contains `text`.
+    /// Waits until the standard output contains `text`.
     pub(super) fn wait_for_output(&mut self, text: &str) {
         wait_for(text, || {
             self.expect_running();
@@ -251,7 +251,7 @@ impl Service {
         });
     }
 
-    /// Stops it with SIGTERM.
+    /// Stops the command with SIGTERM.
     pub(super) fn stop(mut self) {
         signal(self.child.id(), "TERM");
         let status = wait_for_exit(&mut self.child, PATIENCE).expect("it ends");

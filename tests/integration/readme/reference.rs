@@ -1,4 +1,4 @@
-//! The tables of the pages against the program.
+//! Compares the tables of the pages with the program.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::support::walpost::{Invocation, config_file};
 const CONFIGURATION: &str = "docs/configuration.md";
 const TROUBLESHOOTING: &str = "docs/troubleshooting.md";
 
-/// What `--help` says of a flag.
+/// A flag as described by `--help`.
 #[derive(Debug, PartialEq, Eq)]
 struct Flag {
     name: String,
@@ -24,7 +24,7 @@ struct Flag {
 
 fn flags(command: &[&str]) -> Vec<Flag> {
     let help = Invocation::new(command.iter().chain(&["--help"]))
-        // The help shows what a variable is set to.
+        // The help shows the values of variables that are set.
         .without("WALPOST_HTTP")
         .without("WALPOST_LOCK_TIMEOUT")
         .finish()
@@ -34,7 +34,7 @@ fn flags(command: &[&str]) -> Vec<Flag> {
     for line in help.lines() {
         match (flag_line(line), abouts.last_mut()) {
             (Some(flag), _) => abouts.push(flag.to_owned()),
-            // A default that the help breaks over two lines is one text again.
+            // A default that the help wraps is joined into one text again.
             (None, Some(about)) => {
                 about.push(' ');
                 about.push_str(line.trim());
@@ -57,13 +57,14 @@ fn flags(command: &[&str]) -> Vec<Flag> {
     abouts.iter().map(flag).collect()
 }
 
-/// The default of a flag that makes a list.
+/// Returns the default of a flag that takes a list.
 fn replaced(about: &str) -> Option<String> {
     let rest = about.split_once("replaces the default ")?.1;
     rest.split(' ').next().map(str::to_owned)
 }
 
-/// The line of the help from its flag on, if it is one that a flag begins; what is said of flags is further in.
+/// Returns the line of the help starting at its flag, or None for lines without one; descriptions
+/// of flags are indented further.
 fn flag_line(line: &str) -> Option<&str> {
     let text = line.trim_start();
     let text = match text.split_once(", ") {
@@ -78,7 +79,7 @@ fn word(text: &str) -> &str {
     text.split([' ', '=', ',']).next().unwrap_or_default()
 }
 
-/// Rows of both tables as flag, variable and default.
+/// Returns the rows of both tables as flag, variable and default.
 fn documented() -> Vec<Flag> {
     let row = |cells: &[String; 3]| {
         let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
@@ -128,7 +129,7 @@ fn every_flag_is_in_the_reference_with_its_variable_and_default() {
             let found = documented.iter().find(|row| row.name == flag.name);
             let found = found
                 .unwrap_or_else(|| panic!("{command:?} {} is not in the reference", flag.name));
-            // Properties of Kafka have a variable each, which the help can't list.
+            // Each Kafka property has a variable, which the help can't list.
             if flag.name != "--kafka-property" {
                 assert_eq!(found.variable, flag.variable, "variable of {}", flag.name);
             }
@@ -210,7 +211,7 @@ fn properties_that_walpost_sets_or_refuses_are_in_the_reference() {
     }
 }
 
-/// The text that an error begins with, up to the end of its first sentence; values are `…`.
+/// Returns the first sentence of an error's format, with values replaced by `…`.
 fn first_sentence(format: &str) -> String {
     let format = format.replace("\\\"", "\"").replace("\\\\", "\\");
     let mut sentence = String::new();
@@ -239,7 +240,8 @@ fn first_sentence(format: &str) -> String {
     sentence
 }
 
-/// What has the formats of an error, wherever in `src/` it is: the body of an enum, or the attribute of a struct.
+/// Returns the declaration with the formats of an error, anywhere in `src/`: the body of an enum,
+/// or the attribute of a struct.
 fn declaration<'s>(sources: &'s str, name: &str) -> &'s str {
     if let Some(start) = sources.find(&format!("enum {name} {{")) {
         let body = &sources[start..];
@@ -252,7 +254,7 @@ fn declaration<'s>(sources: &'s str, name: &str) -> &'s str {
     &before[before.rfind("#[error(").unwrap()..]
 }
 
-/// The formats of an error's texts.
+/// Returns the formats of an error's texts.
 fn formats(sources: &str, name: &str) -> Vec<String> {
     let declaration = declaration(sources, name);
     declaration
@@ -268,7 +270,7 @@ fn formats(sources: &str, name: &str) -> Vec<String> {
         .collect()
 }
 
-/// The text of files and of all files in folders.
+/// Returns the text of the files, and of all files in the folders.
 pub(super) fn sources(paths: &[&str]) -> String {
     let mut sources = String::new();
     for path in paths {
@@ -283,7 +285,7 @@ fn read_sources(path: &Path, into: &mut String) {
             read_sources(&entry.unwrap().path(), into);
         }
     } else if let Ok(text) = fs::read_to_string(path) {
-        // What is no text has nothing to read.
+        // Binary files are ignored.
         into.push_str(&text);
     }
 }
@@ -328,10 +330,10 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
         let formats = formats(&sources, name);
         assert!(formats.len() >= least, "{name}: {formats:?}");
         for format in formats {
-            // A remedy can follow a value.
+            // A value may be followed directly by a remedy.
             let sentence = first_sentence(&format).replace("……", "…");
             let words = sentence.split(['…', ' ', ',', ':']);
-            // What only joins values to another error has no words to look up.
+            // A format that only joins values and another error has no words to search for.
             let is_empty = words.filter(|word| word.len() > 2).count() == 0;
             if !is_empty && !troubleshooting.contains(&sentence) {
                 missing.push(format!("{name}: {sentence}"));

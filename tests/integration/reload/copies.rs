@@ -5,7 +5,7 @@ use crate::snapshot::{TABLE, expect_all, filled, settle, start_and_copy_some};
 use crate::support::event::{Event, Writer};
 use crate::support::postgres::{MAJOR, Server, Stop};
 
-/// Enough that the copy is under way when the definition changes.
+/// Enough rows that the copy is still running when the definition changes.
 const ROWS: usize = 20_000;
 
 /// With this window the copy takes seconds.
@@ -27,7 +27,8 @@ fn mode(scene: &Scene) -> &'static str {
     }
 }
 
-/// A process amid the copy of a table, and the text of its file with other settings.
+/// Starts a process that is copying a table; also returns a function for the text of its file with
+/// other settings.
 fn process_amid_copy<'s>(scene: &'s Scene) -> (Process, impl Fn(&str) -> String + 's) {
     let text = |more: &str| head() + &pipeline(scene, &format!("{}{more}", mode(scene)));
     let folder = reaper::folder("config");
@@ -55,7 +56,8 @@ fn table_that_becomes_one_of_several_amid_its_copy_loses_and_repeats_nothing(exa
     expect_all(&scene, ROWS + 2, true);
 }
 
-/// Without this the next start would stream from the consistent point on, and the rest of the copy would never be delivered.
+/// Without this halt, the next start would stream from the consistent point on, and the rest of the
+/// copy would never be delivered.
 fn copy_of_a_table_that_the_definition_no_longer_has_halts_until_it_is_completed(
     exactly_once: bool,
 ) {
@@ -84,8 +86,8 @@ fn copy_of_a_table_that_the_definition_no_longer_has_halts_until_it_is_completed
     expect_all(&scene, ROWS + 1, exactly_once);
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 136745726564781. The slot has none of the rows that the table had when it was
-/// created.
+/// Found by a walk of `./dev soak --shapes` with seed 136745726564781. The slot's stream contains
+/// none of the rows that the table had when the slot was created.
 fn table_that_becomes_one_of_several_before_its_copy_has_begun_halts_until_it_is_copied(
     exactly_once: bool,
 ) {
@@ -148,7 +150,7 @@ fn settings_that_change_amid_a_copy_repeat_nothing() {
     expect_all(&scene, ROWS, true);
 }
 
-/// A person can have the change at once.
+/// An operator can apply the change immediately.
 #[test]
 fn restart_does_not_wait_for_the_copy() {
     let (scene, _) = filled(TABLE, ROWS, false);
@@ -175,7 +177,7 @@ fn copy_under_another_name_of_the_pipeline_loses_nothing() {
     expect_all(&scene, ROWS + 1, false);
 }
 
-/// The pipeline with another name, and the slot and publication that it has.
+/// Runs the pipeline under another name, with its existing slot and publication.
 fn renamed(scene: &Scene) -> Invocation {
     let slot = scene.slot();
     Invocation::new(["run", "--postgres", &scene.conninfo()])
@@ -184,7 +186,7 @@ fn renamed(scene: &Scene) -> Invocation {
         .args(["--kafka", scene.kafka()])
 }
 
-/// A crash takes the server's statistics with it, and the journal has entries of the other name only.
+/// A crash discards the server's statistics, and the journal only has entries under the other name.
 #[test]
 fn renamed_pipeline_delivers_nothing_again_after_the_server_has_crashed() {
     let server = Server::private(MAJOR, "");
@@ -194,7 +196,7 @@ fn renamed_pipeline_delivers_nothing_again_after_the_server_has_crashed() {
         .start_and_confirm_one(&aggregate, "k")
         .terminate()
         .expect_code(0);
-    // As under a version that recorded nothing for a table that was empty.
+    // As left by a version that recorded nothing for an empty table.
     scene.db.run("TRUNCATE walpost.journal");
     server.stop(Stop::Immediate);
     server.start();
@@ -202,13 +204,15 @@ fn renamed_pipeline_delivers_nothing_again_after_the_server_has_crashed() {
     let walpost = renamed(&scene).start_streaming();
     scene.insert(&aggregate, "newer");
     scene.wait_until_confirmed();
-    // The crash took back what the slot had confirmed, so the stream may send the first event again, but the table is not copied.
+    // The crash also reset what the slot had confirmed, so the stream may send the first event
+    // again, but the table is not copied.
     assert_eq!(walpost.logged("snapshot started"), 0, "{}", walpost.log());
     walpost.terminate().expect_code(0);
     expect_all(&scene, 2, false);
 }
 
-/// The journal has what the earlier slot had not delivered, which is the rest of the copy too.
+/// The journal records the events that the earlier slot had not delivered, which include the rest
+/// of the copy.
 #[test]
 fn slot_that_is_made_anew_amid_a_copy_has_the_rows_replayed() {
     let (scene, aggregate) = filled(TABLE, ROWS, false);
@@ -225,7 +229,7 @@ fn slot_that_is_made_anew_amid_a_copy_has_the_rows_replayed() {
     expect_all(&scene, ROWS + 1, false);
 }
 
-/// Another table in the place of one: the rows that it has are not delivered, and that is logged.
+/// Another table replaces the only one: its existing rows are not delivered, and that is logged.
 #[test]
 fn table_that_takes_the_place_of_another_is_delivered_from_then_on_with_a_warning() {
     let (mut scene, aggregate) = filled(TABLE, 10, false);

@@ -1,11 +1,11 @@
-//! Pipelines that a query finds.
+//! Pipelines defined by the rows of a query.
 
 use super::*;
 use crate::support::http::Http;
 
 const FAILED: &str = "its pipelines go on as they are";
 
-/// A table with the names of databases, of which each is a pipeline.
+/// A table with names of databases, each of which is a pipeline.
 struct Shards {
     scene: Scene<'static>,
 }
@@ -44,7 +44,7 @@ impl Shards {
         )
     }
 
-    /// A process with these pipelines by now, some of which its file has.
+    /// Starts a process that has `pipelines` pipelines in total, including those in its file.
     fn start(&self, in_file: &str, pipelines: usize) -> Process {
         let folder = reaper::folder("config");
         let text = head() + &self.source() + in_file;
@@ -141,7 +141,8 @@ fn source_that_is_broken_changes_nothing_and_is_told() {
         shards.run(repairs);
         wait_until_failed(&http, 0.0);
     }
-    // A pipeline that the file has is none of the rows', and the file can be changed while a source is broken.
+    // A row can't define a pipeline that the file already has, and the file can be changed while a
+    // source fails.
     shards.run(&format!(
         "INSERT INTO shards VALUES ('{name}', '{name}', true)",
         name = in_file.name
@@ -157,7 +158,8 @@ fn source_that_is_broken_changes_nothing_and_is_told() {
         in_file.name
     ));
     wait_until_failed(&http, 0.0);
-    // Under half of them, or none, is a mistake until a person says that it is none.
+    // Removing more than half of the pipelines, or all of them, counts as a mistake until an
+    // operator accepts it.
     shards.run("UPDATE shards SET active = false");
     let line = process.walpost.wait_for_log(NOT_RELOADED);
     assert!(
@@ -199,7 +201,7 @@ fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
         .expect_says(&["source", "not asked"]);
     let found = check(&[]).expect_code(3);
     found.expect_says(&["walpost.toml: source", "public.shards", &in_file.name]);
-    // A query that nobody has answered yet changes nothing.
+    // A query that has not succeeded yet changes nothing.
     let changed = std::fs::read_to_string(process.file())
         .unwrap()
         .replace("WHERE active", "WHERE true");
@@ -213,7 +215,8 @@ fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// The row of somebody else that sorts first would have the slot, the checkpoint and the transactional id of the pipeline.
+/// Otherwise, another owner's row that sorts first would get the slot, the checkpoint and the
+/// transactional id of the pipeline.
 #[test]
 fn row_with_the_name_of_another_one_does_not_take_its_place_at_a_start() {
     let [of_row, in_file] = [Scene::new(), Scene::new()];
@@ -234,7 +237,7 @@ fn row_with_the_name_of_another_one_does_not_take_its_place_at_a_start() {
     process.walpost.terminate().expect_code(0);
 }
 
-/// The values of a row that is a pipeline, as JSON has them; others are given over these.
+/// Returns the values of a row that defines a pipeline, as JSON; `values` override the defaults.
 fn row_of(scene: &Scene, values: serde_json::Value) -> serde_json::Value {
     let mut row = serde_json::json!({
         "name": scene.name,
@@ -251,7 +254,7 @@ fn row_of(scene: &Scene, values: serde_json::Value) -> serde_json::Value {
     row
 }
 
-/// A registry whose rows say more than the names of databases.
+/// Creates a registry whose rows contain more than database names.
 fn registry(rows: &[serde_json::Value], template: &str) -> (Scene<'static>, String) {
     let registry = Scene::bare();
     registry
@@ -279,7 +282,8 @@ fn add_row(registry: &Scene, row: &serde_json::Value) {
 const BY_HOST: &str =
     "postgres = 'postgresql://postgres:s3cr3t@{host}:{port}/{dbname}?sslmode=prefer'";
 
-/// Where a Unix-domain socket is named, the password would go to it in clear, whatever `sslmode` says.
+/// If the host were a Unix-domain socket, the password would be sent to it in clear text, whatever
+/// `sslmode` is.
 #[test]
 fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
     let scene = Scene::new();
@@ -289,7 +293,7 @@ fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
     let socket = folder.join(format!(".s.PGSQL.{}", scene.server.port));
     let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
     listener.set_nonblocking(true).unwrap();
-    // Connections that were accepted are kept for the next look.
+    // Accepted connections are kept for later checks.
     let accepted = std::cell::RefCell::new(Vec::new());
     let is_untouched = || {
         accepted.borrow_mut().extend(listener.accept());

@@ -13,7 +13,8 @@ fn writer(tables: &[&str]) -> Writer {
     }
 }
 
-/// Two tables whose events are delivered, on a cluster that seems to be another one than before, as after `pg_upgrade`.
+/// Creates two tables whose events are delivered, on a cluster that appears to be a different one
+/// than before, as after `pg_upgrade`.
 fn moved() -> Scene<'static> {
     let mut scene = Scene::bare();
     scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
@@ -57,7 +58,7 @@ fn settle(scene: &Scene<'_>, more: &[&str]) -> Finished {
 #[test]
 fn gap_is_settled_without_sending_if_the_operator_knows_that_it_was_delivered() {
     let scene = moved();
-    // Nothing is settled unasked.
+    // Nothing is settled without confirmation.
     let listed = settle(&scene, &["--dry-run"]).expect_code(0);
     listed.expect_says(&[
         "of table tenant_1.outbox",
@@ -71,7 +72,7 @@ fn gap_is_settled_without_sending_if_the_operator_knows_that_it_was_delivered() 
         "{}",
         check.stdout
     );
-    // One table, and then all that is left.
+    // First one table, then all others.
     settle(&scene, &["--table", TABLES[0], "--yes"]).expect_code(0);
     let check = scene.check().finish().expect_code(3);
     assert!(
@@ -112,7 +113,7 @@ fn gap_of_a_table_that_was_dropped_can_be_settled() {
     );
 }
 
-/// A gap of which one table was settled. The other one had left the publication.
+/// Creates a gap that was settled for one table. The other table had left the publication.
 pub(crate) fn settled() -> Scene<'static> {
     let scene = moved();
     settle(&scene, &["--table", TABLES[0], "--yes"]).expect_code(0);

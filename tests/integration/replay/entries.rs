@@ -1,4 +1,4 @@
-//! What others have written into the journal, and conditions in SQL, run nothing as a superuser.
+//! Journal entries written by other roles, and SQL conditions, run no code as a superuser.
 
 use super::{clerk, journal};
 use crate::support::clerk::Clerk;
@@ -6,7 +6,7 @@ use crate::support::records::Record;
 use crate::support::scene::Scene;
 use crate::support::walpost::{Invocation, word_behind};
 
-/// The statement that adds an entry about a replay to the journal.
+/// Returns the statement that adds an entry about a replay to the journal.
 fn entry(scene: &Scene, detail: &serde_json::Value) -> String {
     let (name, slot) = (&scene.name, scene.slot());
     let detail = detail.to_string().replace('\'', "''");
@@ -24,7 +24,8 @@ fn write(scene: &Scene, clerk: &Clerk, detail: &serde_json::Value) {
 const RUN: &str = "5d8ac1b4-5b5c-4a5f-9a62-7f2b4f6a7c11";
 const TOPIC: &str = "outbox.event.{aggregatetype}";
 
-/// What an entry says that a replay begins with, about rows that fulfil `condition`, or all rows if that is empty.
+/// Returns the details of an entry for the start of a replay of rows that match `condition`, or of
+/// all rows if that is empty.
 fn begun(condition: &str, topic: &str) -> serde_json::Value {
     let selected = match condition {
         "" => serde_json::json!({}),
@@ -39,7 +40,7 @@ fn begun(condition: &str, topic: &str) -> serde_json::Value {
     })
 }
 
-/// A slot that somebody else needs, and the condition in SQL that drops it.
+/// Creates another application's slot, and returns an SQL condition that drops it.
 fn victim(scene: &Scene) -> (String, String) {
     let slot = format!("{}_victim", scene.name);
     scene.db.run(&format!(
@@ -75,7 +76,7 @@ fn condition_that_the_journal_has_is_never_run() {
         clerk
             .replay(&resume)
             .args(["--yes", "--where", "another = 1"]),
-        // It is a superuser's session.
+        // This session belongs to a superuser.
         scene.replay(&resume).args(["--yes", "--where", &condition]),
     ] {
         let finished = invocation.finish();
@@ -102,7 +103,7 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     let (slot, condition) = victim(&scene);
-    // Whoever made the function runs what a person's condition calls.
+    // The function's author would run code through the operator's condition.
     scene.db.run(&format!(
         "CREATE FUNCTION is_due() RETURNS boolean LANGUAGE sql AS $$ SELECT {condition} $$;
          ALTER FUNCTION is_due() OWNER TO {}",
@@ -168,7 +169,7 @@ fn condition_can_not_leave_its_place() {
         finished.expect_code(2).expect_says(&["--where"]);
     }
     assert!(journal(&scene).is_empty());
-    // What only looks so.
+    // Text that only looks as if it ended the condition.
     let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
     let replay = clerk.replay(&["--yes", "--id", &one, "--where", harmless]);
     replay.finish().expect_code(0);
@@ -240,7 +241,7 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
         assert_eq!(scene.records().len(), 1, "{refused:?}");
         refused.expect_says(texts);
     };
-    // It would end the list of what went with a dropped slot.
+    // At its end, the run would close this journal entry about a dropped slot.
     broken(
         &|plan| plan["dropped_slots"] = serde_json::json!([1]),
         &["dropped slots", "begin a new one"],
@@ -289,7 +290,7 @@ fn replay_with_a_condition_goes_on_when_the_condition_is_given_again() {
     assert_eq!(keys, ["before", "behind"]);
 }
 
-/// Whatever another run is about to close must not be sent a second time.
+/// Entries that another run is about to close must not be sent a second time.
 #[test]
 fn entries_that_another_process_is_sending_are_not_looked_up() {
     let scene = Scene::new();

@@ -1,4 +1,4 @@
-//! What is sent again, where to, how fast and in how much memory.
+//! Records of a replay: their content, topic, rate and memory use.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -40,7 +40,7 @@ fn rows_are_sent_again_while_the_pipeline_runs(exactly_once: bool) {
     assert_eq!(journal(&scene), [entry("begun", "0"), entry("done", "3")]);
 }
 
-/// Values are printed as the stream prints them, whatever the session's settings are.
+/// Values are formatted as in the stream, whatever the session's settings are.
 #[test]
 fn record_that_is_sent_again_is_the_one_that_was_sent_at_first() {
     let scene = Scene::with_table(
@@ -138,7 +138,7 @@ fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
     let mut replay = scene.replay(&["--all", "--yes"]).start();
     scene.wait_for_records(1);
     broker.freeze();
-    // From here on it can only fill its window.
+    // From now on, the replay can only fill its window.
     let (mut bytes, mut since) = (0, Instant::now());
     wait_until("a window that is full", || {
         let now = replay.resident_bytes();
@@ -148,7 +148,7 @@ fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
         since.elapsed() > Duration::from_secs(1)
     });
     assert!(replay.is_running());
-    // 240 MB in all, a window of 8 MiB, and what librdkafka has on the wire.
+    // The table has 240 MB; the window is 8 MiB, and librdkafka has requests in flight.
     assert!(bytes < 100_000_000, "{bytes} bytes");
     broker.thaw();
     replay.finish().expect_code(0);
@@ -198,7 +198,8 @@ fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
         &topic,
     ];
     let both = [&unroutable[..], &["--on-oversize", "dead-letter"]].concat();
-    // Where it lacks its topic, and where it is for failures of the other kind, it is as without it.
+    // If the dead-letter topic is missing, or the setting is for failures of the other kind, the
+    // row is handled as without the setting.
     let missing = scene
         .replay(&both)
         .args(["--all", "--yes"])

@@ -1,11 +1,11 @@
-//! What can't be sent again, and what says too little or too much.
+//! Rows that can't be replayed, and arguments that are incomplete or contradictory.
 
 use super::{clerk, journal};
 use crate::support::event::Outbox;
 use crate::support::scene::Scene;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-/// Asserts that a command has sent and written down nothing.
+/// Asserts that a command has sent and recorded nothing.
 fn refused(scene: &Scene, invocation: Invocation, code: i32, texts: &[&str]) -> Finished {
     let finished = invocation.finish().expect_code(code).expect_says(texts);
     assert!(journal(scene).is_empty(), "{texts:?}");
@@ -28,7 +28,7 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     let check = |arguments: &[&str], code: i32, texts: &[&str]| {
         refused(&scene, yes(arguments), code, texts);
     };
-    // Nobody is there to ask, or somebody says something else.
+    // There is no answer to the prompt, or a wrong one.
     refused(
         &scene,
         scene.replay(&["--all"]),

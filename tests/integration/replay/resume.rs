@@ -1,4 +1,4 @@
-//! A replay that was interrupted is resumed.
+//! An interrupted replay is resumed.
 
 use std::collections::HashSet;
 
@@ -28,7 +28,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     replay.kill();
     let before = scene.records().len();
     assert!(before < ROWS, "it was not cut short");
-    // They are newer than the run.
+    // These rows are newer than the run.
     scene.db.run(&many);
     let resumed = scene.replay(&["--yes", "--resume", &run]).finish();
     resumed
@@ -40,7 +40,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     assert_eq!(ids.len(), ROWS, "each row of the run, and no other");
     let repeated = records.len() - ROWS;
     assert!(
-        // Some was on its way.
+        // Some records were in flight.
         repeated <= before - noted.min(before) + 50,
         "{repeated} of {before} repeated"
     );
@@ -80,7 +80,8 @@ fn stopped_and_resumed_it_repeats_nothing() {
     );
 }
 
-/// Another process that sends the same run may end it while this one waits for the run's lock.
+/// Another process that is sending the same run may finish it while this one waits for the run's
+/// lock.
 #[test]
 fn resumed_while_another_process_ends_it_it_sends_nothing() {
     const ROWS: usize = 400;

@@ -1,4 +1,4 @@
-//! Which rows are sent again: by position, time, id, aggregate and condition.
+//! Rows to replay are selected by position, time, id, aggregate and condition.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use crate::support::scene::Scene;
 #[test]
 fn rows_are_selected_by_the_positions_of_their_records() {
     let scene = Scene::new();
-    // Two topics, in turns.
+    // Two topics, alternating.
     let aggregates = [scene.aggregate(2), scene.aggregate(1)];
     for number in 0..6 {
         scene.insert(&aggregates[number % 2], &number.to_string());
@@ -32,7 +32,7 @@ fn rows_are_selected_by_the_positions_of_their_records() {
         .collect();
     assert_eq!(again, ["1", "2", "3", "4"].map(str::to_owned).into());
 
-    // One that nobody has, and one that can't be looked up.
+    // A position at which no record exists, and one that can't be looked up.
     let before = journal(&scene).len();
     let nowhere = "FFFFFFFF/FFFFFFFF:0000000001";
     let topics = aggregates
@@ -51,7 +51,7 @@ fn rows_are_selected_by_the_positions_of_their_records() {
 fn rows_are_selected_by_time_id_aggregate_and_condition() {
     let scene = Scene::new();
     let id = |number: u32| format!("00000000-0000-7000-8000-00000000000{number}");
-    // In another order than that of their ids.
+    // The order of insertion differs from that of the ids.
     for (number, aggregate, hour) in [
         (3, "order", 1),
         (1, "order", 2),
@@ -83,7 +83,8 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
         &["3", "1", "4"],
     );
     check(&["--id", &id(4), "--id", &id(3)], &["3", "4"]);
-    // What is said by several flags is all true of a row, whichever of the aggregates it is of.
+    // Conditions of different flags must all hold for a row, whichever of the aggregates it belongs
+    // to.
     check(
         &[
             "--aggregate",

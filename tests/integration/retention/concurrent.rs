@@ -1,4 +1,5 @@
-//! Beside those who work on the table at the same time: writers, `run`, others that keep it.
+//! Retention with concurrent users of the table: writers, `run`, and other processes that maintain
+//! it.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -14,7 +15,7 @@ use crate::support::session::Session;
 use crate::support::wait::{stays, wait_until};
 use crate::support::walpost::{Invocation, config_file};
 
-/// Tells the writers to stop, also where a test fails beside them.
+/// Tells the writers to stop, even if the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -23,7 +24,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Runs the statement again and again until told to stop, tells of each time, and returns how long the slowest took.
+/// Runs the statement repeatedly until told to stop, calls `written` after each run, and returns
+/// the duration of the slowest.
 fn write_until(conninfo: &str, statement: &str, stop: &AtomicBool, written: impl Fn()) -> Duration {
     let session = Session::connect(conninfo).unwrap();
     let mut slowest = Duration::ZERO;
@@ -50,7 +52,7 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
             let writers = [(); 2]
                 .map(|()| scope.spawn(|| write_until(&scene.conninfo(), &statement, &stop, || {})));
             let stopped = Stop(&stop);
-            // It holds the lock that every writer has, for longer than all tries take.
+            // The holder has the same lock as a writer, for longer than all attempts take.
             let holder = scene.server.session(&scene.name);
             holder.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "held")));
             let mut took = Duration::ZERO;
@@ -78,7 +80,7 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
             (slowest.into_iter().max().unwrap(), took)
         });
         eprintln!("slowest insert {slowest:?} while a pass took {took:?}");
-        // The rest is for two busy cores.
+        // The additional time is for two busy cores.
         assert!(
             slowest < LOCK_TIMEOUT + Duration::from_millis(400),
             "{slowest:?}"
@@ -99,7 +101,7 @@ fn detaching_that_is_interrupted_is_ended_later() {
         let reader = scene.server.session(&scene.name);
         reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox");
         let pending = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)";
-        // As an administrator does it, who gives up.
+        // An administrator starts to detach the partition and cancels.
         scene.db.run("SET statement_timeout = '1s'");
         let detach = "ALTER TABLE outbox DETACH PARTITION outbox_old CONCURRENTLY";
         scene
@@ -119,7 +121,7 @@ fn detaching_that_is_interrupted_is_ended_later() {
 
 in_both_modes! { size_stays_flat_while_run_keeps_the_table }
 
-/// An hour's load with partitions of a minute, in fast motion: partitions of a second.
+/// An hour of load with partitions of a minute, sped up to partitions of a second.
 fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
     let scene = Scene::bare();
     scene.db.run(&format!(
@@ -149,7 +151,7 @@ fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
             })
         });
         let stopped = Stop(&stop);
-        // The first that were written are gone, and from here on it goes on as it will.
+        // From now on, wait until the first rows written have been removed.
         wait_until("the first rows to be written", || scene.db.number(rows) > 0);
         let oldest = scene
             .db
@@ -197,7 +199,7 @@ fn two_that_keep_the_same_table_do_not_meet() {
     );
     let finished = maintain(&scene, &["--retention", "1s"]).expect_code(1);
     finished.expect_says(&["another Walpost is maintaining"]);
-    // One of them beside a standby is no trouble.
+    // One process that maintains the table and a standby do not conflict.
     let walpost = scene.start_with(&["--retention", "1s"]);
     stays("quiet", Duration::from_secs(2), || {
         walpost.logged("maintenance") == 0
@@ -221,6 +223,6 @@ fn retention_of_the_file_is_used_beside_exactly_once() {
         3,
         "{finished:?}"
     );
-    // The database alone is asked, so the mode is no matter to init either.
+    // `init` only uses the database, so the delivery mode does not affect it either.
     command(&["init", "--no-role"]).expect_code(0);
 }

@@ -1,4 +1,4 @@
-//! What a dropped slot has not delivered is kept until it is sent again.
+//! Events that a dropped slot had not delivered are kept until they are replayed.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::{stays, wait_until};
 
-/// The most important of all: as far as a new slot can tell, everything is delivered.
+/// According to the new slot's position, everything is delivered.
 #[test]
 fn what_went_with_a_dropped_slot_is_kept_until_it_is_sent_again() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
@@ -81,7 +81,7 @@ fn table_that_was_a_partition_and_has_rows_of_a_dropped_slot_is_named() {
     budget::expect_everything(&scene);
 }
 
-/// As far as the slot can tell, everything is delivered.
+/// According to the slot's position, everything is delivered.
 #[test]
 fn rows_of_a_table_that_was_not_published_are_kept_until_they_are_sent_again() {
     let scene = Scene::new();

@@ -1,10 +1,10 @@
-//! Comments of megabytes, which every role can put on what it owns.
+//! Comments of several megabytes, which every role can put on its own objects.
 
 use super::{DEFAULT, aged, insert_old, is_gone, maintain_until};
 use crate::support::names::unique_name;
 use crate::support::postgres::{MAJOR, Server};
 
-/// Longer than the longest answer to a question that Walpost accepts.
+/// Exceeds the longest query result that Walpost accepts.
 const LONG: &str = "repeat('x', 20 << 20)";
 
 #[test]
@@ -12,7 +12,7 @@ fn comment_of_megabytes_on_a_table_of_another_role_stops_no_retention() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let role = unique_name();
     let db = &scene.db;
-    // It ends as the comments of former partitions do.
+    // The comment ends like those of former partitions.
     db.run(&format!(
         "CREATE ROLE {role}; CREATE SCHEMA {role} AUTHORIZATION {role}; SET ROLE {role}; CREATE TABLE {role}.theirs ();
          DO $$ BEGIN EXECUTE format('COMMENT ON TABLE {role}.theirs IS %L', {LONG} || format(' (table %s, cluster %s)',

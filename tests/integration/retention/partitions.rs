@@ -1,4 +1,4 @@
-//! Partitions are made ahead, and dropped when they are delivered and old.
+//! Partitions are created in advance, and dropped when they are delivered and old.
 
 use std::time::Duration;
 
@@ -33,7 +33,8 @@ fn partitions_are_made_ahead_like_those_that_are_there() {
             "{finished:?}"
         );
         assert_eq!(scene.db.number(partitions), 12);
-        // As init makes them: it finds all its own there, and they have all that the others have.
+        // The partitions are the same as those of init: init finds all of its partitions, and they
+        // have everything that the others have.
         scene.init().arg("--partitioned").finish().expect_code(0);
         assert_eq!(scene.db.number(partitions), 12);
         let kinds = "SELECT count(DISTINCT (SELECT string_agg(conname::text, ',' ORDER BY conname)
@@ -64,7 +65,7 @@ fn partition_that_is_delivered_and_old_is_dropped() {
             insert_old(&scene, &aggregate, "old");
             scene.insert(&aggregate, "new");
             scene.wait_until_confirmed();
-            // Younger than that: it is only noted as delivered.
+            // The retention has not passed yet, so the partition is only marked as delivered.
             let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
             finished.expect_says(&["outbox_old is delivered and kept until"]);
             assert!(is(&scene, "outbox_old", true));
@@ -81,9 +82,9 @@ fn partition_that_is_delivered_and_old_is_dropped() {
 fn what_is_not_delivered_is_neither_detached_nor_dropped() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
-    // Before anybody can find the partition empty.
+    // Before a pass can find the partition empty.
     insert_old(&scene, &aggregate, "old");
-    // Its brokers are dead.
+    // No broker listens at this address.
     let stuck = scene
         .invoke("run")
         .args([
@@ -216,7 +217,7 @@ fn partitions_are_made_several_in_one_transaction() {
     within_a_day();
     let scene = Scene::bare();
     scene.init().arg("--partitioned").finish().expect_code(0);
-    // In the way of one of the last twenty.
+    // The name of one of the last twenty partitions is taken.
     scene.db.run("CREATE TABLE taken (LIKE outbox); DO $$ BEGIN EXECUTE format('ALTER TABLE taken RENAME TO %I',
         'outbox_p' || to_char((now() AT TIME ZONE 'UTC')::date + 60, 'YYYYMMDD')); END $$");
     let finished = maintain(&scene, &["--partitions-ahead", "67"]).expect_code(3);
@@ -226,6 +227,6 @@ fn partitions_are_made_several_in_one_transaction() {
     let transactions =
         "SELECT count(DISTINCT xmin::text) FROM pg_class WHERE relispartition AND relkind = 'r'
         AND relname ~ '^outbox_p[0-9]+$'";
-    // Those of init, two times twenty, and the others one by one.
+    // One transaction of init, two with twenty partitions each, and one for each of the others.
     assert_eq!(scene.db.number(transactions), 1 + 2 + 19);
 }

@@ -1,4 +1,4 @@
-//! What is refused or can't be done is named with its remedy.
+//! An operation that is refused or impossible is reported with its remedy.
 
 use super::{COLUMNS, DEFAULT, aged, maintain, tables, turn_clock_back};
 use crate::support::checker::Resends;
@@ -82,7 +82,7 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
         "docs/retention.md#",
         "made for",
     ]);
-    // The others were made, and nothing is left of that one.
+    // The other partitions were created, and nothing is left of the failed one.
     assert_eq!(
         scene.db.number("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ '_p20' AND NOT relispartition"),
         0
@@ -154,7 +154,7 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     scene.db.run(&format!(
         "{grant}; GRANT CREATE ON SCHEMA public TO {owner}"
     ));
-    // What is delivered is not known without.
+    // Without these rights, Walpost can't determine which rows are delivered.
     for (table, says) in [("table_state", "made for"), ("slot_state", "")] {
         let grant = format!("GRANT SELECT ON walpost.{table} TO \"{role}\"");
         maintain().expect_code(3).expect_says(&[&grant, says]);
@@ -171,7 +171,7 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
         foreign, 0,
         "new partitions belong to the owner of the table"
     );
-    // And run goes on without the rights.
+    // `run` continues without the rights.
     scene.db.run(&format!("REVOKE {owner} FROM \"{role}\""));
     let aggregate = scene.aggregate(1);
     let mut walpost = scene

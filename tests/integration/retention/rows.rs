@@ -10,10 +10,10 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Finished;
 
-/// Runs `maintain` on a table without partitions until `until`.
+/// Runs `maintain` on a table without partitions until `until` returns true.
 fn delete_until(scene: &Scene, what: &str, mut until: impl FnMut(&Finished) -> bool) {
     wait_until(what, || {
-        // What `maintain` writes is confirmed soon only where it is much.
+        // WAL written by `maintain` is confirmed soon only if there is much of it.
         scene.write_other_wal(1);
         let arguments = ["--retention", "1s", "--delete-rows"];
         until(&maintain(scene, &arguments).expect_code(0))
@@ -40,7 +40,7 @@ fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
             finished.stdout.contains("is delivered and kept until")
         });
         walpost.terminate().expect_code(0);
-        // One that a late transaction commits, and a new one.
+        // An old row committed by a late transaction, and a new one.
         let late = scene.insert_sql(&aggregate, "late");
         let late = late.replace("payload)", "payload, created_at)");
         let late = late.replace("\"}')", "\"}', now() - interval '1 day')");
@@ -71,7 +71,7 @@ fn insert_old(scene: &Scene, key: &str) {
     scene.db.run(&old);
 }
 
-/// Moves a slot to the end of WAL, as if Walpost had delivered what is before that.
+/// Moves a slot to the end of WAL, as if Walpost had delivered everything before it.
 fn advance(scene: &Scene, slot: &str) {
     let end = scene.db.value("SELECT pg_current_wal_lsn()").unwrap();
     for statement in [
@@ -82,7 +82,7 @@ fn advance(scene: &Scene, slot: &str) {
     }
 }
 
-/// The slot passes rows that the publication does not have, and they are in the table only.
+/// The slot passes rows that are not published, so they exist only in the table.
 #[test]
 fn rows_of_a_table_that_is_not_published_stay_though_the_slot_has_passed_them() {
     let scene = Scene::new();
@@ -99,11 +99,11 @@ fn rows_of_a_table_that_is_not_published_stay_though_the_slot_has_passed_them() 
         .expect_code(3)
         .expect_says(&["publication"]);
     assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
-    // A later pass would delete rows by the mark of this one.
+    // A later pass would delete rows based on the mark of this one.
     assert_eq!(scene.db.value(mark), before);
 }
 
-/// A pass reads which rows are old, waits until the slot has passed them, and deletes them.
+/// A pass determines which rows are old, waits until the slot has passed them, and deletes them.
 #[test]
 fn new_row_in_the_place_of_an_old_one_is_kept() {
     const ARGUMENTS: [&str; 3] = ["--retention", "1s", "--delete-rows"];
@@ -130,7 +130,7 @@ fn new_row_in_the_place_of_an_old_one_is_kept() {
     });
     scene.write_other_wal(1);
     let pass = scene.invoke("maintain").args(ARGUMENTS).start();
-    // Between two queries for the position of the slot it sleeps, and at no other time more than once.
+    // The pass sleeps between two queries for the slot's position, and otherwise at most once.
     let mut sleeps = HashSet::new();
     wait_until("the pass to wait for the slot", || {
         sleeps.extend(scene.db.value(
@@ -140,7 +140,7 @@ fn new_row_in_the_place_of_an_old_one_is_kept() {
         sleeps.len() > 2
     });
     scene.db.run("DELETE FROM outbox");
-    // A query of the pass can see the old row still.
+    // A query of the pass may still see the old row.
     wait_until("the old row to be removed", || {
         scene.db.run("VACUUM outbox");
         scene.db.number("SELECT pg_relation_size('outbox')") == 0

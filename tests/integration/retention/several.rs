@@ -1,4 +1,4 @@
-//! The same of an outbox that is several tables.
+//! Retention for an outbox that consists of several tables.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::support::wait::{stays, wait_until, within_a_day};
 
 const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\nretention = \"1s\"\ndelete_rows = true\n";
 
-/// With a table that has a partition whose time is over, one without partitions, one that can't be kept, and one that is not
-/// in the publication.
+/// Creates a table with a partition whose time range has passed, one without partitions, one that
+/// can't be maintained, and one that is not in the publication.
 fn scene(major: u32) -> Scene<'static> {
     within_a_day();
     let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
@@ -75,7 +75,8 @@ fn each_table_is_kept_by_its_own_kind_beside_run() {
             insert(&scene, tenant, &aggregate, "2 days");
         }
         insert(&scene, "cut", &aggregate, "0");
-        // Nothing is delivered yet, so nothing goes, however old it is; not even by hand.
+        // Nothing is delivered yet, so nothing is removed, however old it is, not even by the
+        // command.
         let (old, whole) = ("outbox_old", "whole");
         stays("what is not delivered", Duration::from_secs(4), || {
             let finished = maintain(&scene, &[]);
@@ -87,7 +88,7 @@ fn each_table_is_kept_by_its_own_kind_beside_run() {
         let mut walpost = scene.start();
         scene.wait_for_records(4);
         wait_until("the old partition and row to go", || {
-            // What maintenance writes is confirmed soon only where it is much.
+            // WAL written by maintenance is confirmed soon only if there is much of it.
             scene.write_other_wal(1);
             is_gone(&scene, old) && rows(&scene, whole) == 0
         });
@@ -100,7 +101,7 @@ fn each_table_is_kept_by_its_own_kind_beside_run() {
     }
 }
 
-/// A table that can't be looked at keeps nothing from the tables after it.
+/// A table that can't be examined does not affect the following tables.
 #[test]
 fn table_that_is_locked_keeps_no_other_from_being_kept() {
     let scene = scene(MAJOR);

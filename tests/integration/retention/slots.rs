@@ -1,4 +1,4 @@
-//! Slots that were made again, and a clock that was wrong, remove nothing that is not delivered.
+//! Re-created slots and a wrong clock never cause undelivered rows to be removed.
 
 use super::{DEFAULT, aged, insert_old, is, is_gone, maintain, maintain_until, tables};
 use crate::slot_state::make_anew;
@@ -16,7 +16,7 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
         "SELECT pg_catalog.pg_drop_replication_slot('{}')",
         scene.slot()
     ));
-    // Without a slot nothing is removed, and partitions are made all the same.
+    // Without a slot nothing is removed, but partitions are still created.
     let before = tables(&scene).len();
     let finished =
         maintain(&scene, &["--retention", "1s", "--partitions-ahead", "9"]).expect_code(3);
@@ -45,7 +45,8 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
     walpost.terminate().expect_code(0);
 }
 
-/// Nobody has told Walpost: what the new slot stands for is not what was delivered.
+/// Something other than Walpost re-creates the slot, so the position of the new slot does not show
+/// what was delivered.
 #[test]
 fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
@@ -68,17 +69,18 @@ fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
             moved,
             "walpost skip --to",
         ]);
-        // Not even noted, which is what a later pass would go by.
+        // The partition is not even marked, since a later pass would rely on the mark.
         assert!(!finished.stdout.contains("is delivered"), "{finished:?}");
         scene.insert(&aggregate, "k");
-        // It moves again, past everything that a pass may have noted.
+        // The slot moves again, past everything that a pass may have marked.
         make_anew(&scene, &aggregate);
     }
     assert!(is(&scene, "outbox_old", true));
     scene.check().finish().expect_code(3).expect_says(&[moved]);
 }
 
-/// The row of walpost.slot_state is from before a dump was restored, and the slot was created by hand since.
+/// The row of walpost.slot_state is from before a dump was restored, and the slot was created by
+/// hand since.
 #[test]
 fn slot_whose_state_is_of_another_history_removes_nothing() {
     for history in ["system_id = '1'", "timeline = timeline + 1"] {
@@ -120,7 +122,7 @@ fn slot_of_another_publication_with_the_table_is_waited_for() {
     walpost.terminate().expect_code(0);
 }
 
-/// Only the slot of the pipeline says what is delivered, however far another one is.
+/// Only the pipeline's own slot determines what is delivered, however far another one is.
 #[test]
 fn slot_that_is_dropped_during_a_pass_has_its_rows_kept() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
@@ -155,7 +157,7 @@ fn clock_that_was_ahead_removes_nothing_that_is_not_delivered() {
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "first");
     maintain(&scene, &["--retention", "1s"]).expect_code(0);
-    // What it noted when its clock was ten years ahead.
+    // The mark was written when the clock was ten years ahead.
     let shift = |by: i32| {
         scene.db.run(&format!(
             "DO $$ DECLARE year int := extract(year FROM now()); BEGIN EXECUTE format('COMMENT ON TABLE outbox_old IS %L',
@@ -169,7 +171,7 @@ fn clock_that_was_ahead_removes_nothing_that_is_not_delivered() {
     let comment = "SELECT obj_description('outbox_old'::regclass, 'pg_class')";
     let comment = scene.db.value(comment).unwrap();
     assert!(comment.contains(&format!("by {year}")), "{comment}");
-    // It goes forward by years once more: what is not confirmed is there still.
+    // The clock is moved ahead by years once more: unconfirmed rows are still kept.
     walpost.terminate().expect_code(0);
     insert_old(&scene, &aggregate, "late");
     shift(-10);

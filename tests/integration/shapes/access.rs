@@ -1,4 +1,4 @@
-//! Rights, attributes of the role and settings of the database are changed, and changed back.
+//! Rights, attributes of the role and settings of the database are changed, and restored later.
 
 use super::walk::Walk;
 

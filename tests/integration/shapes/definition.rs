@@ -12,7 +12,7 @@ use super::walk::{TABLES, Walk};
 pub(super) const TOPIC: &str = "outbox.event.";
 pub(super) const OTHER_TOPIC: &str = "outbox.other.";
 
-/// What walpost.toml says of the pipeline.
+/// The pipeline's settings in walpost.toml.
 #[derive(Clone, Debug)]
 pub(super) struct Definition {
     tables: Tables,
@@ -20,14 +20,14 @@ pub(super) struct Definition {
     name: Version,
     slot: Version,
     publication: Version,
-    /// Which of two templates names the topic.
+    /// Whether the topic is named by the second of two templates.
     has_other_topic: bool,
-    /// Lines of walpost.toml, or nothing.
+    /// Lines of walpost.toml, or empty.
     on_table_error: &'static str,
     window: &'static str,
 }
 
-/// How often something was renamed.
+/// The number of times that something was renamed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Version(u32);
 
@@ -37,7 +37,7 @@ impl Version {
     }
 }
 
-/// The suffix of the name.
+/// Formats the suffix of the name.
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
@@ -69,7 +69,7 @@ impl Definition {
                 0 => "on_table_error = \"set-aside\"\n",
                 _ => "",
             },
-            // One record at a time takes long enough for something to change meanwhile.
+            // With one record at a time, delivery is slow enough for changes to happen meanwhile.
             window: match dice.u32(..3) {
                 0 => "window_records = 1\n",
                 _ => "",
@@ -81,7 +81,7 @@ impl Definition {
         self.tables == Tables::Single
     }
 
-    /// Lines of walpost.toml.
+    /// Returns lines of walpost.toml.
     pub(super) fn settings(&self, name: &str) -> String {
         let tables = match self.tables {
             Tables::Single => format!("table = \"{}\"\n", TABLES[0]),
@@ -126,7 +126,7 @@ impl Walk<'_> {
             9 if self.is_alone() => return self.toggle_tables_during_copy(),
             9 => self.toggle_tables(),
             3..=4 => self.definition.has_other_topic = !self.definition.has_other_topic,
-            // What the checkpoint says is of another pipeline, slot or mode.
+            // The checkpoint will belong to another pipeline, slot or mode.
             other => {
                 self.may_repeat();
                 match other {
@@ -148,7 +148,8 @@ impl Walk<'_> {
         format!("{}{}", self.scene.slot(), self.definition.publication)
     }
 
-    /// The publication follows only as long as no other table was added to it: to take a table out is [`super::outbox`]'s.
+    /// Changes the publication along with the definition only while no other table was added to it:
+    /// [`super::outbox`] removes tables.
     fn toggle_tables(&mut self) {
         match self.definition.tables {
             Tables::Several if self.tables.len() > 1 => {}
@@ -161,7 +162,7 @@ impl Walk<'_> {
             }
             Tables::Single => {
                 self.definition.tables = Tables::Several;
-                // Before or after the process learns of it.
+                // Either before or after the process reads the new definition.
                 if self.dice.bool() {
                     self.init(&[]);
                 }
@@ -169,13 +170,13 @@ impl Walk<'_> {
         }
     }
 
-    /// The definition can be about one table as well as about several.
+    /// Returns whether the definition may name either one table or several.
     fn is_alone(&self) -> bool {
         self.tables == [TABLES[0]]
     }
 
-    /// Has the first start with another slot copy the table, and makes the definition one of several tables before the copy is
-    /// complete.
+    /// Makes the first start with another slot copy the table, and changes the definition to
+    /// several tables before the copy is complete.
     pub(super) fn toggle_tables_during_copy(&mut self) {
         self.may_repeat();
         if !self.definition.is_single() {
@@ -184,7 +185,7 @@ impl Walk<'_> {
         self.stop();
         self.insert_many();
         self.definition.slot.increment();
-        // One record at a time takes long enough.
+        // With one record at a time, the copy is slow enough.
         self.definition.window = "window_records = 1\n";
         self.init(&[]);
         self.start_run(None);
@@ -198,17 +199,17 @@ impl Walk<'_> {
         self.reload();
     }
 
-    /// All tables, which the end of the walk compares.
+    /// Defines all tables, which the end of the walk compares.
     pub(super) fn define_all_tables(&mut self) {
         self.definition.tables = Tables::Several;
     }
 
-    /// What a halt asks for if the copy of a single table is not complete.
+    /// Defines a single table, as the error requires if the copy of a single table is not complete.
     pub(super) fn define_single_table(&mut self) {
         self.definition.tables = Tables::Single;
     }
 
-    /// Puts the definition into the file of the running process, and has it read that.
+    /// Writes the definition to the file of the running process, and makes the process reload it.
     pub(super) fn reload(&mut self) {
         let new = self.file();
         self.note(format!(
@@ -217,7 +218,7 @@ impl Walk<'_> {
         ));
         self.look_after();
         if let Some((walpost, file)) = &mut self.walpost {
-            // A process that has just started does not know the signal.
+            // A process that has just started does not handle the signal yet.
             poll_until(PATIENCE, || {
                 (!walpost.log().is_empty() || !walpost.is_running()).then_some(())
             });

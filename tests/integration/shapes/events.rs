@@ -1,4 +1,4 @@
-//! Events that the walk writes, and where in WAL they were committed.
+//! Events that the walk writes, and the WAL positions at which they were committed.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,13 +14,13 @@ use super::walk::{LOCK_TIMEOUT, Walk};
 /// An event whose delivery the walk checks.
 #[derive(Clone, Debug)]
 pub(super) struct Written {
-    /// As it was named when the row was inserted.
+    /// The table's name when the row was inserted.
     pub(super) table: String,
     pub(super) era: u32,
     /// WAL positions right before and after the commit.
     pub(super) after: u64,
     pub(super) by: u64,
-    /// Whether the commit was acknowledged: otherwise the event may exist or not.
+    /// Whether the commit was acknowledged; if not, the event may or may not exist.
     pub(super) is_certain: bool,
 }
 
@@ -45,7 +45,7 @@ fn insert_sql(table: &str, id: &str, aggregate: &str) -> String {
 }
 
 impl Walk<'_> {
-    /// Statements that write `count` events to a table, with their ids.
+    /// Returns statements that write `count` events to a table, with their ids.
     fn events(&mut self, table: &str, count: u32) -> (String, Vec<(String, String)>) {
         let mut sql = String::new();
         let mut events = Vec::new();
@@ -58,7 +58,7 @@ impl Walk<'_> {
         (sql, events)
     }
 
-    /// Notes events whose commit was requested between two positions.
+    /// Records events whose commit was requested between two positions.
     fn write_down(&mut self, events: Vec<(String, String)>, after: u64, is_certain: bool) {
         let by = position(&self.scene.db).unwrap_or(u64::MAX);
         let era = self.era;
@@ -81,7 +81,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Enough rows to take Walpost some time.
+    /// Inserts enough rows to keep Walpost busy for some time.
     pub(super) fn insert_many(&mut self) {
         if let Some(table) = self.table() {
             self.insert_into(table, 300);
@@ -208,12 +208,12 @@ impl Background {
         !self.lock().tables.is_empty()
     }
 
-    /// Returns when no transaction is open that began before.
+    /// Returns when no transaction that began before is open any longer.
     pub(super) fn write_to(&self, tables: Vec<String>) {
         self.lock().tables = tables;
     }
 
-    /// Has it continue on this server from now on.
+    /// Makes the session continue on this server.
     pub(super) fn move_to(&self, conninfo: String, era: u32) {
         let mut shared = self.lock();
         shared.conninfo = conninfo;
@@ -237,7 +237,8 @@ fn write(shared: &Mutex<Shared>, aggregate: &str, seed: u64) {
     let mut session: Option<(String, Session)> = None;
     let mut count = 0;
     loop {
-        // The lock is held during a transaction, so that whoever changes the server waits for its end.
+        // The lock is held during a transaction, so that a step that changes the server waits for
+        // its end.
         let mut shared = shared.lock().expect("the walk has not panicked");
         if shared.is_over {
             return;

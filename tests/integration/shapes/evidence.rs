@@ -1,11 +1,11 @@
-//! What Walpost has said may be missing.
+//! Lines in which Walpost reports that events may be missing.
 
 use crate::support::lsn::parse_lsn;
 
 use super::events::Written;
 use super::walk::Walk;
 
-/// Phrases of lines that name events which are not delivered.
+/// Phrases in lines that name undelivered events.
 const PHRASES: [&str; 7] = [
     "may be missing",
     "may be in the table only",
@@ -16,7 +16,7 @@ const PHRASES: [&str; 7] = [
     "walpost skip --to",
 ];
 
-/// Phrases about a history of which every event is in doubt.
+/// Phrases about a history in which every event may be missing.
 const HISTORY: [&str; 4] = [
     "another history",
     "put back to an earlier state",
@@ -29,16 +29,16 @@ const HISTORY: [&str; 4] = [
 pub(super) struct Evidence {
     pub(super) line: String,
     pub(super) era: u32,
-    /// Where WAL ended when it was read.
+    /// The end of WAL when the line was read.
     pub(super) now: u64,
     from: Option<u64>,
     to: Option<u64>,
-    /// If empty, every table.
+    /// If empty, the line is about every table.
     tables: Vec<String>,
 }
 
 impl Evidence {
-    /// The evidence in one line, if it is any.
+    /// Returns the evidence in a line, or None if it contains none.
     pub(super) fn parse(line: &str, era: u32, now: u64) -> Option<Self> {
         let is_about_all = HISTORY.iter().any(|phrase| line.contains(phrase));
         if !is_about_all && !PHRASES.iter().any(|phrase| line.contains(phrase)) {
@@ -71,7 +71,7 @@ impl Evidence {
         })
     }
 
-    /// Whether the line is about the event.
+    /// Returns whether the line is about the event.
     pub(super) fn names(&self, event: &Written) -> bool {
         let is_its_table =
             self.tables.is_empty() || self.tables.iter().any(|name| is_name_of(name, event));
@@ -83,7 +83,7 @@ impl Evidence {
     }
 }
 
-/// Whether the event's table has or had this name.
+/// Returns whether the event's table has or had this name.
 fn is_name_of(name: &str, event: &Written) -> bool {
     let schema = |name: &str| name.split('.').next().map(str::to_owned);
     let is_former = [".old_", ".renamed_"]
@@ -92,7 +92,7 @@ fn is_name_of(name: &str, event: &Written) -> bool {
     name == event.table || is_former && schema(name) == schema(&event.table)
 }
 
-/// The LSN that a text begins with.
+/// Returns the LSN at the start of a text.
 fn lsn_at(text: &str) -> Option<u64> {
     let is_part = |c: char| c.is_ascii_hexdigit() || c == '/';
     let end = text.find(|c| !is_part(c)).unwrap_or(text.len());

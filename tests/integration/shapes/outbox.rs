@@ -8,7 +8,7 @@ impl Walk<'_> {
         self.add_table(table);
     }
 
-    /// Creates the table if it is missing, and has `walpost init` publish it.
+    /// Creates the table if it is missing, and publishes it with `walpost init`.
     pub(super) fn add_table(&mut self, table: &'static str) {
         if self.definition.is_single() && table != TABLES[0] {
             return;
@@ -24,7 +24,7 @@ impl Walk<'_> {
         }
     }
 
-    /// As a migration of the application does.
+    /// Creates the table as a migration of the application would.
     pub(super) fn create_by_hand(&mut self, table: &str) {
         let (schema, _) = table.split_once('.').expect("a schema");
         self.sql(&format!(
@@ -50,7 +50,8 @@ impl Walk<'_> {
         ));
     }
 
-    /// Puts a new table of the same name in the place of one, as a migration does, and publishes it or not.
+    /// Replaces a table with a new one of the same name, as a migration would, and publishes the
+    /// new one or not.
     fn swap_table(&mut self) {
         let table = self.any_table();
         let publication = self.publication();
@@ -59,8 +60,9 @@ impl Walk<'_> {
             false => String::new(),
         };
         let (schema, name) = table.split_once('.').expect("a schema");
-        // Between two looks of Walpost, nothing tells a replacement that was never published, and is replaced itself, from any other
-        // table: check and run name its rows while it has the name of an outbox.
+        // If a replacement was never published and is itself replaced between two queries of
+        // Walpost, nothing distinguishes it from any other table. `check` and `run` only report its
+        // rows while it has the name of an outbox.
         let is_lost_sight_of = self.scene.db.is_true(&format!(
             "SELECT NOT EXISTS (SELECT FROM pg_publication_rel WHERE prrelid = to_regclass('{table}'))
              AND EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('{schema}') AND relname LIKE 'old\\_%')"
@@ -75,7 +77,7 @@ impl Walk<'_> {
         ));
     }
 
-    /// A table that inherits: SELECT from its parent returns its rows.
+    /// Adds a child table, whose rows are returned by SELECT from its parent.
     pub(super) fn add_child(&mut self) {
         let Some(table) = self.table() else { return };
         let child = format!("{table}_child_{}", self.count);
@@ -103,7 +105,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Takes a partition off, and puts it back or not.
+    /// Detaches a partition, and attaches it again or not.
     pub(super) fn detach_partition(&mut self) {
         let table = self.any_table();
         let found = self.scene.db.try_rows(&format!(

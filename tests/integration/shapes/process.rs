@@ -8,7 +8,8 @@ use crate::support::walpost::{Finished, Invocation};
 
 use super::walk::Walk;
 
-/// How many times as long as it may pause Walpost may take to deliver what is committed.
+/// The time in which Walpost has to deliver everything committed, as a multiple of the longest
+/// pause it may make.
 const PAUSES: u32 = 6;
 
 impl Walk<'_> {
@@ -35,7 +36,7 @@ impl Walk<'_> {
         self.walpost = Some((walpost, file));
     }
 
-    /// Keeps the log of a process that has ended by itself.
+    /// Saves the log of a process that has exited by itself.
     pub(super) fn look_after(&mut self) {
         if let Some((walpost, _)) = &mut self.walpost
             && !walpost.is_running()
@@ -82,7 +83,8 @@ impl Walk<'_> {
         self.has_confirmed_up_to(goal, within)
     }
 
-    /// Gives Walpost the time to confirm what is committed by now, for as long as another event is delivered within `pause`.
+    /// Waits until everything committed by now is confirmed, as long as another event is delivered
+    /// within each `pause`.
     pub(super) fn catches_up(&mut self, pause: Duration) -> bool {
         let goal = self.scene.wal_position();
         let topics = self.scene.topics();
@@ -130,14 +132,14 @@ impl Walk<'_> {
         self.administer(&["maintain"], &["--retention=1s", "--delete-rows"]);
     }
 
-    /// Accepts the slot as it is; what was delivered before may be repeated.
+    /// Accepts the slot as it is; events delivered earlier may be repeated.
     pub(super) fn adopt(&mut self) -> bool {
         self.may_repeat();
         self.has_given_up = true;
         self.command(&["checkpoint", "adopt"], &["--yes"]).code == Some(0)
     }
 
-    /// Excludes all events that were written by now from the check for repeats.
+    /// Excludes all events written by now from the check for repeats.
     pub(super) fn may_repeat(&mut self) {
         self.collect_background();
         self.repeatable.extend(self.written.keys().cloned());

@@ -1,4 +1,4 @@
-//! What an operator does about a halt or a finding: the commands that Walpost names.
+//! An operator's response to a halt or a finding: the commands that Walpost names.
 
 use std::mem;
 
@@ -9,14 +9,15 @@ use super::evidence::Evidence;
 use super::walk::{TABLES, Walk};
 
 impl Walk<'_> {
-    /// Follows the remedy of the error with which the last process has ended.
+    /// Follows the remedy in the error with which the last process exited.
     pub(super) fn follow_last_remedy(&mut self) -> bool {
         let log = mem::take(&mut self.last_log);
         let error = log.lines().rev().find(|line| line.contains(" ERROR "));
         error.is_some_and(|line| self.follow(line))
     }
 
-    /// Runs `walpost check`, and follows the remedies of what it finds. Returns whether there was any.
+    /// Runs `walpost check`, and follows the remedies of its findings. Returns whether there were
+    /// any.
     pub(super) fn check_and_follow(&mut self) -> bool {
         let check = self.check();
         let text = format!("{}\n{}", check.stdout, check.stderr);
@@ -29,7 +30,8 @@ impl Walk<'_> {
         has_followed
     }
 
-    /// Does what a line says; false if it names nothing that the walk knows.
+    /// Follows the remedy in a line; returns false if the line contains none that the walk
+    /// supports.
     fn follow(&mut self, line: &str) -> bool {
         let publication = self.publication();
         if line.contains("contains other tables than") {
@@ -79,7 +81,7 @@ impl Walk<'_> {
             let to = word_behind(line, "--to ")
                 .trim_end_matches(['.', ';', ','])
                 .to_owned();
-            // An operator whose replay fails does not go on.
+            // An operator stops here if the replay fails.
             if !self.replay_named(line) {
                 return false;
             }
@@ -107,7 +109,8 @@ impl Walk<'_> {
         self.command(&["replay"], &arguments).code == Some(0)
     }
 
-    /// Sends the rows again that a line says may be missing, by the times at which they were written. False if that fails.
+    /// Replays the rows that a line reports as possibly missing, selected by the times at which
+    /// they were written. Returns false if that fails.
     fn replay_named(&mut self, line: &str) -> bool {
         self.collect_background();
         let Some(evidence) = Evidence::parse(line, self.era, self.end_of_wal()) else {
@@ -130,7 +133,7 @@ impl Walk<'_> {
         has_succeeded
     }
 
-    /// Sends every row of the table again that the walk has written.
+    /// Replays every row of the table that the walk has written.
     fn replay_from_beginning(&mut self, table: &str) {
         let began = self.began().to_owned();
         self.replay_between(table, &began, None);

@@ -1,4 +1,5 @@
-//! The server crashes, restarts, is replaced by a standby or by a restored dump, or an older copy of it is put back.
+//! The server crashes, restarts, is replaced by a standby or by a restored dump, or is restored
+//! from an older copy.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use crate::support::wait::wait_until;
 
 use super::walk::{LOCK_TIMEOUT, Walk};
 
-/// The servers of a walk, which live as long as it does.
+/// The servers of a walk, which live as long as the walk.
 #[derive(Default)]
 pub(super) struct Servers {
     places: [OnceLock<Server>; 6],
@@ -31,7 +32,7 @@ impl Servers {
 pub(super) struct OlderCopy {
     folder: PathBuf,
     ids: HashSet<String>,
-    /// Where WAL ended.
+    /// The end of WAL.
     end: u64,
 }
 
@@ -77,7 +78,8 @@ impl Walk<'_> {
         self.copy = Some(OlderCopy { folder, ids, end });
     }
 
-    /// What was committed since the copy never happened. Its slot can be missing, as in a base backup.
+    /// Restores the copy, which undoes everything committed since. The slot may be missing, as in a
+    /// base backup.
     fn put_back(&mut self) {
         let Some(OlderCopy { folder, ids, end }) = self.copy.take() else {
             return;
@@ -115,11 +117,12 @@ impl Walk<'_> {
         if self.dice.bool() {
             self.drop_slot();
         }
-        // What was delivered after the copy is repeated if it comes again under the same position.
+        // Events delivered after the copy was made are repeated if they get the same position
+        // again.
         self.may_repeat();
     }
 
-    /// The standby has everything but the slots.
+    /// Fails over to a standby, which has everything except the slots.
     fn fail_over(&mut self) {
         self.open.clear();
         self.copy = None;
@@ -141,14 +144,14 @@ impl Walk<'_> {
         self.continue_on(standby);
     }
 
-    /// The dump has no slot, and its LSNs begin anew.
+    /// Restores a dump, which has no slot, on a cluster whose LSNs start over.
     fn restore_dump(&mut self) {
         self.open.clear();
         self.copy = None;
         self.background.write_to(Vec::new());
         self.collect_background();
         if self.dice.bool() {
-            // The dump has rows that are not delivered.
+            // The dump contains rows that are not delivered.
             self.stop();
             self.insert();
         }
@@ -173,7 +176,7 @@ impl Walk<'_> {
 }
 
 impl<'s> Walk<'s> {
-    /// Has everybody use this server from now on.
+    /// Makes every session use this server from now on.
     fn continue_on(&mut self, server: &'s Server) {
         self.scene.fail_over(server, []);
         self.scene.db.run(LOCK_TIMEOUT);

@@ -1,4 +1,4 @@
-//! Slots are dropped, created and moved by somebody other than Walpost.
+//! Slots are dropped, created and moved by something other than Walpost.
 
 use super::walk::Walk;
 
@@ -28,7 +28,7 @@ impl Walk<'_> {
         ));
     }
 
-    /// Open transactions would have to end first.
+    /// Creating a slot would wait for open transactions to end.
     fn make_slot(&mut self) {
         if self.open.is_empty() {
             let slot = self.slot();

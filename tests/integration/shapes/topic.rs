@@ -1,10 +1,11 @@
-//! The topic is deleted, re-created, limited, or has more partitions.
+//! The topic is deleted, re-created, limited, or gets more partitions.
 
 use super::definition::TOPIC;
 use super::walk::Walk;
 
-/// Smaller than any batch of Walpost, and larger than the 78 bytes of the marker that ends a transaction: Kafka 4.3 does not retry a
-/// marker that exceeds the limit, so the transaction would stay open for good.
+/// Smaller than any batch of Walpost, but larger than the 78 bytes of the marker that ends a
+/// transaction: Kafka 4.3 does not retry a marker that exceeds the limit, so the transaction would
+/// stay open indefinitely.
 const TOO_SMALL: &str = "100";
 
 impl Walk<'_> {
@@ -35,7 +36,8 @@ impl Walk<'_> {
         self.note(format!("topic {topic}: restored"));
     }
 
-    /// What was delivered goes with the topic. Walpost could have delivered more until the topic was gone, so it does not run.
+    /// Re-creates the topic, which removes delivered records. Walpost is stopped first, because it
+    /// could deliver more until the topic is deleted.
     fn recreate_topic(&mut self) {
         let is_running = self.walpost.is_some();
         self.stop();
@@ -49,9 +51,10 @@ impl Walk<'_> {
         }
     }
 
-    /// Adds the records of the topic to those that were seen before it was deleted.
+    /// Adds the topic's records to those counted before it was deleted.
     pub(super) fn count_records(&mut self) {
-        // A process that was killed leaves a transaction open, which hides what follows.
+        // A killed process leaves a transaction open, and the records after it are not readable
+        // until it ends.
         for topic in self.scene.topics() {
             self.scene.broker.wait_for_ends(&topic);
         }

@@ -1,4 +1,5 @@
-//! The end of a walk: what was committed is compared with what was delivered, and with what Walpost has said.
+//! The end of a walk: committed events are compared with those delivered, and with the events that
+//! Walpost reported.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,19 +9,20 @@ use std::time::Duration;
 use super::events::Written;
 use super::walk::Walk;
 
-/// How long Walpost may take to deliver an event, to confirm the last one, or to halt, after the last step.
+/// The time after the last step in which Walpost has to deliver an event, to confirm the last one,
+/// or to halt.
 const RECOVERY: Duration = Duration::from_secs(90);
 
-/// How many remedies are followed one after the other.
+/// The maximum number of remedies followed in sequence.
 const REMEDIES: u32 = 12;
 
-/// What became of the events of a walk.
+/// The outcome of a walk's events.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     committed: usize,
-    /// Not delivered, and named by something that an operator reads.
+    /// Events that were not delivered, but named in output that an operator reads.
     named: usize,
-    /// Walks that end with a halt or a finding which no remedy of the walk ends.
+    /// Walks that end with a halt or a finding that no remedy of the walk resolves.
     unfinished: usize,
 }
 
@@ -70,7 +72,7 @@ impl Walk<'_> {
         }
     }
 
-    /// The last error, and what the last `check` has found.
+    /// Returns the last error, and the findings of the last `check`.
     fn reason(&mut self) -> String {
         let check = self.check();
         let lines = check.stdout.lines();
@@ -80,7 +82,7 @@ impl Walk<'_> {
         findings.chain(errors).collect::<Vec<_>>().join("\n")
     }
 
-    /// Returns whether Walpost delivers in the end, and `check` finds nothing.
+    /// Returns whether Walpost delivers at the end, and `check` finds nothing.
     fn follow_remedies(&mut self) -> bool {
         for _ in 0..REMEDIES {
             self.stop();
@@ -122,7 +124,7 @@ impl Walk<'_> {
             if times.is_some() || !event.is_certain {
                 continue;
             }
-            // Walpost has halted, and the slot still has it.
+            // Walpost has halted, and the slot still has the event.
             let is_pending = !is_clean && event.era == self.era && event.by > pending;
             let is_named = self.evidence.iter().any(|evidence| evidence.names(event))
                 || self.is_child_that_is_named(event);
@@ -150,7 +152,7 @@ impl Walk<'_> {
         event.table.contains("_child_")
     }
 
-    /// Rows of a child table are never sent, which `check` says of each.
+    /// Rows of a child table are never sent; `check` reports each of these tables.
     fn is_child_that_is_named(&self, event: &Written) -> bool {
         let mut lines = self.diary_lines();
         self.is_child(event)
@@ -164,7 +166,7 @@ impl Walk<'_> {
         self.evidence.iter().map(|evidence| evidence.line.as_str())
     }
 
-    /// Ids of the rows in the tables of the outbox.
+    /// Returns the ids of the rows in the outbox tables.
     fn present(&self) -> HashSet<String> {
         let mut ids = HashSet::new();
         for table in super::walk::TABLES {
@@ -187,7 +189,7 @@ impl Walk<'_> {
         ids
     }
 
-    /// Whether the row is in any table at all.
+    /// Returns whether the row exists in any table.
     fn exists(&self, id: &str) -> bool {
         let tables = self.scene.db.rows(
             "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -199,7 +201,8 @@ impl Walk<'_> {
         })
     }
 
-    /// What the slot has confirmed. If it is missing, which `run` and `check` report, that is what was recorded of it.
+    /// Returns the position that the slot has confirmed. If the slot is missing, which `run` and
+    /// `check` report, returns its recorded position.
     fn confirmed_at_most(&self) -> u64 {
         let slot = self.slot();
         let confirmed = self.scene.db.value(&format!(

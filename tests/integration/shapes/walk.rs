@@ -14,10 +14,10 @@ use super::events::{Background, Open, Written};
 use super::evidence::Evidence;
 use super::server::{OlderCopy, Servers};
 
-/// Tables of the walk, each in a schema of its own.
+/// Tables of the walk, each in its own schema.
 pub(super) const TABLES: [&str; 3] = ["tenant_1.outbox", "tenant_2.outbox", "tenant_3.outbox"];
 
-/// How long a step waits for a lock that an open transaction of the walk holds.
+/// The time for which a step waits for a lock that an open transaction of the walk holds.
 pub(super) const LOCK_TIMEOUT: &str = "SET lock_timeout = '300ms'";
 
 /// Groups of steps that [`super`] can leave out.
@@ -57,29 +57,31 @@ pub(super) struct Walk<'s> {
     pub(super) tables: Vec<&'static str>,
     /// Committed events by their ids.
     pub(super) written: HashMap<String, Written>,
-    /// Events of a history that an older copy of the server has replaced.
+    /// Events of a history that was discarded by restoring an older copy of the server.
     pub(super) void: HashSet<String>,
-    /// Records without `walpost-replay` for each id, in topics that were deleted since.
+    /// The number of records without `walpost-replay` for each id, in topics that have since been
+    /// deleted.
     pub(super) times: HashMap<String, u32>,
-    /// Changes when LSNs start again: on another server, or when an older copy is put back.
+    /// Incremented when LSNs start over: on another server, or when an older copy is restored.
     pub(super) era: u32,
     pub(super) evidence: Vec<Evidence>,
-    /// Events that may be repeated although delivery is exactly-once: written before a checkpoint was adopted.
+    /// Events that may be repeated even in exactly-once mode: those written before a checkpoint was
+    /// adopted.
     pub(super) repeatable: HashSet<String>,
     pub(super) copy: Option<OlderCopy>,
-    /// Statements that undo what [`super::access`] has changed.
+    /// Statements that undo the changes of [`super::access`].
     pub(super) undo: Vec<String>,
     pub(super) count: u64,
-    /// When the walk began, as the server prints it.
+    /// The time when the walk began, as printed by the server.
     began: String,
     groups: Vec<Group>,
     /// Each step with its outcome, printed if the walk fails.
     diary: Vec<String>,
-    /// The log of the last process that has ended, until its remedy was followed.
+    /// The log of the last process that exited, until its remedy was followed.
     pub(super) last_log: String,
-    /// Events were skipped, or a slot was accepted that may not have them.
+    /// Whether events were skipped, or a slot was accepted that may lack events.
     pub(super) has_given_up: bool,
-    /// A process neither delivered nor said why.
+    /// Whether a process neither delivered nor reported why.
     pub(super) has_stalled: bool,
 }
 
@@ -126,7 +128,7 @@ impl<'s> Walk<'s> {
         walk
     }
 
-    /// Makes what the definition needs. A single table can have rows before there is a slot.
+    /// Creates what the definition needs. A single table may have rows before the slot exists.
     fn prepare(&mut self) {
         if self.definition.is_single() && self.dice.bool() {
             self.create_by_hand(TABLES[0]);
@@ -198,12 +200,13 @@ impl<'s> Walk<'s> {
         self.diary.join("\n")
     }
 
-    /// When the walk began, for `walpost replay --from`.
+    /// Returns when the walk began, for `walpost replay --from`.
     pub(super) fn began(&self) -> &str {
         &self.began
     }
 
-    /// Runs a statement as the superuser, and returns whether it succeeded: an object can be missing, or locked.
+    /// Runs a statement as the superuser. Returns whether it succeeded: an object may be missing or
+    /// locked.
     pub(super) fn sql(&mut self, sql: &str) -> bool {
         let outcome = self.scene.db.try_run(sql);
         let text = match &outcome {
@@ -219,7 +222,7 @@ impl<'s> Walk<'s> {
         outcome.is_ok()
     }
 
-    /// The configuration file of the present definition.
+    /// Writes the configuration file for the current definition.
     pub(super) fn file(&self) -> PathBuf {
         let text = format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\npostgres = \"{}\"\n{}",
@@ -230,7 +233,8 @@ impl<'s> Walk<'s> {
         config_file(text)
     }
 
-    /// Runs a command with the configuration file, and records what it says may be missing.
+    /// Runs a command with the configuration file, and records the events that it reports as
+    /// possibly missing.
     pub(super) fn command(&mut self, words: &[&str], arguments: &[&str]) -> Finished {
         let invocation = Invocation::new(words).arg("--config").arg(self.file());
         let invocation = invocation.args(arguments);
@@ -251,7 +255,7 @@ impl<'s> Walk<'s> {
         self.command(words, &all)
     }
 
-    /// A table that the definition covers and that `init` has accepted.
+    /// Returns a table that the definition covers and that `init` has accepted.
     pub(super) fn table(&mut self) -> Option<&'static str> {
         let covered: Vec<_> = self
             .tables
@@ -266,7 +270,7 @@ impl<'s> Walk<'s> {
     }
 }
 
-/// The groups of steps of a walk: fewer of them at a time lead further.
+/// Chooses the groups of steps of a walk. With fewer groups at a time, a walk gets further.
 fn groups(dice: &mut fastrand::Rng) -> Vec<Group> {
     let without = env::var("WALPOST_SHAPES_WITHOUT").unwrap_or_default();
     let all = [

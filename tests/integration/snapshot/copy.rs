@@ -1,4 +1,4 @@
-//! What is copied, in which order, beside the stream.
+//! The copied rows and their order, with a concurrent stream.
 
 use super::{TABLE, cold, cold_on, fill, judge, open, settle, snapshot_lsn, wait_until_blocked};
 use crate::support::browser;
@@ -19,7 +19,7 @@ fn each_event_is_there_once_with_writers_going_on(exactly_once: bool) {
         scene.init().finish().expect_code(0);
         load.wait_for_transactions(30);
         let scene = scene.in_mode(exactly_once);
-        // The server makes a snapshot in two steps, and waits in each for those that are open.
+        // The server builds a snapshot in two steps, and in each waits for open transactions.
         let first = open(&scene, &aggregates[0]);
         let mut walpost = scene.run().start();
         wait_until_blocked(&scene, &first);
@@ -42,7 +42,7 @@ fn each_event_is_there_once_with_writers_going_on(exactly_once: bool) {
         let snapshot_lsn = snapshot_lsn(&scene);
         let copied = judge(&scene, snapshot_lsn);
         assert!(copied >= 137, "{major}: only {copied} of the snapshot");
-        // Once in its life.
+        // The copy happens only once per slot.
         let before = scene.records().len();
         let mut walpost = scene.start();
         scene.insert(&aggregates[0], "later");
@@ -64,7 +64,8 @@ fn commits_around_the_consistent_point_are_on_one_side_each() {
         let first = open(&scene, &aggregate);
         let mut walpost = scene.run().start();
         wait_until_blocked(&scene, &first);
-        // Its commit is the last before the consistent point, and the next one follows it in WAL.
+        // The transaction's commit is the last before the consistent point, and the next commit
+        // follows that point.
         first.run("COMMIT");
         walpost.wait_for_log("streaming");
         scene.insert(&aggregate, "newer");
@@ -197,7 +198,7 @@ fn progress_is_in_metrics_status_and_the_table_of_status() {
     fill(&scene, &aggregate, ROWS);
     scene.db.run("ANALYZE outbox");
     scene.init().finish().expect_code(0);
-    // A few at a time take some seconds for all.
+    // Copying a few rows at a time takes several seconds.
     let few = ["--window-records", "20", "--http", "127.0.0.1:0"];
     let mut walpost = scene.run().args(few).start();
     let http = walpost.http();

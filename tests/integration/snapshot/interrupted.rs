@@ -56,8 +56,8 @@ fn at_least_once_that_is_killed_begins_again() {
     );
 }
 
-/// The slot is free while a snapshot is made, and another instance may have delivered the older rows
-/// meanwhile.
+/// The slot is free while a snapshot is created, so another instance may have delivered the older
+/// rows meanwhile.
 #[test]
 fn copy_that_another_instance_has_made_meanwhile_is_not_made_again() {
     let scene = cold(TABLE);
@@ -67,7 +67,7 @@ fn copy_that_another_instance_has_made_meanwhile_is_not_made_again() {
     let open = open(&scene, &aggregate);
     let mut walpost = scene.run().start();
     wait_until_blocked(&scene, &open);
-    // What the other one writes when it is done.
+    // The entry that another instance writes when its copy is done.
     let slot = scene.slot();
     scene.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
@@ -148,7 +148,7 @@ fn exactly_once_that_is_killed_goes_on_behind_the_last_row() {
     }
 }
 
-/// Keys are compared by their bytes in Walpost, whatever order the database has for them.
+/// Walpost compares keys by their bytes, whatever the collation of the database.
 #[test]
 fn exactly_once_resumes_a_copy_by_text_whose_collation_is_not_that_of_bytes() {
     let options = "ENCODING utf8 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'";
@@ -159,7 +159,7 @@ fn exactly_once_resumes_a_copy_by_text_whose_collation_is_not_that_of_bytes() {
         options,
     );
     assert!(scene.db.is_true("SELECT 'a' < 'B' AND 'b' < 'C'"));
-    // Of upper and lower case, which bytes keep apart.
+    // Upper and lower case, which differ in byte order.
     let key = "id uuid, place text PRIMARY KEY DEFAULT translate(md5(random()::text), 'abc123', 'BZyqQx')";
     scene.db.run(&format!(
         "CREATE TABLE outbox ({key}, aggregatetype text, aggregateid text, type text, payload jsonb)"
@@ -170,9 +170,10 @@ fn exactly_once_resumes_a_copy_by_text_whose_collation_is_not_that_of_bytes() {
     kill_and_resume(&scene.exactly_once(), &aggregate, key);
 }
 
-/// Kills the copy of 15,000 rows twice while rows are added, and checks that each is delivered once and in order.
+/// Kills the copy of 15,000 rows twice while rows are added, and checks that each is delivered once
+/// and in order.
 fn kill_and_resume(scene: &Scene, aggregate: &str, key: &str) {
-    // Rows that come meanwhile have keys among those that were copied, and among those to come.
+    // Rows added meanwhile have keys both in the copied range and in the remaining one.
     for _ in 0..2 {
         let walpost = start_and_copy_some(scene);
         fill(scene, aggregate, 300);
@@ -222,7 +223,7 @@ fn kill_and_resume(scene: &Scene, aggregate: &str, key: &str) {
     let verdict = checker::check(&rest, &streamed, &[], Resends::Never);
     verdict.unwrap_or_else(|violations| panic!("{key}: {violations}"));
 
-    // What was left out stays left out, and what comes is delivered.
+    // Rows that were left out stay left out, and new ones are delivered.
     let walpost = scene.start();
     fill(scene, aggregate, 10);
     settle(scene, walpost);
@@ -240,7 +241,7 @@ fn stream_that_breaks_between_two_consistent_points_leaves_out_what_was_copied()
         .run()
         .args(["--window-records", "20"])
         .start_streaming();
-    // Broken as often as there is time for.
+    // The stream is interrupted as often as time permits.
     for _ in 0..5 {
         let before = scene.records().len();
         if before < 12_000 {
@@ -264,7 +265,7 @@ fn exactly_once_halts_where_it_can_not_go_on() {
     scene.kill(walpost);
     let halted = scene.run().finish().expect_code(3);
     halted.expect_says(&["was interrupted after", "walpost checkpoint adopt"]);
-    // A commit that was under way when it was killed has its end only now.
+    // A commit that was in progress when the process was killed may only complete now.
     let found = scene.records().len();
     scene.run().finish().expect_code(3);
     scene
@@ -290,7 +291,7 @@ fn confirmed_but_not_written_down_is_done() {
     fill(&scene, &aggregate, 20);
     scene.init().finish().expect_code(0);
     settle(&scene, scene.start());
-    // As after a death between the two.
+    // As if the process had died between confirming and recording.
     scene
         .db
         .run("DELETE FROM walpost.journal WHERE detail ->> 'state' = 'done'");
@@ -303,8 +304,8 @@ fn confirmed_but_not_written_down_is_done() {
     assert_eq!(judge(&scene, entries[0].1), 20);
 }
 
-/// Found by a walk of `./dev soak --shapes`. A slot that is beyond the consistent point says nothing about the copy if something other
-/// than Walpost has moved it there.
+/// Found by a walk of `./dev soak --shapes`. A slot after the consistent point does not show that
+/// the copy is complete if something other than Walpost moved it there.
 #[test]
 fn copy_begins_again_after_the_slot_was_moved_beyond_its_consistent_point() {
     let (scene, aggregate) = filled(TABLE, 20_000, false);
@@ -330,7 +331,8 @@ fn copy_begins_again_after_the_slot_was_moved_beyond_its_consistent_point() {
     assert_eq!(missing.count(), 0);
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 237496483707855. A checkpoint that was adopted knows nothing of the copy.
+/// Found by a walk of `./dev soak --shapes` with seed 237496483707855. An adopted checkpoint does
+/// not contain the state of the copy.
 #[test]
 fn copy_begins_again_after_the_checkpoint_was_adopted_beyond_its_consistent_point() {
     let (scene, aggregate) = filled(TABLE, 20_000, true);
@@ -359,7 +361,8 @@ fn copy_begins_again_after_the_checkpoint_was_adopted_beyond_its_consistent_poin
     assert_eq!(missing.count(), 0);
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 96064689526093. Without a checkpoint nothing else says that events may be missing.
+/// Found by a walk of `./dev soak --shapes` with seed 96064689526093. Without a checkpoint, nothing
+/// else reports that events may be missing.
 #[test]
 fn adopt_and_the_halt_before_it_name_the_events_that_a_moved_slot_has_passed() {
     let mut scene = cold(TABLE);
@@ -370,7 +373,7 @@ fn adopt_and_the_halt_before_it_name_the_events_that_a_moved_slot_has_passed() {
     scene.db.run(&format!(
         "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
-    // Without a checkpoint, which a scene in that mode has.
+    // No checkpoint exists, unlike in a scene that starts in that mode.
     scene.use_settings("delivery = 'exactly-once'\n");
     let says = [
         "something else has moved or re-created it",
@@ -397,8 +400,8 @@ fn adopt_and_the_halt_before_it_name_the_events_that_a_moved_slot_has_passed() {
     assert_eq!(keys, ["newer"]);
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 143468592285765. The server has sent something of the new slot before the
-/// checkpoint is compared.
+/// Found by a walk of `./dev soak --shapes` with seed 143468592285765. The server has already sent
+/// data from the new slot when the checkpoint is compared.
 #[test]
 fn start_that_halts_for_the_checkpoint_of_another_slot_does_not_count_as_the_first() {
     let (mut scene, aggregate) = filled(TABLE, 20, true);

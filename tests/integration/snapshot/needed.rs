@@ -1,4 +1,4 @@
-//! Whether there is a copy to be made.
+//! Whether older rows have to be copied.
 
 use super::{TABLE, cold, expect_all, fill, filled, journal, judge, settle, snapshot_lsn};
 use crate::init::psql_file;
@@ -56,7 +56,7 @@ fn never_leaves_older_rows_out() {
     settle(&scene, walpost);
     assert_eq!(records.len(), 1);
     assert_eq!(records[0].key(), "newer");
-    // What was left out once stays out.
+    // Rows that were left out once are never copied.
     let walpost = scene.start();
     scene.insert(&aggregate, "newer");
     assert_eq!(scene.wait_for_records(2).len(), 2);
@@ -118,7 +118,7 @@ fn without_a_journal_nobody_knows_and_it_halts() {
         "snapshot = \"never\"",
     ]);
     assert!(!scene.slot_is_active());
-    // Both remedies hold.
+    // Both remedies work.
     let walpost = scene.start_with(&["--snapshot", "never"]);
     walpost.terminate().expect_code(0);
     scene.init().finish().expect_code(0);
@@ -189,7 +189,7 @@ fn skip_is_refused_before_older_rows_are_copied() {
     expect_all(&scene, 20, true);
 }
 
-/// No `walpost init` has recorded the slot.
+/// The slot was not recorded by `walpost init`.
 #[test]
 fn copy_that_psql_has_found_due_halts_a_definition_with_several_tables() {
     let mut scene = cold(TABLE);

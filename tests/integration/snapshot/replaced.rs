@@ -1,4 +1,4 @@
-//! Another table takes the place of one whose rows are not all copied.
+//! Another table replaces one whose rows are not all copied.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ fn command(scene: &Scene<'_>) -> String {
     )
 }
 
-/// As a migration does. The former table stays in the publication.
+/// Replaces the table as a migration would. The former table stays in the publication.
 fn replace(scene: &Scene<'_>) {
     scene.db.run(&format!(
         "BEGIN; ALTER TABLE outbox RENAME TO former; CREATE TABLE outbox (LIKE former INCLUDING ALL);
@@ -28,7 +28,8 @@ fn take_former_out(scene: &Scene<'_>) {
     ));
 }
 
-/// `run` and `check` name the command, until it was run and has sent all rows that the former table has.
+/// Asserts that `run` and `check` name the command until it has been run and has sent all rows of
+/// the former table.
 fn expect_replay(scene: &Scene<'_>) {
     let command = command(scene);
     let mut walpost = scene.start();
@@ -80,7 +81,7 @@ fn older_rows_of_a_table_that_was_replaced_amid_their_copy_are_named() {
     expect_replay(&scene);
 }
 
-/// The first start with the new slot copies the present table alone.
+/// The first start with the new slot only copies the current table.
 #[test]
 fn older_rows_of_a_table_that_was_replaced_before_its_slot_was_are_named() {
     let scene = cold(TABLE);
@@ -111,7 +112,7 @@ fn older_rows_of_a_table_that_was_dropped_before_they_were_copied_are_named() {
     scene.check().finish().expect_code(0);
 }
 
-/// The position of the former slot says nothing about rows that were to be copied.
+/// The position of the former slot does not cover rows that were still to be copied.
 #[test]
 fn older_rows_are_among_those_that_a_new_slot_may_lack_if_their_copy_was_not_complete() {
     let (scene, _) = filled(TABLE, 20_000, false);
@@ -145,7 +146,7 @@ fn older_rows_that_were_to_be_copied_are_missing_in_the_next_slot_of_an_outbox_o
     assert_eq!(scene.records().len(), 20);
 }
 
-/// `walpost.add_outbox` does not write the rows of a table into WAL that was published before.
+/// `walpost.add_outbox` does not write rows into WAL if their table was published before.
 #[test]
 fn older_rows_of_a_table_that_is_added_again_before_they_were_copied_are_named() {
     let mut scene = cold(TABLE);

@@ -1,4 +1,4 @@
-//! `walpost.add_outbox` while another tenant's session has a lock.
+//! `walpost.add_outbox` while another tenant's session holds a lock.
 
 use super::*;
 
@@ -43,7 +43,7 @@ fn add_outbox_waits_for_a_lock_no_longer_than_its_timeout_and_names_the_session(
         "LOCK TABLE tenant_2.outbox IN ACCESS EXCLUSIVE MODE".to_owned(),
         "tenant_2.outbox".to_owned(),
     )];
-    // PostgreSQL 14 takes no lock on a publication.
+    // PostgreSQL 14 does not lock a publication.
     if MAJOR >= 15 {
         statements.push((
             format!("ALTER PUBLICATION {publication} DROP TABLE tenant_1.outbox"),

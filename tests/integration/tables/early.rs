@@ -1,4 +1,4 @@
-//! Tables that are added before the slot exists that is to deliver their rows.
+//! Tables that are added before the slot that will deliver their rows exists.
 
 use super::{SETTINGS, writer};
 use crate::init::{psql_file, try_psql};
@@ -11,7 +11,7 @@ use crate::support::wait::wait_until;
 
 const TABLE: &str = "tenant_1.outbox";
 
-/// A publication for several outboxes without a slot, and a table with one row.
+/// Creates a publication for several outboxes without a slot, and a table with one row.
 fn without_slot(server: &Server) -> Scene<'_> {
     let mut scene = Scene::bare_on(server, Broker::shared());
     scene.use_settings(SETTINGS);
@@ -35,7 +35,7 @@ fn add(scene: &Scene) -> String {
     format!("SELECT walpost.add_outbox('{TABLE}', '{}')", scene.slot())
 }
 
-/// The slot of another pipeline of the database.
+/// Creates the slot of another pipeline in the database.
 fn make_other_slot(scene: &Scene) -> String {
     let other = format!("other_{}", scene.name);
     scene.db.run(&format!(
@@ -108,7 +108,7 @@ fn no_table_is_added_while_the_slot_is_created() {
     expect_early_row_once(&scene);
 }
 
-/// On a server without other tests: a slot waits for the transactions of all databases.
+/// On a private server, since creating a slot waits for transactions of all databases.
 fn wait_for_slot_creation(scene: &Scene) {
     wait_until("the slot to wait for the open transaction", || {
         scene.db.is_true(
@@ -117,7 +117,7 @@ fn wait_for_slot_creation(scene: &Scene) {
     });
 }
 
-/// The slot of another pipeline does not deliver them.
+/// The slot of another pipeline does not deliver these tables.
 #[test]
 fn slot_is_refused_if_its_publication_has_tables_already() {
     for major in [14, MAJOR, 18] {
@@ -143,7 +143,7 @@ fn slot_is_refused_if_its_publication_has_tables_already() {
         scene.init().finish().expect_code(0);
         drop_slot(&scene, &other);
         expect_early_row_once(&scene);
-        // A slot that is dropped can be created again.
+        // A dropped slot can be created again.
         scene.drop_slot();
         scene.init().finish().expect_code(0);
     }

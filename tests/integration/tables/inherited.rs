@@ -1,4 +1,4 @@
-//! Tables that inherit from an outbox which is renamed before anything has looked at them.
+//! Children of an outbox table that is renamed before Walpost has examined them.
 
 use super::{scene, writer};
 use crate::support::event::Event;
@@ -8,7 +8,7 @@ const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
 const RENAME: &str = "ALTER TABLE tenant_1.outbox RENAME TO former";
 
-/// Two tables, and a child of the first with an event.
+/// Creates two tables, and a child of the first with an event.
 fn with_child() -> Scene<'static> {
     let scene = scene(&TABLES);
     let aggregate = scene.aggregate(1);
@@ -27,7 +27,8 @@ fn take_former_out(scene: &Scene<'_>) {
     ));
 }
 
-/// `check` names the command until it was run, which sends the row.
+/// Asserts that `check` names the command until it has been run, and that the command sends the
+/// row.
 fn expect_replay(scene: &mut Scene<'_>) {
     let command = format!(
         "walpost replay --dropped-slots --table tenant_1.child --pipeline {}",
@@ -96,7 +97,7 @@ fn rows_of_a_child_are_named_if_its_parent_is_renamed_before_a_new_slot() {
     expect_replay(&mut scene);
 }
 
-/// How many entries the journal has about the child.
+/// Returns the number of journal entries about the child.
 fn count_entries(scene: &Scene<'_>) -> i64 {
     scene
         .db

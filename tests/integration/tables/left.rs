@@ -1,4 +1,4 @@
-//! Tables that a slot delivered, and that its successor does not.
+//! Tables that a slot delivered and its successor does not.
 
 use super::{scene, writer};
 use crate::support::event::Event;
@@ -11,7 +11,7 @@ fn insert(scene: &Scene<'_>, table: &str, aggregate: &str, key: &str) {
     scene.db.run(&writer(&[table]).one(event));
 }
 
-/// Two tables of which everything is delivered.
+/// Creates two tables and delivers all of their events.
 fn delivered(aggregates: impl FnOnce(&Scene<'_>) -> String) -> (Scene<'static>, String) {
     let scene = scene(&TABLES);
     let aggregate = aggregates(&scene);
@@ -31,7 +31,8 @@ fn command(scene: &Scene<'_>, table: &str) -> String {
     )
 }
 
-/// `run`, `check` and `status` name the command until it was run, and it delivers the event.
+/// Asserts that `run`, `check` and `status` name the command until it has been run, and that it
+/// delivers the event.
 fn expect_gap(scene: &Scene<'_>, table: &str, key: &str) {
     let command = command(scene, table);
     let mut walpost = scene.run().start();
@@ -137,7 +138,7 @@ fn table_that_is_not_published_for_the_next_slot_of_the_pipeline_is_named() {
         "ALTER PUBLICATION {former} DROP TABLE public.outbox"
     ));
     expect_gap(&scene, "public.outbox", "between");
-    // What follows is a gap of its own.
+    // Later events are in a separate gap.
     insert(&scene, "public.outbox", &aggregate, "later");
     scene.db.run(&format!(
         "ALTER PUBLICATION {former} ADD TABLE public.outbox"
@@ -145,10 +146,11 @@ fn table_that_is_not_published_for_the_next_slot_of_the_pipeline_is_named() {
     expect_gap(&scene, "public.outbox", "later");
 }
 
-/// The publication that the definition names decides about all that the slot has not sent.
+/// The publication in the definition determines which of the events that the slot has not sent are
+/// delivered.
 #[test]
 fn table_that_another_publication_lacks_is_named() {
-    // PostgreSQL refuses to send what was committed before a publication existed.
+    // PostgreSQL refuses to send transactions committed before the publication existed.
     let (mut scene, aggregate) = delivered(|scene| {
         scene.db.run(&format!(
             "CREATE PUBLICATION {}_2 FOR TABLE walpost.outbox_row, {} WITH (publish = 'insert', publish_via_partition_root)",
@@ -194,7 +196,7 @@ fn table_that_left_the_publication_fails_check_until_it_is_added_again_or_rename
         "ALTER PUBLICATION {publication} DROP TABLE tenant_1.outbox"
     ));
     expect_left(&scene, &[]);
-    // Also when the pipeline has recorded it.
+    // Also after the pipeline has recorded it.
     let walpost = scene.start();
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
@@ -217,7 +219,8 @@ fn table_that_took_the_place_of_a_published_one_fails_check() {
     expect_left(&scene, &["those of table tenant_1.child"]);
 }
 
-/// A replay of the table that has its name now would not send what was inserted into it while it was not published.
+/// A replay of the table that now has this name would not send rows inserted into the former one
+/// while it was not published.
 #[test]
 fn table_that_was_not_published_before_another_took_its_place_is_named() {
     let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
@@ -243,7 +246,8 @@ fn table_that_was_not_published_before_another_took_its_place_is_named() {
     expect_gap(&scene, "tenant_1.former", "between");
 }
 
-/// A child that is not published keeps PostgreSQL from taking its parent out, unless the command says ONLY.
+/// If a child is not published, PostgreSQL refuses to remove its parent from the publication,
+/// unless the command contains ONLY.
 #[test]
 fn command_takes_a_table_out_whose_child_is_not_published() {
     let (scene, _) = delivered(|scene| scene.aggregate(1));

@@ -1,4 +1,4 @@
-//! A table that a session has locked exclusively, as a migration does that waits for something.
+//! A session holds an exclusive lock on a table, like a migration that waits for something.
 
 use std::time::Duration;
 
@@ -20,13 +20,14 @@ fn lock(scene: &Scene, table: &str) -> Session {
 fn table_that_is_locked_holds_up_no_other_table() {
     for major in VERSIONS {
         let mut scene = scene_on(major, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);
-        // A filter has to be printed with the names of its columns, for which the server locks the table.
+        // To print a filter with the names of its columns, the server locks the table.
         if major >= 15 {
             let publication = scene.slot();
             scene.db.run(&format!(
                 "ALTER PUBLICATION {publication} SET TABLE walpost.outbox_row, tenant_1.outbox WHERE (aggregateid <> 'x'), tenant_2.outbox"
             ));
-            // As if the table had been added with the filter: to change it is to drop the table and add it again.
+            // As if the table had been added with the filter: changing it drops the table and adds
+            // it again.
             scene.db.run("DELETE FROM walpost.table_state");
         }
         scene.write_to(writer(&["tenant_2.outbox"]));
@@ -36,7 +37,7 @@ fn table_that_is_locked_holds_up_no_other_table() {
         scene.insert(&aggregate, "k");
         scene.wait_for_records(1);
         scene.wait_until_confirmed();
-        // A new connection of the catalog looks at everything again.
+        // A new catalog connection examines everything again.
         scene.end_walsender();
         walpost.wait_for_logs("streaming", 2);
         scene.insert(&aggregate, "k");
@@ -61,7 +62,7 @@ fn partitioned_outbox_that_is_locked_is_confirmed() {
         let aggregate = scene.aggregate(1);
         let walpost = scene.start_and_confirm_one(&aggregate, "k");
         let migration = lock(&scene, "outbox");
-        // For longer than the slot monitor pauses between two looks.
+        // Longer than the slot monitor's interval.
         stays("confirmed", Duration::from_secs(7), || {
             scene.write_other_wal(2);
             scene.wait_until_confirmed();
@@ -72,7 +73,7 @@ fn partitioned_outbox_that_is_locked_is_confirmed() {
     }
 }
 
-/// It can't start without the journal, but it must say so.
+/// Walpost can't start without the journal, but it must report why.
 #[test]
 fn journal_that_is_locked_is_named_in_the_log() {
     let scene = scene(&["tenant_1.outbox"]);

@@ -1,8 +1,8 @@
-//! Texts of megabytes in the catalog, which the owner of a table can make.
+//! Texts of several megabytes in the catalog, which the owner of a table can create.
 
 use super::*;
 
-/// Longer than the longest answer to a question that Walpost accepts.
+/// Exceeds the longest query result that Walpost accepts.
 const LONG: &str = "repeat('x', 20 << 20)";
 
 #[test]

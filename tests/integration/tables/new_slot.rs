@@ -1,4 +1,4 @@
-//! A slot is made in the place of one that is gone, and what that had not delivered is sent again.
+//! A missing slot is replaced, and the events that it had not delivered are replayed.
 
 use super::{scene, writer};
 use crate::support::event::Event;
@@ -76,7 +76,8 @@ fn tables_that_match_are_named_if_the_publication_has_none() {
     init.expect_says(&["may be missing", &commands[0], &commands[1]]);
 }
 
-/// Found by a walk of `./dev soak --shapes`: `init` was killed between the slot and its record, and nothing had been read before.
+/// Found by a walk of `./dev soak --shapes`: `init` was killed after creating the slot and before
+/// recording it, and nothing had been read before.
 #[test]
 fn slot_that_was_never_read_and_is_made_by_hand_halts() {
     let scene = scene(&TABLES);
@@ -92,7 +93,8 @@ fn slot_that_was_never_read_and_is_made_by_hand_halts() {
     halted.expect_says(&["was moved or dropped and re-created", "walpost replay"]);
 }
 
-/// Found by a walk of `./dev soak --shapes`: the publication follows the table to its new name, and no pattern stands for that.
+/// Found by a walk of `./dev soak --shapes`: the publication contains the table under its new name,
+/// which no pattern matches.
 #[test]
 fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() {
     let scene = scene(&TABLES);
@@ -124,7 +126,8 @@ fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() 
     assert!(records.iter().any(|record| record.key() == "between"));
 }
 
-/// Found by a walk of `./dev soak --shapes`: the error named a command that failed, because nothing had created walpost.outbox_row.
+/// Found by a walk of `./dev soak --shapes`: the error named a command that failed, because
+/// walpost.outbox_row had not been created.
 #[test]
 fn init_adapts_the_publication_of_a_single_table_to_several() {
     let mut scene = Scene::bare();
@@ -181,7 +184,8 @@ fn events_that_the_former_slot_of_a_pipeline_had_not_delivered_are_named() {
     scene.check().finish().expect_code(0);
 }
 
-/// As an operator changes the slot of a pipeline that runs: the former slot delivers everything before it is left.
+/// An operator changes the slot of a running pipeline: the former slot delivers everything before
+/// the pipeline switches.
 #[test]
 fn slot_that_exists_before_the_former_one_is_left_has_no_gap() {
     let mut scene = scene(&TABLES);

@@ -1,5 +1,5 @@
-//! Rows that a table had when it was added. They are in WAL as rows of `walpost.outbox_row` for one publication, and their
-//! transactions are older than the position that the slot had then.
+//! Rows that a table had when it was added. WAL contains them as rows of `walpost.outbox_row` for
+//! one publication, and their transactions are older than the slot's position at that time.
 
 use super::{SETTINGS, add, scene, writer};
 use crate::support::event::Event;
@@ -12,7 +12,7 @@ fn event(table: &str, aggregate: &str, key: &str) -> String {
     writer(&[table]).one(Event::new(aggregate, key, "{}"))
 }
 
-/// A table with an older row was added, and the slot has not sent that.
+/// Adds a table with an older row, which the slot has not sent.
 fn added() -> Scene<'static> {
     let scene = scene(&["tenant_1.outbox"]);
     let aggregate = scene.aggregate(1);
@@ -61,14 +61,15 @@ fn expect_replay(scene: &Scene<'_>) {
     assert!(has_delivered());
 }
 
-/// Found by a walk of `./dev soak --shapes` with seed 211777191430145: what was named began where the table was added.
+/// Found by a walk of `./dev soak --shapes` with seed 211777191430145: the reported gap began where
+/// the table was added.
 #[test]
 fn older_rows_are_named_if_the_definition_names_another_publication() {
     for has_table in [true, false] {
         let mut scene = added();
         let publication = scene.slot();
         add(&scene, TABLE, "");
-        // A start that delivers nothing does not make the record of the table forget where it was added.
+        // A start that delivers nothing keeps the recorded position at which the table was added.
         let without_kafka = scene.invoke("run").args(["--kafka", "127.0.0.1:9"]);
         without_kafka.start_streaming().kill();
         if has_table {

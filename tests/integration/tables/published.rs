@@ -1,4 +1,4 @@
-//! Tables that leave the publication of several, and return.
+//! Tables that leave a publication for several tables, and return.
 
 use super::{SETTINGS, add, scene, scene_on, writer};
 use crate::published::gaps;
@@ -43,7 +43,8 @@ fn replay(scene: &Scene) {
     scene.check().finish().expect_code(0);
 }
 
-/// Ten rows of it were delivered. Those are not sent again, and what was committed in between is named.
+/// Ten rows of the table were delivered. They are not sent again, and the rows committed in between
+/// are named.
 fn table_that_is_added_again_by_init_is_not_sent_again(exactly_once: bool) {
     for arguments in [&["--table", "tenant_1.outbox"][..], &[]] {
         let scene = scene(&TABLES).in_mode(exactly_once);
@@ -95,7 +96,8 @@ fn table_that_is_re_created_by_hand_is_named(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// A tenant's table that is dropped and created again has rows that were never sent, and all of them are.
+/// A tenant's table that is dropped and created again has only rows that were never sent, and all
+/// of them are delivered.
 fn table_that_is_re_created_by_add_outbox_has_no_gap(exactly_once: bool) {
     let scene = scene(&TABLES).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
@@ -115,7 +117,8 @@ fn table_that_is_re_created_by_add_outbox_has_no_gap(exactly_once: bool) {
     walpost.terminate().expect_code(0);
     assert_eq!(gaps(&scene), 0);
     scene.check().finish().expect_code(0);
-    // Added by that function, and out and back before anything has looked.
+    // The table was added by that function, and is then removed and added again before Walpost
+    // notices.
     alter(&scene, "DROP TABLE tenant_1.outbox");
     insert(&scene, &aggregate, TABLES[0], "missed");
     alter(&scene, "ADD TABLE tenant_1.outbox");
@@ -125,7 +128,7 @@ fn table_that_is_re_created_by_add_outbox_has_no_gap(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// Its rows are not copied under the new name, and are named under it.
+/// The table's rows are not copied under the new name, but are reported under it.
 #[test]
 fn table_that_is_renamed_while_it_is_out_is_named() {
     let scene = scene(&TABLES[..1]);

@@ -25,7 +25,8 @@ fn event(table: &str, aggregate: &str, key: &str) -> String {
     writer(&[table]).one(Event::new(aggregate, key, "{}"))
 }
 
-/// Keys of the records of a tenant, each once, in the order in which they were delivered first.
+/// Returns the keys of a tenant's records, without duplicates, in the order of their first
+/// delivery.
 fn keys_of(records: &[Record], tenant: &str) -> Vec<String> {
     let mut keys = Vec::new();
     for record in records
@@ -136,7 +137,7 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
             walpost.log()
         );
     }
-    // Nothing follows the gap, from a process that has just started either.
+    // Nothing is delivered after the gap, not even by a process that has just started.
     scene
         .db
         .run(&event("tenant_large.outbox", &aggregate, "later"));
@@ -168,7 +169,7 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
     walpost.terminate().expect_code(0);
 }
 
-/// Its events that come now would be delivered before those that were left out.
+/// Otherwise, new events of the table would be delivered before those that were left out.
 #[test]
 fn table_that_is_set_aside_is_not_delivered_as_the_only_one() {
     const TABLE: &str = "tenant_1.outbox";
@@ -231,7 +232,7 @@ fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
         .finish()
         .expect_code(2)
         .expect_says(&["is not set aside"]);
-    // What was left out is left out in a stream that has it again.
+    // Rows that were left out are also left out when the stream sends them again.
     scene.kill(walpost);
     walpost = scene.start();
     insert(TABLE, "5");
@@ -254,7 +255,7 @@ fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// Whatever is confirmed is in Kafka, or of a table that the journal says is set aside.
+/// Every confirmed event is in Kafka, or its table is recorded as set aside in the journal.
 fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
     let tenants: Vec<_> = (0..6).map(|number| format!("tenant_{number}")).collect();
     let tables: Vec<_> = tenants
@@ -278,7 +279,7 @@ fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
         ));
         expected.push(tenant.clone());
         let written = scene.wal_position();
-        // Time is the point here: the moment of death is drawn, not awaited.
+        // The time of death is random on purpose, so it is slept for rather than waited for.
         thread::sleep(Duration::from_millis(dice.u64(0..400)));
         scene.kill(walpost);
         assert!(
@@ -299,7 +300,7 @@ fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// The stream takes over only where it has left out nothing that the replay lacks.
+/// The stream resumes delivery only if it has left out no row that the replay did not send.
 fn rows_committed_during_the_replay_are_not_lost(exactly_once: bool) {
     const TABLE: &str = "tenant_1.outbox";
     let scene = scene(&[TABLE], exactly_once);
@@ -335,7 +336,7 @@ fn rows_committed_during_the_replay_are_not_lost(exactly_once: bool) {
     walpost.terminate().expect_code(0);
 }
 
-/// A scene whose table was set aside and is delivered again.
+/// Creates a scene whose table was set aside and is delivered again.
 pub(crate) fn set_aside_and_delivered_again() -> Scene<'static> {
     let scene = scene(&["tenant_1.outbox"], false);
     let aggregate = scene.aggregate(1);

@@ -1,4 +1,4 @@
-//! What was delivered as it should be is found clean, whatever the table and the topics are like.
+//! Correctly delivered events pass verification, whatever the table and the topics look like.
 
 use super::{Forged, insert_rows, verify, verify_with};
 use crate::support::kafka::Broker;
@@ -14,7 +14,7 @@ fn what_was_delivered_under_load_is_found_clean(exactly_once: bool) {
     let walpost = scene.start();
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
     load.wait_for_transactions(200);
-    // Others go on: their events are newer than what the table had.
+    // Other sessions are still writing: their events are newer than the rows that were read.
     let verdict = verify(&scene);
     assert!(verdict.ok, "{}", verdict.counts());
     load.stop();
@@ -135,7 +135,7 @@ fn values_have_the_text_that_the_log_has() {
     let file = file.display().to_string();
     let verdict = verify_with(&scene, &["--config", &file]);
     assert_eq!(verdict.counts(), "rows 10, records 10, delivered 10");
-    // Rows without a topic, and with another partition than their record's.
+    // Updates one row to have no topic, and another to have a different partition than its record.
     scene.db.run("UPDATE outbox SET \"order\" = NULL WHERE id = 1; UPDATE outbox SET shard = 1 - shard WHERE id = 2");
     let verdict = verify_with(&scene, &["--config", &file]);
     assert_eq!(

@@ -1,4 +1,4 @@
-//! `verify` on a server on which nothing happens.
+//! `verify` on an idle server.
 
 use super::{advance_slot, insert_rows, verify_with};
 use crate::support::kafka::Broker;
@@ -6,7 +6,8 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
-/// Waits until the slot has moved that often by itself. Each time, Walpost waits about twice as long before it moves the slot again.
+/// Waits until the slot has moved this many times by itself. Each time, Walpost waits about twice
+/// as long before it moves the slot again.
 fn wait_until_idle(scene: &Scene<'_>, moves: u32) {
     let mut confirmed = scene.confirmed();
     for _ in 0..moves {

@@ -1,4 +1,4 @@
-//! Which rows and records are read, and in how much memory.
+//! The rows and records that are read, and the memory used.
 
 use super::{Forged, Verdict, advance_slot, insert_rows, verify, verify_with};
 use crate::support::scene::Scene;
@@ -56,7 +56,7 @@ fn only_records_of_that_time_are_read() {
     );
 }
 
-/// The most memory that a run took, in bytes.
+/// Returns the counts, and the highest memory use of the run in bytes.
 fn most_memory(scene: &Scene<'_>, arguments: &[&str]) -> (String, u64) {
     let mut walpost = scene.verify().arg("--json").args(arguments).start();
     let most = walpost.most_memory();

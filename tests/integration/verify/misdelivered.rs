@@ -1,4 +1,4 @@
-//! Records that should not be there, or not in that place.
+//! Records that should not exist, or are in the wrong place.
 
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ fn event_that_is_there_twice_is_told_with_its_places(exactly_once: bool) {
     produce_again(&scene, &records[2]);
     let verdict = verify_with(&scene, &["--forbid-repeats"]);
     assert!(!verdict.ok);
-    // They are behind a later one, but they are no first ones.
+    // The records follow a later one, but they are repetitions.
     assert_eq!(
         verdict.counts(),
         "rows 3, records 6, delivered 3, repeated 2"
@@ -59,7 +59,8 @@ fn record_that_is_behind_a_later_one_is_out_of_order() {
         record(1, 0x20, 1),
         record(2, 0x20, 0),
         record(3, 0x30, 0),
-        // Of another cluster, say: it is not in the table, and says nothing about the order.
+        // For example from another cluster: the record is not in the table, and does not affect the
+        // order.
         Forged::new(&aggregate, "x", "stranger").at(0x900, 0),
         record(4, 0x28, 0),
     ] {
@@ -93,11 +94,11 @@ fn transaction_without_some_of_its_events_has_a_gap() {
         let record = Forged::new(&aggregate, key, &ids[number]);
         record.at(commit, index).produce(scene.broker);
     }
-    // Nobody knows what a transaction had of which the table has nothing.
+    // The table has no rows of this transaction, so its events are unknown.
     Forged::new(&aggregate, "x", "stranger")
         .at(0x15, 3)
         .produce(scene.broker);
-    // Of rows that were copied at a start that began anew, a part is there twice.
+    // If a copy was started again, some of the copied rows have two records.
     scene.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
          VALUES ('{}', '{}', 'snapshot', '0/41', '{{}}')",
@@ -156,7 +157,7 @@ fn stranger_is_counted_and_an_error_only_where_that_is_asked() {
     Forged::new(&aggregate, "a", "not-in-the-table")
         .at(0x10, 0)
         .produce(scene.broker);
-    // Committed later than the table was read.
+    // Committed after the table was read.
     Forged::new(&aggregate, "a", "not-yet-in-the-table")
         .at(u64::MAX >> 1, 0)
         .produce(scene.broker);

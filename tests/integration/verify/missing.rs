@@ -46,7 +46,7 @@ fn rows_that_nobody_delivered_are_missing() {
     lost.sort();
     assert_eq!(missing, lost);
 
-    // In text, and as many as were asked for; all of them in a file.
+    // As text, limited to the requested number of findings; the file contains all of them.
     let file = reaper::folder("verify").join("findings");
     let finished = scene
         .verify()
@@ -130,7 +130,7 @@ fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
     );
     assert!(verdict.notes().contains("longer than --wait"));
     walpost.thaw();
-    // It waits for as long as it takes.
+    // This waits until the row has been delivered.
     assert_eq!(verify(&scene).counts(), "rows 2, records 2, delivered 2");
     walpost.terminate().expect_code(0);
     scene.insert(&aggregate, "c");
@@ -200,7 +200,7 @@ fn rows_whose_records_were_removed_for_their_age_are_expired() {
             .block_on(admin.delete_records(&list, &AdminOptions::new()))
             .expect("the broker removes them");
     };
-    // A transaction that was cut has no gap.
+    // A transaction whose first records were removed does not have a gap.
     remove(1);
     let verdict = verify(&scene);
     assert!(verdict.ok, "{}", verdict.counts());

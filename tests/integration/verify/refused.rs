@@ -1,4 +1,4 @@
-//! What can't be done is said.
+//! Impossible requests are reported.
 
 use crate::support::event::Outbox;
 use crate::support::scene::Scene;
@@ -78,7 +78,7 @@ fn what_the_table_has_not_is_said() {
         .finish()
         .expect_code(3)
         .expect_says(&["tenant", "no column"]);
-    // Without rows there is nothing to find.
+    // Without rows, there are no findings.
     scene.verify().finish().expect_code(0);
 }
 
