@@ -29,9 +29,9 @@
 -- example populate_record() of hstore, which evaluates the CHECK of a domain. For the same reason,
 -- the table must not have a trigger or rule for DELETE.
 --
--- An object keeps its code when its owner changes. Therefore, functions are examined wherever a
--- statement can call them, including those of the casts and checks of a type, and of the triggers
--- and expressions of tables that foreign keys connect to the outbox.
+-- Code stays in an object when its owner changes. Therefore functions are examined as well as owners, also those of the casts and
+-- checks of a type. The queries of a foreign key find another table, types and operators by name, and run as the owner of that
+-- table, so DELETE rejects foreign keys that refer to the table, and ALTER all of its foreign keys.
 --
 -- Run by: a superuser, since only a superuser can prevent a schema of another role from being
 -- renamed. A role that is not a superuser can run it too: tables in schemas of other roles are then
@@ -203,85 +203,49 @@ BEGIN
                     JOIN pg_proc f ON f.oid = o.oprcode WHERE amopfamily = c.opcfamily
             ) AS object (schema, owner)
             WHERE is_ordering AND NOT is_part AND t.typnamespace <> 'pg_catalog'::regnamespace AND statement NOT IN ('DELETE', 'ALTER')
-    ), linked (oid, conname) AS (
-        -- Deleting rows, and attaching and detaching partitions, runs queries about the other table
-        -- of a foreign key. Rows of the other table can be deleted or changed as well, and so on.
-        SELECT CASE WHEN conrelid = ANY (tables) THEN confrelid ELSE conrelid END, conname FROM pg_constraint
-            WHERE contype = 'f' AND (conrelid = ANY (tables) OR confrelid = ANY (tables)) AND statement IN ('DELETE', 'ALTER')
-        UNION SELECT next.oid, conname FROM linked CROSS JOIN LATERAL (
-            SELECT conrelid FROM pg_constraint WHERE contype = 'f' AND confrelid = linked.oid
-            UNION SELECT inhrelid FROM pg_inherits WHERE inhparent = linked.oid
-            UNION SELECT inhparent FROM pg_inherits WHERE inhrelid = linked.oid) AS next (oid)
-    ), used_tables (oid, is_linked) AS (
-        SELECT unnest(tables), false
-        UNION ALL SELECT DISTINCT oid, true FROM linked WHERE oid <> ALL (tables)
-    ), attached (class, object, expressions, is_linked) AS (
+    ), checks (class, object, expressions, type) AS (
+        -- Of the types that a literal is parsed as. A domain that is a column's own type is compared as its base type.
+        SELECT DISTINCT 'pg_constraint'::regclass, c.oid, conbin::text, type FROM compared JOIN pg_type t ON t.oid = type
+            JOIN pg_constraint c ON contypid = type WHERE is_part OR statement = 'CONDITION'
+    ), attached (class, object, expressions, is_strict) AS (
         -- The planner evaluates the partition keys of all ancestors of a partition, up to the root.
-        SELECT 'pg_class'::regclass, c.oid, CASE WHEN relkind = 'p' THEN concat(partexprs::text) END, c.oid <> ALL (family)
-            FROM pg_class c LEFT JOIN pg_partitioned_table ON partrelid = c.oid
-            WHERE c.oid = ANY (family) OR c.oid IN (SELECT oid FROM linked)
-        UNION ALL SELECT 'pg_class'::regclass, indexrelid, nullif(concat(indexprs::text, indpred::text), ''), is_linked
-            FROM pg_index JOIN used_tables t ON indrelid = t.oid
-        UNION ALL SELECT 'pg_constraint'::regclass, c.oid, conbin::text, is_linked
-            FROM pg_constraint c JOIN used_tables t ON conrelid = t.oid
-        UNION ALL SELECT 'pg_statistic_ext'::regclass, s.oid, stxexprs::text, is_linked
-            FROM pg_statistic_ext s JOIN used_tables t ON stxrelid = t.oid
-        -- ON DELETE SET DEFAULT evaluates the defaults of the other table of a foreign key.
-        UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, adbin::text, is_linked FROM pg_attrdef d
-            JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum JOIN used_tables t ON adrelid = t.oid
-            WHERE attgenerated <> '' OR is_linked
-        -- Rows that reference a deleted row are deleted or changed.
-        UNION ALL SELECT 'pg_rewrite'::regclass, r.oid, NULL, is_linked FROM pg_rewrite r JOIN used_tables t ON ev_class = t.oid
-            WHERE statement = 'DELETE' AND (ev_type = '4' OR ev_type = '2' AND is_linked) -- CMD_DELETE, CMD_UPDATE
-        UNION ALL SELECT 'pg_trigger'::regclass, g.oid, NULL, is_linked FROM pg_trigger g JOIN used_tables t ON tgrelid = t.oid
-            WHERE statement = 'DELETE' AND (tgtype & CASE WHEN is_linked THEN 8 | 16 ELSE 8 END) <> 0 -- TRIGGER_TYPE_DELETE, _UPDATE
-            -- Triggers of foreign keys run as the owner of the other table, which is examined as
-            -- `linked`.
+        SELECT 'pg_class'::regclass, c.oid, CASE WHEN relkind = 'p' THEN concat(partexprs::text) END, is_exposed
+            FROM pg_class c LEFT JOIN pg_partitioned_table ON partrelid = c.oid WHERE c.oid = ANY (family)
+        UNION ALL SELECT 'pg_class'::regclass, indexrelid, nullif(concat(indexprs::text, indpred::text), ''), is_exposed
+            FROM pg_index WHERE indrelid = ANY (tables)
+        UNION ALL SELECT 'pg_constraint'::regclass, oid, conbin::text, is_exposed FROM pg_constraint WHERE conrelid = ANY (tables)
+        UNION ALL SELECT 'pg_statistic_ext'::regclass, oid, stxexprs::text, is_exposed FROM pg_statistic_ext
+            WHERE stxrelid = ANY (tables)
+        UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, adbin::text, is_exposed FROM pg_attrdef d
+            JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
+            WHERE adrelid = ANY (tables) AND attgenerated <> ''
+        UNION ALL SELECT 'pg_rewrite'::regclass, oid, NULL, is_exposed FROM pg_rewrite
+            WHERE ev_class = ANY (tables) AND statement = 'DELETE' AND ev_type = '4' -- CMD_DELETE
+        UNION ALL SELECT 'pg_trigger'::regclass, oid, NULL, is_exposed FROM pg_trigger
+            WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
+            -- Foreign keys are refused below.
             AND NOT (tgisinternal AND tgqual IS NULL
                 AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
+        UNION ALL SELECT class, object, expressions, true FROM checks
     ), used (class, object, used_class, used_object) AS (
         SELECT DISTINCT class, object, refclassid, refobjid FROM attached JOIN pg_depend ON classid = class AND objid = object
             -- The other dependencies are types of columns.
             AND (class <> 'pg_class'::regclass OR objsubid = 0)
             WHERE deptype IN ('n', 'a')
+            AND (class, object, refclassid, refobjid) NOT IN (SELECT class, object, 'pg_type'::regclass, type FROM checks)
     ), called (class, object, function, owner) AS (
         SELECT class, object, p.oid, p.proowner FROM used
             JOIN pg_proc p ON used_class = 'pg_proc'::regclass AND p.oid = used_object
         UNION SELECT class, object, o.oprcode, p.proowner FROM used
             JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             JOIN pg_proc p ON p.oid = o.oprcode
-    ), types (place, type) AS (
-        -- A type can contain code of a role that owned it earlier, or whose function a check calls.
-        -- If the type of a column itself is a domain, the column is compared as the domain's base
-        -- type.
-        SELECT format('column %I has', attname), type FROM compared JOIN pg_type t ON t.oid = type
-            WHERE typtype <> 'd' OR is_part OR statement = 'CONDITION'
-        UNION SELECT format('foreign key %I has', conname), atttypid FROM pg_constraint
-            JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey) OR attrelid = confrelid AND attnum = ANY (confkey)
-            WHERE contype = 'f' AND statement IN ('DELETE', 'ALTER') AND (conrelid = ANY (tables) OR confrelid = ANY (tables)
-                OR conrelid IN (SELECT oid FROM linked) OR confrelid IN (SELECT oid FROM linked))
-        -- If a role that is not trusted can change the table, every such type is rejected.
-        UNION SELECT format('%s uses', pg_describe_object(class, object, 0)), used_object FROM used JOIN attached USING (class, object)
-            WHERE used_class = 'pg_type'::regclass AND (is_linked OR NOT is_exposed)
-        UNION SELECT place, next.type FROM types JOIN pg_type t ON t.oid = types.type CROSS JOIN LATERAL (
-                SELECT typbasetype
-                UNION SELECT typelem
-                UNION SELECT rngsubtype FROM pg_range WHERE rngtypid = t.oid
-                UNION SELECT rngtypid FROM pg_range WHERE rngmultitypid = t.oid
-                UNION SELECT atttypid FROM pg_attribute WHERE attrelid = t.typrelid AND attnum > 0 AND NOT attisdropped
-            ) AS next (type) WHERE next.type <> 0
-    ), called_by_types (place, type, part, function) AS MATERIALIZED ( -- Or the planner evaluates it for each function of other roles.
-        SELECT place, type, part, function FROM types CROSS JOIN LATERAL (
+    ), called_by_types (attname, type, part, function) AS MATERIALIZED ( -- Or the planner evaluates it for each function of other roles.
+        -- A type can contain code of a role that owned it earlier.
+        SELECT attname, type, part, function FROM (SELECT DISTINCT attname, type FROM compared) AS types CROSS JOIN LATERAL (
             SELECT format('cast from %s to %s', format_type(castsource, NULL), format_type(casttarget, NULL)), castfunc
                 -- Casts to types of roles that are not trusted are not considered.
                 FROM pg_cast JOIN pg_type target ON target.oid = casttarget
                 WHERE castsource = type AND target.typowner = ANY (trusted)
-            UNION ALL SELECT format('constraint %I', conname), refobjid FROM pg_constraint c
-                JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_proc'::regclass
-                WHERE contypid = type
-            UNION ALL SELECT format('constraint %I', conname), oprcode FROM pg_constraint c
-                JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_operator'::regclass
-                JOIN pg_operator o ON o.oid = refobjid WHERE contypid = type
             UNION ALL SELECT 'range type', f.oid FROM pg_range, unnest(ARRAY[rngcanonical, rngsubdiff]) AS f (oid) WHERE rngtypid = type
             UNION ALL SELECT format('operator class %I', opcname), amproc FROM pg_opclass c
                 JOIN pg_amproc ON amprocfamily = opcfamily AND amproclefttype = type
@@ -290,13 +254,8 @@ BEGIN
                 JOIN pg_amop ON amopfamily = opcfamily AND amoplefttype = type JOIN pg_operator o ON o.oid = amopopr
                 WHERE opcintype = type
         ) AS called (part, function)
-    ), of_types (place, type, part, uses, owner) AS (
-        SELECT place, type, part, format('calls function %s', function::regprocedure), proowner
-            FROM called_by_types JOIN pg_proc p ON p.oid = function
-        UNION ALL SELECT place, type, format('constraint %I', conname), format('uses type %s', format_type(refobjid, NULL)), typowner
-            FROM types JOIN pg_constraint c ON contypid = type
-            JOIN pg_depend ON classid = 'pg_constraint'::regclass AND objid = c.oid AND refclassid = 'pg_type'::regclass
-            JOIN pg_type t ON t.oid = refobjid AND t.oid <> type
+    ), of_types (attname, type, part, function, owner) AS (
+        SELECT attname, type, part, p.oid, proowner FROM called_by_types JOIN pg_proc p ON p.oid = function
     ), of_others (class, object, text) AS (
         SELECT class, object, format('calls function %s of role %I', function::regprocedure, pg_get_userbyid(owner))
             FROM called WHERE owner <> ALL (trusted)
@@ -304,11 +263,12 @@ BEGIN
         UNION ALL SELECT class, object, format('uses operator %s of role %I', o.oid::regoperator, pg_get_userbyid(oprowner))
             FROM used JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             WHERE oprowner <> ALL (trusted)
-        -- For example, populate_record() of hstore evaluates the CHECK of a domain in the type of
-        -- its argument.
-        UNION ALL SELECT class, object, format('uses type %s of role %I', format_type(t.oid, NULL), pg_get_userbyid(typowner))
+        -- As populate_record() of hstore runs the CHECK of a domain in the type that it is given. Types that only superusers can
+        -- create, and enumerations, have no such code.
+        UNION ALL SELECT class, object, format('uses type %s', format_type(t.oid, NULL))
             FROM used JOIN attached USING (class, object) JOIN pg_type t ON used_class = 'pg_type'::regclass AND t.oid = used_object
-            WHERE (is_linked OR NOT is_exposed) AND typowner <> ALL (trusted) AND NOT EXISTS (SELECT FROM pg_type e WHERE e.typtype = 'e' AND used_object IN (e.oid, e.typarray))
+            LEFT JOIN pg_type e ON e.oid = t.typelem
+            WHERE NOT is_strict AND coalesce(e.typtype, t.typtype) NOT IN ('b', 'e')
         -- satisfies_hash_partition evaluates the partition key of a table that is given by its OID,
         -- which is not in pg_depend.
         UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
@@ -320,7 +280,7 @@ BEGIN
         UNION ALL SELECT format('%s uses %s, which is not a part of PostgreSQL itself', pg_describe_object(class, object, 0),
                 pg_describe_object(used_class, used_object, 0))
             FROM used JOIN attached USING (class, object)
-            WHERE is_exposed AND NOT is_linked AND expressions IS NOT NULL AND (class, object) NOT IN (SELECT class, object FROM of_others)
+            WHERE is_strict AND expressions IS NOT NULL AND (class, object) NOT IN (SELECT class, object FROM of_others)
             AND used_class NOT IN ('pg_class'::regclass, 'pg_namespace'::regclass, 'pg_constraint'::regclass, 'pg_am'::regclass)
             -- None of these can run code.
             AND NOT (used_class = 'pg_type'::regclass
@@ -330,32 +290,16 @@ BEGIN
             AND NOT (used_class = 'pg_ts_config'::regclass
                 AND EXISTS (SELECT FROM pg_ts_config WHERE oid = used_object AND cfgnamespace = 'pg_catalog'::regnamespace))
         UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object(class, object, 0)) FROM attached
-            WHERE is_exposed AND NOT is_linked AND class IN ('pg_rewrite'::regclass, 'pg_trigger'::regclass)
+            WHERE is_exposed AND class IN ('pg_rewrite'::regclass, 'pg_trigger'::regclass)
             AND (class, object) NOT IN (SELECT class, object FROM of_others)
-        UNION ALL SELECT format('foreign key %I connects it to table %s, which %s can change', min(conname), other.oid::regclass,
-                CASE changer WHEN 0 THEN 'PUBLIC' ELSE format('role %I', pg_get_userbyid(changer)) END)
-            FROM linked JOIN pg_class other USING (oid)
-            CROSS JOIN LATERAL (SELECT other.relowner
-                UNION SELECT grantee FROM aclexplode(other.relacl) WHERE privilege_type IN ('TRIGGER', 'REFERENCES')
-                UNION SELECT grantee FROM pg_attribute, aclexplode(attacl)
-                    WHERE attrelid = other.oid AND privilege_type = 'REFERENCES') AS changers (changer)
-            WHERE other.oid <> ALL (tables) AND changer <> ALL (trusted) GROUP BY other.oid, changer
-        -- The query for rows that reference a deleted row changes rows of the table, which fires
-        -- its other triggers.
-        UNION ALL SELECT format('foreign key %I connects it to itself', conname) FROM pg_constraint
-            WHERE is_exposed AND contype = 'f' AND statement IN ('DELETE', 'ALTER')
-                AND conrelid = ANY (tables) AND confrelid = ANY (tables)
-        -- That query casts the values that it compares, and a cast can be added without a lock on
-        -- either table.
-        UNION ALL SELECT format('foreign key %I has column %I of type %s, to which role %I can add casts', conname, attname,
-                format_type(atttypid, NULL), pg_get_userbyid(typowner))
-            FROM pg_constraint JOIN pg_attribute ON attrelid = conrelid AND attnum = ANY (conkey)
-                OR attrelid = confrelid AND attnum = ANY (confkey)
-            JOIN pg_type t ON t.oid = atttypid
-            WHERE contype = 'f' AND statement IN ('DELETE', 'ALTER')
-                AND (conrelid = ANY (tables) OR confrelid = ANY (tables)) AND typowner <> ALL (trusted)
-        UNION ALL SELECT format('%s type %s, whose %s %s of role %I', place, format_type(type, NULL), part, uses,
-                pg_get_userbyid(owner))
+        -- Its queries name the other table, and types and operators, in whatever schemas these are, and run as the owner of that table.
+        UNION ALL SELECT format('foreign key %I connects it to %s', conname,
+                CASE WHEN confrelid = ANY (tables) AND conrelid = ANY (tables) THEN 'itself'
+                    ELSE format('table %s', (CASE WHEN confrelid = ANY (tables) THEN conrelid ELSE confrelid END)::regclass) END)
+            FROM pg_constraint WHERE contype = 'f' AND (confrelid = ANY (tables) AND statement IN ('DELETE', 'ALTER')
+                OR conrelid = ANY (tables) AND statement = 'ALTER')
+        UNION ALL SELECT format('column %I has type %s, whose %s calls function %s of role %I', attname, format_type(type, NULL), part,
+                function::regprocedure, pg_get_userbyid(owner))
             FROM of_types WHERE owner <> ALL (trusted)
         -- A cast can be added without a lock on the table, and it is used for an operator that has
         -- no exact match for the type.
