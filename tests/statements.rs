@@ -57,7 +57,10 @@ fn blocks_without_a_path(page: &str) -> Vec<String> {
     let blocks = blocks.filter_map(|rest| rest.split("```").next());
     blocks
         .filter(|block| {
-            block.replace("pg_catalog.pg_", "").contains(" pg_")
+            block
+                .replace("pg_catalog.pg_", "")
+                .replace("pg_catalog.", "")
+                .contains(" pg_")
                 && !block.contains("search_path = pg_catalog")
         })
         .filter_map(|block| block.lines().next().map(str::to_owned))
