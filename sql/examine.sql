@@ -67,9 +67,10 @@ DECLARE
     -- Since PostgreSQL 16, a role can be a member of another one without any of its privileges, or
     -- with its privileges but without its attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
-    -- Roles that can act as the current role anyway, or can grant themselves that right; and as the roles to which code that runs as
-    -- the current role can return by RESET ROLE and RESET SESSION AUTHORIZATION. Up to PostgreSQL 15, a role with CREATEROLE can make
-    -- itself a member of any role but a superuser.
+    -- Roles that can act as the current role anyway, or can grant themselves that right, and that
+    -- can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION return. Up to
+    -- PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
+    -- superuser.
     may_be_us oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other
         JOIN pg_roles AS ours ON ours.rolname IN (current_user, session_user)
             OR ours.oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())

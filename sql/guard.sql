@@ -204,7 +204,8 @@ BEGIN
             ) AS object (schema, owner)
             WHERE is_ordering AND NOT is_part AND t.typnamespace <> 'pg_catalog'::regnamespace AND statement NOT IN ('DELETE', 'ALTER')
     ), checks (class, object, expressions, type) AS (
-        -- Of the types that a literal is parsed as. A domain that is a column's own type is compared as its base type.
+        -- The checks of the types that a literal is parsed as. If the type of a column itself is a
+        -- domain, the column is compared as the domain's base type.
         SELECT DISTINCT 'pg_constraint'::regclass, c.oid, conbin::text, type FROM compared JOIN pg_type t ON t.oid = type
             JOIN pg_constraint c ON contypid = type WHERE is_part OR statement = 'CONDITION'
     ), attached (class, object, expressions, is_strict) AS (
@@ -223,7 +224,7 @@ BEGIN
             WHERE ev_class = ANY (tables) AND statement = 'DELETE' AND ev_type = '4' -- CMD_DELETE
         UNION ALL SELECT 'pg_trigger'::regclass, oid, NULL, is_exposed FROM pg_trigger
             WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
-            -- Foreign keys are refused below.
+            -- Foreign keys are rejected below.
             AND NOT (tgisinternal AND tgqual IS NULL
                 AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
         UNION ALL SELECT class, object, expressions, true FROM checks
@@ -239,8 +240,9 @@ BEGIN
         UNION SELECT class, object, o.oprcode, p.proowner FROM used
             JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             JOIN pg_proc p ON p.oid = o.oprcode
-    ), called_by_types (attname, type, part, function) AS MATERIALIZED ( -- Or the planner evaluates it for each function of other roles.
-        -- A type can contain code of a role that owned it earlier.
+    ), called_by_types (attname, type, part, function) AS MATERIALIZED (
+        -- A type can contain code of a role that owned it earlier. Without MATERIALIZED, the planner
+        -- may evaluate this for each function of a role that is not trusted.
         SELECT attname, type, part, function FROM (SELECT DISTINCT attname, type FROM compared) AS types CROSS JOIN LATERAL (
             SELECT format('cast from %s to %s', format_type(castsource, NULL), format_type(casttarget, NULL)), castfunc
                 -- Casts to types of roles that are not trusted are not considered.
@@ -254,8 +256,6 @@ BEGIN
                 JOIN pg_amop ON amopfamily = opcfamily AND amoplefttype = type JOIN pg_operator o ON o.oid = amopopr
                 WHERE opcintype = type
         ) AS called (part, function)
-    ), of_types (attname, type, part, function, owner) AS (
-        SELECT attname, type, part, p.oid, proowner FROM called_by_types JOIN pg_proc p ON p.oid = function
     ), of_others (class, object, text) AS (
         SELECT class, object, format('calls function %s of role %I', function::regprocedure, pg_get_userbyid(owner))
             FROM called WHERE owner <> ALL (trusted)
@@ -263,8 +263,9 @@ BEGIN
         UNION ALL SELECT class, object, format('uses operator %s of role %I', o.oid::regoperator, pg_get_userbyid(oprowner))
             FROM used JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             WHERE oprowner <> ALL (trusted)
-        -- As populate_record() of hstore runs the CHECK of a domain in the type that it is given. Types that only superusers can
-        -- create, and enumerations, have no such code.
+        -- For example, populate_record() of hstore evaluates the CHECK of a domain in the type of
+        -- its argument. Base types, which only superusers can create, and enumerations have no such
+        -- code.
         UNION ALL SELECT class, object, format('uses type %s', format_type(t.oid, NULL))
             FROM used JOIN attached USING (class, object) JOIN pg_type t ON used_class = 'pg_type'::regclass AND t.oid = used_object
             LEFT JOIN pg_type e ON e.oid = t.typelem
@@ -292,15 +293,16 @@ BEGIN
         UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object(class, object, 0)) FROM attached
             WHERE is_exposed AND class IN ('pg_rewrite'::regclass, 'pg_trigger'::regclass)
             AND (class, object) NOT IN (SELECT class, object FROM of_others)
-        -- Its queries name the other table, and types and operators, in whatever schemas these are, and run as the owner of that table.
+        -- The queries of a foreign key find the other table, types and operators by name, and run as
+        -- the owner of that table.
         UNION ALL SELECT format('foreign key %I connects it to %s', conname,
                 CASE WHEN confrelid = ANY (tables) AND conrelid = ANY (tables) THEN 'itself'
                     ELSE format('table %s', (CASE WHEN confrelid = ANY (tables) THEN conrelid ELSE confrelid END)::regclass) END)
             FROM pg_constraint WHERE contype = 'f' AND (confrelid = ANY (tables) AND statement IN ('DELETE', 'ALTER')
                 OR conrelid = ANY (tables) AND statement = 'ALTER')
         UNION ALL SELECT format('column %I has type %s, whose %s calls function %s of role %I', attname, format_type(type, NULL), part,
-                function::regprocedure, pg_get_userbyid(owner))
-            FROM of_types WHERE owner <> ALL (trusted)
+                p.oid::regprocedure, pg_get_userbyid(proowner))
+            FROM called_by_types JOIN pg_proc p ON p.oid = function WHERE proowner <> ALL (trusted)
         -- A cast can be added without a lock on the table, and it is used for an operator that has
         -- no exact match for the type.
         UNION ALL SELECT CASE WHEN typtype = 'd' THEN format('column %I has type %s of role %I, which can give it checks', attname,

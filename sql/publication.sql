@@ -51,7 +51,8 @@ DECLARE
     several boolean := current_setting('walpost.several')::boolean;
     found pg_publication;
     child text;
-    -- Control characters, and those that change the direction of text: psql prints messages as they are.
+    -- Control characters, and those that change the direction of text: psql prints messages
+    -- unchanged.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- A document, because the columns of the view differ from version to version.
     entry jsonb;

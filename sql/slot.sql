@@ -51,7 +51,8 @@ DECLARE
     only_tables text;
     add_again text;
     was_made boolean := false;
-    -- Control characters, and those that change the direction of text: psql prints messages as they are.
+    -- Control characters, and those that change the direction of text: psql prints messages
+    -- unchanged.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
 BEGIN
     IF EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = name) THEN

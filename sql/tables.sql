@@ -94,7 +94,8 @@ DECLARE
     longest int;
     code_of_others text;
     related text;
-    -- Control characters, and those that change the direction of text: psql prints messages as they are.
+    -- Control characters, and those that change the direction of text: psql prints messages
+    -- unchanged.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- Of walpost.table_state.
     system text := (SELECT system_identifier::text FROM pg_control_system());

@@ -97,7 +97,7 @@ pub(crate) enum RetentionError {
     /// The role lacks the owner's privileges.
     #[error(
         "role {user} lacks the rights of {owner}, the owner of table {table}, which making and dropping its partitions \
-         requires. Grant them: GRANT {owner} TO {user}. docs/retention.md has other ways"
+         requires. Grant them: GRANT {owner} TO {user}. docs/retention.md describes other ways"
     )]
     NotOwner {
         /// The role of the session.

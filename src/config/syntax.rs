@@ -84,7 +84,7 @@ fn describe(path: &str, message: &str) -> String {
     }
 }
 
-/// Returns where the setting belongs that other programs have under this key.
+/// Returns where a setting belongs that other programs configure under this key.
 fn place_of(key: &str) -> Option<&'static str> {
     match key {
         "broker" | "brokers" | "bootstrap_servers" | "kafka_brokers" => {

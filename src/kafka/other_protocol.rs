@@ -1,15 +1,17 @@
-//! Brokers that turn out to be something else.
+//! Recognizes servers that do not speak Kafka's protocol.
 
 use std::borrow::Cow;
 
-/// librdkafka reads the first bytes of another protocol as the length of a response (`rdkafka_transport.c`).
+/// The start of the error that results when librdkafka reads the first bytes of another protocol as
+/// the length of a response (`rdkafka_transport.c`).
 const NO_LENGTH: &str = "Receive failed: Invalid response size ";
 /// The state of a connection on which no response has arrived yet.
 const FIRST_RESPONSE: &str = "in state APIVERSION_QUERY";
-/// librdkafka's advice, which does not help here.
+/// The advice in librdkafka's error, which does not help in this case.
 const ADVICE: &str = ": increase receive.message.max.bytes";
 
-/// Puts the likely cause in the place of librdkafka's reason for a failed connection, if the first response was not Kafka's.
+/// Replaces librdkafka's reason for a failed connection with the likely cause if the first response
+/// was not in Kafka's protocol.
 pub(super) fn explain(reason: &str) -> Cow<'_, str> {
     let parts = reason.split_once(NO_LENGTH).and_then(|(address, rest)| {
         let (_, state) = rest.split_once(ADVICE)?;

@@ -1,7 +1,7 @@
-//! The names of librdkafka's properties, for the one that a misspelled name stands for.
+//! The names of librdkafka's properties, to suggest the correct one for a misspelled name.
 //!
-//! librdkafka cannot list them: its dump of a configuration omits aliases, such as `linger.ms`, and properties without a value, such as
-//! `ssl.ca.location`.
+//! librdkafka has no complete list: its dump of a configuration omits aliases, such as `linger.ms`,
+//! and properties without a value, such as `ssl.ca.location`.
 
 /// The properties that a producer accepts and that Walpost leaves to the user. See librdkafka 2.12, `CONFIGURATION.md`.
 const NAMES: [&str; 107] = [
@@ -114,7 +114,7 @@ const NAMES: [&str; 107] = [
     "transaction.timeout.ms",
 ];
 
-/// Returns the property that `name` is most like, if there is one.
+/// Returns the property whose name is most similar to `name`, if any is similar enough.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
     NAMES
         .iter()

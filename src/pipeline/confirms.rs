@@ -55,8 +55,9 @@ struct Writing {
     may: Confirmed,
     /// Number of writes requested since the last one for events or [`MUCH_BYTES`] of WAL.
     rests: u32,
+    /// Notified by [`Writer::request`].
     requests: Arc<Notify>,
-    /// A command waits for the position to be confirmed.
+    /// Whether a command waits for the position to be confirmed.
     is_requested: bool,
 }
 
@@ -152,8 +153,8 @@ impl Confirms {
         writing.is_some_and(|writing| writing.written.has_changed().is_err())
     }
 
-    /// Waits for the pending write to finish, after which a higher position may be confirmed, or for a
-    /// request of another command to confirm the position.
+    /// Waits for the pending write to finish, after which a higher position may be confirmed, or for
+    /// a request of another command.
     pub(super) async fn changed(&mut self) {
         let Some(writing) = &mut self.writing else {
             return std::future::pending().await;
@@ -357,7 +358,7 @@ mod tests {
         assert!(!all.0.is_requested(), "one request is one write");
         assert_eq!(all.1.wanted().await, Lsn(1100));
         all.1.has_written(Lsn(1100));
-        // What that has written itself.
+        // The WAL of that write itself.
         assert_eq!(ask(&mut all, 1108, false, 60_000), (1100, None));
         // A flood of requests writes as often as events do.
         all.1.request();

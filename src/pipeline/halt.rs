@@ -26,7 +26,7 @@ pub(crate) async fn record_halt(settings: &PipelineSettings, reason: &str) {
         Ok(Err(error)) => error.to_string(),
         Err(_) => format!("no response within {RECORD_TIMEOUT:?}"),
     };
-    // A database that cannot be reached is often why it halts.
+    // Often the pipeline halts because the database can't be reached.
     if reason.contains(&why) {
         return;
     }

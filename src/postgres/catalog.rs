@@ -167,7 +167,8 @@ pub enum CatalogError {
 }
 
 impl CatalogError {
-    /// The error, with the options of this process in the command that it suggests: a file in sql/ cannot know them.
+    /// Adds the options of this process to the command that the error suggests. The files in sql/
+    /// do not know these options.
     #[must_use]
     pub(crate) fn with_commands(mut self, commands: &Commands) -> Self {
         if let Self::Server(server) = &mut self {

@@ -192,7 +192,8 @@ impl Catalog {
         error: tokio_postgres::Error,
         table: &TableName,
     ) -> CatalogError {
-        // The function that examines the table is in this schema. The name is the same in every language.
+        // The function that examines the table is in schema walpost. In English and many other
+        // languages, the message ends with the schema's name.
         let is_schema = error.as_db_error().is_some_and(|error| {
             let denied = error.message().split_whitespace().next_back();
             denied == Some("walpost") && table.name != "walpost"

@@ -1,14 +1,14 @@
-//! Whether the function of `sql/guard.sql` is the one that this version of Walpost expects.
+//! Compares the installed function of `sql/guard.sql` with the one of this version of Walpost.
 
 use super::{Catalog, CatalogError};
 use crate::postgres::sql_file::GUARD;
 use crate::postgres::target::Target;
 
-/// What `walpost.lock_and_examine` is in a database.
+/// The state of `walpost.lock_and_examine` in a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GuardFunction {
     Missing,
-    /// Another version of Walpost has created it, or it was changed.
+    /// Another version of Walpost created the function, or it was changed.
     Different,
     Current,
 }
@@ -33,7 +33,7 @@ impl Catalog {
 }
 
 impl GuardFunction {
-    /// What is wrong, with the command that fixes it.
+    /// Describes the problem, with the command that fixes it. `None` if there is no problem.
     #[must_use]
     pub(crate) fn warning(self, target: &Target) -> Option<String> {
         let effect = match self {
@@ -54,7 +54,7 @@ impl GuardFunction {
     }
 }
 
-/// The body of the function. The server keeps it as it is in the file.
+/// Returns the body of the function. The server stores the body unchanged.
 fn expected_body() -> &'static str {
     const QUOTE: &str = "$walpost$";
     let function = GUARD.split_once("CREATE OR REPLACE FUNCTION walpost.lock_and_examine");

@@ -1,9 +1,11 @@
 //! Requests to the process that reads a slot to confirm the position that it has reached.
 //!
-//! A confirmed position is recorded in `walpost.slot_state` first, which writes WAL. So on an idle server `walpost run` stops
-//! recording positions after a while, and the slot stays a few hundred bytes before the end of WAL. A command that has to know
-//! whether everything up to a position was delivered requests it. The channel needs no privilege, so any role of the database can send
-//! requests: a request only makes `run` confirm what is durable anyway, at most as often as it does while events arrive.
+//! Before a position is confirmed, it is recorded in `walpost.slot_state`, which writes WAL. Therefore,
+//! on an idle server, `walpost run` stops recording positions after a while, and the slot stays a few
+//! hundred bytes before the end of WAL. A command that must know whether everything up to a position
+//! was delivered requests that it is confirmed. The channel requires no privilege, so any role can
+//! send requests. A request only makes `run` confirm what is already durable, and no more often than
+//! while events arrive.
 
 use std::sync::Arc;
 

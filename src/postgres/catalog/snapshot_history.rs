@@ -43,7 +43,7 @@ pub(crate) enum SnapshotRecord {
     /// There is no journal.
     NoJournal,
     Nothing,
-    /// `sql/snapshot.sql`, which `walpost init` runs, has found rows that the first start is to copy.
+    /// `sql/snapshot.sql`, which `walpost init` runs, has found rows that the first start must copy.
     Due {
         /// Where the slot was.
         slot_at: Lsn,
@@ -75,7 +75,7 @@ impl SnapshotRecord {
         for entry in entries.iter().filter(of_snapshot) {
             record = match (entry.detail[Self::STATE].as_str(), entry.to) {
                 (Some(Self::BEGUN), Some(snapshot_lsn)) => Self::Begun(snapshot_lsn),
-                // What was begun under another name of the pipeline stays begun.
+                // A copy that was begun under another name of the pipeline stays begun.
                 (Some(Self::DUE), _) if matches!(record, Self::Begun(_)) => record,
                 (Some(Self::DUE), Some(slot_at)) => Self::Due {
                     slot_at,
@@ -111,19 +111,19 @@ impl SnapshotRecord {
             // durable. Events that an earlier slot had not delivered have their own entry in the
             // journal.
             Self::Begun(snapshot_lsn) => confirmed < snapshot_lsn,
-            // Positions do not tell: see `Catalog::uncopied_tables`.
+            // The position does not show this: see `Catalog::uncopied_tables`.
             Self::Due { .. } | Self::NoJournal | Self::Nothing | Self::Done => false,
         }
     }
 
-    /// No start has begun to copy the table.
+    /// Returns whether no start has begun to copy the table.
     #[must_use]
     pub(crate) fn is_unbegun(self) -> bool {
         matches!(self, Self::Nothing | Self::Due { .. })
     }
 }
 
-/// The OID of the table that an entry is about. Zero if it has none.
+/// Returns the OID of the table that an entry is about, or zero if the entry has none.
 fn relation(detail: &serde_json::Value) -> u32 {
     let relation = detail["relation"].as_str().map(str::parse);
     relation.and_then(Result::ok).unwrap_or_default()
@@ -156,7 +156,8 @@ impl Catalog {
         &self,
         target: &Target,
     ) -> Result<Vec<TableSnapshot>, CatalogError> {
-        // A restored dump has those of another cluster. Only a copy that is due depends on the slot's position.
+        // A restored dump contains entries of another cluster. These are ignored only for due copies,
+        // which depend on the position of the slot.
         let condition = format!(
             "j.slot = {} AND j.action = {} AND (j.detail ->> '{}' IS DISTINCT FROM '{}' OR j.detail ->> 'system_id' = {SYSTEM_ID})",
             escape_literal(&target.slot),

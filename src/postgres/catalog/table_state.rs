@@ -608,8 +608,9 @@ impl Catalog {
         Ok(())
     }
 
-    /// Updates the record of a table and adds entries to the journal in one statement: neither happens without the other, and of two
-    /// instances only one does it. Returns the entries' IDs, or none if no record meets the condition.
+    /// Updates the record of a table and adds journal entries in one statement, so that both happen
+    /// or neither, and only one of two instances does it. Returns the IDs of the entries; empty if
+    /// no record meets the condition.
     async fn update_with_entries(
         &self,
         target: &Target,

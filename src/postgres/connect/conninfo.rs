@@ -50,7 +50,7 @@ pub struct Conninfo {
     pub(crate) hosts: Vec<Host>,
     pub(crate) shuffle_hosts: bool,
     pub(crate) user: String,
-    /// The user is that of the operating system, because nothing names one.
+    /// Whether `user` is the operating system's user, because no user is configured.
     pub(crate) is_default_user: bool,
     pub(crate) dbname: String,
     pub(crate) application_name: String,

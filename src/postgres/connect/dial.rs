@@ -154,7 +154,7 @@ impl SqlConnection {
         }
     }
 
-    /// The notifications that arrive while the connection is polled.
+    /// Returns the notifications that arrive while the connection is polled.
     pub(crate) fn notifications(&self) -> Arc<Notifications> {
         Arc::clone(&self.notifications)
     }

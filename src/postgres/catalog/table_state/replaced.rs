@@ -1,11 +1,13 @@
 //! Tables that were replaced by another table: a migration renames or drops the outbox, and creates
 //! it again.
 //!
-//! The stream has what was inserted into either of them while it was published. Rows of the former table that were not copied yet,
-//! or that were inserted while it was not published, are not sent by any slot, and a replay of the present table does not send them.
+//! The stream contains what was inserted into either table while it was published. Rows of the
+//! former table that had not been copied yet, or that were inserted while it was not published, are
+//! not sent by any slot, nor by a replay of the present table.
 //!
-//! The same is true of tables that inherit from a table that had the name of an outbox. Until it was renamed, `check` and `run` would have
-//! named them; if neither has looked before that, nothing but the record of the former table leads to them.
+//! The same is true of tables that inherit from a table with the name of an outbox. Until that table
+//! is renamed, `check` and `run` report them. If neither ran before, only the record of the former
+//! table leads to them.
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
@@ -22,12 +24,13 @@ use crate::postgres::catalog::slot_state;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
-/// A table of which rows may be missing, and whose place another one has taken, or that inherits from a table that was renamed.
+/// A table whose rows may be missing, because another table has replaced it, or because it inherits
+/// from a table that was renamed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReplacedTable {
     /// Its present name; `None` if it was dropped.
     name: Option<TableName>,
-    /// The table that has its name now. If the table inherits from another one: the former name of that.
+    /// The table that now has its name. For a child table, the former name of its parent.
     by: TableName,
     publication: String,
     lacks: Lacks,
@@ -44,7 +47,7 @@ enum Lacks {
         from: Option<Lsn>,
         since: Option<u64>,
     },
-    /// Rows that were never published, because it only inherits from a table that was.
+    /// All rows: only the table from which it inherits was published.
     Child { parent: TableName },
 }
 
@@ -130,7 +133,7 @@ impl ReplacedTable {
             _ => String::new(),
         };
         let send = match self.lacks {
-            // Keys are not inherited.
+            // A child table does not inherit the primary key.
             Lacks::Child { .. } => "Give the table a primary key if it has none, and send them",
             Lacks::Copy | Lacks::Publication { .. } => "Send them again",
         };
@@ -181,7 +184,8 @@ impl TableLook {
 }
 
 impl Catalog {
-    /// The tables that were replaced since they were recorded, and of which rows may be missing, and the tables that inherit from them.
+    /// Returns the tables that were replaced since they were recorded and whose rows may be missing,
+    /// and the tables that inherit from them.
     pub(super) async fn replaced_tables<'l>(
         &self,
         target: &Target,
@@ -203,7 +207,8 @@ impl Catalog {
         Ok(found)
     }
 
-    /// The tables with rows that inherit from a table which was published and has been renamed, without another one in its place.
+    /// Returns the tables with rows that inherit from a table that was published and then renamed,
+    /// if no other table has its former name.
     pub(super) async fn children_of_renamed(
         &self,
         target: &Target,
@@ -216,7 +221,8 @@ impl Catalog {
         }
     }
 
-    /// The tables with rows that inherit from the recorded table, if that has another name now.
+    /// Returns the tables with rows that inherit from the recorded table, if the recorded table now
+    /// has another name.
     async fn children_of_recorded(
         &self,
         target: &Target,
@@ -230,7 +236,7 @@ impl Catalog {
         let mut children = Vec::new();
         for hidden in self.hidden_rows(std::slice::from_ref(parent)).await? {
             let table = hidden.into_table();
-            // An outbox has a record of its own.
+            // A table that is itself an outbox has its own record.
             if !target.outbox.has(&table.schema, &table.name) && self.has_storage(&table).await? {
                 children.push(ReplacedTable::child(look, target, parent, table));
             }
@@ -238,8 +244,8 @@ impl Catalog {
         Ok(children)
     }
 
-    /// Adds to the journal which rows of tables that were replaced may be missing. That the present table was seen is recorded in the
-    /// same statement, so that it is said once.
+    /// Adds journal entries for rows of replaced tables that may be missing. The same statement
+    /// records that the present table was seen, so that each entry is added only once.
     pub(super) async fn record_replaced_tables(
         &self,
         pipeline: &str,
@@ -257,7 +263,7 @@ impl Catalog {
         Ok(())
     }
 
-    /// Updates the record that led to these tables, and adds an entry about each of them to the journal.
+    /// Updates the record of the outbox table, and adds a journal entry for each of these tables.
     pub(super) async fn write_replaced(
         &self,
         pipeline: &str,
@@ -339,17 +345,27 @@ impl Catalog {
     /// Returns the last position that Walpost may have confirmed for the slot, on any timeline of
     /// this database.
     async fn recorded_position(&self, target: &Target) -> Result<Option<Lsn>, CatalogError> {
+        self.slot_state_position(target, "confirmed_lsn").await
+    }
+
+    /// Returns the position in this column of the slot's row in `walpost.slot_state`, on any
+    /// timeline of this database.
+    pub(super) async fn slot_state_position(
+        &self,
+        target: &Target,
+        column: &'static str,
+    ) -> Result<Option<Lsn>, CatalogError> {
         let sql = format!(
-            "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \
+            "SELECT {column} FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \
              AND database_oid = {DATABASE_OID}",
             escape_literal(&target.slot),
             slot_state::VERSION
         );
         let rows = self.run_on_own_table(OwnTable::SlotState, target, "", &sql);
         let rows = rows.await?;
-        let confirmed = rows.first().and_then(|row| row.get(0)).map(str::parse);
-        confirmed
+        let position = rows.first().and_then(|row| row.get(0)).map(str::parse);
+        position
             .transpose()
-            .map_err(|_| CatalogError::Unexpected("walpost.slot_state.confirmed_lsn".to_owned()))
+            .map_err(|_| CatalogError::Unexpected(format!("walpost.slot_state.{column}")))
     }
 }

@@ -1,6 +1,8 @@
-//! Tables whose older rows a start has to copy, and none has begun to: `sql/snapshot.sql`, which `walpost init` runs for a single table,
-//! has found rows and recorded in the journal that their copy is due. If the definition of the outbox changes before the first start,
-//! no start copies them.
+//! Tables whose older rows must be copied, but have not been copied yet.
+//!
+//! `sql/snapshot.sql`, which `walpost init` runs for a single table, has found rows and recorded in
+//! the journal that their copy is due. If the definition of the outbox changes before the first
+//! start, no start copies them.
 
 use postgres_protocol::escape::escape_literal;
 
@@ -9,7 +11,7 @@ use crate::model::lsn::Lsn;
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::own_table::{OwnTable, Use};
 use crate::postgres::catalog::snapshot_history::TableSnapshot;
-use crate::postgres::catalog::{Catalog, CatalogError, Rows, SnapshotRecord, slot_state};
+use crate::postgres::catalog::{Catalog, CatalogError, Rows, SnapshotRecord};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
@@ -27,19 +29,20 @@ pub(super) struct DueCopy {
     recorded: TableName,
     /// Its present name, if it exists.
     present: Option<TableName>,
-    /// Another table has the recorded name.
+    /// Whether another table has the recorded name.
     is_name_taken: bool,
     /// Where the slot was when the rows were found.
     slot_at: Lsn,
 }
 
 impl DueCopy {
-    /// The present name of the table, or the one that it had until it was dropped.
+    /// Returns the present name of the table, or its last name if it was dropped.
     pub(super) fn name(&self) -> &TableName {
         self.present.as_ref().unwrap_or(&self.recorded)
     }
 
-    /// Another table of the outbox has taken its place, of which [`super::replaced`] adds an entry to the journal.
+    /// Returns whether another table of the outbox has replaced it. In this case,
+    /// [`super::replaced`] adds an entry to the journal.
     fn is_replaced(&self, target: &Target) -> bool {
         let TableName { schema, name } = &self.recorded;
         self.is_name_taken && target.outbox.has(schema, name)
@@ -47,7 +50,7 @@ impl DueCopy {
 }
 
 impl Catalog {
-    /// The tables other than the outbox whose copy is due.
+    /// Returns the tables other than the outbox whose copy is due.
     ///
     /// # Errors
     /// A query fails, or Walpost's tables are not trusted.
@@ -71,7 +74,7 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Whether the copy of a table that has rows is due.
+    /// Returns whether a copy is due of any table that has rows.
     ///
     /// # Errors
     /// See [`Catalog::uncopied_tables`].
@@ -90,7 +93,8 @@ impl Catalog {
         Ok(false)
     }
 
-    /// The copies that are due, unless the slot sends the rows or the journal has all of them as missing.
+    /// Returns the copies that are due. A copy is no longer due if the slot sends the rows, or if
+    /// the journal records all of them as missing.
     pub(super) async fn due_copies(
         &self,
         target: &Target,
@@ -112,7 +116,7 @@ impl Catalog {
         let created = self.created_position(target).await?;
         let mut copies = Vec::new();
         for (recorded, slot_at, relation) in due {
-            // If another slot has been created since, its gap has the rows.
+            // If another slot was created later, the rows are in the gap that was recorded then.
             if created.is_some_and(|created| created > slot_at)
                 || self.is_sent_by_slot(target, relation).await?
             {
@@ -126,6 +130,7 @@ impl Catalog {
         Ok(copies)
     }
 
+    /// Looks up the present name of the table.
     async fn due_copy(
         &self,
         recorded: TableName,
@@ -151,7 +156,7 @@ impl Catalog {
         })
     }
 
-    /// Where the slot was created, according to its row of this database.
+    /// Returns where the slot was created, according to `walpost.slot_state`.
     async fn created_position(&self, target: &Target) -> Result<Option<Lsn>, CatalogError> {
         if self
             .unusable(OwnTable::SlotState, Use::Read)
@@ -160,21 +165,11 @@ impl Catalog {
         {
             return Ok(None);
         }
-        let sql = format!(
-            "SELECT created_lsn FROM walpost.slot_state WHERE slot = {} AND version = {} AND system_id = {SYSTEM_ID} \
-             AND database_oid = {DATABASE_OID}",
-            escape_literal(&target.slot),
-            slot_state::VERSION
-        );
-        let rows = self.run_on_own_table(OwnTable::SlotState, target, "", &sql);
-        let rows = rows.await?;
-        let created = rows.first().and_then(|row| row.get(0)).map(str::parse);
-        created
-            .transpose()
-            .map_err(|_| CatalogError::Unexpected("walpost.slot_state.created_lsn".to_owned()))
+        self.slot_state_position(target, "created_lsn").await
     }
 
-    /// Whether `walpost.add_outbox` has written the rows of the table into WAL that the slot has not sent yet.
+    /// Returns whether `walpost.add_outbox` has written the rows of the table to WAL that the slot
+    /// has not sent yet.
     async fn is_sent_by_slot(&self, target: &Target, relation: u32) -> Result<bool, CatalogError> {
         if self
             .unusable(OwnTable::TableState, Use::Read)
@@ -193,7 +188,8 @@ impl Catalog {
         Ok(!rows.await?.is_empty())
     }
 
-    /// Whether the journal has every row of the table as missing: a replay sends them, and no start.
+    /// Returns whether the journal records every row of the table as missing. A replay sends these
+    /// rows, and a start does not copy them.
     async fn is_recorded_as_missing(
         &self,
         target: &Target,
@@ -214,7 +210,8 @@ impl Catalog {
         }
     }
 
-    /// The gap of a table of which rows were still to be copied is all of it: no start copies it as one of several tables.
+    /// Widens the gap of a table whose rows were still to be copied to the whole table: no start
+    /// copies it as one of several tables.
     pub(super) async fn widened(
         &self,
         target: &Target,

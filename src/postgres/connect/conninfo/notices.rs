@@ -7,7 +7,8 @@ use tracing::warn;
 
 /// Number of notices logged in each [`PERIOD`].
 const NOTICES_MAX: u32 = 20;
-/// The same for a connection of `walpost init`: the files in sql/ report a table, and each of its partitions, in notices.
+/// The same for the connections of `walpost init`: the files in sql/ send notices about each table
+/// and partition.
 const INIT_NOTICES_MAX: u32 = 1000;
 const PERIOD: Duration = Duration::from_secs(60);
 
@@ -46,8 +47,8 @@ impl NoticeLimit {
         }
     }
 
-    /// Counts a notice, and returns whether it is to be logged. Also logs how many
-    /// were suppressed before it.
+    /// Counts a notice, and returns whether it should be logged. If so, logs how many notices were
+    /// suppressed before it.
     pub(in crate::postgres) fn admits(&self, now: Instant) -> bool {
         let left_out = self.admit(now);
         if let Some(left_out @ 1..) = left_out {

@@ -126,7 +126,8 @@ impl Bound {
         if tag == b'Z' {
             self.answer_bytes = 0;
         } else if tag == b'A' {
-            // A notification answers nothing and is not kept. Other roles can send any number of them between two answers.
+            // A notification is not part of an answer and is not stored. Other roles can send any
+            // number of them between two answers.
         } else if let Some(answer_bytes) = self.limits.answer_bytes {
             self.answer_bytes += length + MESSAGE_OVERHEAD_BYTES;
             if self.answer_bytes > answer_bytes {

@@ -93,8 +93,9 @@ impl ServerError {
         Some(Pooler { name, instead })
     }
 
-    /// Puts the options of this process in the place of `--config FILE` in the command at the start of a hint: a file in sql/ cannot know them. Names that
-    /// other roles choose can follow, and a command that is inserted between their quotes would end these.
+    /// Replaces `--config FILE` in the command at the start of a hint with the options of this
+    /// process, which the files in sql/ do not know. Only the start is searched: names that other
+    /// roles choose can follow, and a command inserted between their quotes would end these.
     pub(crate) fn complete_commands(&mut self, commands: &Commands) {
         const STARTS: [&str; 2] = ["Create it: ", "Create it as a superuser: "];
         let Some(hint) = &self.hint else { return };

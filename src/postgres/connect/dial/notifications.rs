@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use tokio::sync::Notify;
 
-/// Counts the notifications with one payload, so that a task can wait for them. Others are ignored: every role of the database can
-/// send them.
+/// Receives the notifications with one payload, so that a task can wait for the next one. Other
+/// payloads are ignored.
 #[derive(Debug, Default)]
 pub(crate) struct Notifications {
     payload: OnceLock<String>,
@@ -18,6 +18,7 @@ impl Notifications {
         let _ = self.payload.set(payload.to_owned());
     }
 
+    /// Wakes the waiting task if this is the expected payload.
     pub(super) fn receive(&self, payload: &str) {
         if self
             .payload
