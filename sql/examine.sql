@@ -70,14 +70,21 @@ DECLARE
     -- Roles that can act as the current role anyway, or can grant themselves that right, and that
     -- can also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION return. Up to
     -- PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
-    -- superuser.
-    may_be_us oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other
-        JOIN pg_roles AS ours ON ours.rolname IN (current_user, session_user)
-            OR ours.oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
-        GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
-            OR EXISTS (SELECT FROM pg_auth_members AS m
-                WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
-            OR other.rolcreaterole AND current_setting('server_version_num')::int < 160000 AND NOT ours.rolsuper));
+    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another one, and replace
+    -- its functions, without being able to act as it.
+    may_be_us oid[] := ARRAY(WITH ours AS (
+            SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (current_user, session_user)
+                OR oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
+        ), able AS MATERIALIZED (
+            SELECT other.oid FROM pg_roles AS other CROSS JOIN ours
+                GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
+                OR EXISTS (SELECT FROM pg_auth_members AS m
+                    WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
+                OR other.rolcreaterole AND act_as = 'MEMBER' AND NOT ours.rolsuper)
+        )
+        SELECT oid FROM able WHERE oid IN (SELECT oid FROM ours) OR NOT EXISTS (
+            SELECT FROM pg_auth_members AS m WHERE m.member NOT IN (SELECT oid FROM able)
+                AND pg_has_role(m.member, able.oid, 'USAGE') AND NOT pg_has_role(m.member, able.oid, act_as)));
     -- Walpost's objects that exist and belong to a trusted role.
     examined name[] := '{}';
     code_of_others text;
@@ -145,14 +152,16 @@ BEGIN
             CONTINUE;
         END IF;
         RAISE EXCEPTION '% belongs to %, expected a superuser, or role %', regexp_replace(found.object, unprintable, '?', 'g'),
-            CASE found.owner WHEN 0 THEN 'PUBLIC' ELSE 'role ' || quote_ident(pg_get_userbyid(found.owner)) END,
+            CASE found.owner WHEN 0 THEN 'PUBLIC'
+                ELSE 'role ' || regexp_replace(quote_ident(pg_get_userbyid(found.owner)), unprintable, '?', 'g') END,
             concat_ws(' or ', quote_ident(session_user), CASE WHEN found.serves_outbox THEN
-                nullif(quote_ident(pg_get_userbyid(found.outbox_owner)), quote_ident(session_user)) END)
+                regexp_replace(nullif(quote_ident(pg_get_userbyid(found.outbox_owner)), quote_ident(session_user)),
+                    unprintable, '?', 'g') END)
             USING ERRCODE = 'invalid_object_definition', DETAIL = 'Its owner could have code run as whoever uses it. '
                 'It was not used, and nothing was changed.',
-                HINT = format('Have a superuser see what it is and who made it, and then: %s. Or, if its owner may do everything '
-                    'that role %I may: GRANT %2$I TO %s', regexp_replace(found.hint, unprintable, '?', 'g'), session_user,
-                    CASE found.owner WHEN 0 THEN '...' ELSE quote_ident(pg_get_userbyid(found.owner)) END);
+                HINT = regexp_replace(format('Have a superuser see what it is and who made it, and then: %s. Or, if its owner may do '
+                    'everything that role %I may: GRANT %2$I TO %s', found.hint, session_user,
+                    CASE found.owner WHEN 0 THEN '...' ELSE quote_ident(pg_get_userbyid(found.owner)) END), unprintable, '?', 'g');
     END LOOP;
     PERFORM set_config('walpost.examined', array_to_string(examined, ' '), false);
     IF 'present' = ANY (what) THEN

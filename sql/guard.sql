@@ -26,12 +26,14 @@
 --
 -- If a role that is not trusted can change the table, its expressions may use only PostgreSQL's own
 -- objects: a function that a superuser owns can also be made to run code of another role, for
--- example populate_record() of hstore, which evaluates the CHECK of a domain. For the same reason,
--- the table must not have a trigger or rule for DELETE.
+-- example populate_record() of hstore, which evaluates the CHECK of a domain.
 --
--- Code stays in an object when its owner changes. Therefore functions are examined as well as owners, also those of the casts and
--- checks of a type. The queries of a foreign key find another table, types and operators by name, and run as the owner of that
--- table, so DELETE rejects foreign keys that refer to the table, and ALTER all of its foreign keys.
+-- Code stays in an object when its owner changes. Therefore functions are examined as well as
+-- owners, including those of the casts and checks of a type. DELETE rejects every trigger and rule
+-- for DELETE: even the condition of a trigger can contain code, as text that ts_rewrite() runs as
+-- SQL. The queries of a foreign key find another table, types and operators by name, and run as the
+-- owner of that table, so DELETE rejects foreign keys that refer to the table, and ALTER all of its
+-- foreign keys.
 --
 -- Run by: a superuser, since only a superuser can prevent a schema of another role from being
 -- renamed. A role that is not a superuser can run it too: tables in schemas of other roles are then
@@ -70,16 +72,26 @@ DECLARE
     -- Since PostgreSQL 16, a role can be a member of another one without any of its privileges, or
     -- with its privileges but without its attributes, such as REPLICATION.
     act_as text := CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END;
+    -- Names can contain these control characters, and psql prints messages unchanged.
+    unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
     -- Roles that can act as the caller anyway, or can grant themselves that right, and that can
     -- also act as the roles to which RESET ROLE and RESET SESSION AUTHORIZATION return. Up to
     -- PostgreSQL 15, a role with CREATEROLE can make itself a member of any role that is not a
-    -- superuser.
-    trusted oid[] := ARRAY(SELECT other.oid FROM pg_roles AS other JOIN pg_roles AS ours ON ours.rolname IN (caller, session_user)
-            OR ours.oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
-        GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
-            OR EXISTS (SELECT FROM pg_auth_members AS m
-                WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
-            OR other.rolcreaterole AND current_setting('server_version_num')::int < 160000 AND NOT ours.rolsuper));
+    -- superuser. Since PostgreSQL 16, a role can inherit the privileges of another one, and replace
+    -- its functions, without being able to act as it.
+    trusted oid[] := ARRAY(WITH ours AS (
+            SELECT oid, rolsuper FROM pg_roles WHERE rolname IN (caller, session_user)
+                OR oid = (SELECT usesysid FROM pg_stat_activity WHERE pid = pg_backend_pid())
+        ), able AS MATERIALIZED (
+            SELECT other.oid FROM pg_roles AS other CROSS JOIN ours
+                GROUP BY other.oid HAVING bool_and(pg_has_role(other.oid, ours.oid, act_as)
+                OR EXISTS (SELECT FROM pg_auth_members AS m
+                    WHERE m.roleid = ours.oid AND m.admin_option AND pg_has_role(other.oid, m.member, 'USAGE'))
+                OR other.rolcreaterole AND act_as = 'MEMBER' AND NOT ours.rolsuper)
+        )
+        SELECT oid FROM able WHERE oid IN (SELECT oid FROM ours) OR NOT EXISTS (
+            SELECT FROM pg_auth_members AS m WHERE m.member NOT IN (SELECT oid FROM able)
+                AND pg_has_role(m.member, able.oid, 'USAGE') AND NOT pg_has_role(m.member, able.oid, act_as)));
     definer_is_superuser boolean := (SELECT rolsuper FROM pg_roles WHERE rolname = current_user);
     outbox oid;
     kind "char";
@@ -143,7 +155,7 @@ BEGIN
         ELSIF schema_owner <> ALL (trusted) THEN
             RETURN format('schema %I belongs to role %I, who could put another table in the place of this one; a superuser can '
                 'prevent that: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql', schema_name,
-                pg_get_userbyid(schema_owner));
+                regexp_replace(pg_get_userbyid(schema_owner), unprintable, '?', 'g'));
         END IF;
         BEGIN
             EXECUTE format('LOCK TABLE %I.%I IN SHARE UPDATE EXCLUSIVE MODE', schema_name, table_name);
@@ -152,8 +164,8 @@ BEGIN
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_not_in_prerequisite_state',
                     -- Not ALTER FUNCTION ... OWNER TO: the present owner determines what the
                     -- function does with the privileges of the next owner.
-                    HINT = format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql. '
-                        'Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user);
+                    HINT = regexp_replace(format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then '
+                        'sql/guard.sql. Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
         END;
         -- The name may have referred to another table until it was locked. Up to PostgreSQL 15, a
         -- rule can turn an empty table into a view.
@@ -220,13 +232,6 @@ BEGIN
         UNION ALL SELECT 'pg_attrdef'::regclass, d.oid, adbin::text, is_exposed FROM pg_attrdef d
             JOIN pg_attribute ON attrelid = adrelid AND attnum = adnum
             WHERE adrelid = ANY (tables) AND attgenerated <> ''
-        UNION ALL SELECT 'pg_rewrite'::regclass, oid, NULL, is_exposed FROM pg_rewrite
-            WHERE ev_class = ANY (tables) AND statement = 'DELETE' AND ev_type = '4' -- CMD_DELETE
-        UNION ALL SELECT 'pg_trigger'::regclass, oid, NULL, is_exposed FROM pg_trigger
-            WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
-            -- Foreign keys are rejected below.
-            AND NOT (tgisinternal AND tgqual IS NULL
-                AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
         UNION ALL SELECT class, object, expressions, true FROM checks
     ), used (class, object, used_class, used_object) AS (
         SELECT DISTINCT class, object, refclassid, refobjid FROM attached JOIN pg_depend ON classid = class AND objid = object
@@ -275,6 +280,11 @@ BEGIN
         UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
             WHERE strpos(expressions, format(':funcid %s ',
                 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0
+        -- Some of PostgreSQL's own functions run SQL that is given as text, for example ts_rewrite().
+        -- None of them is immutable.
+        UNION ALL SELECT class, object, format('calls function %s, which is not immutable', p.oid::regprocedure)
+            FROM checks CROSS JOIN regexp_matches(expressions, ':(?:funcid|opfuncid) (\d+)', 'g') AS m (ids)
+            JOIN pg_proc p ON p.oid = ids[1]::oid WHERE provolatile <> 'i'
     )
     SELECT string_agg(DISTINCT text, '; ') INTO calls FROM (
         SELECT format('%s %s', pg_describe_object(class, object, 0), text) FROM of_others
@@ -290,9 +300,15 @@ BEGIN
                 AND EXISTS (SELECT FROM pg_collation WHERE oid = used_object AND collnamespace = 'pg_catalog'::regnamespace))
             AND NOT (used_class = 'pg_ts_config'::regclass
                 AND EXISTS (SELECT FROM pg_ts_config WHERE oid = used_object AND cfgnamespace = 'pg_catalog'::regnamespace))
-        UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object(class, object, 0)) FROM attached
-            WHERE is_exposed AND class IN ('pg_rewrite'::regclass, 'pg_trigger'::regclass)
-            AND (class, object) NOT IN (SELECT class, object FROM of_others)
+        -- Whoever owns them: an owner who had the table before can have left code in the condition
+        -- of a trigger, in a function that runs SQL given as text.
+        UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object('pg_rewrite'::regclass, oid, 0)) FROM pg_rewrite
+            WHERE ev_class = ANY (tables) AND statement = 'DELETE' AND ev_type = '4' -- CMD_DELETE
+        UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object('pg_trigger'::regclass, oid, 0)) FROM pg_trigger
+            WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
+            -- Those of foreign keys are rejected below.
+            AND NOT (tgisinternal AND tgqual IS NULL
+                AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
         -- The queries of a foreign key find the other table, types and operators by name, and run as
         -- the owner of that table.
         UNION ALL SELECT format('foreign key %I connects it to %s', conname,
@@ -327,9 +343,7 @@ BEGIN
             FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey) JOIN pg_type t ON t.oid = atttypid
             WHERE indrelid = outbox AND indisprimary AND typowner <> ALL (trusted)
     ) AS list (text);
-    -- Names can contain control characters, and psql prints messages unchanged.
-    RETURN regexp_replace(coalesce(calls, ''),
-        E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
+    RETURN regexp_replace(coalesce(calls, ''), unprintable, '?', 'g');
 END
 $walpost$;
 

@@ -64,12 +64,13 @@ BEGIN
     IF found.relowner <> wanted THEN
         IF found.relowner <> us THEN
             RAISE EXCEPTION 'table % belongs to role %, expected role %', outbox,
-                quote_ident(pg_get_userbyid(found.relowner)), quote_ident(name)
-                USING HINT = format('If it is to own it: ALTER TABLE %s OWNER TO %I; or name no owner.', outbox, name);
+                regexp_replace(quote_ident(pg_get_userbyid(found.relowner)),
+                    E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g'), quote_ident(name)
+                USING HINT = 'Change the owner as docs/retention.md describes under "Change the owner"; or name no owner.';
         ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = found.oid AND conname = 'walpost_event_size') THEN
             RAISE EXCEPTION 'table % was not made by Walpost and stays as it is: it belongs to role %, expected role %', outbox,
                 quote_ident(current_user), quote_ident(name)
-                USING HINT = format('If it is to own it: ALTER TABLE %s OWNER TO %I; or name no owner.', outbox, name);
+                USING HINT = 'Change the owner as docs/retention.md describes under "Change the owner"; or name no owner.';
         END IF;
         given := ARRAY[found.oid];
     END IF;

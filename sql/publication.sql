@@ -86,8 +86,9 @@ BEGIN
             -- walpost.outbox_row.
             IF NOT pg_has_role(found.pubowner, 'USAGE') THEN
                 RAISE EXCEPTION 'publication % exists and does not contain table walpost.outbox_row', quote_ident(name)
-                    USING HINT = format('As its owner, %s: walpost init --config FILE; or: '
-                        'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', found.pubowner::regrole, name);
+                    USING HINT = regexp_replace(format('As its owner, %s: walpost init --config FILE; or: '
+                        'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', found.pubowner::regrole, name),
+                        E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
             END IF;
             EXECUTE format('ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', name);
             RAISE NOTICE 'table walpost.outbox_row was added to publication %', quote_ident(name);

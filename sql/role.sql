@@ -77,7 +77,8 @@ BEGIN
         WHERE roleid = (SELECT oid FROM pg_roles WHERE rolname = name) AND NOT r.rolsuper AND r.rolname <> current_user;
     IF members IS NOT NULL THEN
         RAISE WARNING 'role % has members, who can act as it and read all of WAL. Unless they are to: REVOKE % FROM %',
-            quote_ident(name), quote_ident(name), members;
+            quote_ident(name), quote_ident(name),
+            regexp_replace(members, E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
     END IF;
     -- PUBLIC has the privilege unless it was revoked, so a role that may not grant it usually need
     -- not.

@@ -39,8 +39,13 @@ const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure
 /// written. Trusted are roles that can act as the current role anyway and, if that is not a
 /// superuser, roles that may replicate, since they can read all of WAL and drop the slot. Amazon
 /// RDS grants that privilege as a membership, which counts only if the current role has it in the
-/// same way: on other servers, anyone could create a role of that name.
-pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::text FROM pg_roles o WHERE o.oid = b.pubowner \
+/// same way: on other servers, anyone could create a role of that name. Since PostgreSQL 16, a role
+/// can inherit the privileges of the owner, and change the publication, without being able to act as
+/// the owner; such roles must be trusted, too.
+pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::text FROM pg_roles o \
+     WHERE (o.oid = b.pubowner OR o.oid IN (SELECT member FROM pg_auth_members) AND pg_has_role(o.oid, b.pubowner, 'USAGE') \
+         AND NOT pg_has_role(o.oid, b.pubowner, CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END) \
+         AND pg_get_userbyid(b.pubowner) NOT IN (current_user, session_user)) \
      AND current_setting('server_version_num')::int >= 150000 \
      AND NOT coalesce((SELECT bool_and(pg_has_role(o.oid, us.oid, CASE WHEN current_setting('server_version_num')::int < 160000 \
          THEN 'MEMBER' ELSE 'SET' END) \
@@ -50,7 +55,7 @@ pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::te
              OR o.rolcreaterole AND current_setting('server_version_num')::int < 160000 \
              OR NOT us.rolreplication AND EXISTS (SELECT FROM pg_roles r WHERE r.rolname = 'rds_replication' \
                  AND pg_has_role(o.oid, r.oid, 'USAGE') AND pg_has_role(us.oid, r.oid, 'USAGE')))) \
-     FROM pg_roles us WHERE us.rolname IN (current_user, session_user)), false)";
+     FROM pg_roles us WHERE us.rolname IN (current_user, session_user)), false) LIMIT 1";
 
 /// A row filter that could run code of the publication's owner as the role that evaluates it.
 #[derive(Clone, Debug, PartialEq, Eq)]

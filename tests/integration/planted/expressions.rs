@@ -106,8 +106,7 @@ fn expressions_of_what_postgresql_consists_of_are_accepted(major: u32) {
     shop.create_extension("hstore");
     shop.scene.db.run(
         "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC;
-         CREATE INDEX ON public.outbox ((public.hstore(type, type) IS NULL));
-         CREATE TRIGGER t BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+         CREATE INDEX ON public.outbox ((public.hstore(type, type) IS NULL))",
     );
     for statement in ["SELECT", "DELETE", "ALTER"] {
         assert_eq!(shop.examined(statement), "", "{statement}");

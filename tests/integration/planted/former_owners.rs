@@ -13,8 +13,10 @@ on_each_version! {
     type_that_was_taken_over_keeps_no_code_of_its_former_owner
     checks_of_a_domain_call_no_functions_of_others
     rows_that_a_foreign_key_refers_to_are_not_deleted
+    triggers_of_a_former_owner_see_no_delete
     role_that_has_logged_in_is_not_reached_through_the_session_authorization
     names_of_children_are_printed_without_control_characters
+    names_of_roles_are_printed_without_control_characters
 }
 
 const REPLAY: [&str; 4] = ["replay", "--aggregate", "order", "--dry-run"];
@@ -55,7 +57,9 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
              $$ BEGIN RETURN plot.note('negator of an operator'); END $$;
          CREATE OPERATOR plot.=== (FUNCTION = pg_catalog.texteq, LEFTARG = text, RIGHTARG = text, NEGATOR = OPERATOR(plot.!==));
          CREATE OPERATOR plot.!== (FUNCTION = plot.differs, LEFTARG = text, RIGHTARG = text, NEGATOR = OPERATOR(plot.===));
-         CREATE TABLE plot.parts (a int) PARTITION BY HASH ((a + plot.note('partition key')::int))",
+         CREATE TABLE plot.parts (a int) PARTITION BY HASH ((a + plot.note('partition key')::int));
+         CREATE FUNCTION plot.query() RETURNS tsquery LANGUAGE plpgsql AS
+             $$ BEGIN PERFORM plot.note('query'); RETURN 'a'; END $$",
     );
     let parts = shop
         .scene
@@ -77,6 +81,10 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
         (
             &format!("satisfies_hash_partition({parts}, 1, 0, length(VALUE))"),
             "calls function satisfies_hash_partition",
+        ),
+        (
+            "ts_rewrite('a'::tsquery, 'SELECT plot.query(), plot.query()') IS NOT NULL",
+            "calls function ts_rewrite(tsquery,text), which is not immutable",
         ),
     ] {
         shop.scene.db.run(&format!(
@@ -111,6 +119,58 @@ fn rows_that_a_foreign_key_refers_to_are_not_deleted(major: u32) {
     let refused = shop.command_as("postgres", &maintain).finish();
     shop.expect_nothing_ran("maintain");
     refused.expect_says(&["foreign key sent_event_fkey connects it to table public.sent"]);
+}
+
+/// PostgreSQL's own functions can run SQL that is given as text, or evaluate the partition key of a
+/// table that is given by its OID.
+fn triggers_of_a_former_owner_see_no_delete(major: u32) {
+    let shop = Shop::theirs(major);
+    shop.theirs.run(
+        "CREATE FUNCTION plot.query() RETURNS tsquery LANGUAGE plpgsql AS
+             $$ BEGIN PERFORM plot.note('query'); RETURN 'a'; END $$;
+         CREATE TABLE plot.parts (a int) PARTITION BY HASH ((a + plot.note('partition key')::int))",
+    );
+    shop.theirs.run(
+        "DO $$ BEGIN EXECUTE format('CREATE TRIGGER parts BEFORE DELETE ON public.outbox FOR EACH ROW
+             WHEN (NOT satisfies_hash_partition(%s, 1, 0, length(OLD.type))) EXECUTE FUNCTION suppress_redundant_updates_trigger()',
+             'plot.parts'::regclass::oid); END $$;
+         CREATE TRIGGER rewrite BEFORE DELETE ON public.outbox FOR EACH ROW
+             WHEN (ts_rewrite('a'::tsquery, 'SELECT plot.query(), plot.query()') IS NULL)
+             EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    );
+    shop.scene.db.run(
+        "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC",
+    );
+    let maintain = ["maintain", "--retention=24h", "--delete-rows"];
+    for trigger in ["rewrite", "parts"] {
+        let refused = shop.command_as("postgres", &maintain).finish();
+        shop.expect_nothing_ran("maintain");
+        refused.expect_says(&[&format!(
+            "trigger {trigger} on table public.outbox would run with each DELETE"
+        )]);
+        shop.scene
+            .db
+            .run(&format!("DROP TRIGGER {trigger} ON public.outbox"));
+    }
+    let finished = shop.command_as("postgres", &maintain).finish();
+    finished.expect_code(0);
+}
+
+/// A role with CREATEROLE chooses the names of other roles.
+fn names_of_roles_are_printed_without_control_characters(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    let name = format!("{}\u{1b}[2J\nHINT:  run this", shop.mallory);
+    shop.scene.db.run(&format!(
+        "CREATE ROLE \"{name}\"; CREATE SCHEMA walpost AUTHORIZATION \"{name}\""
+    ));
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+    let output = try_psql(&shop.scene, &folder.join("journal.sql"));
+    shop.scene
+        .db
+        .run(&format!("DROP SCHEMA walpost; DROP ROLE \"{name}\""));
+    let says = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(says.contains("?[2J?HINT"), "{says:?}");
+    assert!(!says.contains('\u{1b}'), "{says:?}");
 }
 
 /// another role.

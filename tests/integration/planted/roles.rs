@@ -108,6 +108,50 @@ fn members_that_cannot_act_as_the_role_are_not_trusted() {
     }
 }
 
+/// A role that inherits the privileges of an owner can replace the functions and publications of
+/// the owner.
+#[test]
+fn owner_whose_privileges_an_untrusted_role_inherits_is_not_trusted() {
+    for major in MAJORS.into_iter().filter(|major| *major >= 16) {
+        let shop = Shop::new(Outbox::Table, major);
+        let (db, mallory, walpost) = (&shop.scene.db, &shop.mallory, &shop.walpost);
+        let (ops, publication) = (format!("{mallory}_ops"), shop.scene.slot());
+        db.run(&format!(
+            "CREATE ROLE {ops}; GRANT {walpost} TO {ops}; GRANT USAGE, CREATE ON SCHEMA plot TO {ops}; SET ROLE {ops};
+             CREATE FUNCTION plot.kind(t text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN true; END';
+             RESET ROLE; CREATE INDEX i ON public.outbox (id) WHERE plot.kind('a');
+             ALTER PUBLICATION {publication} OWNER TO {ops}"
+        ));
+        let replay = ["replay", "--all", "--dry-run"];
+        shop.command(&replay).finish().expect_code(0);
+        let says = [
+            "calls function plot.kind(text) of role",
+            &format!("belongs to role {ops}, which could have code run as role {walpost}"),
+        ];
+        let check = shop.command(&["check"]).finish().stdout;
+        assert!(says.iter().all(|says| !check.contains(says)), "{check}");
+        db.run(&format!(
+            "GRANT {ops} TO {mallory} WITH INHERIT TRUE, SET FALSE"
+        ));
+        shop.theirs.run(
+            "CREATE OR REPLACE FUNCTION plot.kind(t text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS
+                 $$ BEGIN RETURN plot.note('index'); END $$",
+        );
+        let refused = shop.command(&replay).finish();
+        shop.expect_nothing_ran("replay");
+        refused.expect_code(3).expect_says(&says[..1]);
+        let check = shop.command(&["check"]).finish().stdout;
+        assert!(check.contains(says[1]), "{check}");
+        // A member that can act as the owner is trusted like the owner.
+        db.run(&format!("GRANT {ops} TO {mallory} WITH SET TRUE"));
+        let check = shop.command(&["check"]).finish().stdout;
+        assert!(!check.contains(says[1]), "{check}");
+        db.run(&format!(
+            "ALTER PUBLICATION {publication} OWNER TO postgres; DROP OWNED BY {ops} CASCADE; DROP ROLE {ops}"
+        ));
+    }
+}
+
 #[test]
 fn role_that_others_can_act_as_is_warned_of() {
     let shop = Shop::new(Outbox::Table, MAJOR);

@@ -89,12 +89,36 @@ impl Walk<'_> {
             return self.command(&["skip"], &["--to", &to, "--yes"]).code == Some(0);
         }
         if line.contains("walpost checkpoint adopt") {
-            return self.replay_named(line) && self.adopt();
+            return self.replay_named(line) && self.replay_previewed() && self.adopt();
         }
         if line.contains("walpost init") {
-            return self.init(&[]);
+            return self.init_and_follow();
         }
         false
+    }
+
+    /// Runs `walpost init`, and ends an inheritance that it reports.
+    fn init_and_follow(&mut self) -> bool {
+        let init = self.administer(&["init"], &[]);
+        let error = init
+            .stderr
+            .lines()
+            .find(|line| line.contains(" NO INHERIT "));
+        match error.and_then(|line| line.split_once(": ALTER TABLE ")) {
+            Some((_, rest)) => {
+                let (change, _) = rest.split_once(". ").unwrap_or((rest, ""));
+                self.sql(&format!("ALTER TABLE {change}"))
+            }
+            None => init.code == Some(0),
+        }
+    }
+
+    /// Replays the rows that the preview of `walpost checkpoint adopt` names: the slot may have
+    /// been moved again after the halt.
+    fn replay_previewed(&mut self) -> bool {
+        let preview = self.command(&["checkpoint", "adopt"], &[]);
+        let lines: Vec<_> = preview.stdout.lines().map(str::to_owned).collect();
+        lines.iter().all(|line| self.replay_named(line))
     }
 
     fn replay(&mut self, line: &str, which: &str) -> bool {
