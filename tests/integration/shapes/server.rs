@@ -69,10 +69,11 @@ impl Walk<'_> {
         self.open.clear();
         self.scene.server.stop(Stop::Fast);
         let folder = self.scene.server.copy_data();
-        self.scene.server.start();
-        self.reconnect();
+        // Before the concurrent session can write events that the copy does not have.
         self.collect_background();
         let ids = self.written.keys().cloned().collect();
+        self.scene.server.start();
+        self.reconnect();
         self.note("a copy of the server was made");
         let end = self.end_of_wal();
         self.copy = Some(OlderCopy { folder, ids, end });
