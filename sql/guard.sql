@@ -29,9 +29,9 @@
 -- example populate_record() of hstore, which evaluates the CHECK of a domain.
 --
 -- Code stays in an object when its owner changes. Therefore functions are examined as well as
--- owners, including those of the casts and checks of a type. DELETE rejects every trigger and rule
--- for DELETE: even the condition of a trigger can contain code, as text that ts_rewrite() runs as
--- SQL. The queries of a foreign key find another table, types and operators by name, and run as the
+-- owners, including those of the casts and checks of a type. DELETE rejects every rule, and every
+-- trigger for DELETE: even the condition of a trigger can contain code, as text that ts_rewrite()
+-- runs as SQL. The queries of a foreign key find another table, types and operators by name, and run as the
 -- owner of that table, so DELETE rejects foreign keys that refer to the table, and ALTER all of its
 -- foreign keys.
 --
@@ -97,7 +97,8 @@ DECLARE
     kind "char";
     table_owner oid;
     schema_oid oid;
-    schema_owner oid;
+    -- A schema of the table or of a partition that a role which is not trusted can rename.
+    foreign_schema pg_namespace;
     tables oid[];
     -- These tables, and the tables of which the outbox is a partition.
     family oid[];
@@ -111,9 +112,8 @@ BEGIN
         RAISE EXCEPTION 'walpost.lock_and_examine was called in a transaction with isolation level %, expected read committed',
             current_setting('transaction_isolation') USING ERRCODE = 'active_sql_transaction';
     END IF;
-    SELECT c.oid, c.relkind, c.relowner, n.oid, CASE WHEN n.nspowner = to_regrole('pg_database_owner')
-            THEN (SELECT datdba FROM pg_database WHERE datname = current_database()) ELSE n.nspowner END
-        INTO outbox, kind, table_owner, schema_oid, schema_owner FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    SELECT c.oid, c.relkind, c.relowner, n.oid INTO outbox, kind, table_owner, schema_oid
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = schema_name AND c.relname = table_name;
     IF outbox IS NULL THEN
         RAISE EXCEPTION 'table %.% does not exist', quote_ident(schema_name), quote_ident(table_name)
@@ -134,7 +134,12 @@ BEGIN
         SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
     ) SELECT array_agg(oid) INTO tables FROM tree;
     family := ARRAY(SELECT unnest(tables) UNION SELECT pg_partition_ancestors(outbox));
-    is_exposed := schema_owner <> ALL (trusted)
+    SELECT n.* INTO foreign_schema FROM pg_namespace n
+        WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (family))
+        AND CASE WHEN nspowner = to_regrole('pg_database_owner')
+            THEN (SELECT datdba FROM pg_database WHERE datname = current_database()) ELSE nspowner END <> ALL (trusted)
+        LIMIT 1;
+    is_exposed := foreign_schema.oid IS NOT NULL
         -- The owner of a partitioned table can add indexes to its partitions, even to those that
         -- belong to other roles.
         OR EXISTS (SELECT FROM pg_class WHERE relowner <> ALL (trusted) AND oid = ANY (family))
@@ -152,10 +157,10 @@ BEGIN
                     quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_in_use',
                         HINT = 'Run the same command again.';
             END IF;
-        ELSIF schema_owner <> ALL (trusted) THEN
-            RETURN format('schema %I belongs to role %I, who could put another table in the place of this one; a superuser can '
-                'prevent that: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql', schema_name,
-                regexp_replace(pg_get_userbyid(schema_owner), unprintable, '?', 'g'));
+        ELSIF foreign_schema.oid IS NOT NULL THEN
+            RETURN regexp_replace(format('schema %I belongs to role %I, who could put another table in the place of this one; a '
+                'superuser can prevent that: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql',
+                foreign_schema.nspname, pg_get_userbyid(foreign_schema.nspowner)), unprintable, '?', 'g');
         END IF;
         BEGIN
             EXECUTE format('LOCK TABLE %I.%I IN SHARE UPDATE EXCLUSIVE MODE', schema_name, table_name);
@@ -179,6 +184,10 @@ BEGIN
         WITH RECURSIVE tree (oid) AS (
             SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
         ) SELECT array_agg(oid) INTO tables FROM tree;
+        -- Partitions in other schemas must keep their names, too.
+        IF definer_is_superuser THEN
+            PERFORM FROM pg_namespace WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (tables)) FOR KEY SHARE;
+        END IF;
         -- Attaching the table, or one of its partition ancestors, to another table waits for the
         -- lock.
         family := ARRAY(SELECT unnest(tables) UNION SELECT pg_partition_ancestors(outbox));
@@ -239,6 +248,10 @@ BEGIN
             AND (class <> 'pg_class'::regclass OR objsubid = 0)
             WHERE deptype IN ('n', 'a')
             AND (class, object, refclassid, refobjid) NOT IN (SELECT class, object, 'pg_type'::regclass, type FROM checks)
+        -- The type in JSON_VALUE(... RETURNING ...) and the like has no entry in pg_depend. Pinned
+        -- types have lower OIDs.
+        UNION SELECT class, object, 'pg_type'::regclass, ids[1]::oid
+            FROM attached CROSS JOIN regexp_matches(expressions, ':typid (\d+)', 'g') AS m (ids) WHERE ids[1]::oid >= 12000
     ), called (class, object, function, owner) AS (
         SELECT class, object, p.oid, p.proowner FROM used
             JOIN pg_proc p ON used_class = 'pg_proc'::regclass AND p.oid = used_object
@@ -302,8 +315,9 @@ BEGIN
                 AND EXISTS (SELECT FROM pg_ts_config WHERE oid = used_object AND cfgnamespace = 'pg_catalog'::regnamespace))
         -- Whoever owns them: an owner who had the table before can have left code in the condition
         -- of a trigger, in a function that runs SQL given as text.
-        UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object('pg_rewrite'::regclass, oid, 0)) FROM pg_rewrite
-            WHERE ev_class = ANY (tables) AND statement = 'DELETE' AND ev_type = '4' -- CMD_DELETE
+        -- Rules for other statements, too: their actions have the privileges of the table's owner.
+        UNION ALL SELECT format('%s has the privileges of the owner', pg_describe_object('pg_rewrite'::regclass, oid, 0))
+            FROM pg_rewrite WHERE ev_class = ANY (tables) AND statement = 'DELETE'
         UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object('pg_trigger'::regclass, oid, 0)) FROM pg_trigger
             WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
             -- Those of foreign keys are rejected below.

@@ -16,9 +16,12 @@
 //! - In a sticky folder, other users can create files but can't replace those of root or of this
 //!   user. Such a folder may be part of a path, but it may not be a folder whose files are listed
 //!   or looked up.
-//! - A file system that is mounted read-only was mounted by the administrator of the machine, as
-//!   Kubernetes mounts ConfigMaps and Secrets, which often have another owner. This does not apply
-//!   to FUSE file systems, because their contents may come from the user who mounted them.
+//! - In a container, a file system that is mounted read-only was mounted by the administrator of the
+//!   machine, as Kubernetes mounts ConfigMaps, whose folders every user may write by their mode. The
+//!   image sets [`TRUST_READ_ONLY_MOUNTS`] for this. Elsewhere, other users may have the same file
+//!   system writable: systemd mounts all of them read-only for a service with `ProtectSystem=strict`.
+//!   The exception never applies to FUSE file systems, because their contents may come from the user
+//!   who mounted them.
 //! - The owner of a symbolic link matters only in a sticky folder, because elsewhere no other user
 //!   can replace the link.
 
@@ -29,6 +32,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
+use std::sync::LazyLock;
 
 use rustix::fs::{
     CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, fstatfs, fstatvfs, openat,
@@ -39,6 +43,9 @@ use rustix::process::geteuid;
 
 use crate::escape::shell_word;
 
+/// The environment variable with which files on read-only mounts are accepted if it is `true`.
+/// Whoever sets it determines which program runs anyway.
+const TRUST_READ_ONLY_MOUNTS: &str = "WALPOST_TRUST_READ_ONLY_MOUNTS";
 /// Maximum size of a file that is read.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Same limit as in the kernel (path_resolution(7)).
@@ -83,7 +90,9 @@ pub enum PathError {
         remedy: String,
     },
     /// Other users can write a component of the path.
-    #[error("{place} can be written by others ({found}). Check what it contains, then: {remedy}")]
+    #[error(
+        "{place} can be written by others ({found}). Check what it contains, then: {remedy}{read_only}"
+    )]
     Writable {
         /// The file, folder or link.
         place: String,
@@ -91,6 +100,8 @@ pub enum PathError {
         found: String,
         /// The command that fixes it.
         remedy: String,
+        /// Another remedy if the file system is mounted read-only, otherwise empty.
+        read_only: &'static str,
     },
     /// Other users can create files in the folder.
     #[error(
@@ -372,7 +383,7 @@ impl Resolved {
     /// Checks that no other user can create a file in the folder. Kubernetes mounts read-only
     /// folders with mode 1777.
     fn expect_unshared(&self) -> Result<(), PathError> {
-        match self.is_shared() && !is_fixed(&self.folder)? {
+        match self.is_shared() && !is_trusted_mount(&self.folder)? {
             true => Err(self.shared()),
             false => Ok(()),
         }
@@ -556,13 +567,12 @@ fn examine_link(
     distrust(place, entry, fault)
 }
 
-/// Returns an error for the fault, unless the component is on a file system that is mounted
-/// read-only.
+/// Returns an error for the fault, unless the component is on a read-only mount that is trusted.
 fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), PathError> {
     let Some(fault) = fault else {
         return Ok(());
     };
-    if is_fixed(entry)? {
+    if is_trusted_mount(&entry)? {
         return Ok(());
     }
     let word = shell_word(&place.to_string_lossy());
@@ -580,12 +590,25 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
         place: place.display().to_string(),
         found,
         remedy,
+        read_only: match is_read_only(&entry)? {
+            true => {
+                ". If this is a container, whose read-only mounts nobody else can write: set \
+                 WALPOST_TRUST_READ_ONLY_MOUNTS=true in the environment"
+            }
+            false => "",
+        },
     })
 }
 
-/// Returns whether the file is on a file system that the administrator of the machine has mounted
-/// read-only.
-fn is_fixed(entry: impl AsFd) -> Result<bool, PathError> {
+/// Returns whether the file is on a mount that nobody else can write, according to the environment.
+fn is_trusted_mount(entry: impl AsFd) -> Result<bool, PathError> {
+    static IS_SET: LazyLock<bool> =
+        LazyLock::new(|| std::env::var_os(TRUST_READ_ONLY_MOUNTS).is_some_and(|set| set == "true"));
+    Ok(*IS_SET && is_read_only(entry)?)
+}
+
+/// Returns whether the file system is mounted read-only, and is not a FUSE file system.
+fn is_read_only(entry: impl AsFd) -> Result<bool, PathError> {
     let is_read_only = fstatvfs(entry.as_fd())?
         .f_flag
         .contains(StatVfsMountFlags::RDONLY);

@@ -105,7 +105,7 @@ jvm=(java -XX:TieredStopAtLevel=1 -XX:-UsePerfData "-Dlog4j2.configurationFile=$
     -cp "$kafka_lib/*")
 
 start_postgres() {
-    "${as_server[@]}" mkdir -p "$work/postgres/socket"
+    "${as_server[@]}" mkdir "$work/postgres/socket"
     "${as_server[@]}" "$postgres_bin/initdb" -D "$work/postgres/data" -U postgres -A trust -N \
         --encoding=UTF8 --locale=C >"$work/postgres.log" 2>&1 || fail postgres "initdb failed"
     start postgres "${as_server[@]}" "$postgres_bin/postgres" -D "$work/postgres/data" \
@@ -138,6 +138,8 @@ start_servers() {
     echo "demo: starting $("$postgres_bin/postgres" --version) and Kafka"
     cp "$kafka_settings/log4j2.properties" "$work/"
     mkdir "$work/postgres" "$work/kafka"
+    # PostgreSQL trusts everybody who can reach its socket.
+    chmod 700 "$work/postgres"
     ((EUID != 0)) || chown postgres "$work/postgres" "$work/kafka"
     start_postgres
     port=$(free_port)

@@ -1,11 +1,13 @@
 //! `walpost verify`: compares the table with the topics.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
 use serde::Serialize;
 use tracing::error;
 
@@ -83,14 +85,26 @@ struct Outcome {
 }
 
 /// Creates a file that only this user can read, because it identifies rows, or empties an existing
-/// file.
+/// file of this user. In a folder that others can write, they could have put a link to another file
+/// in its place, or a file that they can read.
 fn create_private(path: &PathBuf) -> io::Result<File> {
-    File::options()
+    let no_follow = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::options()
         .write(true)
         .create(true)
-        .truncate(true)
+        .truncate(false)
         .mode(0o600)
-        .open(path)
+        .custom_flags(no_follow.bits().cast_signed())
+        .open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.uid() != geteuid().as_raw() || found.nlink() != 1 {
+        return Err(io::Error::other(
+            "it exists, and is not a regular file of this user with a single name. Remove it, or name another file",
+        ));
+    }
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.set_len(0)?;
+    Ok(file)
 }
 
 /// Verifies the pipelines and prints the findings.
@@ -307,4 +321,30 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         }
     }
     say!("{name}: {}", if outcome.ok { "ok" } else { "NOT OK" });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn findings_are_written_into_no_file_of_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let [own, link, second] = ["own", "link", "second"].map(|name| folder.path().join(name));
+        fs::write(&own, "kept").unwrap();
+        symlink(&own, &link).unwrap();
+        create_private(&link).unwrap_err();
+        fs::hard_link(&own, &second).unwrap();
+        let refused = create_private(&second).unwrap_err();
+        assert!(refused.to_string().contains("single name"), "{refused}");
+        assert_eq!(fs::read(&own).unwrap(), b"kept");
+        fs::remove_file(&second).unwrap();
+        fs::set_permissions(&own, Permissions::from_mode(0o644)).unwrap();
+        create_private(&own).unwrap();
+        let found = fs::metadata(&own).unwrap();
+        assert_eq!((found.len(), found.mode() & 0o777), (0, 0o600));
+    }
 }

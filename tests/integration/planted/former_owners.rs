@@ -14,6 +14,9 @@ on_each_version! {
     checks_of_a_domain_call_no_functions_of_others
     rows_that_a_foreign_key_refers_to_are_not_deleted
     triggers_of_a_former_owner_see_no_delete
+    schemas_of_partitions_keep_their_names
+    rules_of_a_former_owner_are_named
+    types_that_json_functions_return_are_examined
     role_that_has_logged_in_is_not_reached_through_the_session_authorization
     names_of_children_are_printed_without_control_characters
     names_of_roles_are_printed_without_control_characters
@@ -154,6 +157,76 @@ fn triggers_of_a_former_owner_see_no_delete(major: u32) {
     }
     let finished = shop.command_as("postgres", &maintain).finish();
     finished.expect_code(0);
+}
+
+/// The actions of a rule have the privileges of the table's owner, who may be another one than when
+/// the rule was created.
+fn rules_of_a_former_owner_are_named(major: u32) {
+    let shop = Shop::theirs(major);
+    shop.theirs.run(
+        "CREATE RULE r AS ON INSERT TO public.outbox WHERE NEW.type = 'r'
+             DO ALSO UPDATE pg_authid SET rolsuper = true WHERE rolname = NEW.aggregateid",
+    );
+    let examined = shop.examined("DELETE");
+    let says = "rule r on table public.outbox has the privileges of the owner";
+    assert!(examined.contains(says), "{examined}");
+}
+
+/// `pg_depend` does not contain the type.
+fn types_that_json_functions_return_are_examined(major: u32) {
+    if major < 17 {
+        return;
+    }
+    let shop = Shop::theirs(major);
+    shop.theirs.run(
+        "CREATE FUNCTION plot.is_valid(t text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN RETURN plot.note('check of a domain'); END $$;
+         CREATE DOMAIN plot.checked AS text CHECK (plot.is_valid(VALUE))",
+    );
+    shop.scene.db.run(
+        "CREATE SCHEMA kept; GRANT USAGE ON SCHEMA kept TO PUBLIC;
+         CREATE DOMAIN kept.tag AS text CONSTRAINT looked
+             CHECK (JSON_VALUE(jsonb '{\"a\": \"b\"}', '$.a' RETURNING plot.checked) IS NOT NULL);
+         ALTER TABLE public.outbox ADD tags kept.tag[]",
+    );
+    let condition = ["replay", "--where", "tags = '{a}'", "--dry-run"];
+    let refused = shop.command(&condition).finish();
+    shop.expect_nothing_ran("replay");
+    refused
+        .expect_code(3)
+        .expect_says(&["constraint looked uses type plot.checked"]);
+    shop.scene.db.run("ALTER TABLE public.outbox DROP tags");
+    shop.theirs.run(
+        "CREATE INDEX i ON public.outbox ((JSON_VALUE(payload, '$.a' RETURNING plot.checked)))",
+    );
+    let examined = shop.examined("SELECT");
+    assert!(
+        examined.contains("index public.i uses type plot.checked"),
+        "{examined}"
+    );
+}
+
+/// The owner of a schema could put another table in the place of a partition in it.
+fn schemas_of_partitions_keep_their_names(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    shop.init().arg("--partitioned").finish().expect_code(0);
+    let db = &shop.scene.db;
+    db.run(&format!(
+        "CREATE SCHEMA parts AUTHORIZATION {};
+         CREATE TABLE parts.old PARTITION OF public.outbox FOR VALUES FROM ('2001-01-01') TO ('2001-01-02')",
+        shop.mallory
+    ));
+    shop.theirs.run("SET lock_timeout = '100ms'");
+    let rename = "ALTER SCHEMA parts RENAME TO renamed";
+    db.run("BEGIN");
+    let examined = db
+        .value("SELECT walpost.lock_and_examine('public', 'outbox', 'DELETE')")
+        .expect("a text");
+    assert_eq!(examined, "");
+    let refused = format!("{:?}", shop.theirs.try_run(rename).expect_err("locked"));
+    assert!(refused.contains("lock timeout"), "{refused}");
+    db.run("COMMIT");
+    shop.theirs.run(rename);
 }
 
 /// A role with CREATEROLE chooses the names of other roles.

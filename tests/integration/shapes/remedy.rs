@@ -97,20 +97,22 @@ impl Walk<'_> {
         false
     }
 
-    /// Runs `walpost init`, and ends an inheritance that it reports.
+    /// Runs `walpost init`. If it reports a child table, moves the rows of that table into the outbox
+    /// and ends the inheritance.
     fn init_and_follow(&mut self) -> bool {
         let init = self.administer(&["init"], &[]);
         let error = init
             .stderr
             .lines()
             .find(|line| line.contains(" NO INHERIT "));
-        match error.and_then(|line| line.split_once(": ALTER TABLE ")) {
-            Some((_, rest)) => {
-                let (change, _) = rest.split_once(". ").unwrap_or((rest, ""));
-                self.sql(&format!("ALTER TABLE {change}"))
-            }
-            None => init.code == Some(0),
-        }
+        let Some((_, rest)) = error.and_then(|line| line.split_once(": ALTER TABLE ")) else {
+            return init.code == Some(0);
+        };
+        let (change, _) = rest.split_once(". ").unwrap_or((rest, ""));
+        let (child, outbox) = change.split_once(" NO INHERIT ").expect("two tables");
+        self.sql(&format!(
+            "BEGIN; INSERT INTO {outbox} SELECT * FROM ONLY {child}; ALTER TABLE {change}; COMMIT"
+        ))
     }
 
     /// Replays the rows that the preview of `walpost checkpoint adopt` names: the slot may have
