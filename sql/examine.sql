@@ -101,9 +101,9 @@ BEGIN
         WITH outbox AS (SELECT c.oid, c.relowner, c.oid::regclass AS name
             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = in_schema AND c.relname = outbox_name
         ) SELECT object, owner, serves_outbox, hint, name, (SELECT relowner FROM outbox) AS outbox_owner FROM (
-            SELECT 'schema walpost', nspowner, false, 'ALTER SCHEMA walpost OWNER TO ...', nspname FROM pg_namespace
+            SELECT 'schema walpost', nspowner, false, 'ALTER SCHEMA walpost RENAME TO walpost_old', nspname FROM pg_namespace
                 WHERE nspname = 'walpost' AND what <> '{}'
-            UNION ALL SELECT 'table walpost.' || relname, relowner, false, format('ALTER TABLE walpost.%s OWNER TO ...', relname),
+            UNION ALL SELECT 'table walpost.' || relname, relowner, false, format('ALTER TABLE walpost.%1$s RENAME TO %1$s_old', relname),
                     relname
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                 WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what)
@@ -214,6 +214,9 @@ BEGIN
             UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid = its_oid
             UNION ALL SELECT format('statistics %I', stxname) FROM pg_statistic_ext WHERE stxrelid = its_oid
             UNION ALL SELECT format('inheriting table %s', inhrelid::regclass) FROM pg_inherits WHERE inhparent = its_oid
+            -- Whoever may write to the parent may write to this table.
+            UNION ALL SELECT format('parent %s', inhparent::regclass) FROM pg_inherits WHERE inhrelid = its_oid
+            UNION ALL SELECT format('type %s', format_type(reloftype, NULL)) FROM pg_class WHERE oid = its_oid AND reloftype <> 0
             UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index
                 WHERE indrelid = its_oid AND (indexprs IS NOT NULL OR indpred IS NOT NULL)
             UNION ALL SELECT format('constraint %I', conname) FROM pg_constraint

@@ -28,7 +28,8 @@ BEGIN
     IF current_setting('role') <> 'none' AND EXISTS (SELECT FROM pg_db_role_setting, unnest(setconfig) AS setting
         WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
             AND setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user))
-            AND setting = 'role=' || current_setting('role')) THEN
+            -- The server has truncated a longer setting to the length of a name.
+            AND setting LIKE 'role=%' AND substr(setting, 6)::name = current_setting('role')) THEN
         PERFORM set_config('role', 'none', false);
     END IF;
     -- A warning can be about privileges that others have.

@@ -2,7 +2,7 @@
 
 #![expect(
     unsafe_code,
-    reason = "exports symbols that jemalloc reads and librdkafka calls"
+    reason = "exports symbols that jemalloc reads and librdkafka calls, and initializes OpenSSL"
 )]
 
 use std::process::ExitCode;
@@ -275,6 +275,31 @@ mod error_codes {
     }
 }
 
+/// Prevents OpenSSL from loading a configuration file.
+mod openssl_configuration {
+    use std::ffi::{c_int, c_void};
+    use std::ptr::null;
+
+    /// openssl/crypto.h of OpenSSL 3.
+    const OPENSSL_INIT_NO_LOAD_CONFIG: u64 = 0x80;
+
+    unsafe extern "C" {
+        fn OPENSSL_init_crypto(options: u64, settings: *const c_void) -> c_int;
+    }
+
+    /// Initializes OpenSSL without its configuration file. The file, by default
+    /// /usr/local/ssl/openssl.cnf, can name libraries to load, and OpenSSL does not check who can
+    /// write it. Only the first initialization decides this, so this function runs before anything
+    /// else uses OpenSSL.
+    pub(super) fn ignore() {
+        // SAFETY: the settings may be null (OPENSSL_init_crypto(3)).
+        unsafe {
+            OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG, null());
+        }
+    }
+}
+
 fn main() -> ExitCode {
+    openssl_configuration::ignore();
     ExitCode::from(walpost::facade::main().code())
 }

@@ -174,6 +174,26 @@ fn password_file_that_others_may_read_is_not_used() {
     run.finish().expect_code(3).expect_says(&["password"]);
 }
 
+/// OpenSSL's configuration file can name libraries that OpenSSL loads, and is not examined. This one
+/// disables all algorithms.
+#[test]
+fn configuration_file_of_openssl_is_not_loaded() {
+    let scene = Scene::new();
+    let file = reaper::folder("openssl").join("openssl.cnf");
+    let text = "openssl_conf = all\n[all]\nalg_section = algorithms\n[algorithms]\ndefault_properties = fips=yes\n";
+    write_private(&file, text.as_bytes());
+    let conninfo = scene
+        .server
+        .tcp_conninfo(&scene.name)
+        .replace("sslmode=disable", "sslmode=require");
+    let check = scene
+        .at(&conninfo)
+        .invoke("check")
+        .env("OPENSSL_CONF", &file);
+    let check = check.args(["--kafka", &scene.broker.address()]).finish();
+    check.expect_code(0);
+}
+
 /// Write access to one of these files is enough to choose which server is trusted or which
 /// credentials Walpost uses.
 #[test]

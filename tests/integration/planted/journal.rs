@@ -23,7 +23,7 @@ const JOURNAL: &str = "CREATE SCHEMA IF NOT EXISTS walpost;
     GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT ALL ON walpost.journal TO PUBLIC;";
 
 /// Each of these runs code of the journal's owner as the role that writes or reads the journal.
-const TRAPS: [(&str, &str); 9] = [
+const TRAPS: [(&str, &str); 10] = [
     (
         "trigger",
         "CREATE TRIGGER t AFTER INSERT ON walpost.journal FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
@@ -47,6 +47,10 @@ const TRAPS: [(&str, &str); 9] = [
     (
         "column more text",
         "ALTER TABLE walpost.journal ADD more text DEFAULT plot.note('default')::text",
+    ),
+    (
+        "parent plot.parent",
+        "CREATE TABLE plot.parent (slot text); ALTER TABLE walpost.journal INHERIT plot.parent",
     ),
     (
         "policy",
@@ -73,7 +77,7 @@ fn journal_that_another_role_has_made_before_is_refused(major: u32) {
         init.expect_says(&[
             "schema walpost belongs to",
             &shop.mallory,
-            "ALTER SCHEMA walpost OWNER",
+            "ALTER SCHEMA walpost RENAME TO",
         ]);
         shop.expect_nothing_ran(trap);
         // Here the schema belongs to the DBA, and only the table does not.

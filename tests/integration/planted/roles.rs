@@ -47,8 +47,14 @@ fn role_that_was_set_for_the_database_when_the_dba_connected_is_not_trusted() {
              CREATE FUNCTION walpost.add_outbox(regclass, name) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN
                  PERFORM set_config('role', 'none', false); PERFORM plot.note('role'); RETURN NULL; END $$",
         );
-        let set = format!("ALTER DATABASE {} SET role = '{mallory}'", scene.name);
-        shop.theirs.run(&set);
+        // The server truncates a longer setting to the length of a name.
+        let longer = format!("{mallory:_<63}");
+        scene
+            .db
+            .run(&format!("ALTER ROLE {mallory} RENAME TO {longer}"));
+        let mallory = &longer;
+        let set = format!("ALTER DATABASE {} SET role = '{mallory}more'", scene.name);
+        scene.db.run(&set);
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let file = reaper::folder("planted").join("reset.sql");
         let reset = format!(
