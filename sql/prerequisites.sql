@@ -85,7 +85,9 @@ BEGIN
     END IF;
     IF found.database <> current_database() THEN
         RAISE EXCEPTION 'slot % exists in database %, expected %', name,
-            quote_ident(found.database), quote_ident(current_database())
+            regexp_replace(quote_ident(found.database),
+                E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g'),
+            quote_ident(current_database())
             USING HINT = 'Slot names are one for the whole server: choose another name for the slot.';
     END IF;
     IF found.wal_status = 'lost' THEN

@@ -32,6 +32,7 @@ use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor;
+use crate::trusted_path;
 
 /// Maximum number of pipelines queried concurrently.
 const AT_ONCE: usize = 8;
@@ -189,7 +190,13 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
 }
 
 fn write_manual(folder: &Path) -> Exit {
-    match clap_mangen::generate_to(help::command(), folder) {
+    // Another user could have put links there.
+    let written = trusted_path::check_private_folder(folder)
+        .map_err(|error| error.to_string())
+        .and_then(|()| {
+            clap_mangen::generate_to(help::command(), folder).map_err(|error| error.to_string())
+        });
+    match written {
         Ok(()) => Exit::Done,
         Err(reason) => {
             error!(

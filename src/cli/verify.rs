@@ -332,19 +332,19 @@ mod tests {
 
     #[test]
     fn findings_are_written_into_no_file_of_others() {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().expect("a file");
         let [own, link, second] = ["own", "link", "second"].map(|name| folder.path().join(name));
-        fs::write(&own, "kept").unwrap();
-        symlink(&own, &link).unwrap();
-        create_private(&link).unwrap_err();
-        fs::hard_link(&own, &second).unwrap();
-        let refused = create_private(&second).unwrap_err();
+        fs::write(&own, "kept").expect("a file");
+        symlink(&own, &link).expect("a file");
+        create_private(&link).expect_err("it is refused");
+        fs::hard_link(&own, &second).expect("a file");
+        let refused = create_private(&second).expect_err("it is refused");
         assert!(refused.to_string().contains("single name"), "{refused}");
-        assert_eq!(fs::read(&own).unwrap(), b"kept");
-        fs::remove_file(&second).unwrap();
-        fs::set_permissions(&own, Permissions::from_mode(0o644)).unwrap();
-        create_private(&own).unwrap();
-        let found = fs::metadata(&own).unwrap();
+        assert_eq!(fs::read(&own).expect("a file"), b"kept");
+        fs::remove_file(&second).expect("a file");
+        fs::set_permissions(&own, Permissions::from_mode(0o644)).expect("a file");
+        create_private(&own).expect("a file");
+        let found = fs::metadata(&own).expect("a file");
         assert_eq!((found.len(), found.mode() & 0o777), (0, 0o600));
     }
 }

@@ -47,14 +47,8 @@ fn role_that_was_set_for_the_database_when_the_dba_connected_is_not_trusted() {
              CREATE FUNCTION walpost.add_outbox(regclass, name) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN
                  PERFORM set_config('role', 'none', false); PERFORM plot.note('role'); RETURN NULL; END $$",
         );
-        // The server truncates a longer setting to the length of a name.
-        let longer = format!("{mallory:_<63}");
-        scene
-            .db
-            .run(&format!("ALTER ROLE {mallory} RENAME TO {longer}"));
-        let mallory = &longer;
-        let set = format!("ALTER DATABASE {} SET role = '{mallory}more'", scene.name);
-        scene.db.run(&set);
+        let set = format!("ALTER DATABASE {} SET role = '{mallory}'", scene.name);
+        shop.theirs.run(&set);
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let file = reaper::folder("planted").join("reset.sql");
         let reset = format!(
@@ -70,6 +64,35 @@ fn role_that_was_set_for_the_database_when_the_dba_connected_is_not_trusted() {
             "schema walpost belongs to role {mallory}, expected a superuser, or role postgres"
         );
         assert!(said.contains(&expected), "PostgreSQL {major}: {said}");
+    }
+}
+
+/// The server truncates a longer setting to the length of a name.
+#[test]
+fn role_that_is_set_with_a_longer_name_is_not_kept() {
+    for major in MAJORS {
+        let shop = Shop::bare(Outbox::Table, major);
+        let scene = &shop.scene;
+        let long = format!("{:_<63}", shop.mallory);
+        scene.db.run(&format!(
+            "CREATE ROLE {long}; ALTER DATABASE {} SET role = '{long}more'",
+            scene.name
+        ));
+        let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
+        let file = reaper::folder("planted").join("user.sql");
+        let script = format!(
+            "SELECT 'before: ' || current_user;\n\\ir {}\nSELECT 'after: ' || current_user;\n",
+            sql.join("session.sql").display()
+        );
+        fs::write(&file, script).unwrap();
+        let output = try_psql(scene, &file);
+        scene.db.run(&format!(
+            "ALTER DATABASE {} RESET role; DROP ROLE {long}",
+            scene.name
+        ));
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(printed.contains(&format!("before: {long}")), "{printed}");
+        assert!(printed.contains("after: postgres"), "{printed}");
     }
 }
 
