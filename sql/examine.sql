@@ -148,7 +148,8 @@ BEGIN
         -- The owner of the outbox is trusted with objects that serve only that outbox.
         IF found.owner = ANY (may_be_us) OR found.owner <> 0 AND found.serves_outbox
             AND coalesce(pg_has_role(found.owner, found.outbox_owner, act_as), false) THEN
-            examined := examined || found.name;
+            -- With a null element, no comparison below with <> ALL would be true.
+            examined := array_remove(examined || found.name, NULL);
             CONTINUE;
         END IF;
         RAISE EXCEPTION '% belongs to %, expected a superuser, or role %', regexp_replace(found.object, unprintable, '?', 'g'),
