@@ -38,6 +38,7 @@ pub(crate) use self::set_aside::HandOver;
 use crate::delivery::failure::DeliveryFailure;
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::kafka::reader::ReadError;
+use crate::model::commands::Commands;
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::{Mapping, MappingError, TableColumn};
@@ -351,10 +352,30 @@ impl ReplayError {
 }
 
 impl ReplayError {
+    /// Adds the options of this process to the command that the error suggests.
+    #[must_use]
+    pub(crate) fn with_commands(self, commands: &Commands) -> Self {
+        match self {
+            Self::Catalog(error) => Self::Catalog(error.with_commands(commands)),
+            Self::Copy(CopyError::Catalog(error)) => {
+                Self::Copy(CopyError::Catalog(error.with_commands(commands)))
+            }
+            Self::Wrong { flag, error } => Self::Wrong {
+                flag,
+                error: error.with_commands(commands),
+            },
+            other => other,
+        }
+    }
+
     /// Creates the error for a failed statement, depending on whether the server rejects the value
     /// of the flag.
     fn wrong(flag: &'static str, error: CatalogError) -> Self {
         match &error {
+            // Raised by the files in sql/, for example because a function of theirs is missing.
+            CatalogError::Server(server) if server.routine == "exec_stmt_raise" => {
+                Self::Catalog(error)
+            }
             // Data exception; syntax error or access rule violation, except for a missing
             // privilege.
             CatalogError::Server(server)
@@ -841,4 +862,26 @@ fn texts(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
         value.ok_or_else(|| CatalogError::Unexpected("null in a primary key".to_owned()))
     };
     (0..row.len()).map(value).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_the_examination_is_not_attributed_to_a_flag() {
+        let error = |routine: &str| {
+            let error = ServerError {
+                code: "42883".to_owned(),
+                routine: routine.to_owned(),
+                ..ServerError::default()
+            };
+            ReplayError::wrong("--where", CatalogError::Server(Box::new(error)))
+        };
+        assert!(matches!(
+            error("ParseFuncOrColumn"),
+            ReplayError::Wrong { .. }
+        ));
+        assert!(matches!(error("exec_stmt_raise"), ReplayError::Catalog(_)));
+    }
 }

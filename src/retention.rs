@@ -274,12 +274,30 @@ async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, Catal
 }
 
 /// Performs what is due for the table of `target`. `among` is the number of tables in the whole
-/// pass.
+/// pass. Commands in the errors have the options of this process.
 ///
 /// # Errors
 /// The connection broke or a catalog query failed. Problems with the table or with individual
 /// partitions are in the report instead.
 async fn pass_of_table(
+    catalog: &Catalog,
+    settings: &PipelineSettings,
+    target: &Target,
+    among: usize,
+    dry_run: bool,
+) -> Result<Report, CatalogError> {
+    let commands = &target.commands;
+    let done = maintain(catalog, settings, target, among, dry_run).await;
+    let mut report = done.map_err(|error| error.with_commands(commands))?;
+    let troubles = report.troubles.into_iter().map(|trouble| match trouble {
+        RetentionError::Catalog(error) => error.with_commands(commands).into(),
+        trouble => trouble,
+    });
+    report.troubles = troubles.collect();
+    Ok(report)
+}
+
+async fn maintain(
     catalog: &Catalog,
     settings: &PipelineSettings,
     target: &Target,

@@ -386,7 +386,7 @@ impl DatabaseReader<'_> {
             Ok(entries) => entries,
             // A database that was set up manually may have no journal, or none that this role can
             // read.
-            Err(CatalogError::NoJournal) => Vec::new(),
+            Err(CatalogError::NoJournal { .. }) => Vec::new(),
             // insufficient_privilege
             Err(CatalogError::Server(error)) if error.code == "42501" => Vec::new(),
             Err(error) => return Err(error.into()),

@@ -282,7 +282,7 @@ async fn say_gaps(
         say!("{name}: {}. {resend}", gap.describe(confirmed));
     }
     let open = match catalog.dropped_slots(name, &settings.target).await {
-        Err(CatalogError::NoJournal) => Vec::new(),
+        Err(CatalogError::NoJournal { .. }) => Vec::new(),
         open => open?,
     };
     for entry in open {

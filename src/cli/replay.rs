@@ -15,6 +15,7 @@ use crate::config::file::SinkName;
 use crate::config::values;
 use crate::delivery::watermark::Watermark;
 use crate::kafka::producer::KafkaSink;
+use crate::model::commands::Commands;
 use crate::model::exit::Exit;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
@@ -128,6 +129,20 @@ enum Failure {
     },
 }
 
+impl Failure {
+    /// Adds the options of this process to the command that the error suggests.
+    fn with_commands(self, commands: &Commands) -> Self {
+        match self {
+            Self::Replay(reason) => Self::Replay(reason.with_commands(commands)),
+            Self::CutShort { reason, command } => Self::CutShort {
+                reason: reason.with_commands(commands),
+                command,
+            },
+            other => other,
+        }
+    }
+}
+
 /// Sends rows of one pipeline's table again.
 #[must_use]
 pub(crate) fn run(args: &ReplayArgs) -> Exit {
@@ -156,6 +171,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
         Ok(Ended::Complete) => Exit::Done,
         Ok(Ended::Stopped) => Exit::Failed,
         Err(reason) => {
+            let reason = reason.with_commands(&settings.target.commands);
             error!(pipeline = settings.name, "{reason}");
             match reason {
                 Failure::NotAsked(_) | Failure::NoSelection(_) | Failure::OfAnother { .. } => {

@@ -148,17 +148,12 @@ impl PipelineError {
             Self::Core(error) => error,
             Self::Snapshot(error) => match error.as_ref() {
                 SnapshotError::Core(error) => error,
-                SnapshotError::NoJournal { .. }
-                | SnapshotError::Catalog(CatalogError::NoJournal) => {
+                SnapshotError::NoJournal { .. } => {
                     return Some(("To create it", commands.print(["init"])));
                 }
                 _ => return None,
             },
             Self::ExactlyOnce(ExactlyOnceError::History(_)) => return Some((ACCEPT, adopt())),
-            Self::Catalog(CatalogError::NoJournal)
-            | Self::WalBudget(WalBudgetError::Catalog(CatalogError::NoJournal)) => {
-                return Some(("To create it", commands.print(["init"])));
-            }
             Self::Sink(error) => {
                 return error
                     .skip_to()

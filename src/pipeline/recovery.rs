@@ -171,7 +171,7 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
         | CatalogError::OtherServer
         // Caused by a migration, for example. The next attempt reads the catalogs again.
         | CatalogError::TableChanged(_) => Remedy::Reconnect,
-        CatalogError::NoJournal
+        CatalogError::NoJournal { .. }
         | CatalogError::NewerJournal { .. }
         | CatalogError::CodeOfOthers { .. }
         | CatalogError::RowSecurity { .. }

@@ -171,7 +171,7 @@ impl PipelineSettings {
             return Ok(());
         }
         if !observed.has_journal {
-            return Err(CatalogError::NoJournal.into());
+            return Err(CatalogError::no_journal(&self.target).into());
         }
         match (&observed.table, self.target.outbox.table()) {
             (Some(found), Some(table)) if !found.has_key => Err(WalBudgetError::NoKey {

@@ -337,10 +337,10 @@ impl CatalogQueries for SimDatabase {
     async fn write_set_aside(
         &self,
         _: &str,
-        _: &Target,
+        target: &Target,
         _: &TableNote,
     ) -> Result<Option<SetAside>, CatalogError> {
-        Err(CatalogError::NoJournal)
+        Err(CatalogError::no_journal(target))
     }
 
     async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {

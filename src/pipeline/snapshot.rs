@@ -344,7 +344,7 @@ async fn table_snapshots(
     catalog: &impl CatalogQueries,
 ) -> Result<Vec<TableSnapshot>, CatalogError> {
     match catalog.table_snapshots(target).await {
-        Err(CatalogError::NoJournal) => Ok(Vec::new()),
+        Err(CatalogError::NoJournal { .. }) => Ok(Vec::new()),
         // Without this privilege, no copy was started either.
         Err(CatalogError::Server(error))
             if target.outbox.table().is_none() && error.code == DENIED =>
@@ -680,7 +680,8 @@ impl Snapshot {
             let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::BEGUN);
             catalog.write_journal(&entry).await?;
         }
-        let locked = catalog.lock_table(&self.plan.table.version).await?;
+        let locked = catalog.lock_table(&self.plan.table.version).await;
+        let locked = locked.map_err(|error| error.with_commands(&target.commands))?;
         // The publication can have changed independently. While the table is locked, its filter
         // can't change.
         let observed = catalog.look(target).await?;

@@ -102,8 +102,13 @@ pub enum CatalogError {
     #[error("connection to PostgreSQL lost: {0}")]
     Lost(tokio_postgres::Error),
     /// The journal does not exist.
-    #[error("table walpost.journal does not exist. walpost init creates it, or sql/journal.sql")]
-    NoJournal,
+    #[error(
+        "table walpost.journal does not exist. Create it: {init}; or run sql/journal.sql and sql/role.sql in this database"
+    )]
+    NoJournal {
+        /// The command that creates it.
+        init: String,
+    },
     /// An entry of the journal was written by a later version.
     #[error(
         "entry {id} of table walpost.journal is of version {version}, and this Walpost reads up to version {newest}: a newer \
@@ -167,6 +172,13 @@ pub enum CatalogError {
 }
 
 impl CatalogError {
+    /// Creates the error for a database without the journal.
+    #[must_use]
+    pub(crate) fn no_journal(target: &Target) -> Self {
+        let init = target.init(&[]);
+        Self::NoJournal { init }
+    }
+
     /// Adds the options of this process to the command that the error suggests. The files in sql/
     /// do not know these options.
     #[must_use]

@@ -52,11 +52,13 @@ impl Plan<'_> {
         let locked = self.lock().await?;
         let order = locked.row_order(CreatedAt::First).await?;
         let (described, filter) = (self.rows_condition(&order), self.filter(&order));
+        let selected = self.planned.selected();
+        let flag = selected.map_or("which rows", |selected| selected.flag());
         let row = self
             .reader
             .select_first(locked, "count(*)", &filter)
             .await
-            .map_err(|error| ReplayError::wrong("which rows", error))?;
+            .map_err(|error| ReplayError::wrong(flag, error))?;
         let count = row.as_ref().and_then(|row| row.get(0)?.parse().ok());
         self.rows = count.ok_or_else(|| CatalogError::Unexpected("count(*)".to_owned()))?;
         self.described = described;

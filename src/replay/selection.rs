@@ -157,6 +157,16 @@ impl Selected {
         all.join(" AND ")
     }
 
+    /// Returns the flag whose value the server may reject, for an error message.
+    pub(super) fn flag(&self) -> &'static str {
+        match (&self.condition, &self.ids[..], &self.aggregates[..]) {
+            (Some(_), ..) => "--where",
+            (None, [_, ..], _) => "--id",
+            (None, [], [_, ..]) => "--aggregate",
+            (None, [], []) => "which rows",
+        }
+    }
+
     /// Returns the kind of a statement with this condition, for the examination of the table.
     pub(super) fn statement(&self) -> Statement {
         match self.aggregates.is_empty() && self.ids.is_empty() {

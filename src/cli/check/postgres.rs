@@ -228,6 +228,7 @@ async fn owners(
     if let Some(table) = observed.table.as_ref().filter(|_| can_examine)
         && let Err(error) = catalog.lock_table(&table.version, Statement::Select).await
     {
+        let error = error.with_commands(&target.commands);
         report.add("owners", Outcome::Warning, error);
     }
     let publication = observed.publication.as_ref();
@@ -329,7 +330,7 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
                 }
             }
             // The checks of the pipeline have reported the error.
-            Err(CatalogError::Server(_) | CatalogError::NoJournal) => {}
+            Err(CatalogError::Server(_) | CatalogError::NoJournal { .. }) => {}
             Err(error) => report.add("former slots", of(recovery::of_catalog(&error)), error),
         }
     }
@@ -379,7 +380,7 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
         return;
     }
     let entries = match catalog.set_aside(&settings.target).await {
-        Err(CatalogError::NoJournal) if !settings.sets_tables_aside() => Vec::new(),
+        Err(CatalogError::NoJournal { .. }) if !settings.sets_tables_aside() => Vec::new(),
         // If the journal is needed, other checks report that it can't be read.
         Err(CatalogError::Server(_)) if !outbox.is_several() => Vec::new(),
         Err(error) => {

@@ -137,7 +137,7 @@ impl Catalog {
             escape_literal(&table.to_string())
         );
         match self.open_entries(target, &whose).await {
-            Err(CatalogError::NoJournal) => Ok(Vec::new()),
+            Err(CatalogError::NoJournal { .. }) => Ok(Vec::new()),
             found => found,
         }
     }

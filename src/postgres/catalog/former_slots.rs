@@ -55,7 +55,7 @@ impl Catalog {
         table: &TableName,
     ) -> Result<Vec<String>, CatalogError> {
         for own in [OwnTable::TableState, OwnTable::SlotState] {
-            if self.unusable(own, Use::Read).await?.is_some() {
+            if self.unusable(target, own, Use::Read).await?.is_some() {
                 return Ok(Vec::new());
             }
         }
@@ -134,7 +134,7 @@ impl Catalog {
         pipelines: &[String],
     ) -> Result<Vec<VanishedSlot>, CatalogError> {
         if self
-            .unusable(OwnTable::SlotState, Use::Read)
+            .unusable(target, OwnTable::SlotState, Use::Read)
             .await?
             .is_some()
         {

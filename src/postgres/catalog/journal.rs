@@ -260,11 +260,12 @@ impl Catalog {
         statement: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
         let rows = self.run_on_own_table(OwnTable::Journal, target, "", statement);
-        rows.await.map_err(|error| self.journal_error(error))
+        rows.await
+            .map_err(|error| self.journal_error(target, error))
     }
 
     /// Converts an error, and adds the command that fixes it, if there is one.
-    fn journal_error(&self, error: tokio_postgres::Error) -> CatalogError {
+    fn journal_error(&self, target: &Target, error: CatalogError) -> CatalogError {
         let error = self.with_grant(error, |role| {
             format!(
                 "GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT, INSERT (pipeline, slot, action, from_lsn, \
@@ -274,7 +275,7 @@ impl Catalog {
         match error {
             // invalid_schema_name, undefined_table
             CatalogError::Server(server) if matches!(&*server.code, "3F000" | "42P01") => {
-                CatalogError::NoJournal
+                CatalogError::no_journal(target)
             }
             error => error,
         }

@@ -29,7 +29,10 @@ impl Catalog {
         target: &Target,
         halt: &LastHalt,
     ) -> Result<Option<String>, CatalogError> {
-        if let Some(why) = self.unusable(OwnTable::SlotState, Use::Write).await? {
+        if let Some(why) = self
+            .unusable(target, OwnTable::SlotState, Use::Write)
+            .await?
+        {
             return Ok(Some(why));
         }
         let halt = serde_json::to_string(halt)
@@ -54,7 +57,9 @@ impl Catalog {
         &self,
         target: &Target,
     ) -> Result<Option<LastHalt>, CatalogError> {
-        let is_unusable = self.unusable(OwnTable::SlotState, Use::Read).await?;
+        let is_unusable = self
+            .unusable(target, OwnTable::SlotState, Use::Read)
+            .await?;
         if is_unusable.is_some() {
             return Ok(None);
         }

@@ -35,7 +35,9 @@ impl Catalog {
         target: &Target,
         former: &FormerSlot,
     ) -> Result<Vec<TableName>, CatalogError> {
-        let unusable = self.unusable(OwnTable::TableState, Use::Read).await?;
+        let unusable = self
+            .unusable(target, OwnTable::TableState, Use::Read)
+            .await?;
         if unusable.is_some() {
             return Ok(Vec::new());
         }
@@ -76,7 +78,9 @@ impl Catalog {
         left: &[TableName],
         found: Lsn,
     ) -> Result<(), CatalogError> {
-        let unusable = self.unusable(OwnTable::TableState, Use::Write).await?;
+        let unusable = self
+            .unusable(target, OwnTable::TableState, Use::Write)
+            .await?;
         if left.is_empty() || former.slot == target.slot || unusable.is_some() {
             return Ok(());
         }

@@ -54,6 +54,7 @@ impl Catalog {
     /// or the server is a standby.
     pub(super) async fn unusable(
         &self,
+        target: &Target,
         table: OwnTable,
         to: Use,
     ) -> Result<Option<String>, CatalogError> {
@@ -71,7 +72,8 @@ impl Catalog {
             .await?;
         let Some(found) = found else {
             return Ok(Some(format!(
-                "table walpost.{name} does not exist. walpost init creates it, or sql/journal.sql and sql/role.sql"
+                "table walpost.{name} does not exist. Create it: {}; or run sql/journal.sql and sql/role.sql in this database",
+                target.init(&[])
             )));
         };
         if found.try_get(2)? {
@@ -99,7 +101,7 @@ impl Catalog {
         target: &Target,
         settings: &str,
         statement: &str,
-    ) -> Result<Vec<SimpleQueryRow>, tokio_postgres::Error> {
+    ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
         // Unique, so that a statement that an error left prepared does not conflict with the next
         // one.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
@@ -115,7 +117,7 @@ impl Catalog {
                 // then.
                 let deallocate = format!("DEALLOCATE {name}");
                 let _ = self.client().batch_execute(&deallocate).await;
-                return Err(error);
+                return Err(CatalogError::from(error).with_commands(&target.commands));
             }
         };
         let rows = messages.into_iter().filter_map(|message| match message {

@@ -68,7 +68,7 @@ impl Catalog {
         relation: u32,
     ) -> Result<Vec<SetAside>, CatalogError> {
         let mut entries = match self.set_aside(target).await {
-            Err(CatalogError::NoJournal) => Vec::new(),
+            Err(CatalogError::NoJournal { .. }) => Vec::new(),
             entries => entries?,
         };
         if entries.iter().any(|entry| entry.until.is_none()) {

@@ -158,7 +158,7 @@ impl Catalog {
     }
 
     async fn found_state(&self, of: &SlotOf, to: Use) -> Result<FoundState, CatalogError> {
-        if let Some(why) = self.unusable(OwnTable::SlotState, to).await? {
+        if let Some(why) = self.unusable(&of.target, OwnTable::SlotState, to).await? {
             return Ok(FoundState::Unusable(why));
         }
         let rows = self.slot_state_rows(of, &of_history(of)).await?;
@@ -695,7 +695,7 @@ impl Catalog {
         );
         match self.entries(&of.target, &condition).await {
             Ok(entries) => Ok(!entries.is_empty()),
-            Err(CatalogError::NoJournal) => Ok(false),
+            Err(CatalogError::NoJournal { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -180,7 +180,7 @@ impl Catalog {
     ) -> Result<SnapshotRecord, CatalogError> {
         match self.table_snapshots(target).await {
             Ok(snapshots) => Ok(SnapshotRecord::of_table(&snapshots, target.outbox.table())),
-            Err(CatalogError::NoJournal) => Ok(SnapshotRecord::NoJournal),
+            Err(CatalogError::NoJournal { .. }) => Ok(SnapshotRecord::NoJournal),
             Err(error) => Err(error),
         }
     }
@@ -245,7 +245,7 @@ impl Catalog {
             slot = escape_literal(&target.slot),
         );
         let found = self.run_on_own_table(OwnTable::SlotState, target, "", &select);
-        let rows = match found.await.map_err(CatalogError::from) {
+        let rows = match found.await {
             // invalid_schema_name, undefined_table, insufficient_privilege
             Err(CatalogError::Server(error))
                 if matches!(&*error.code, "3F000" | "42P01" | "42501") =>

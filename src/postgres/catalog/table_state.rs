@@ -304,7 +304,7 @@ impl Catalog {
         target: &Target,
     ) -> Result<Vec<String>, CatalogError> {
         if self
-            .unusable(OwnTable::TableState, Use::Read)
+            .unusable(target, OwnTable::TableState, Use::Read)
             .await?
             .is_some()
         {
@@ -331,7 +331,7 @@ impl Catalog {
         target: &Target,
     ) -> Result<Vec<TableName>, CatalogError> {
         if self
-            .unusable(OwnTable::TableState, Use::Read)
+            .unusable(target, OwnTable::TableState, Use::Read)
             .await?
             .is_some()
         {
@@ -357,7 +357,7 @@ impl Catalog {
         table: &TableName,
     ) -> Result<bool, CatalogError> {
         if self
-            .unusable(OwnTable::TableState, Use::Read)
+            .unusable(target, OwnTable::TableState, Use::Read)
             .await?
             .is_some()
         {
@@ -388,7 +388,10 @@ impl Catalog {
         if target.outbox.is_messages() {
             return Ok(None);
         }
-        if let Some(why) = self.unusable(OwnTable::TableState, Use::Write).await? {
+        if let Some(why) = self
+            .unusable(target, OwnTable::TableState, Use::Write)
+            .await?
+        {
             return Ok(Some(why));
         }
         let looks = self.look_at_tables(target).await?;
@@ -453,7 +456,9 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<(), CatalogError> {
-        let unusable = self.unusable(OwnTable::TableState, Use::Write).await?;
+        let unusable = self
+            .unusable(target, OwnTable::TableState, Use::Write)
+            .await?;
         if target.outbox.is_messages() || unusable.is_some() {
             return Ok(());
         }
@@ -474,7 +479,7 @@ impl Catalog {
     ) -> Result<(), CatalogError> {
         if target.outbox.is_messages()
             || self
-                .unusable(OwnTable::TableState, Use::Write)
+                .unusable(target, OwnTable::TableState, Use::Write)
                 .await?
                 .is_some()
         {

@@ -133,7 +133,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
             return Ok(Vec::new());
         }
         let entries = match self.catalog.set_aside(&settings.target).await {
-            Err(CatalogError::NoJournal) if !settings.sets_tables_aside() => Vec::new(),
+            Err(CatalogError::NoJournal { .. }) if !settings.sets_tables_aside() => Vec::new(),
             // Without this privilege, no table was set aside.
             Err(CatalogError::Server(error)) if !outbox.is_several() && error.code == DENIED => {
                 Vec::new()

@@ -317,7 +317,7 @@ impl Catalog {
             return Ok(Vec::new());
         }
         let snapshots = match self.table_snapshots(target).await {
-            Err(CatalogError::NoJournal) => return Ok(Vec::new()),
+            Err(CatalogError::NoJournal { .. }) => return Ok(Vec::new()),
             snapshots => snapshots?,
         };
         let recorded = self.recorded_position(target).await?;

@@ -159,7 +159,7 @@ impl Catalog {
     /// Returns where the slot was created, according to `walpost.slot_state`.
     async fn created_position(&self, target: &Target) -> Result<Option<Lsn>, CatalogError> {
         if self
-            .unusable(OwnTable::SlotState, Use::Read)
+            .unusable(target, OwnTable::SlotState, Use::Read)
             .await?
             .is_some()
         {
@@ -172,7 +172,7 @@ impl Catalog {
     /// has not sent yet.
     async fn is_sent_by_slot(&self, target: &Target, relation: u32) -> Result<bool, CatalogError> {
         if self
-            .unusable(OwnTable::TableState, Use::Read)
+            .unusable(target, OwnTable::TableState, Use::Read)
             .await?
             .is_some()
         {
@@ -205,7 +205,7 @@ impl Catalog {
             escape_literal(&copy.name().to_string())
         );
         match self.entries(target, &condition).await {
-            Err(CatalogError::NoJournal) => Ok(false),
+            Err(CatalogError::NoJournal { .. }) => Ok(false),
             entries => Ok(!entries?.is_empty()),
         }
     }
