@@ -126,6 +126,11 @@ BEGIN
     IF NOT (has_table_privilege(caller, outbox, 'UPDATE, DELETE, TRUNCATE') OR pg_has_role(caller, table_owner, 'USAGE')
         OR has_table_privilege(caller, outbox, 'SELECT')
             AND coalesce(has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)) THEN
+        -- A role that can read the table lacks what identifies Walpost's role.
+        IF has_table_privilege(caller, outbox, 'SELECT') THEN
+            RAISE EXCEPTION 'permission denied for table walpost.slot_state' USING ERRCODE = 'insufficient_privilege',
+                HINT = format('GRANT USAGE ON SCHEMA walpost TO %1$I; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %1$I', caller);
+        END IF;
         RAISE EXCEPTION 'permission denied for table %', table_name USING ERRCODE = 'insufficient_privilege';
     END IF;
 

@@ -255,16 +255,17 @@ impl Catalog {
     }
 
     /// Converts an error. If a privilege is missing, adds the statement that grants it, which
-    /// `grant` returns for the current role.
+    /// `grant` returns for the current role, unless the error has a hint.
     pub(super) fn with_grant(
         &self,
-        error: tokio_postgres::Error,
+        error: impl Into<CatalogError>,
         grant: impl FnOnce(&str) -> String,
     ) -> CatalogError {
         let mut error = error.into();
         if let CatalogError::Server(server) = &mut error
             && server.code == "42501"
             && !server.message.contains("row-level security")
+            && server.hint.is_none()
         {
             server.hint = Some(grant(&identifier(self.conninfo.user())));
         }
