@@ -15,7 +15,6 @@ use super::{commands, kafka, records, reserved, target};
 use crate::kafka::properties::Properties;
 use crate::kafka::settings::CheckpointSettings;
 use crate::outbox::reserved_topics::{DEFAULT_CHECKPOINT_TOPIC, ReservedTopics, TopicUse};
-use crate::outbox::route::is_topic_name;
 use crate::outbox::settings::Topic;
 use crate::pipeline::settings::{
     DeadLetterSettings, Delivery, PipelineSettings, Retention, SinkSettings, Undeliverable,
@@ -201,7 +200,7 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
     let topic = checkpoint
         .topic
         .unwrap_or_else(|| DEFAULT_CHECKPOINT_TOPIC.to_owned());
-    legal_topic(&topic).map_err(|reason| reader.error("checkpoint", reason))?;
+    records::legal_topic(&topic).map_err(|reason| reader.error("checkpoint", reason))?;
     own_topic(&topic, TopicUse::Checkpoints)
         .map_err(|reason| reader.error("checkpoint", reason))?;
     let replication = checkpoint.replication.unwrap_or(-1);
@@ -252,7 +251,7 @@ fn dead_letters(
         return Ok(settings);
     }
     let topic = &settings.topic;
-    legal_topic(topic).map_err(|reason| reader.error(TOPIC, reason))?;
+    records::legal_topic(topic).map_err(|reason| reader.error(TOPIC, reason))?;
     own_topic(topic, TopicUse::DeadLetters).map_err(|reason| reader.error(TOPIC, reason))?;
     if events.constant() == Some(topic) {
         let reason = format!("topic {topic:?} is that of the events; name another");
@@ -296,13 +295,4 @@ fn kept(postgres: Conninfo, path: &Path, origin: &Origin, pipeline: &str) -> Con
         let env = |name: &str| std::env::var(name).ok();
         self::postgres(&pipeline, now.postgres.as_deref(), &env).map_err(|error| error.to_string())
     })
-}
-
-fn legal_topic(topic: &str) -> Result<(), String> {
-    match is_topic_name(topic) {
-        true => Ok(()),
-        false => Err(format!(
-            "topic {topic:?}: expected 1 to 249 characters of a-z A-Z 0-9 . _ -"
-        )),
-    }
 }

@@ -5,6 +5,7 @@ use super::file::{FileEmptyArray, FileHeaders, FileNull, FilePipeline};
 use super::reader::Reader;
 use crate::outbox::headers::is_reserved;
 use crate::outbox::reserved_topics::ReservedTopics;
+use crate::outbox::route::is_topic_name;
 use crate::outbox::settings::{
     DebeziumHeaders, Expansion, Format, HeadersColumn, OutboxSettings, Route, Topic, Untyped,
 };
@@ -79,6 +80,9 @@ fn topic(reader: &Reader, file: &FilePipeline) -> Result<Option<Topic>, ConfigEr
             let reason = "a time of RFC 3339 has colons, which the name of a topic can't have. Take :rfc3339 out";
             return Err(reader.error("topic", reason));
         }
+        if let Some(reason) = template.as_ref().and_then(why_no_topic) {
+            return Err(reader.error("topic", reason));
+        }
         return Ok(template.map(Topic::Template));
     };
     if file.topic.is_some() {
@@ -88,6 +92,30 @@ fn topic(reader: &Reader, file: &FilePipeline) -> Result<Option<Topic>, ConfigEr
     let route = Route::new(&route.column, &route.regex, &route.replacement);
     let route = route.map_err(|reason| reader.error("route", reason))?;
     Ok(Some(Topic::Route(route)))
+}
+
+/// Returns why no row can have a valid topic, judging by the template's literal text.
+fn why_no_topic(template: &Template) -> Option<String> {
+    if let Some(topic) = template.constant() {
+        return legal_topic(topic).err();
+    }
+    let found = template.char_in_no_topic()?;
+    Some(format!(
+        "the name of a topic can't contain {found:?}, expected only a-z A-Z 0-9 . _ - outside of the braces"
+    ))
+}
+
+/// Checks the name of a topic.
+///
+/// # Errors
+/// Kafka does not accept the name.
+pub(super) fn legal_topic(topic: &str) -> Result<(), String> {
+    match is_topic_name(topic) {
+        true => Ok(()),
+        false => Err(format!(
+            "topic {topic:?}: expected 1 to 249 characters of a-z A-Z 0-9 . _ -"
+        )),
+    }
 }
 
 fn expansion(reader: &Reader, file: &FilePipeline) -> Result<Option<Expansion>, ConfigError> {

@@ -519,6 +519,15 @@ fn a_value_that_can_not_be_used_is_named_by_its_key() {
     check("value_format = \"avro\"", &["line 7", "json-schema"]);
     check("topic = \"{at:rfc3339}\"", &["topic", "colons"]);
     check(
+        "topic = \"outbox/{aggregatetype}\"",
+        &["topic", "can't contain '/'"],
+    );
+    check(
+        "topic = \"{aggregatetype} {{x}}\"",
+        &["topic", "can't contain ' '"],
+    );
+    check("topic = \"a:b\"", &["topic \"a:b\"", "1 to 249"]);
+    check(
         "expand_null = \"ignore\"",
         &["expand_null", "expand_payload = true"],
     );

@@ -8,6 +8,7 @@ use super::known::nearest;
 use super::report::Report;
 use super::source::{Source, Taken, reference, unescaped};
 use crate::outbox::headers::is_reserved;
+use crate::outbox::route::is_topic_name;
 use crate::outbox::template::{self, Template};
 
 /// The router's properties.
@@ -561,5 +562,8 @@ fn topic_template(parts: &[Part], by: &str) -> Option<String> {
         Part::Group(_) => column.clone(),
     });
     let text: String = parts.collect();
-    text.parse::<Template>().is_ok().then_some(text)
+    // Another template is not accepted as a topic.
+    let template: Template = text.parse().ok()?;
+    let is_accepted = template.constant().is_none_or(is_topic_name);
+    (is_accepted && template.char_in_no_topic().is_none()).then_some(text)
 }

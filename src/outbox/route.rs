@@ -9,6 +9,7 @@ use super::converted::ValueForm;
 use super::expand::Expander;
 use super::headers::{self, HeaderSpan, Headers, POSITION_HEADER};
 use super::settings::{EmptyPayload, NullPayload};
+use super::template::is_topic_char;
 use super::timestamp;
 
 pub(crate) use super::route_error::RouteError;
@@ -293,9 +294,8 @@ fn topic_name<'b>(bytes: &'b [u8], mapping: &Mapping) -> Result<&'b str, RouteEr
 /// Returns whether Kafka accepts this topic name.
 #[must_use]
 pub(crate) fn is_topic_name(name: &str) -> bool {
-    let is_legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     (1..=TOPIC_BYTES_MAX).contains(&name.len())
-        && name.bytes().all(is_legal)
+        && name.chars().all(is_topic_char)
         && !matches!(name, "." | "..")
 }
 

@@ -118,6 +118,17 @@ impl Template {
         Ok(written)
     }
 
+    /// Returns a character of the literal text that the name of a topic can't contain, if there is
+    /// one.
+    #[must_use]
+    pub(crate) fn char_in_no_topic(&self) -> Option<char> {
+        let mut literals = self.parts.iter().filter_map(|part| match part {
+            Part::Literal(text) => Some(text.as_str()),
+            _ => None,
+        });
+        literals.find_map(|text| text.chars().find(|c| !is_topic_char(*c)))
+    }
+
     /// Returns the text of a template without columns.
     #[must_use]
     pub fn constant(&self) -> Option<&str> {
@@ -126,6 +137,12 @@ impl Template {
             _ => None,
         }
     }
+}
+
+/// Returns whether a topic name may contain the character.
+#[must_use]
+pub(crate) fn is_topic_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }
 
 impl fmt::Display for Template {

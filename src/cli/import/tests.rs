@@ -216,7 +216,6 @@ fn a_topic_that_is_the_routed_value_with_text_around_it_is_a_template() {
         ("(.*)", "$1_x", "{aggregatetype}_x"),
         (".*", "a.$0.v1", "a.{aggregatetype}.v1"),
         (".*", "events", "events"),
-        ("(.*)", "{$1}", "{{{aggregatetype}}}"),
     ] {
         let imported = import(&router(&[
             ("route.topic.regex", regex),
