@@ -262,7 +262,10 @@ pub(crate) enum DeliveryName {
 
 /// The checkpoints for exactly-once delivery.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table: { topic = \"TOPIC\", replication = 3 }"
+)]
 pub(crate) struct FileCheckpoint {
     pub topic: Option<String>,
     pub replication: Option<i32>,
@@ -270,7 +273,10 @@ pub(crate) struct FileCheckpoint {
 
 /// A topic derived with a regular expression.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table: { column = \"COLUMN\", regex = \"REGEX\", replacement = \"TEXT\" }"
+)]
 pub(crate) struct FileRoute {
     pub column: String,
     pub regex: String,
@@ -336,7 +342,10 @@ impl<'de> Deserialize<'de> for FileHeaders {
 
 /// The WAL budget of the slot.
 #[derive(Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table: { warn = \"10GiB\", max = \"40GiB\" }"
+)]
 pub(crate) struct FileWalBudget {
     pub warn: Option<Scalar>,
     pub max: Option<Scalar>,

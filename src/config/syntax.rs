@@ -79,6 +79,14 @@ fn describe(path: &str, message: &str) -> String {
             Some((found, "u32" | "u64" | "usize" | "i32")) => {
                 format!("{path}: {found}, expected a whole number without quotes")
             }
+            Some((found, "a boolean")) => format!("{path}: {found}, expected true or false"),
+            Some((found, "a sequence")) => {
+                format!("{path}: {found}, expected a list in [brackets]")
+            }
+            Some((found, "a map")) => format!("{path}: {found}, expected a table"),
+            Some((found, "a tuple of size 2")) => {
+                format!("{path}: {found}, expected a list of two texts: [\"NAME\", \"TEMPLATE\"]")
+            }
             _ => format!("{path}: {message}"),
         },
     }

@@ -761,6 +761,32 @@ fn names_the_nearest_key_before_the_list() {
 }
 
 #[test]
+fn names_the_expected_form_without_types_of_this_program() {
+    for (setting, expected) in [
+        (
+            "create_topics = 12",
+            "a table: { partitions = 12, replication = 3 }",
+        ),
+        (
+            "checkpoint = \"x\"",
+            "a table: { topic = \"TOPIC\", replication = 3 }",
+        ),
+        (
+            "wal_budget = \"10GiB\"",
+            "a table: { warn = \"10GiB\", max = \"40GiB\" }",
+        ),
+        ("route = \"x\"", "a table: { column = "),
+        ("tables = \"a.*\"", "a list in [brackets]"),
+        ("headers = [\"id\"]", "a list of two texts"),
+        ("delete_rows = \"yes\"", "true or false"),
+    ] {
+        let (_, reason) = syntax_error(&format!("[[pipeline]]\n{setting}"));
+        let end = format!(", expected {expected}");
+        assert!(reason.contains(&end), "{end:?} in {reason:?}");
+    }
+}
+
+#[test]
 fn names_the_double_brackets_of_a_pipeline() {
     let (line, reason) = syntax_error("\n[pipeline]\npostgres = \"x\"");
     assert_eq!(line, 2);

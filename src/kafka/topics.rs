@@ -44,7 +44,10 @@ pub(super) const PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// How missing topics are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table: { partitions = 12, replication = 3 }"
+)]
 pub struct CreateTopics {
     /// Number of partitions.
     pub partitions: i32,
