@@ -18,7 +18,7 @@ use super::{AT_ONCE, loaded, runtime, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::{self, Given};
 use crate::kafka::probe::ProducerFinding;
-use crate::kafka::properties::{Properties, missing_password};
+use crate::kafka::properties::{Properties, invalid_login};
 use crate::model::exit::Exit;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::Catalog;
@@ -134,9 +134,9 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
             report.add("kafka encryption", Outcome::Warning, open);
         }
         if let SinkSettings::Kafka { properties, .. } = &settings.sink
-            && let Some(missing) = missing_password(|name| properties.get(name).map(String::as_str))
+            && let Some(invalid) = invalid_login(|name| properties.get(name).map(String::as_str))
         {
-            report.add("kafka login", Outcome::Warning, missing);
+            report.add("kafka login", Outcome::Warning, invalid);
         }
         let message = "the configuration is valid; neither PostgreSQL nor Kafka was asked";
         report.add("configuration", Outcome::Ok, message);

@@ -331,20 +331,37 @@ impl FileError {
 /// the variable.
 fn check_before_creation(config: &ClientConfig) -> KafkaResult<()> {
     check_files(config).map_err(|error| KafkaError::ClientCreation(error.to_string()))?;
-    match missing_password(|name| config.get(name)) {
+    match invalid_login(|name| config.get(name)) {
         Some(missing) => Err(KafkaError::ClientCreation(missing)),
         None => Ok(()),
     }
 }
 
-/// Returns an error message for a login property that the SASL mechanism requires and the
-/// configuration lacks, with the environment variable that sets it.
-pub(crate) fn missing_password<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Option<String> {
+/// The SASL mechanisms of the librdkafka that Walpost is built with.
+const MECHANISMS: [&str; 4] = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"];
+
+/// Returns an error message if the SASL mechanism is missing or not supported, or if it requires a
+/// login property that the configuration lacks, with the environment variable that sets it.
+pub(crate) fn invalid_login<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Option<String> {
     let protocol = get("security.protocol")?.trim().to_lowercase();
-    let mechanism = get("sasl.mechanisms").or_else(|| get("sasl.mechanism"))?;
+    if !protocol.starts_with("sasl_") {
+        return None;
+    }
+    let mechanism = get("sasl.mechanisms").or_else(|| get("sasl.mechanism"));
+    let Some(mechanism) = mechanism.filter(|mechanism| !mechanism.trim().is_empty()) else {
+        return Some(format!(
+            "sasl.mechanisms is missing, which security.protocol = {protocol:?} requires: expected {}",
+            MECHANISMS.join(", ")
+        ));
+    };
     let mechanism = mechanism.trim().to_uppercase();
-    let has_password = mechanism == "PLAIN" || mechanism.starts_with("SCRAM-");
-    if !protocol.starts_with("sasl_") || !has_password {
+    if !MECHANISMS.contains(&&*mechanism) {
+        return Some(format!(
+            "sasl.mechanisms = {mechanism:?} is not supported: expected {}",
+            MECHANISMS.join(", ")
+        ));
+    }
+    if mechanism == "OAUTHBEARER" {
         return None;
     }
     let missing = ["sasl.username", "sasl.password"]
@@ -364,7 +381,21 @@ pub(crate) fn missing_password<'p>(get: impl Fn(&str) -> Option<&'p str>) -> Opt
 pub(super) fn create<T: FromClientConfig>(config: &ClientConfig) -> KafkaResult<T> {
     check_before_creation(config)?;
     #[expect(clippy::disallowed_methods, reason = "the files were checked")]
-    config.create()
+    config.create().map_err(|error| with_file(config, error))
+}
+
+/// Adds the name of the file from which librdkafka could not load certificates.
+fn with_file(config: &ClientConfig, error: KafkaError) -> KafkaError {
+    match (error, config.get("ssl.ca.location")) {
+        (KafkaError::ClientCreation(reason), Some(path))
+            if reason.starts_with("ssl.ca.location failed") =>
+        {
+            KafkaError::ClientCreation(format!(
+                "ssl.ca.location {path}: no certificate in PEM format was found ({reason})"
+            ))
+        }
+        (error, _) => error,
+    }
 }
 
 /// Same as [`create`], for a client with a context.
@@ -377,7 +408,8 @@ pub(super) fn create_with_context<C: ClientContext, T: FromClientConfigAndContex
 ) -> KafkaResult<T> {
     check_before_creation(config)?;
     #[expect(clippy::disallowed_methods, reason = "the files were checked")]
-    config.create_with_context(context)
+    let created = config.create_with_context(context);
+    created.map_err(|error| with_file(config, error))
 }
 
 /// Returns a warning for each private key that other users can read.
@@ -541,8 +573,15 @@ pub(crate) fn describe(error: &rdkafka::error::KafkaError) -> String {
         rdkafka::error::KafkaError::ClientConfig(_, description, name, _) => {
             // librdkafka's description may quote the value.
             match is_secret(name) {
+                true if name == "sasl.jaas.config" => format!(
+                    "{name} is for Java clients. Set sasl.mechanisms and sasl.username instead, and the variable \
+                     WALPOST_KAFKA_SASL_PASSWORD"
+                ),
                 true => format!("{name} is not accepted"),
-                false => format!("{name}: {description}"),
+                false => match property_names::values(name) {
+                    Some(values) => format!("{name}: {description}: expected {values}"),
+                    None => format!("{name}: {description}"),
+                },
             }
         }
         other => match other.rdkafka_error_code() {
@@ -755,6 +794,64 @@ mod tests {
         assert_eq!(config.get("linger.ms"), Some("20"));
         assert_eq!(config.get("partitioner"), Some("consistent"));
         assert_eq!(config.get("message.timeout.ms"), Some("0"));
+    }
+
+    #[test]
+    fn a_sasl_mechanism_is_required_and_has_to_be_supported() {
+        let login = |mechanism: Option<&str>| {
+            invalid_login(|name| match name {
+                "security.protocol" => Some("SASL_SSL"),
+                "sasl.mechanism" => mechanism,
+                "sasl.username" | "sasl.password" => Some("x"),
+                _ => None,
+            })
+        };
+        for mechanism in MECHANISMS {
+            assert_eq!(login(Some(mechanism)), None);
+        }
+        let expected = "expected PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER";
+        for (mechanism, reason) in [
+            (None, "sasl.mechanisms is missing"),
+            (Some(""), "sasl.mechanisms is missing"),
+            (Some("SCRAM-SHA256"), "\"SCRAM-SHA256\" is not supported"),
+            (Some("GSSAPI"), "\"GSSAPI\" is not supported"),
+        ] {
+            let found = login(mechanism).expect("invalid");
+            assert!(found.contains(reason), "{reason} in {found}");
+            assert!(found.ends_with(expected), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_certificates_is_named() {
+        let config = client_config(
+            &properties(&[
+                ("security.protocol", "ssl"),
+                ("ssl.ca.location", "/etc/hostname"),
+            ]),
+            "x",
+        );
+        let created = create::<rdkafka::consumer::BaseConsumer>(&config);
+        let error = created.err().expect("no certificate").to_string();
+        assert!(
+            error.contains("ssl.ca.location /etc/hostname: no certificate"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn words_that_a_property_accepts_are_listed() {
+        let error = check(&properties(&[("security.protocol", "tls")])).expect_err("no such word");
+        let text = error.to_string();
+        assert!(
+            text.ends_with(": expected plaintext, ssl, sasl_plaintext or sasl_ssl"),
+            "{text}"
+        );
+        let error = check(&properties(&[("sasl.jaas.config", "x")])).expect_err("of Java");
+        assert!(
+            error.to_string().contains("WALPOST_KAFKA_SASL_PASSWORD"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -114,6 +114,29 @@ const NAMES: [&str; 107] = [
     "transaction.timeout.ms",
 ];
 
+/// The values of properties that accept only certain words, which librdkafka's errors do not
+/// contain. See librdkafka 2.12, `CONFIGURATION.md`.
+const VALUES: [(&str, &str); 6] = [
+    ("broker.address.family", "any, v4 or v6"),
+    (
+        "client.dns.lookup",
+        "use_all_dns_ips or resolve_canonical_bootstrap_servers_only",
+    ),
+    ("compression.codec", "none, gzip, snappy, lz4 or zstd"),
+    ("compression.type", "none, gzip, snappy, lz4 or zstd"),
+    (
+        "security.protocol",
+        "plaintext, ssl, sasl_plaintext or sasl_ssl",
+    ),
+    ("ssl.endpoint.identification.algorithm", "https or none"),
+];
+
+/// Returns the values of a property that accepts only certain words.
+pub(super) fn values(name: &str) -> Option<&'static str> {
+    let found = VALUES.iter().find(|(known, _)| *known == name);
+    found.map(|(_, values)| *values)
+}
+
 /// Returns the property whose name is most similar to `name`, if any is similar enough.
 pub(super) fn nearest(name: &str) -> Option<&'static str> {
     NAMES
@@ -140,6 +163,21 @@ mod tests {
                 let error = error.to_string();
                 assert!(!error.contains("No such configuration property"), "{error}");
             }
+        }
+    }
+
+    #[test]
+    fn librdkafka_accepts_each_value_and_no_other_word() {
+        let accepts = |name: &str, value: &str| {
+            let mut config = ClientConfig::new();
+            config.set(name, value);
+            config.create_native_config().is_ok()
+        };
+        for (name, values) in VALUES {
+            for value in values.replace(" or ", ", ").split(", ") {
+                assert!(accepts(name, value), "{name} = {value}");
+            }
+            assert!(!accepts(name, "tls"), "{name}");
         }
     }
 
