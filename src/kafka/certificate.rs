@@ -87,8 +87,8 @@ fn connector(config: &ClientConfig) -> Result<SslConnector, ErrorStack> {
 
 fn describe(found: X509VerifyResult, address: &str, config: &ClientConfig) -> String {
     let trusted = match config.get("ssl.ca.location") {
-        Some(path) => format!("ssl.ca.location {path}"),
-        None => "this machine".to_owned(),
+        Some(path) => format!("ssl.ca.location {path} does not contain"),
+        None => "this machine does not trust".to_owned(),
     };
     let what = match found.as_raw() {
         HAS_EXPIRED => "has expired: renew it on the broker, no setting here accepts it".to_owned(),
@@ -100,7 +100,7 @@ fn describe(found: X509VerifyResult, address: &str, config: &ClientConfig) -> St
             "is for another name: write the name that it has into bootstrap.servers".to_owned()
         }
         code if UNKNOWN_AUTHORITY.contains(&code) => format!(
-            "is signed by an authority that {trusted} does not contain: set ssl.ca.location to the certificate of that authority"
+            "is signed by an authority that {trusted}: set ssl.ca.location to the certificate of that authority"
         ),
         _ => format!("is not accepted: {}", found.error_string()),
     };

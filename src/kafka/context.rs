@@ -39,6 +39,11 @@ const WITHOUT_KEY: &str = "without key";
 /// Part of librdkafka's error message when no broker supports idempotent producers.
 const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 
+/// Why brokers are down if there was no error: librdkafka does not report a connection that the
+/// broker closes.
+pub(super) const CLOSED: &str = "the connection is closed without a response, as by a listener with another security.protocol \
+    (plaintext, ssl, sasl_plaintext or sasl_ssl)";
+
 /// Receives the events of one producer.
 pub(crate) struct Context {
     pipeline: String,
@@ -46,6 +51,8 @@ pub(crate) struct Context {
     deliveries: Arc<Deliveries>,
     /// Whether all brokers are down. An atomic, because it is checked on each delivery report.
     down: AtomicBool,
+    /// Whether a broker has ever responded.
+    has_answered: AtomicBool,
     /// See [`Context::assumed`].
     assumed: AtomicBool,
     /// See [`Context::abandon`].
@@ -78,6 +85,7 @@ impl Context {
             grants,
             deliveries,
             down,
+            has_answered: AtomicBool::new(false),
             assumed: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             cluster: Mutex::default(),
@@ -186,6 +194,7 @@ impl Context {
 
     /// Records that a broker has responded.
     pub(crate) fn answered(&self) {
+        self.has_answered.store(true, Ordering::Relaxed);
         if self.down.swap(false, Ordering::Relaxed) {
             self.deliveries.stats().kafka_answered();
             if let Some(lasted) = lock(&self.cluster).ended(Instant::now()) {
@@ -304,7 +313,8 @@ impl Context {
         match code {
             Code::AllBrokersDown => match self.cause() {
                 Some(cause) => self.unreachable(&format!("{reason}; the last error: {cause}")),
-                None => self.unreachable(reason),
+                None if self.has_answered.load(Ordering::Relaxed) => self.unreachable(reason),
+                None => self.unreachable(&format!("{reason}: {CLOSED}")),
             },
             // The failure to get a token has already been reported. This is not an authentication
             // failure, because no broker was contacted.

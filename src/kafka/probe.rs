@@ -12,7 +12,7 @@ use rdkafka::producer::{BaseProducer, DeliveryResult, Producer, ProducerContext}
 use tokio::time::{sleep, timeout};
 
 use super::certificate;
-use super::context::{Context, NEEDS_IDEMPOTENCE};
+use super::context::{CLOSED, Context, NEEDS_IDEMPOTENCE};
 use super::credentials::Credentials;
 use super::grants::Grants;
 use super::limits::Limits;
@@ -132,12 +132,15 @@ pub(crate) async fn look(
             Ok(Ok(finding)) => finding,
             // The client could not be created, so no broker was contacted.
             Ok(Err(KafkaError::ClientCreation(reason))) => BrokerFinding::Refused(SinkError::Configuration(reason)),
+            Ok(Err(error)) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure) => {
+                unreachable(CLOSED.to_owned())
+            }
             Ok(Err(error)) => unreachable(describe(&error)),
             Err(error) => BrokerFinding::Unreachable(error.to_string()),
         },
         trouble = trouble(config, credentials, METADATA) => match trouble {
             Trouble::Refused(reason) => BrokerFinding::Refused(SinkError::Refused { brokers, reason }),
-            Trouble::Down(cause) => unreachable(cause.unwrap_or_else(|| "all of them are down".to_owned())),
+            Trouble::Down(cause) => unreachable(cause.unwrap_or_else(|| CLOSED.to_owned())),
         },
     }
 }
