@@ -88,7 +88,8 @@ BEGIN
             regexp_replace(quote_ident(found.database),
                 E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g'),
             quote_ident(current_database())
-            USING HINT = 'Slot names are one for the whole server: choose another name for the slot.';
+            USING HINT = 'Choose another name, because slot names are unique within a server: walpost init --slot NAME --config FILE; or '
+                'set the variable slot of sql/slot.sql';
     END IF;
     IF found.wal_status = 'lost' THEN
         RAISE EXCEPTION 'slot % exists and has lost its place: the server removed WAL that it still needed', name

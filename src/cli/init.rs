@@ -12,6 +12,7 @@ use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use crate::config::file::SinkName;
 use crate::config::values::{bytes, duration};
+use crate::model::commands::Commands;
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
@@ -19,6 +20,8 @@ use crate::postgres::catalog::{
     Catalog, CatalogError, EventLimit, ObservedTable, hidden_rows_warning,
 };
 use crate::postgres::connect::conninfo::syntax::quote_value;
+use crate::postgres::connect::conninfo::{Host, Place};
+use crate::postgres::connect::dial::DialError;
 use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Scripts};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
@@ -359,8 +362,17 @@ pub(super) fn apply(
         (reason, _) if is_lock_timeout(reason) => {
             ". Another transaction has the lock: see pg_locks; then run init again, or raise --lock-timeout"
         }
-        (CatalogError::Server(error), _) if error.code == "42501" => {
-            ". Run init as the owner of the table or functions, with REPLICATION, or as a superuser"
+        (CatalogError::Server(error), _) if error.code == "42501" => &format!(
+            ". Run init as the owner of the table or functions, with REPLICATION, or as a superuser{}",
+            as_superuser(settings)
+        ),
+        (CatalogError::Dial(DialError::Server { error, .. }), _)
+            if error.code.starts_with("28") && settings.postgres.user() != SUPERUSER =>
+        {
+            &format!(
+                ". Init needs a superuser, or the owner of the table{}",
+                as_superuser(settings)
+            )
         }
         _ => "",
     };
@@ -373,6 +385,40 @@ pub(super) fn apply(
         Remedy::Reconnect if is_lock_timeout(reason) => Exit::Halted,
         remedy => remedy.into(),
     })
+}
+
+/// The name that PostgreSQL's packages give to the superuser, in the server and in the operating
+/// system.
+const SUPERUSER: &str = "postgres";
+
+/// Returns the command that connects as the superuser, after a colon. With a socket, that is also
+/// another user of the operating system, who may not be able to read the configuration file.
+fn as_superuser(settings: &PipelineSettings) -> String {
+    let target = &settings.target;
+    let [Host { place, port }] = &settings.postgres.hosts[..] else {
+        return String::new();
+    };
+    let (Outbox::Table(table), Place::Socket(folder)) = (&target.outbox, place) else {
+        return String::new();
+    };
+    let connection = format!(
+        "host={} port={port} dbname={} user={SUPERUSER}",
+        quote_value(folder),
+        quote_value(settings.postgres.dbname())
+    );
+    let table = table.to_string();
+    let init = Commands::of_pipeline(&settings.name).print([
+        "init",
+        "--postgres",
+        &connection,
+        "--table",
+        &table,
+        "--publication",
+        &target.publication,
+        "--slot",
+        &target.slot,
+    ]);
+    format!(": sudo -u {SUPERUSER} {init}")
 }
 
 /// Returns whether the role exists, or `None` if there is no role to create or the query fails.

@@ -97,13 +97,19 @@ impl ServerError {
     /// process, which the files in sql/ do not know. Only the start is searched: names that other
     /// roles choose can follow, and a command inserted between their quotes would end these.
     pub(crate) fn complete_commands(&mut self, commands: &Commands) {
-        const STARTS: [&str; 2] = ["Create it: ", "Create it as a superuser: "];
+        const STARTS: [(&str, &[&str]); 3] = [
+            ("Create it: ", &["init"]),
+            ("Create it as a superuser: ", &["init"]),
+            (
+                "Choose another name, because slot names are unique within a server: ",
+                &["init", "--slot", "NAME"],
+            ),
+        ];
         let Some(hint) = &self.hint else { return };
-        let found = STARTS.iter().find_map(|start| {
-            let rest = hint
-                .strip_prefix(start)?
-                .strip_prefix("walpost init --config FILE;")?;
-            Some(format!("{start}{};{rest}", commands.print(["init"])))
+        let found = STARTS.iter().find_map(|(start, words)| {
+            let literal = format!("{start}walpost {} --config FILE;", words.join(" "));
+            let rest = hint.strip_prefix(&literal)?;
+            Some(format!("{start}{};{rest}", commands.print_words(words)))
         });
         if found.is_some() {
             self.hint = found;
