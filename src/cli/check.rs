@@ -127,6 +127,10 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
             outbox.topic, outbox.key, outbox.payload
         );
         report.add("records", Outcome::Ok, message);
+        let is_column = |key: &str| ["aggregateid", "aggregatetype", "id", "type"].contains(&key);
+        if let Some(warning) = outbox.key_without_braces(is_column) {
+            report.add("key", Outcome::Warning, warning);
+        }
         for exposure in settings.postgres.exposures() {
             report.add("encryption", Outcome::Warning, exposure);
         }

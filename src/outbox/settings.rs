@@ -353,6 +353,17 @@ fn default_headers() -> Vec<(String, Template)> {
 }
 
 impl OutboxSettings {
+    /// Returns a warning if the key is the name of a column without braces, so that all records have
+    /// the same key.
+    #[must_use]
+    pub(crate) fn key_without_braces(&self, is_column: impl Fn(&str) -> bool) -> Option<String> {
+        let key = self.key.constant().filter(|key| is_column(key))?;
+        Some(format!(
+            "key = {key:?} is the same text for all events, so they all go to one partition. To use the value of column {key}, \
+             write it in braces: key = \"{{{key}}}\""
+        ))
+    }
+
     /// Returns whether the headers are the default ones.
     #[must_use]
     pub fn has_default_headers(&self) -> bool {

@@ -69,6 +69,13 @@ pub(super) async fn postgres(
     }
     let mut problems = observed.problems(&settings.target);
     problems.extend(observed.publisher_problem(&settings.target));
+    // A table that does not exist can't be added to the publication either.
+    if problems
+        .iter()
+        .any(|problem| matches!(problem, Problem::NoTable { .. }))
+    {
+        problems.retain(|problem| !matches!(problem, Problem::NotPublished { .. }));
+    }
     for problem in &problems {
         let outcome = match problem {
             Problem::InRecovery { .. } => Outcome::Unreachable,
@@ -541,6 +548,12 @@ fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report
             "topic, key, headers and payload have their columns",
         ),
         Err(error) => report.add("columns", Outcome::Failure, error),
+    }
+    let table = observed.table.as_ref();
+    let columns = table.map(|table| &table.columns).into_iter().flatten();
+    let is_column = |key: &str| columns.clone().any(|(name, _)| name == key);
+    if let Some(warning) = settings.outbox.key_without_braces(is_column) {
+        report.add("key", Outcome::Warning, warning);
     }
 }
 
