@@ -135,7 +135,7 @@ pub(crate) async fn run<S: Sink>(
             Ok(None) => return stopped(pipeline, &session_state, &carrier.core),
             Ok(Some(session)) => {
                 if let Some(lasted) = outage.ended(Instant::now()) {
-                    info!(pipeline, elapsed = %Elapsed(lasted), "PostgreSQL is reachable again");
+                    info!(pipeline, elapsed = %Elapsed(lasted), "connected to PostgreSQL again");
                 }
                 if let Some(lasted) = waiting.ended(Instant::now()) {
                     info!(pipeline, elapsed = %Elapsed(lasted), "taken over: the slot is free");

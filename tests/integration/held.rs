@@ -73,7 +73,7 @@ fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once
     );
     server.start();
     kafka.set(Manner::Pass);
-    walpost.wait_for_log("PostgreSQL is reachable again");
+    walpost.wait_for_log("connected to PostgreSQL again");
     scene.reconnect();
     scene.settle(walpost, &[], Resends::AtMost(1));
 }
