@@ -75,7 +75,7 @@ pub(crate) enum Command {
     /// Show or set the position that exactly-once resumes from
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
-    /// Make a walpost.toml of another tool's configuration
+    /// Convert another tool's configuration to walpost.toml
     #[command(subcommand)]
     Import(import::ImportCommand),
     /// Create partitions of the table in advance; drop those that are delivered and older than the
