@@ -107,6 +107,7 @@ mod matrix;
 mod messages;
 mod metrics;
 mod missing;
+mod mistakes;
 mod network;
 mod order;
 mod outage;

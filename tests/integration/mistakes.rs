@@ -1,0 +1,185 @@
+//! Mistakes of the first hour, whose messages name the cause and a command that works.
+
+use std::net::TcpListener;
+use std::thread;
+
+use crate::support::scene::Scene;
+use crate::support::walpost::Invocation;
+
+#[test]
+fn broker_that_closes_connections_may_have_another_security_protocol() {
+    let scene = Scene::new();
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port();
+    // The thread ends with the test program.
+    thread::spawn(move || other.incoming().for_each(drop));
+    let check = Invocation::new(["check", "--postgres", &scene.conninfo()]);
+    let broker = format!("127.0.0.1:{port}");
+    let check = check.args(["--kafka", &broker, "--pipeline", &scene.name]);
+    let unreachable = check.finish().expect_code(1);
+    let line = unreachable
+        .stdout
+        .lines()
+        .find(|line| line.contains("no broker at 127.0.0.1:"));
+    assert!(
+        line.is_some_and(|line| line.contains("a listener with another security.protocol")),
+        "{unreachable:?}"
+    );
+}
+
+#[test]
+fn missing_function_is_not_a_wrong_flag_and_is_created_by_the_printed_command() {
+    let scene = Scene::bare();
+    // A role makes the privileges of the schema explicit.
+    let role = format!("{}_role", scene.name);
+    let init = || scene.invoke("init").args(["--role", &role]);
+    init().finish().expect_code(0);
+    scene
+        .db
+        .run("DROP FUNCTION walpost.lock_and_examine(text, text, text)");
+    let replay = |from: &str| {
+        let replay = scene.invoke("replay").args(["--kafka", scene.kafka()]);
+        replay.args(["--from", from, "--dry-run"]).finish()
+    };
+    for from in ["1h", "01a223e1-cb31-7174-aaed-e736c31686f6"] {
+        let failed = replay(from).expect_code(3).expect_says(&[
+            "function walpost.lock_and_examine does not exist",
+            "Create it as a superuser: walpost init --",
+        ]);
+        for text in ["--config FILE", "which rows: ", "--from: "] {
+            assert!(!failed.says(text), "{text}: {}", failed.stderr);
+        }
+    }
+    init().finish().expect_code(0);
+    replay("1h").expect_code(0);
+    scene
+        .db
+        .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
+}
+
+#[test]
+fn missing_journal_is_created_by_the_printed_command() {
+    let scene = Scene::new();
+    scene.db.run("ALTER TABLE walpost.journal RENAME TO diary");
+    let replay = || {
+        let replay = scene.invoke("replay").args(["--kafka", scene.kafka()]);
+        replay.args(["--from", "1h", "--dry-run"]).finish()
+    };
+    let failed = replay().expect_code(3).expect_says(&[
+        "table walpost.journal does not exist. Create it: walpost init --",
+        "; or run sql/journal.sql and sql/role.sql in this database",
+    ]);
+    assert!(!failed.says("--config FILE"), "{}", failed.stderr);
+    scene.db.run("ALTER TABLE walpost.diary RENAME TO journal");
+    replay().expect_code(0);
+}
+
+#[test]
+fn slot_name_of_another_database_is_refused_with_the_command_that_names_another() {
+    let scene = Scene::new();
+    let other = Scene::bare();
+    let slot = scene
+        .db
+        .value(
+            "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() AND plugin = 'pgoutput'",
+        )
+        .unwrap();
+    let init = other.invoke("init").args(["--no-role", "--slot", &slot]);
+    let failed = init.finish().expect_code(3).expect_says(&[
+        "Choose another name, because slot names are unique within a server: walpost init --slot NAME --",
+    ]);
+    assert!(!failed.says("--config FILE"), "{}", failed.stderr);
+}
+
+#[test]
+fn init_by_a_role_without_rights_names_the_command_of_the_superuser() {
+    let scene = Scene::bare();
+    let role = format!("{}_role", scene.name);
+    scene
+        .db
+        .run(&format!("CREATE ROLE {role} LOGIN REPLICATION"));
+    let init = Invocation::new(["init", "--postgres", &scene.conninfo_as(&role)]);
+    let init = init.args(["--pipeline", &scene.name, "--no-role"]).finish();
+    let failed = init.expect_code(3).expect_says(&[
+        "permission denied",
+        "or as a superuser: sudo -u postgres walpost init --postgres 'host=",
+        &format!("user=postgres' --table public.outbox --publication walpost_{0} --slot walpost_{0} --pipeline {0}", scene.name),
+    ]);
+    let from = failed.stderr.find("walpost init --postgres").unwrap();
+    let command = &failed.stderr[from + "walpost ".len()..];
+    let command = command.split(". Nothing was changed").next().unwrap();
+    let words: Vec<_> = command.split('\'').collect();
+    let [before, connection, after] = words[..] else {
+        panic!("{command}");
+    };
+    let words = before.split_whitespace().chain([connection]);
+    let words: Vec<_> = words.chain(after.split_whitespace()).collect();
+    Invocation::new(words)
+        .arg("--no-role")
+        .finish()
+        .expect_code(0);
+    scene.db.run(&format!("DROP ROLE {role}"));
+}
+
+#[test]
+fn key_that_is_the_name_of_a_column_is_a_warning() {
+    let scene = Scene::new();
+    let warning = "key = \"aggregateid\" is the same text for all events";
+    let check = scene.check().args(["--key", "aggregateid"]).finish();
+    check
+        .expect_code(0)
+        .expect_says(&[warning, "key = \"{aggregateid}\""]);
+    let check = scene.check().finish().expect_code(0);
+    assert!(!check.says("is the same text"), "{}", check.stdout);
+}
+
+#[test]
+fn table_that_does_not_exist_is_not_to_be_added_to_the_publication() {
+    let scene = Scene::new();
+    let check = scene.check().args(["--table", "public.outbx"]).finish();
+    let check = check
+        .expect_code(3)
+        .expect_says(&["table public.outbx does not exist in database"]);
+    assert!(!check.says("ADD TABLE"), "{}", check.stdout);
+}
+
+#[test]
+fn missing_privilege_on_slot_state_is_not_reported_for_the_outbox() {
+    let scene = Scene::bare();
+    let role = format!("{}_role", scene.name);
+    let init = scene.invoke("init").args(["--role", &role]);
+    init.finish().expect_code(0);
+    // A superuser's table is not locked by other roles.
+    let owner = format!("{}_owner", scene.name);
+    scene.db.run(&format!(
+        "CREATE ROLE {owner}; ALTER TABLE outbox OWNER TO {owner}; REVOKE ALL ON walpost.slot_state FROM {role}"
+    ));
+    let check = || {
+        let check = Invocation::new(["check", "--postgres", &scene.conninfo_as(&role)]);
+        let check = check.args(["--kafka", scene.kafka(), "--pipeline", &scene.name]);
+        check.finish()
+    };
+    let found = check();
+    let grant = format!(
+        "GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO {role}"
+    );
+    let owners = found
+        .stdout
+        .lines()
+        .find(|line| line.starts_with("WARNING") && line.contains(": owners: "));
+    assert!(
+        owners.is_some_and(|line| line.ends_with(&grant)),
+        "{}",
+        found.stdout
+    );
+    scene.db.run(&grant);
+    let found = check();
+    assert!(
+        !found.stdout.contains("permission denied"),
+        "{}",
+        found.stdout
+    );
+    scene.db.run(&format!(
+        "DROP OWNED BY {role}; DROP ROLE {role}; DROP OWNED BY {owner} CASCADE; DROP ROLE {owner}"
+    ));
+}
