@@ -280,8 +280,10 @@ mod openssl_configuration {
     use std::ffi::{c_int, c_void};
     use std::ptr::null;
 
-    /// openssl/crypto.h of OpenSSL 3.
+    // openssl/crypto.h of OpenSSL 3.
     const OPENSSL_INIT_NO_LOAD_CONFIG: u64 = 0x80;
+    /// Without it, OpenSSL frees its memory when the process exits, while other threads may use it.
+    const OPENSSL_INIT_NO_ATEXIT: u64 = 0x80000;
 
     unsafe extern "C" {
         fn OPENSSL_init_crypto(options: u64, settings: *const c_void) -> c_int;
@@ -289,12 +291,12 @@ mod openssl_configuration {
 
     /// Initializes OpenSSL without its configuration file. The file, by default
     /// /usr/local/ssl/openssl.cnf, can name libraries to load, and OpenSSL does not check who can
-    /// write it. Only the first initialization decides this, so this function runs before anything
+    /// write it. Only the first initialization decides both, so this function runs before anything
     /// else uses OpenSSL.
     pub(super) fn ignore() {
         // SAFETY: the settings may be null (OPENSSL_init_crypto(3)).
         unsafe {
-            OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG, null());
+            OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, null());
         }
     }
 }

@@ -421,42 +421,28 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
 #[test]
 fn read_only_mount_is_trusted_only_if_the_environment_says_so() {
     use std::os::unix::fs::PermissionsExt;
-    const NO_NAMESPACE: i32 = 77;
     let folder = reaper::folder("config");
     let file = folder.join("walpost.toml");
     let text = "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n[[pipeline]]\n\
                 postgres = \"host=localhost port=1 user=u dbname=d\"\n";
     write_private(&file, text.as_bytes());
     std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o777)).unwrap();
-    let script = format!(
-        "mount --bind {0} {0} && mount -o remount,bind,ro {0} || exit {NO_NAMESPACE}; exec {1} check --offline --config {2}",
-        folder.display(),
-        env!("CARGO_BIN_EXE_walpost"),
-        file.display()
-    );
     let check = |value: &str| {
-        std::process::Command::new("unshare")
-            .args(["--user", "--map-root-user", "--mount", "sh", "-c", &script])
-            .env("WALPOST_TRUST_READ_ONLY_MOUNTS", value)
-            .output()
-            .unwrap()
+        let check = Invocation::new(["check", "--offline", "--config"]).arg(&file);
+        let check = check.env("WALPOST_TRUST_READ_ONLY_MOUNTS", value);
+        check.with_read_only(&folder).finish()
     };
     let trusted = check("true");
-    if !matches!(trusted.status.code(), Some(0 | 2 | 3)) {
+    if !matches!(trusted.code, Some(0 | 2 | 3)) {
         eprintln!("this machine does not allow mounts in a namespace: {trusted:?}");
         return;
     }
-    assert_eq!(trusted.status.code(), Some(0), "{trusted:?}");
+    trusted.expect_code(0);
     for value in ["", "false"] {
-        let refused = check(value);
-        let says = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert_eq!(refused.status.code(), Some(2), "{says}");
-        for part in [
+        check(value).expect_code(2).expect_says(&[
             "can be written by others",
             "WALPOST_TRUST_READ_ONLY_MOUNTS=true",
-        ] {
-            assert!(says.contains(part), "{says}");
-        }
+        ]);
     }
 }
 

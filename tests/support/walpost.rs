@@ -143,6 +143,26 @@ impl Invocation {
         self.wrapped_in(command)
     }
 
+    /// Runs the command in a mount namespace in which the folder is mounted read-only. If this
+    /// machine does not allow that, the command exits with a code that Walpost does not use.
+    pub(crate) fn with_read_only(self, folder: &Path) -> Self {
+        let line = format!(
+            "mount --bind {0} {0} && mount -o remount,bind,ro {0} || exit 77; exec {1}",
+            folder.display(),
+            self.shell_words()
+        );
+        let mut command = Command::new("unshare");
+        command.args([
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "/bin/sh",
+            "-c",
+            &line,
+        ]);
+        self.wrapped_in(command)
+    }
+
     /// Runs the command in a terminal of the given size and captures the terminal's output.
     pub(crate) fn on_terminal(self, columns: usize, rows: usize) -> Self {
         let words = self.shell_words();

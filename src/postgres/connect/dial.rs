@@ -71,6 +71,7 @@ const NOTICE_CHARS_MAX: usize = 16_384;
 ///   catalogs as they were before a table was locked.
 /// - `constraint_exclusion`: if `on`, the planner evaluates the partition keys above every table
 ///   that is read.
+/// - `gin_fuzzy_search_limit`: otherwise, a query that uses a GIN index can leave out rows.
 /// - `client_min_messages`: a warning can be about privileges that others have.
 /// - `default_transaction_read_only`: if on, no position can be confirmed, because it must be
 ///   written to a table first; some providers turn it on when retained WAL has nearly filled the
@@ -82,13 +83,14 @@ const NOTICE_CHARS_MAX: usize = 16_384;
 ///
 /// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement
 /// Behavior".
-const SAFE_SESSION: [(&str, &str); 12] = [
+const SAFE_SESSION: [(&str, &str); 13] = [
     ("search_path", "pg_catalog, pg_temp"),
     ("row_security", "off"),
     ("standard_conforming_strings", "on"),
     ("quote_all_identifiers", "off"),
     ("default_transaction_isolation", "read committed"),
     ("constraint_exclusion", "partition"),
+    ("gin_fuzzy_search_limit", "0"),
     ("client_min_messages", "notice"),
     ("default_transaction_read_only", "off"),
     ("synchronous_commit", "local"),

@@ -189,6 +189,22 @@ fn messages_contain_no_control_characters_of_names() {
     }
 }
 
+/// With a limit, a scan of a GIN index returns some of the rows.
+#[test]
+fn settings_of_the_database_hide_no_rows_from_a_replay() {
+    let shop = Shop::new(Outbox::Table, MAJOR);
+    let (db, name) = (&shop.scene.db, &shop.scene.name);
+    db.run(&format!(
+        "INSERT INTO public.outbox (aggregatetype, aggregateid, type, payload)
+             SELECT 'order', 'k', 't', '{{\"a\": 1}}' FROM generate_series(1, 5000);
+         CREATE INDEX ON public.outbox USING gin (payload);
+         ALTER DATABASE {name} SET gin_fuzzy_search_limit = 1; ALTER DATABASE {name} SET enable_seqscan = off"
+    ));
+    let condition = ["replay", "--dry-run", "--where", "payload @> '{\"a\": 1}'"];
+    let replay = shop.command(&condition).finish().expect_code(0);
+    replay.expect_says(&["5000 rows of table"]);
+}
+
 /// The owner of the database uses ALTER DATABASE ... SET.
 #[test]
 fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {

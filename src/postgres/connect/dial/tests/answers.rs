@@ -40,6 +40,8 @@ async fn a_session_holds_what_the_server_said_and_all_that_followed() {
             "read committed",
             "constraint_exclusion",
             "partition",
+            "gin_fuzzy_search_limit",
+            "0",
             "client_min_messages",
             "notice",
             "default_transaction_read_only",
