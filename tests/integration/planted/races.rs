@@ -14,6 +14,7 @@ on_each_version! {
     triggers_that_come_and_go_never_see_a_delete
     schemas_that_swap_names_never_get_code_run
     tables_that_come_and_go_never_get_code_run
+    table_that_is_attached_while_others_are_being_locked_is_not_missed
 }
 
 /// Statements that a role repeats over a separate connection until this is dropped.
@@ -288,4 +289,38 @@ fn table_that_becomes_a_view_while_it_is_examined_is_refused() {
         let message = error.as_db_error().expect("an answer").message();
         assert!(message.contains("was replaced by another one"), "{message}");
     }
+}
+
+/// `LOCK TABLE` lists the partitions before it locks the first one, so it does not lock a table that
+/// is attached to a partition meanwhile.
+fn table_that_is_attached_while_others_are_being_locked_is_not_missed(major: u32) {
+    let shop = Shop::new(Outbox::Table, major);
+    let (scene, db) = (&shop.scene, &shop.scene.db);
+    let session = |role: &str| scene.server.session_as(role, &scene.name);
+    shop.theirs.run(
+        "CREATE TABLE plot.box (id int) PARTITION BY RANGE (id);
+         CREATE TABLE plot.first PARTITION OF plot.box FOR VALUES FROM (0) TO (1);
+         CREATE TABLE plot.second PARTITION OF plot.box FOR VALUES FROM (1) TO (2) PARTITION BY RANGE (id)",
+    );
+    let (holder, examiner) = (session(&shop.mallory), session("postgres"));
+    holder.run("BEGIN; LOCK TABLE plot.first IN SHARE UPDATE EXCLUSIVE MODE");
+    let examined = thread::scope(|scope| {
+        let examined = scope
+            .spawn(|| examiner.try_run("SELECT walpost.lock_and_examine('plot', 'box', 'SELECT')"));
+        wait_until("the examination to wait", || {
+            db.is_true(
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'plot.first'::regclass AND NOT granted)",
+            )
+        });
+        shop.theirs
+            .run("CREATE TABLE plot.late PARTITION OF plot.second FOR VALUES FROM (1) TO (2)");
+        holder.run("COMMIT");
+        examined.join().expect("no panic")
+    });
+    let refused = format!("{:?}", examined.expect_err("a table that is not locked"));
+    assert!(
+        refused.contains("was attached to table plot.box"),
+        "{refused}"
+    );
+    examiner.run("SELECT walpost.lock_and_examine('plot', 'box', 'SELECT')");
 }
