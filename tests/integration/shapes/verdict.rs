@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Range};
 use std::time::Duration;
 
 use super::events::Written;
@@ -126,6 +126,7 @@ impl Walk<'_> {
     fn find_wrong(&self, is_clean: bool, standing: &[Evidence]) -> Vec<String> {
         let present = self.present();
         let due = self.tables_with_due_copy();
+        let unused = self.events_of_unused_slots();
         let pending = self.confirmed_at_most();
         let mut wrong = Vec::new();
         for (id, event) in &self.written {
@@ -140,8 +141,10 @@ impl Walk<'_> {
             // Walpost has halted, and the slot still has the event.
             let is_pending = !is_clean
                 && (event.era == self.era && event.by > pending || due.contains(&event.table));
+            let is_in_unused_slot = event.era == self.era && unused.contains(&event.by);
             let is_named = self.evidence.iter().any(|evidence| evidence.names(event))
-                || self.is_child_that_is_named(event);
+                || self.is_child_that_is_named(event)
+                || is_in_unused_slot;
             let is_in_table = present.contains(id);
             let is_reported = standing.iter().any(|evidence| evidence.names(event));
             if is_clean && is_in_table && !self.is_child(event) && !is_reported {
@@ -190,6 +193,23 @@ impl Walk<'_> {
         ));
         let rows = rows.unwrap_or_default();
         rows.into_iter().flatten().flatten().collect()
+    }
+
+    /// Returns the positions of events that a slot which the definition no longer has could still
+    /// deliver, and that are older than the slot of the definition. `check` names such slots.
+    fn events_of_unused_slots(&self) -> Range<u64> {
+        let slot = self.slot();
+        let rows = self.scene.db.try_rows(&format!(
+            "SELECT (min(r.confirmed_flush_lsn) - '0/0')::bigint + 1, (max(s.created_lsn) - '0/0')::bigint + 1
+             FROM pg_replication_slots r, walpost.slot_state s
+             WHERE r.slot_name <> '{slot}' AND r.database = current_database() AND s.slot = '{slot}'"
+        ));
+        let number = |text: &Option<String>| text.as_ref()?.parse().ok();
+        let rows = rows.unwrap_or_default();
+        match rows.first().map(Vec::as_slice) {
+            Some([from, to]) => number(from).unwrap_or(0)..number(to).unwrap_or(0),
+            _ => 0..0,
+        }
     }
 
     /// Returns the ids of the rows in the outbox tables.
