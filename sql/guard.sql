@@ -102,6 +102,7 @@ DECLARE
     tables oid[];
     -- The tables that this session has locked.
     locked oid[];
+    missing record;
     -- These tables, and the tables of which the outbox is a partition.
     family oid[];
     -- Whether a role that is not trusted can change the table.
@@ -179,21 +180,34 @@ BEGIN
                     HINT = regexp_replace(format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then '
                         'sql/guard.sql. Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
         END;
-        locked := ARRAY(SELECT relation FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND granted
-            AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) AND mode = 'ShareUpdateExclusiveLock');
+        -- LOCK TABLE lists all the tables first. While it waits for one of them, another table can be
+        -- attached to one that is not locked yet. It also omits partitions that are being detached.
+        FOR attempt IN 1..10 LOOP
+            WITH RECURSIVE tree (oid) AS (
+                SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
+            ) SELECT array_agg(oid) INTO tables FROM tree;
+            locked := ARRAY(SELECT relation FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND granted
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                AND mode = 'ShareUpdateExclusiveLock');
+            EXIT WHEN tables <@ locked OR outbox <> ALL (locked);
+            FOR missing IN SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                WHERE c.oid = ANY (tables) AND c.oid <> ALL (locked)
+            LOOP
+                BEGIN
+                    EXECUTE format('LOCK TABLE ONLY %I.%I IN SHARE UPDATE EXCLUSIVE MODE', missing.nspname, missing.relname);
+                EXCEPTION WHEN undefined_table OR invalid_schema_name THEN
+                    -- It was dropped or renamed. The next attempt uses its present name.
+                    NULL;
+                END;
+            END LOOP;
+        END LOOP;
         -- The name may have referred to another table until it was locked. Up to PostgreSQL 15, a
         -- rule can turn an empty table into a view.
         IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox) OR outbox <> ALL (locked) THEN
             RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
                 quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
-        END IF;
-        WITH RECURSIVE tree (oid) AS (
-            SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
-        ) SELECT array_agg(oid) INTO tables FROM tree;
-        -- LOCK TABLE lists all the tables first. While it waits for one of them, another table can be
-        -- attached to one that is not locked yet.
-        IF NOT tables <@ locked THEN
-            RAISE EXCEPTION 'a table was attached to table %.% while it was being examined', quote_ident(schema_name),
+        ELSIF NOT tables <@ locked THEN
+            RAISE EXCEPTION 'tables were attached to table %.% while it was being examined', quote_ident(schema_name),
                 quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
         END IF;
         -- Partitions in other schemas must keep their names, too.

@@ -14,7 +14,7 @@ on_each_version! {
     triggers_that_come_and_go_never_see_a_delete
     schemas_that_swap_names_never_get_code_run
     tables_that_come_and_go_never_get_code_run
-    table_that_is_attached_while_others_are_being_locked_is_not_missed
+    tables_that_lock_table_omits_are_locked
 }
 
 /// Statements that a role repeats over a separate connection until this is dropped.
@@ -292,8 +292,8 @@ fn table_that_becomes_a_view_while_it_is_examined_is_refused() {
 }
 
 /// `LOCK TABLE` lists the partitions before it locks the first one, so it does not lock a table that
-/// is attached to a partition meanwhile.
-fn table_that_is_attached_while_others_are_being_locked_is_not_missed(major: u32) {
+/// is attached to a partition meanwhile, or that is being detached.
+fn tables_that_lock_table_omits_are_locked(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
     let (scene, db) = (&shop.scene, &shop.scene.db);
     let session = |role: &str| scene.server.session_as(role, &scene.name);
@@ -303,10 +303,18 @@ fn table_that_is_attached_while_others_are_being_locked_is_not_missed(major: u32
          CREATE TABLE plot.second PARTITION OF plot.box FOR VALUES FROM (1) TO (2) PARTITION BY RANGE (id)",
     );
     let (holder, examiner) = (session(&shop.mallory), session("postgres"));
+    let examine = "SELECT walpost.lock_and_examine('plot', 'box', 'SELECT')";
+    let expect_locked = |table: &str| {
+        let index = format!("CREATE INDEX ON {table} (id) WHERE plot.note('index')");
+        shop.theirs.run("SET lock_timeout = '100ms'");
+        let refused = format!("{:?}", shop.theirs.try_run(&index).expect_err(table));
+        assert!(refused.contains("lock timeout"), "{table}: {refused}");
+        shop.theirs.run("RESET lock_timeout");
+    };
     holder.run("BEGIN; LOCK TABLE plot.first IN SHARE UPDATE EXCLUSIVE MODE");
-    let examined = thread::scope(|scope| {
-        let examined = scope
-            .spawn(|| examiner.try_run("SELECT walpost.lock_and_examine('plot', 'box', 'SELECT')"));
+    examiner.run("BEGIN");
+    thread::scope(|scope| {
+        let examined = scope.spawn(|| examiner.run(examine));
         wait_until("the examination to wait", || {
             db.is_true(
                 "SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'plot.first'::regclass AND NOT granted)",
@@ -315,12 +323,21 @@ fn table_that_is_attached_while_others_are_being_locked_is_not_missed(major: u32
         shop.theirs
             .run("CREATE TABLE plot.late PARTITION OF plot.second FOR VALUES FROM (1) TO (2)");
         holder.run("COMMIT");
-        examined.join().expect("no panic")
+        examined.join().expect("the table is examined");
     });
-    let refused = format!("{:?}", examined.expect_err("a table that is not locked"));
-    assert!(
-        refused.contains("was attached to table plot.box"),
-        "{refused}"
-    );
-    examiner.run("SELECT walpost.lock_and_examine('plot', 'box', 'SELECT')");
+    expect_locked("plot.late");
+    examiner.run("COMMIT");
+
+    // Canceled while it waits for the transaction, the statement leaves the partition detached in
+    // part.
+    db.run("BEGIN; SELECT FROM plot.box");
+    holder.run("SET statement_timeout = '1s'");
+    holder
+        .try_run("ALTER TABLE plot.box DETACH PARTITION plot.first CONCURRENTLY")
+        .expect_err("canceled");
+    db.run("COMMIT");
+    examiner.run("BEGIN");
+    examiner.run(examine);
+    expect_locked("plot.first");
+    examiner.run("COMMIT");
 }
