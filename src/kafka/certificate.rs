@@ -86,9 +86,12 @@ fn connector(config: &ClientConfig) -> Result<SslConnector, ErrorStack> {
 }
 
 fn describe(found: X509VerifyResult, address: &str, config: &ClientConfig) -> String {
+    let of_the_system = authorities::of_the_system();
     let trusted = match config.get("ssl.ca.location") {
-        Some(path) => format!("ssl.ca.location {path} does not contain"),
-        None => "this machine does not trust".to_owned(),
+        Some(path) if of_the_system != Some(Path::new(path)) => {
+            format!("ssl.ca.location {path} does not contain")
+        }
+        _ => "this machine does not trust".to_owned(),
     };
     let what = match found.as_raw() {
         HAS_EXPIRED => "has expired: renew it on the broker, no setting here accepts it".to_owned(),

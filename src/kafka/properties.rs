@@ -11,6 +11,7 @@ use rdkafka::config::{ClientConfig, FromClientConfig, FromClientConfigAndContext
 use rdkafka::error::{KafkaError, KafkaResult};
 
 use super::property_names;
+use crate::authorities;
 use crate::trusted_path::{self, PathError};
 
 /// The property for the maximum batch size in bytes; [`client_config`] always sets it.
@@ -199,6 +200,16 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set("log.connection.close", "false");
     // For monitoring; the same interval as for querying PostgreSQL.
     config.set("statistics.interval.ms", "5000");
+    // librdkafka would only use the locations of its own OpenSSL, where no system has authorities.
+    let protocol = properties.get("security.protocol");
+    if protocol.is_some_and(|protocol| protocol.trim().to_lowercase().ends_with("ssl"))
+        && !AUTHORITIES
+            .iter()
+            .any(|name| properties.contains_key(*name))
+        && let Some(path) = authorities::of_the_system().and_then(Path::to_str)
+    {
+        config.set(CA_LOCATION, path);
+    }
     for (name, value) in properties {
         config.set(name, value);
     }
@@ -281,6 +292,9 @@ const FILES: [&str; 6] = [
     KEY_STORE,
 ];
 const PRIVATE_KEY: &str = "ssl.key.location";
+const CA_LOCATION: &str = "ssl.ca.location";
+/// Properties that name certificate authorities.
+const AUTHORITIES: [&str; 3] = [CA_LOCATION, "ssl.ca.pem", "ssl.ca.certificate.stores"];
 const KEY_STORE: &str = "ssl.keystore.location";
 /// Value that makes librdkafka search for the system's certificate authorities.
 const PROBE: &str = "probe";

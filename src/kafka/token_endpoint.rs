@@ -18,6 +18,7 @@ use hyper::rt::{Read, Write};
 use hyper::{Method, Request, StatusCode, Uri, header};
 use hyper_util::rt::TokioIo;
 use openssl::ssl::{SslConnector, SslMethod};
+use openssl::x509::store::X509StoreBuilder;
 use openssl::x509::{X509, X509VerifyResult};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
@@ -291,10 +292,15 @@ impl Endpoint {
         // The connector verifies the certificate and its host name.
         let mut builder =
             SslConnector::builder(SslMethod::tls_client()).map_err(|error| unusable(&error))?;
+        let of_the_system = authorities::of_the_system();
+        if self.authorities != Authorities::System || of_the_system.is_some() {
+            // The builder trusts the authorities in OpenSSL's default locations.
+            let none = X509StoreBuilder::new().map_err(|error| unusable(&error))?;
+            builder.set_cert_store(none.build());
+        }
         match &self.authorities {
             Authorities::System => {
-                // Otherwise, the builder uses OpenSSL's default locations.
-                if let Some(path) = authorities::of_the_system() {
+                if let Some(path) = of_the_system {
                     trusted_path::check(path).map_err(|error| unusable(&error))?;
                     builder
                         .set_ca_file(path)

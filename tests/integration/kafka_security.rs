@@ -105,6 +105,37 @@ fn tls_is_verified_against_the_configured_authority() {
         .expect_says(&["halted", "certificate"]);
 }
 
+/// The locations that librdkafka's OpenSSL has built in exist on no system.
+#[test]
+fn authorities_of_the_system_are_trusted_unless_others_are_named() {
+    const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
+    let scene = Scene::new();
+    let conninfo = scene.server.tcp_conninfo(&scene.name);
+    let check = |root: &Path| {
+        let check = scene.at(&conninfo).invoke("check");
+        let check = check.args(["--kafka", &scene.broker.tls_address()]);
+        let check = check.args(["-X", "security.protocol=ssl"]);
+        let check = check.without("SSL_CERT_FILE").without("SSL_CERT_DIR");
+        check
+            .with_mounts(&format!("mount --bind {} {BUNDLE}", root.display()))
+            .finish()
+    };
+    let trusted = check(&AUTHORITY.root);
+    if !matches!(trusted.code, Some(0..=3)) {
+        eprintln!("this machine does not allow mounts in a namespace: {trusted:?}");
+        return;
+    }
+    trusted.expect_code(0);
+    let stranger = Authority::new("Another CA");
+    let refused = check(&stranger.root).expect_code(3);
+    assert!(
+        refused
+            .stdout
+            .contains("an authority that this machine does not trust"),
+        "{refused:?}"
+    );
+}
+
 #[test]
 fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
     let right = format!("ssl.ca.location={}", AUTHORITY.root.display());

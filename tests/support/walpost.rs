@@ -143,14 +143,18 @@ impl Invocation {
         self.wrapped_in(command)
     }
 
-    /// Runs the command in a mount namespace in which the folder is mounted read-only. If this
-    /// machine does not allow that, the command exits with a code that Walpost does not use.
+    /// Runs the command in a mount namespace in which the folder is mounted read-only.
     pub(crate) fn with_read_only(self, folder: &Path) -> Self {
-        let line = format!(
-            "mount --bind {0} {0} && mount -o remount,bind,ro {0} || exit 77; exec {1}",
-            folder.display(),
-            self.shell_words()
-        );
+        let folder = folder.display();
+        self.with_mounts(&format!(
+            "mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
+        ))
+    }
+
+    /// Runs the command in a mount namespace after these commands. If this machine does not allow
+    /// that, the command exits with a code that Walpost does not use.
+    pub(crate) fn with_mounts(self, mounts: &str) -> Self {
+        let line = format!("{mounts} || exit 77; exec {}", self.shell_words());
         let mut command = Command::new("unshare");
         command.args([
             "--user",
