@@ -215,7 +215,7 @@ BEGIN
             UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid = its_oid
             UNION ALL SELECT format('statistics %I', stxname) FROM pg_statistic_ext WHERE stxrelid = its_oid
             UNION ALL SELECT format('inheriting table %s', inhrelid::regclass) FROM pg_inherits WHERE inhparent = its_oid
-            -- Whoever may write to the parent may write to this table.
+            -- A role that may write to the parent may also write to this table.
             UNION ALL SELECT format('parent %s', inhparent::regclass) FROM pg_inherits WHERE inhrelid = its_oid
             UNION ALL SELECT format('type %s', format_type(reloftype, NULL)) FROM pg_class WHERE oid = its_oid AND reloftype <> 0
             UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index

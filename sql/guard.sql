@@ -320,7 +320,7 @@ BEGIN
             WHERE strpos(expressions, format(':funcid %s ',
                 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0
         -- Some of PostgreSQL's own functions run SQL that is given as text, for example ts_rewrite().
-        -- None of them is immutable. Expressions of indexes and partition keys call immutable functions
+        -- None of these functions is immutable. Expressions of indexes and partition keys call immutable functions
         -- only, and other constraints are not evaluated.
         UNION ALL SELECT class, object, format('calls function %s, which is not immutable', p.oid::regprocedure)
             FROM attached CROSS JOIN regexp_matches(expressions, ':(?:funcid|opfuncid) (\d+)', 'g') AS m (ids)
@@ -341,8 +341,8 @@ BEGIN
                 AND EXISTS (SELECT FROM pg_collation WHERE oid = used_object AND collnamespace = 'pg_catalog'::regnamespace))
             AND NOT (used_class = 'pg_ts_config'::regclass
                 AND EXISTS (SELECT FROM pg_ts_config WHERE oid = used_object AND cfgnamespace = 'pg_catalog'::regnamespace))
-        -- Whoever owns them: an owner who had the table before can have left code in the condition
-        -- of a trigger, in a function that runs SQL given as text.
+        -- These are rejected regardless of their owner: a former owner can have left code in the
+        -- condition of a trigger, as text that a function runs as SQL.
         -- Rules for other statements, too: their actions have the privileges of the table's owner.
         UNION ALL SELECT format('%s has the privileges of the owner', pg_describe_object('pg_rewrite'::regclass, oid, 0))
             FROM pg_rewrite WHERE ev_class = ANY (tables) AND statement = 'DELETE'

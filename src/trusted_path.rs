@@ -18,8 +18,8 @@
 //!   or looked up.
 //! - In a container, a file system that is mounted read-only was mounted by the administrator of the
 //!   machine, as Kubernetes mounts ConfigMaps, whose folders every user may write by their mode. The
-//!   image sets [`TRUST_READ_ONLY_MOUNTS`] for this. Elsewhere, other users may have the same file
-//!   system writable: systemd mounts all of them read-only for a service with `ProtectSystem=strict`.
+//!   image sets [`TRUST_READ_ONLY_MOUNTS`] for this. Elsewhere, other users may be able to write to
+//!   the same file system: systemd mounts all of them read-only for a service with `ProtectSystem=strict`.
 //!   The exception never applies to FUSE file systems, because their contents may come from the user
 //!   who mounted them.
 //! - The owner of a symbolic link matters only in a sticky folder, because elsewhere no other user
@@ -44,7 +44,7 @@ use rustix::process::geteuid;
 use crate::escape::shell_word;
 
 /// The environment variable with which files on read-only mounts are accepted if it is `true`.
-/// Whoever sets it determines which program runs anyway.
+/// A user who can set it can also choose which program runs.
 const TRUST_READ_ONLY_MOUNTS: &str = "WALPOST_TRUST_READ_ONLY_MOUNTS";
 /// Maximum size of a file that is read.
 pub(crate) const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -592,7 +592,7 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
         remedy,
         read_only: match is_read_only(&entry)? {
             true => {
-                ". If this is a container, whose read-only mounts nobody else can write: set \
+                ". In a container, where no other user can write to read-only mounts, you can instead set \
                  WALPOST_TRUST_READ_ONLY_MOUNTS=true in the environment"
             }
             false => "",
@@ -600,7 +600,7 @@ fn distrust(place: &Path, entry: impl AsFd, fault: Option<Fault>) -> Result<(), 
     })
 }
 
-/// Returns whether the file is on a mount that nobody else can write, according to the environment.
+/// Returns whether the file is on a read-only mount that the environment says to trust.
 fn is_trusted_mount(entry: impl AsFd) -> Result<bool, PathError> {
     static IS_SET: LazyLock<bool> =
         LazyLock::new(|| std::env::var_os(TRUST_READ_ONLY_MOUNTS).is_some_and(|set| set == "true"));

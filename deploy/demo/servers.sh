@@ -138,7 +138,7 @@ start_servers() {
     echo "demo: starting $("$postgres_bin/postgres" --version) and Kafka"
     cp "$kafka_settings/log4j2.properties" "$work/"
     mkdir "$work/postgres" "$work/kafka"
-    # PostgreSQL trusts everybody who can reach its socket.
+    # PostgreSQL trusts every user who can reach its socket.
     chmod 700 "$work/postgres"
     ((EUID != 0)) || chown postgres "$work/postgres" "$work/kafka"
     start_postgres

@@ -200,7 +200,8 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
     config.set("log.connection.close", "false");
     // For monitoring; the same interval as for querying PostgreSQL.
     config.set("statistics.interval.ms", "5000");
-    // librdkafka would only use the locations of its own OpenSSL, where no system has authorities.
+    // By default, librdkafka uses only the locations that its OpenSSL was built with, where no
+    // distribution stores authorities.
     let protocol = properties.get("security.protocol");
     if protocol.is_some_and(|protocol| protocol.trim().to_lowercase().ends_with("ssl"))
         && !AUTHORITIES
@@ -285,17 +286,17 @@ pub(crate) fn leaves_linger(properties: &Properties) -> bool {
 /// Properties that name files that librdkafka opens itself.
 const FILES: [&str; 6] = [
     "https.ca.location",
-    "ssl.ca.location",
+    CA_LOCATION,
     "ssl.certificate.location",
     "ssl.crl.location",
     PRIVATE_KEY,
     KEY_STORE,
 ];
-const PRIVATE_KEY: &str = "ssl.key.location";
 const CA_LOCATION: &str = "ssl.ca.location";
+const PRIVATE_KEY: &str = "ssl.key.location";
+const KEY_STORE: &str = "ssl.keystore.location";
 /// Properties that name certificate authorities.
 const AUTHORITIES: [&str; 3] = [CA_LOCATION, "ssl.ca.pem", "ssl.ca.certificate.stores"];
-const KEY_STORE: &str = "ssl.keystore.location";
 /// Value that makes librdkafka search for the system's certificate authorities.
 const PROBE: &str = "probe";
 
@@ -400,7 +401,7 @@ pub(super) fn create<T: FromClientConfig>(config: &ClientConfig) -> KafkaResult<
 
 /// Adds the name of the file from which librdkafka could not load certificates.
 fn with_file(config: &ClientConfig, error: KafkaError) -> KafkaError {
-    match (error, config.get("ssl.ca.location")) {
+    match (error, config.get(CA_LOCATION)) {
         (KafkaError::ClientCreation(reason), Some(path))
             if reason.starts_with("ssl.ca.location failed") =>
         {

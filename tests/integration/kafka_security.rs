@@ -4,8 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::certificates::Authority;
-use crate::support::certificates::write_private;
+use crate::support::certificates::{Authority, write_private};
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::AUTHORITY;
 use crate::support::reaper;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use crate::support::certificates::write_private;
+use crate::support::certificates::{Authority, write_private};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{AUTHORITY, MAJOR, Server};
 use crate::support::reaper;
@@ -162,6 +162,18 @@ fn endpoint_whose_certificate_does_not_hold_gets_no_secret() {
     let by_variable = scene.check().env("SSL_CERT_FILE", &root);
     by_variable.args(of_the_system).finish().expect_code(0);
     scene.check().args(&flags).finish().expect_code(0);
+
+    // An authority that is named is trusted instead of the others, not in addition.
+    let stranger = Authority::new("Another CA");
+    let named = format!("https.ca.location={}", stranger.root.display());
+    let calls = endpoint.calls();
+    let check = scene
+        .check()
+        .env("SSL_CERT_FILE", &root)
+        .args(of_the_system);
+    let refused = check.args(["-X", &named]).finish().expect_code(1);
+    refused.expect_says(&["UNREACHABLE", "certificate"]);
+    assert_eq!((endpoint.calls(), endpoint.refused()), (calls, 0));
 }
 
 /// The brokers close a connection when its token expires, unless a new one was presented before.

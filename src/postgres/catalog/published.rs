@@ -230,6 +230,22 @@ mod tests {
         assert!(examine.contains(&condition), "{condition}");
     }
 
+    /// `lock_and_examine` runs as its owner, so it can't share the query with `sql/examine.sql`.
+    #[test]
+    fn both_examinations_trust_the_same_roles() {
+        let able = |text: &'static str| {
+            let (_, rest) = text.split_once("able AS MATERIALIZED (").expect("roles");
+            let (able, _) = rest.split_once(";\n").expect("the end");
+            able
+        };
+        let examine = able(include_str!("../../../sql/examine.sql"));
+        assert!(
+            examine.contains("'USAGE') AND NOT pg_has_role"),
+            "{examine}"
+        );
+        assert_eq!(examine, able(include_str!("../../../sql/guard.sql")));
+    }
+
     #[test]
     fn catalog_queries_beside_the_stream_lock_no_table() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/postgres");

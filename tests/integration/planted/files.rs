@@ -10,6 +10,7 @@ use crate::init::try_psql;
 use crate::support::event::Outbox;
 use crate::support::postgres::{MAJOR, MAJORS, debian};
 use crate::support::reaper;
+use crate::support::walpost::Invocation;
 
 impl Shop {
     /// Runs a file with psql. The attacker commits `attack` right after the line `place` of the
@@ -187,6 +188,23 @@ fn messages_contain_no_control_characters_of_names() {
         assert!(said.contains("trigger \"?]0;owned??x\""), "{said:?}");
         assert!(!said.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{said:?}");
     }
+}
+
+/// Another user could have put a link in the place of a page.
+#[test]
+fn manual_pages_are_not_written_into_a_folder_of_others() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = reaper::folder("man");
+    let set = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+    let write = || Invocation::new(["man"]).arg(&folder).finish();
+    set(0o1777);
+    write()
+        .expect_code(1)
+        .expect_says(&["others can create files"]);
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+    set(0o755);
+    write().expect_code(0);
+    assert!(fs::read_dir(&folder).unwrap().count() > 0);
 }
 
 /// With a limit, a scan of a GIN index returns some of the rows.
