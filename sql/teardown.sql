@@ -71,13 +71,12 @@ $walpost$;
 DROP PUBLICATION IF EXISTS :"publication";
 
 SELECT :'table' = '' AS is_in_the_log \gset
-\echo 'Left in place: the outbox, its functions, the journal and the role. To remove those too:'
+\echo 'Left in place: the outbox, its functions, schema walpost with the journal, and the role. To remove those too:'
 \if :is_in_the_log
-\echo '   ' DROP SCHEMA walpost CASCADE ';           -- with the journal of all pipelines in this database'
 \else
-\echo '   ' DROP TABLE IF EXISTS walpost.journal, walpost.slot_state, walpost.table_state ';  -- of all pipelines in this database'
 \echo '   ' DROP TABLE :"schema".:"table" ';'
 \echo '   ' DROP FUNCTION IF EXISTS :"schema".walpost_no_update(), :"schema".walpost_uuidv7() ';'
 \endif
+\echo '   ' DROP SCHEMA IF EXISTS walpost CASCADE ';  -- if no other pipeline uses this database: the journal is for all of them'
 \echo '   ' DROP OWNED BY :"role" '; -- in this database: its privileges'
 \echo '   ' DROP ROLE :"role" ';     -- once no database has any left'

@@ -45,10 +45,20 @@ pub(crate) struct Given<'a> {
     pub connection: &'a ConnectionArgs,
     /// The flags for records and their delivery, if the command has them.
     pub records: Option<&'a RecordArgs>,
-    /// `--sink`, if the command has it.
-    pub sink: Option<SinkName>,
+    pub sink: GivenSink,
     /// Whether the command can be limited to one of several tables with `--table`.
     pub takes_one_of: bool,
+}
+
+/// What a command line says about the sink.
+#[derive(Clone, Copy)]
+pub(crate) enum GivenSink {
+    /// The command delivers, or checks delivery: to this sink or, without one, to the sink of the
+    /// file. The delivery mode has to suit the sink.
+    ForDelivery(Option<SinkName>),
+    /// The command sends no events as part of the delivery, and uses this sink instead of the one
+    /// of the file, in whatever mode the pipeline delivers.
+    Instead(SinkName),
 }
 
 /// The value that disables the control socket.
@@ -223,7 +233,7 @@ impl Definitions for Configured {
         let given = Given {
             connection: &self.connection,
             records: Some(&self.records),
-            sink: self.sink,
+            sink: GivenSink::ForDelivery(self.sink),
             takes_one_of: false,
         };
         define(&given, &self.env, (self.env_vars)(), &mut self.answers)

@@ -23,6 +23,7 @@ pub(crate) mod reader;
 pub(crate) mod seen_topics;
 pub(crate) mod settings;
 mod statistics;
+mod tls;
 mod token;
 pub(crate) mod token_endpoint;
 mod topic_lookup;

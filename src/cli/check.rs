@@ -16,9 +16,9 @@ use self::kafka::kafka;
 use self::postgres::{postgres, unused_slots};
 use super::{AT_ONCE, loaded, runtime, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
-use crate::config::{self, Given};
+use crate::config::{self, Given, GivenSink};
 use crate::kafka::probe::ProducerFinding;
-use crate::kafka::properties::{Properties, invalid_login};
+use crate::kafka::properties::{Properties, check_files, client_config, invalid_login};
 use crate::model::exit::Exit;
 use crate::pipeline::settings::{PipelineSettings, SinkSettings};
 use crate::postgres::catalog::Catalog;
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),
-        sink: None,
+        sink: GivenSink::ForDelivery(None),
         takes_one_of: false,
     };
     if args.offline {
@@ -137,10 +137,14 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
         for open in settings.sink.warnings() {
             report.add("kafka encryption", Outcome::Warning, open);
         }
-        if let SinkSettings::Kafka { properties, .. } = &settings.sink
-            && let Some(invalid) = invalid_login(|name| properties.get(name).map(String::as_str))
-        {
-            report.add("kafka login", Outcome::Warning, invalid);
+        if let SinkSettings::Kafka { properties, .. } = &settings.sink {
+            if let Some(invalid) = invalid_login(|name| properties.get(name).map(String::as_str)) {
+                report.add("kafka login", Outcome::Warning, invalid);
+            }
+            // The configuration may be checked on another machine than the one that uses it.
+            if let Err(error) = check_files(&client_config(properties, "walpost-check")) {
+                report.add("kafka files", Outcome::Warning, error);
+            }
         }
         let message = "the configuration is valid; neither PostgreSQL nor Kafka was asked";
         report.add("configuration", Outcome::Ok, message);

@@ -5,8 +5,8 @@ use tracing::{error, info};
 
 use super::out::{self, say};
 use super::{consent, load_to_ask};
-use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
+use crate::config::{Given, GivenSink};
 use crate::delivery::checkpoint::{Checkpoint, Delivered, ServerState};
 use crate::kafka::producer::KafkaSink;
 use crate::model::dropped_slot::replay_command;
@@ -90,7 +90,7 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
     let given = Given {
         connection: &connection,
         records: Some(&records),
-        sink: None,
+        sink: GivenSink::ForDelivery(None),
         takes_one_of: false,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {

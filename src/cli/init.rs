@@ -8,10 +8,10 @@ use tracing::{error, info, warn};
 use self::made::made;
 use super::out::{self, say};
 use super::{load_to_administer, runtime};
-use crate::config::Given;
-use crate::config::args::{ConnectionArgs, RecordArgs, RetentionArgs};
+use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
 use crate::config::values::{bytes, duration};
+use crate::config::{Given, GivenSink};
 use crate::model::commands::Commands;
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
@@ -101,11 +101,10 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             return Exit::Usage;
         }
     };
-    let records = RecordArgs::of_no_sink(RetentionArgs::default());
     let given = Given {
         connection: &args.connection,
-        records: Some(&records),
-        sink: Some(SinkName::Stdout),
+        records: None,
+        sink: GivenSink::Instead(SinkName::Stdout),
         takes_one_of: true,
     };
     let pipelines = match load_to_administer(&given) {

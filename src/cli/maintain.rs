@@ -5,9 +5,9 @@ use tracing::{error, warn};
 
 use super::load_to_ask;
 use super::out::say;
-use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use crate::config::file::SinkName;
+use crate::config::{Given, GivenSink};
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
@@ -30,11 +30,14 @@ pub(crate) struct MaintainArgs {
 /// Runs one pass for each pipeline.
 #[must_use]
 pub(crate) fn run(args: &MaintainArgs) -> Exit {
-    let records = RecordArgs::of_no_sink(args.retention.clone());
+    let records = RecordArgs {
+        retention: args.retention.clone(),
+        ..RecordArgs::default()
+    };
     let given = Given {
         connection: &args.connection,
         records: Some(&records),
-        sink: Some(SinkName::Stdout),
+        sink: GivenSink::Instead(SinkName::Stdout),
         takes_one_of: true,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {

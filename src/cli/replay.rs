@@ -9,10 +9,10 @@ use uuid::Uuid;
 
 use super::out::say;
 use super::{consent, load_to_ask};
-use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::file::SinkName;
 use crate::config::values;
+use crate::config::{Given, GivenSink};
 use crate::delivery::watermark::Watermark;
 use crate::kafka::producer::KafkaSink;
 use crate::model::commands::Commands;
@@ -149,7 +149,9 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),
-        sink: args.sink,
+        sink: args
+            .sink
+            .map_or(GivenSink::ForDelivery(None), GivenSink::Instead),
         takes_one_of: true,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {

@@ -5,8 +5,8 @@ use tracing::error;
 
 use super::out::say;
 use super::{consent, load_to_ask};
-use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
+use crate::config::{Given, GivenSink};
 use crate::model::exit::Exit;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::PipelineSettings;
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),
-        sink: None,
+        sink: GivenSink::ForDelivery(None),
         takes_one_of: false,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {

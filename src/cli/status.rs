@@ -15,7 +15,7 @@ use super::out::Screen;
 use super::{AT_ONCE, FEW, load, out, runtime};
 use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
-use crate::config::{self, Given};
+use crate::config::{self, Given, GivenSink};
 use crate::escape::Escaped;
 use crate::model::commands::Commands;
 use crate::model::dropped_slot::DroppedSlot;
@@ -155,7 +155,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: None,
-        sink: Some(SinkName::Stdout),
+        sink: GivenSink::Instead(SinkName::Stdout),
         takes_one_of: false,
     };
     // If no database is configured, only the running process is queried.

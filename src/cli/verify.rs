@@ -13,9 +13,9 @@ use tracing::error;
 
 use super::load_to_ask;
 use super::out::{self, say};
-use crate::config::Given;
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::values::{bytes, duration, moment};
+use crate::config::{Given, GivenSink};
 use crate::escape;
 use crate::file_error;
 use crate::model::exit::Exit;
@@ -120,7 +120,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
     let given = Given {
         connection: &args.connection,
         records: Some(&args.records),
-        sink: None,
+        sink: GivenSink::ForDelivery(None),
         takes_one_of: true,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {

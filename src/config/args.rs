@@ -371,17 +371,6 @@ impl ConnectionArgs {
 }
 
 impl RecordArgs {
-    /// Creates the arguments of a command that only queries the database. Such a command has no
-    /// sink, and so can't use a delivery mode that requires one.
-    #[must_use]
-    pub(crate) fn of_no_sink(retention: RetentionArgs) -> Self {
-        Self {
-            delivery: Some(DeliveryName::AtLeastOnce),
-            retention,
-            ..Self::default()
-        }
-    }
-
     /// Returns whether any of these flags concerns a single pipeline.
     #[must_use]
     pub(crate) fn is_for_one_pipeline(&self) -> bool {

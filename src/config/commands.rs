@@ -155,12 +155,13 @@ fn create_topics(topics: CreateTopics) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::GivenSink;
 
     fn skip(connection: &ConnectionArgs, records: &RecordArgs, env: Env<'_>) -> String {
         let given = Given {
             connection,
             records: Some(records),
-            sink: None,
+            sink: GivenSink::ForDelivery(None),
             takes_one_of: false,
         };
         let properties = BTreeMap::from([

@@ -69,7 +69,7 @@ fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
     let given = Given {
         connection: &ConnectionArgs::default(),
         records: None,
-        sink: None,
+        sink: GivenSink::ForDelivery(None),
         takes_one_of: false,
     };
     let env = |name: &str| (name == "USER").then(|| "me".to_owned());

@@ -10,7 +10,7 @@ use super::error::ConfigError;
 use super::file::{self, DeliveryName, FilePipeline, Origin, SinkName};
 use super::reader::Reader;
 use super::values::{Bytes, PASSWORD_COMMAND, bytes, duration};
-use super::{Env, Given};
+use super::{Env, Given, GivenSink};
 use super::{commands, kafka, records, reserved, target};
 use crate::kafka::properties::Properties;
 use crate::kafka::settings::CheckpointSettings;
@@ -91,8 +91,12 @@ pub(super) fn settings(
     let dead_letters = dead_letters(&reader, &file, &target, &outbox.topic, &delivery)?;
     let retention = retention(&reader, &file, &target.outbox)?;
     let wal_budget = wal_budget(&reader, &file, &target.outbox)?;
-    let sink = match given.sink.or(file.sink).unwrap_or_default() {
-        SinkName::Stdout if delivery != Delivery::AtLeastOnce => {
+    let (sink, is_for_delivery) = match given.sink {
+        GivenSink::ForDelivery(sink) => (sink.or(file.sink).unwrap_or_default(), true),
+        GivenSink::Instead(sink) => (sink, false),
+    };
+    let sink = match sink {
+        SinkName::Stdout if is_for_delivery && delivery != Delivery::AtLeastOnce => {
             let reason = "exactly-once needs Kafka's transactions, and the sink is stdout";
             return Err(reader.error("delivery", reason));
         }

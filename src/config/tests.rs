@@ -26,7 +26,7 @@ fn load_text(
     let given = Given {
         connection: &connection,
         records: Some(records),
-        sink: None,
+        sink: GivenSink::ForDelivery(None),
         takes_one_of: false,
     };
     let look_up = |name: &str| {
@@ -651,7 +651,7 @@ fn with_tables(settings: &str, table: Option<&str>, takes_one_of: bool) -> Resul
     let given = Given {
         connection: &connection,
         records: None,
-        sink: None,
+        sink: GivenSink::ForDelivery(None),
         takes_one_of,
     };
     let loaded = load(&given, &|_| None, std::iter::empty());

@@ -3,22 +3,27 @@
 //! librdkafka has the same words for every certificate that it rejects, whether it has expired or another authority signed it.
 //! OpenSSL knows the difference, so the TLS handshake is repeated here. Nothing is sent over the connection.
 
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use openssl::error::ErrorStack;
-use openssl::ssl::{SslConnector, SslMethod};
+use openssl::ssl::SslVerifyMode;
 use openssl::x509::{X509, X509VerifyResult};
 use rdkafka::config::ClientConfig;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_openssl::SslStream;
 
-use super::properties::is_probe;
+use super::tls::Authorities;
 use crate::authorities;
+use crate::escape::Escaped;
 
 /// How long the handshake may take.
 const LIMIT: Duration = Duration::from_secs(1);
+/// How many names of a certificate are reported.
+const NAMES_MAX: usize = 8;
+/// RFC 1035, section 2.3.4.
+const DNS_NAME_BYTES_MAX: usize = 255;
 /// Part of librdkafka's reason if it rejects a certificate (`rdkafka_transport.c`).
 const REJECTED: &str = "certificate verify failed";
 
@@ -34,7 +39,7 @@ pub(super) async fn explain(config: &ClientConfig, reason: String) -> String {
         return reason;
     };
     match timeout(LIMIT, rejection(config, address)).await {
-        Ok(Some(found)) => format!("{} ({reason})", describe(found, address, config)),
+        Ok(Some(found)) => format!("{} ({reason})", describe(&found, address, config)),
         Ok(None) | Err(_) => reason,
     }
 }
@@ -46,46 +51,63 @@ fn rejected_address(reason: &str) -> Option<&str> {
     address.split_once('/').map(|(address, _)| address)
 }
 
-/// What OpenSSL finds wrong with the certificate of the broker at this address; none if it accepts it or nothing answers.
-async fn rejection(config: &ClientConfig, address: &str) -> Option<X509VerifyResult> {
+/// A certificate that OpenSSL does not accept.
+struct Rejection {
+    reason: X509VerifyResult,
+    /// The DNS names and IP addresses that the certificate is for.
+    names: Vec<String>,
+}
+
+/// Returns what OpenSSL finds wrong with the certificate of the broker at this address, or `None`
+/// if it accepts the certificate or nothing answers.
+async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     let (host, _) = address.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    let connector = connector(config).ok()?;
-    let mut configured = connector.configure().ok()?;
+    let mut builder = authorities_of(config).connector().ok()?;
+    // The certificate is verified all the same, but only if the handshake goes on does OpenSSL
+    // return the certificate.
+    builder.set_verify(SslVerifyMode::NONE);
+    let mut configured = builder.build().configure().ok()?;
     if config.get("ssl.endpoint.identification.algorithm") == Some("none") {
         configured.set_verify_hostname(false);
     }
     let stream = TcpStream::connect(address).await.ok()?;
     let mut stream = SslStream::new(configured.into_ssl(host).ok()?, stream).ok()?;
-    let connected = std::pin::Pin::new(&mut stream).connect().await;
-    let found = stream.ssl().verify_result();
-    (connected.is_err() && found != X509VerifyResult::OK).then_some(found)
+    // A broker that wants a certificate of the client ends the handshake after its own was verified.
+    let _ended = std::pin::Pin::new(&mut stream).connect().await;
+    let certificate = stream.ssl().peer_certificate()?;
+    let reason = stream.ssl().verify_result();
+    (reason != X509VerifyResult::OK).then(|| Rejection {
+        reason,
+        names: names(&certificate),
+    })
 }
 
-/// Trusts the authorities that the properties name. Their files were checked when the producer was created.
-fn connector(config: &ClientConfig) -> Result<SslConnector, ErrorStack> {
-    let mut builder = SslConnector::builder(SslMethod::tls_client())?;
-    if let Some(pem) = config.get("ssl.ca.pem") {
-        for certificate in X509::stack_from_pem(pem.as_bytes())? {
-            builder.cert_store_mut().add_cert(certificate)?;
-        }
-        return Ok(builder.build());
+/// Returns the authorities that the properties name.
+fn authorities_of(config: &ClientConfig) -> Authorities {
+    match (config.get("ssl.ca.pem"), config.get("ssl.ca.location")) {
+        (Some(pem), _) => Authorities::Pem(pem.to_owned()),
+        (None, location) => Authorities::at(location.unwrap_or_default().to_owned()),
     }
-    let named = config.get("ssl.ca.location").map(Path::new);
-    let named = named.filter(|path| !path.as_os_str().is_empty() && !is_probe(path));
-    let location: Option<&Path> = match named {
-        Some(path) => Some(path),
-        None => authorities::of_the_system(),
-    };
-    match location {
-        Some(path) if path.is_dir() => builder.load_verify_locations(None, Some(path))?,
-        Some(path) => builder.load_verify_locations(Some(path), None)?,
-        None => {}
-    }
-    Ok(builder.build())
 }
 
-fn describe(found: X509VerifyResult, address: &str, config: &ClientConfig) -> String {
+fn names(certificate: &X509) -> Vec<String> {
+    let alternatives = certificate.subject_alt_names().into_iter().flatten();
+    let names = alternatives.filter_map(|name| {
+        let address = || match name.ipaddress()? {
+            &[a, b, c, d] => Some(IpAddr::from([a, b, c, d])),
+            long => Some(IpAddr::from(<[u8; 16]>::try_from(long).ok()?)),
+        };
+        let dns = name
+            .dnsname()
+            .filter(|name| name.len() <= DNS_NAME_BYTES_MAX);
+        let dns = dns.map(|name| Escaped(name).to_string());
+        dns.or_else(|| address().map(|address| address.to_string()))
+    });
+    names.take(NAMES_MAX).collect()
+}
+
+fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
     let of_the_system = authorities::of_the_system();
     let trusted = match config.get("ssl.ca.location") {
         Some(path) if of_the_system != Some(Path::new(path)) => {
@@ -93,19 +115,26 @@ fn describe(found: X509VerifyResult, address: &str, config: &ClientConfig) -> St
         }
         _ => "this machine does not trust".to_owned(),
     };
-    let what = match found.as_raw() {
+    let what = match found.reason.as_raw() {
         HAS_EXPIRED => "has expired: renew it on the broker, no setting here accepts it".to_owned(),
         NOT_YET_VALID => {
             "is not valid yet: compare the clocks of this machine and of the one that issued it"
                 .to_owned()
         }
         code if OTHER_HOST.contains(&code) => {
-            "is for another name: write the name that it has into bootstrap.servers".to_owned()
+            let names = match found.names.is_empty() {
+                true => "it has none".to_owned(),
+                false => found.names.join(", "),
+            };
+            format!(
+                "is for another name ({names}): write the name that it has into bootstrap.servers \
+                 and the broker's advertised.listeners"
+            )
         }
         code if UNKNOWN_AUTHORITY.contains(&code) => format!(
             "is signed by an authority that {trusted}: set ssl.ca.location to the certificate of that authority"
         ),
-        _ => format!("is not accepted: {}", found.error_string()),
+        _ => format!("is not accepted: {}", found.reason.error_string()),
     };
     format!("the certificate of broker {address} {what}")
 }

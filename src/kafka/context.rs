@@ -108,6 +108,14 @@ impl Context {
         self
     }
 
+    /// Logs no outages: whoever created the producer asks for them.
+    #[must_use]
+    pub(super) fn silent(mut self) -> Self {
+        self.cluster = Mutex::new(Outage::silent());
+        self.broker = Mutex::new(Outage::silent());
+        self
+    }
+
     /// Returns the source of the producer's tokens, if it uses any.
     pub(super) fn tokens(&self) -> Option<&Tokens> {
         self.credentials.tokens()

@@ -259,8 +259,9 @@ async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duratio
         bytes: 1,
     };
     let deliveries = Watermark::new(nothing, Lsn::ZERO).deliveries();
-    let context =
-        Context::new("check", Grants::of(&config), deliveries).proving(credentials.clone(), None);
+    let context = Context::new("check", Grants::of(&config), deliveries)
+        .proving(credentials.clone(), None)
+        .silent();
     let made: Result<BaseProducer<Context>, _> = create_with_context(&config, context);
     let poller = made.ok().and_then(|producer| {
         let producer = Arc::new(producer);

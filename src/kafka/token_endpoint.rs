@@ -6,7 +6,6 @@
 
 use std::fmt;
 use std::io;
-use std::path::Path;
 use std::time::Duration;
 
 use base64::Engine;
@@ -17,9 +16,7 @@ use hyper::client::conn::http1;
 use hyper::rt::{Read, Write};
 use hyper::{Method, Request, StatusCode, Uri, header};
 use hyper_util::rt::TokioIo;
-use openssl::ssl::{SslConnector, SslMethod};
-use openssl::x509::store::X509StoreBuilder;
-use openssl::x509::{X509, X509VerifyResult};
+use openssl::x509::X509VerifyResult;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use tokio::net::TcpStream;
@@ -28,8 +25,7 @@ use tokio::time::timeout;
 use tokio_openssl::SslStream;
 
 use super::properties::{Properties, is_loopback};
-use crate::authorities;
-use crate::trusted_path;
+use super::tls::Authorities;
 
 /// The property that selects a token endpoint.
 pub(crate) const METHOD: &str = "sasl.oauthbearer.method";
@@ -89,14 +85,6 @@ pub(crate) struct Endpoint {
     /// SASL extensions sent to brokers with each token, by name.
     extensions: Vec<(String, String)>,
     authorities: Authorities,
-}
-
-/// The certificate authorities to trust.
-#[derive(Debug, PartialEq, Eq)]
-enum Authorities {
-    System,
-    Location(String),
-    Pem(String),
 }
 
 /// Why the endpoint returned no token. No variant contains the secret.
@@ -186,8 +174,7 @@ impl Endpoint {
         }
         let authorities = match (take(AUTHORITIES_FILE), take(AUTHORITIES_PEM)) {
             (None, None) => Authorities::System,
-            (Some(location), None) if location == "probe" => Authorities::System,
-            (Some(location), None) => Authorities::Location(location),
+            (Some(location), None) => Authorities::at(location),
             (None, Some(pem)) => Authorities::Pem(pem),
             (Some(_), Some(_)) => {
                 return Err(format!(
@@ -288,44 +275,8 @@ impl Endpoint {
         stream: TcpStream,
         host: &str,
     ) -> Result<SslStream<TcpStream>, EndpointError> {
-        let unusable = |error: &dyn fmt::Display| EndpointError::Authorities(error.to_string());
-        // The connector verifies the certificate and its host name.
-        let mut builder =
-            SslConnector::builder(SslMethod::tls_client()).map_err(|error| unusable(&error))?;
-        let of_the_system = authorities::of_the_system();
-        if self.authorities != Authorities::System || of_the_system.is_some() {
-            // The builder trusts the authorities in OpenSSL's default locations.
-            let none = X509StoreBuilder::new().map_err(|error| unusable(&error))?;
-            builder.set_cert_store(none.build());
-        }
-        match &self.authorities {
-            Authorities::System => {
-                if let Some(path) = of_the_system {
-                    trusted_path::check(path).map_err(|error| unusable(&error))?;
-                    builder
-                        .set_ca_file(path)
-                        .map_err(|error| unusable(&error))?;
-                }
-            }
-            Authorities::Location(location) => {
-                let path = Path::new(location);
-                trusted_path::check_all(path)
-                    .map_err(|error| unusable(&format!("{location}: {error}")))?;
-                let set = match path.is_dir() {
-                    true => builder.load_verify_locations(None, Some(path)),
-                    false => builder.load_verify_locations(Some(path), None),
-                };
-                set.map_err(|error| unusable(&format!("{location}: {error}")))?;
-            }
-            Authorities::Pem(pem) => {
-                let certificates =
-                    X509::stack_from_pem(pem.as_bytes()).map_err(|error| unusable(&error))?;
-                for certificate in certificates {
-                    let added = builder.cert_store_mut().add_cert(certificate);
-                    added.map_err(|error| unusable(&error))?;
-                }
-            }
-        }
+        let connector = self.authorities.connector();
+        let builder = connector.map_err(EndpointError::Authorities)?;
         let tls = |error: &dyn fmt::Display| EndpointError::Tls(error.to_string());
         let configured = builder.build().configure().map_err(|error| tls(&error))?;
         let ssl = configured.into_ssl(host).map_err(|error| tls(&error))?;

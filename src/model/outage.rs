@@ -11,6 +11,7 @@ const REMINDER: Duration = Duration::from_secs(60);
 pub(crate) struct Outage {
     state: Option<Since>,
     reminder: Duration,
+    is_silent: bool,
 }
 
 impl Default for Outage {
@@ -44,11 +45,24 @@ impl Outage {
         Self {
             state: None,
             reminder,
+            is_silent: false,
+        }
+    }
+
+    /// Creates a tracker that never calls for a message: the caller reports the failure otherwise.
+    #[must_use]
+    pub(crate) fn silent() -> Self {
+        Self {
+            is_silent: true,
+            ..Self::default()
         }
     }
 
     /// Records a failure, and returns the message to log for it.
     pub(crate) fn failed(&mut self, now: Instant) -> Say {
+        if self.is_silent {
+            return Say::Nothing;
+        }
         let Some(since) = &mut self.state else {
             self.state = Some(Since {
                 began: now,

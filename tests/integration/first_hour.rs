@@ -324,3 +324,37 @@ fn right_to_use_the_schema_is_granted_and_not_another_one() {
         .db
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
+
+/// Without a sink, a command can't deliver exactly once, but it can do everything else.
+#[test]
+fn commands_that_only_query_the_database_accept_an_exactly_once_pipeline() {
+    let scene = Scene::new();
+    let file = scene.file("delivery = \"exactly-once\"\n");
+    let invoke = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file);
+    let init = invoke(&["init"]).finish().expect_code(0);
+    let init = init.expect_says(&["next: walpost check"]);
+    // At-least-once mode would repeat what exactly-once mode has delivered.
+    assert!(!init.stderr.contains("--delivery"), "{init:?}");
+    let status = invoke(&["status", "--http", "off"]).finish();
+    status
+        .expect_code(1)
+        .expect_says(&["no process reads slot"]);
+    invoke(&[
+        "maintain",
+        "--retention",
+        "1d",
+        "--delete-rows",
+        "--dry-run",
+    ])
+    .finish()
+    .expect_code(0);
+    let aggregate = scene.aggregate(1);
+    scene.insert(&aggregate, "k");
+    let replayed = invoke(&["replay", "--all", "--yes", "--sink", "stdout"]).finish();
+    let replayed = replayed.expect_code(0);
+    assert!(replayed.stdout.contains(&aggregate), "{replayed:?}");
+    invoke(&["run", "--sink", "stdout"])
+        .finish()
+        .expect_code(2)
+        .expect_says(&["exactly-once needs Kafka's transactions, and the sink is stdout"]);
+}

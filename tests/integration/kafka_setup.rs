@@ -35,6 +35,10 @@ fn missing_certificate_file_is_named() {
     let flags = ["-X", "security.protocol=ssl", "-X", &location];
     let found = scene.check().args(flags).finish().expect_code(3);
     found.expect_says(&["FAILED", "ssl.ca.location", file]);
+    let offline = scene.check().arg("--offline").args(flags).finish();
+    offline
+        .expect_code(0)
+        .expect_says(&["WARNING", "ssl.ca.location", file]);
 }
 
 #[test]

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::args::{ConnectionArgs, RecordArgs};
-use crate::config::{self, Given};
+use crate::config::{self, Given, GivenSink};
 use crate::import::report::Group;
 use crate::kafka::topics::CreateTopics;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings, SnapshotMode};
@@ -19,7 +19,7 @@ fn settings(text: &str) -> Result<Vec<PipelineSettings>, String> {
     let given = Given {
         connection: &connection,
         records: Some(&RecordArgs::default()),
-        sink: None,
+        sink: GivenSink::ForDelivery(None),
         takes_one_of: false,
     };
     let loaded = config::load(&given, &|_| None, std::iter::empty());

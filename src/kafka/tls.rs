@@ -1,0 +1,75 @@
+//! TLS connections that Walpost makes itself: to token endpoints, and to brokers to find out why
+//! their certificates are rejected. librdkafka makes the others.
+
+use std::path::Path;
+
+use openssl::error::ErrorStack;
+use openssl::ssl::{SslConnector, SslConnectorBuilder, SslMethod};
+use openssl::x509::X509;
+use openssl::x509::store::X509StoreBuilder;
+
+use super::properties::is_probe;
+use crate::authorities;
+use crate::trusted_path;
+
+/// The certificate authorities to trust.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Authorities {
+    /// Those that the operating system trusts.
+    System,
+    /// Those in a PEM file, or in a folder that OpenSSL's `c_rehash` has prepared.
+    Location(String),
+    /// Those in a text in PEM form.
+    Pem(String),
+}
+
+impl Authorities {
+    /// Interprets a value of `ssl.ca.location` or `https.ca.location`, as librdkafka does.
+    pub(super) fn at(location: String) -> Self {
+        match location.is_empty() || is_probe(Path::new(&location)) {
+            true => Self::System,
+            false => Self::Location(location),
+        }
+    }
+
+    /// Returns a builder of connections that trusts these authorities and no others, and that
+    /// verifies certificates and their host names.
+    ///
+    /// # Errors
+    ///
+    /// Fails, with a reason that names the file, if the certificates can't be read or if another
+    /// user can write to their file.
+    pub(super) fn connector(&self) -> Result<SslConnectorBuilder, String> {
+        let internal = |error: ErrorStack| error.to_string();
+        let mut builder = SslConnector::builder(SslMethod::tls_client()).map_err(internal)?;
+        let path = match self {
+            Self::System => authorities::of_the_system(),
+            Self::Location(location) => Some(Path::new(location)),
+            Self::Pem(_) => None,
+        };
+        if path.is_some() || *self != Self::System {
+            // The builder trusts the authorities in OpenSSL's default locations.
+            let none = X509StoreBuilder::new().map_err(internal)?;
+            builder.set_cert_store(none.build());
+        }
+        if let Some(path) = path {
+            load(&mut builder, path).map_err(|reason| format!("{}: {reason}", path.display()))?;
+        }
+        if let Self::Pem(pem) = self {
+            for certificate in X509::stack_from_pem(pem.as_bytes()).map_err(internal)? {
+                let store = builder.cert_store_mut();
+                store.add_cert(certificate).map_err(internal)?;
+            }
+        }
+        Ok(builder)
+    }
+}
+
+fn load(builder: &mut SslConnectorBuilder, path: &Path) -> Result<(), String> {
+    trusted_path::check_all(path).map_err(|error| error.to_string())?;
+    let loaded = match path.is_dir() {
+        true => builder.load_verify_locations(None, Some(path)),
+        false => builder.load_verify_locations(Some(path), None),
+    };
+    loaded.map_err(|error| error.to_string())
+}
