@@ -243,7 +243,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     }
     let of = catalog.slot_of(name, &settings.target).await?;
     say_gaps(settings, &catalog, &of, server.confirmed).await?;
-    if !yes && !consent::is_given(name) {
+    if !yes && !consent::is_given(name).await {
         return Err(Failure::NotAsked(name.clone()));
     }
     // A start with a checkpoint replaces the recorded state of the previous slot.

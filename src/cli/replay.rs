@@ -287,7 +287,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
             at: begun.at.clone(),
         });
     }
-    if !args.yes && !consent::is_given(name) {
+    if !args.yes && !consent::is_given(name).await {
         return Err(Failure::NotAsked(name.clone()));
     }
     let window = Window {
@@ -335,7 +335,7 @@ async fn settle(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
         say!("{name}: nothing was recorded");
         return Ok(Ended::Complete);
     }
-    if !args.yes && !consent::is_given(name) {
+    if !args.yes && !consent::is_given(name).await {
         return Err(Failure::NotAsked(name.clone()));
     }
     let id = open.settle().await?;

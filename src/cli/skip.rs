@@ -87,7 +87,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
         say!("{name}: nothing was changed");
         return Ok(());
     }
-    if !args.yes && !consent::is_given(name) {
+    if !args.yes && !consent::is_given(name).await {
         return Err(Failure::NotAsked(name.clone()));
     }
     Ok(skip.run().await?)

@@ -3,6 +3,7 @@
 use super::{clerk, journal};
 use crate::support::event::Outbox;
 use crate::support::scene::Scene;
+use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
 /// Asserts that a command has sent and recorded nothing.
@@ -150,4 +151,22 @@ fn pipeline_has_to_be_named_among_several() {
     let file = config_file(text);
     let replay = Invocation::new(["replay", "--all", "--yes", "--config"]).arg(file);
     refused(&scene, replay, 2, &["--pipeline"]);
+}
+
+/// Whoever is asked may take hours to answer.
+#[test]
+fn table_is_not_locked_while_replay_waits_for_an_answer() {
+    let scene = Scene::new();
+    scene.insert(&scene.aggregate(1), "k");
+    let mut replay = scene.replay(&["--all", "--sink", "stdout"]).ask().start();
+    wait_until("the description of the rows", || {
+        replay.output().contains("1 row of table")
+    });
+    wait_until("the table to be unlocked", || {
+        let locks = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass \
+                     AND mode = 'ShareUpdateExclusiveLock'";
+        scene.db.number(locks) == 0
+    });
+    replay.answer(&format!("{}\n", scene.name));
+    replay.finish().expect_code(0);
 }
