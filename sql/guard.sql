@@ -65,7 +65,7 @@ CREATE OR REPLACE FUNCTION walpost.lock_and_examine(
     schema_name pg_catalog.text, table_name pg_catalog.text, statement pg_catalog.text)
 RETURNS pg_catalog.text LANGUAGE plpgsql VOLATILE SECURITY DEFINER
 -- JIT compilation of the query below takes seconds, running it milliseconds.
-SET search_path = pg_catalog, pg_temp SET row_security = off SET jit = off
+SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on SET row_security = off SET jit = off
 AS $walpost$
 DECLARE
     caller name := CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role') END;
@@ -103,7 +103,7 @@ DECLARE
     -- The tables that this session has locked.
     locked oid[];
     missing record;
-    -- These tables, and the tables of which the outbox is a partition.
+    -- These tables, and the tables of which they are partitions, or from which they inherit.
     family oid[];
     -- Whether a role that is not trusted can change the table.
     is_exposed boolean;
@@ -141,7 +141,11 @@ BEGIN
     WITH RECURSIVE tree (oid) AS (
         SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
     ) SELECT array_agg(oid) INTO tables FROM tree;
-    family := ARRAY(SELECT unnest(tables) UNION SELECT pg_partition_ancestors(outbox));
+    -- Not pg_partition_ancestors, which omits a parent from which a table is being detached. The
+    -- planner evaluates the partition keys of such parents, too.
+    WITH RECURSIVE ancestors (oid) AS (
+        SELECT unnest(tables) UNION SELECT inhparent FROM pg_inherits JOIN ancestors ON inhrelid = ancestors.oid
+    ) SELECT array_agg(oid) INTO family FROM ancestors;
     SELECT n.* INTO foreign_schema FROM pg_namespace n
         WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (family))
         AND CASE WHEN nspowner = to_regrole('pg_database_owner')
@@ -182,16 +186,21 @@ BEGIN
         END;
         -- LOCK TABLE lists all the tables first. While it waits for one of them, another table can be
         -- attached to one that is not locked yet. It also omits partitions that are being detached.
+        -- The ancestors are locked, too, because one of them can be attached to another table without
+        -- a lock on a table that is being detached from it.
         FOR attempt IN 1..10 LOOP
             WITH RECURSIVE tree (oid) AS (
                 SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
             ) SELECT array_agg(oid) INTO tables FROM tree;
+            WITH RECURSIVE ancestors (oid) AS (
+                SELECT unnest(tables) UNION SELECT inhparent FROM pg_inherits JOIN ancestors ON inhrelid = ancestors.oid
+            ) SELECT array_agg(oid) INTO family FROM ancestors;
             locked := ARRAY(SELECT relation FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND granted
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
                 AND mode = 'ShareUpdateExclusiveLock');
-            EXIT WHEN tables <@ locked OR outbox <> ALL (locked);
+            EXIT WHEN family <@ locked OR outbox <> ALL (locked);
             FOR missing IN SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                WHERE c.oid = ANY (tables) AND c.oid <> ALL (locked)
+                WHERE c.oid = ANY (family) AND c.oid <> ALL (locked)
             LOOP
                 BEGIN
                     EXECUTE format('LOCK TABLE ONLY %I.%I IN SHARE UPDATE EXCLUSIVE MODE', missing.nspname, missing.relname);
@@ -206,17 +215,14 @@ BEGIN
         IF kind IS DISTINCT FROM (SELECT relkind FROM pg_class WHERE oid = outbox) OR outbox <> ALL (locked) THEN
             RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
                 quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
-        ELSIF NOT tables <@ locked THEN
-            RAISE EXCEPTION 'tables were attached to table %.% while it was being examined', quote_ident(schema_name),
-                quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
+        ELSIF NOT family <@ locked THEN
+            RAISE EXCEPTION 'tables were attached to table %.%, or it was attached to one, while it was being examined',
+                quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
         END IF;
         -- Partitions in other schemas must keep their names, too.
         IF definer_is_superuser THEN
             PERFORM FROM pg_namespace WHERE oid IN (SELECT relnamespace FROM pg_class WHERE oid = ANY (tables)) FOR KEY SHARE;
         END IF;
-        -- Attaching the table, or one of its partition ancestors, to another table waits for the
-        -- lock.
-        family := ARRAY(SELECT unnest(tables) UNION SELECT pg_partition_ancestors(outbox));
     END IF;
 
     -- PostgreSQL's own objects are pinned and have no entries in pg_depend.
@@ -319,6 +325,13 @@ BEGIN
         UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
             WHERE strpos(expressions, format(':funcid %s ',
                 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0
+        -- JSON_ARRAY and the like call the cast from a type to json, which is not in pg_depend. Only
+        -- superusers can create functions in C.
+        UNION ALL SELECT class, object, format('constructs JSON, for which cast from %s to %s calls function %s',
+                format_type(castsource, NULL), format_type(casttarget, NULL), p.oid::regprocedure)
+            FROM attached CROSS JOIN pg_cast JOIN pg_proc p ON p.oid = castfunc
+            WHERE strpos(expressions, '{JSONCONSTRUCTOREXPR ') > 0 AND casttarget IN ('json'::regtype, 'jsonb'::regtype)
+            AND castsource >= 12000 AND prolang NOT IN (SELECT oid FROM pg_language WHERE lanname IN ('internal', 'c'))
         -- Some of PostgreSQL's own functions run SQL that is given as text, for example ts_rewrite().
         -- None of these functions is immutable. Expressions of indexes and partition keys call immutable functions
         -- only, and other constraints are not evaluated.

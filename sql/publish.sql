@@ -93,7 +93,7 @@ RETURNS pg_catalog.uuid LANGUAGE plpgsql VOLATILE AS $walpost$
 DECLARE
     -- NULL if any of the first three arguments or the id is. Converted to UTF-8, because a message
     -- is sent byte for byte.
-    envelope pg_catalog.bytea := '\x01'::pg_catalog.bytea
+    envelope pg_catalog.bytea := E'\\x01'::pg_catalog.bytea
         OPERATOR(pg_catalog.||) pg_catalog.uuid_send(id)
         OPERATOR(pg_catalog.||) pg_catalog.timestamptz_send(pg_catalog.now())
         OPERATOR(pg_catalog.||) pg_catalog.int4send(pg_catalog.octet_length(pg_catalog.convert_to(aggregatetype, 'UTF8')))
@@ -102,11 +102,11 @@ DECLARE
         OPERATOR(pg_catalog.||) pg_catalog.convert_to(aggregateid, 'UTF8')
         OPERATOR(pg_catalog.||) pg_catalog.int4send(pg_catalog.octet_length(pg_catalog.convert_to(type, 'UTF8')))
         OPERATOR(pg_catalog.||) pg_catalog.convert_to(type, 'UTF8')
-        OPERATOR(pg_catalog.||) CASE WHEN headers IS NULL THEN '\xffffffff'::pg_catalog.bytea
+        OPERATOR(pg_catalog.||) CASE WHEN headers IS NULL THEN E'\\xffffffff'::pg_catalog.bytea
             ELSE pg_catalog.int4send(pg_catalog.octet_length(pg_catalog.convert_to(headers::pg_catalog.text, 'UTF8')))
                 OPERATOR(pg_catalog.||) pg_catalog.convert_to(headers::pg_catalog.text, 'UTF8') END
-        OPERATOR(pg_catalog.||) CASE WHEN payload IS NULL THEN '\x00'::pg_catalog.bytea
-            ELSE '\x01'::pg_catalog.bytea OPERATOR(pg_catalog.||) payload END;
+        OPERATOR(pg_catalog.||) CASE WHEN payload IS NULL THEN E'\\x00'::pg_catalog.bytea
+            ELSE E'\\x01'::pg_catalog.bytea OPERATOR(pg_catalog.||) payload END;
     lsn pg_catalog.pg_lsn;
 BEGIN
     IF envelope IS NULL OR prefix IS NULL THEN

@@ -77,7 +77,7 @@ $walpost$;
 CREATE OR REPLACE FUNCTION walpost.add_outbox(outbox pg_catalog.regclass, publication pg_catalog.name DEFAULT 'walpost_outbox')
 RETURNS pg_catalog.int8 LANGUAGE plpgsql VOLATILE
 -- The settings that Walpost uses for values in its stream.
-SET search_path = pg_catalog, pg_temp SET row_security = off SET datestyle = 'ISO' SET intervalstyle = 'postgres'
+SET search_path = pg_catalog, pg_temp SET standard_conforming_strings = on SET row_security = off SET datestyle = 'ISO' SET intervalstyle = 'postgres'
 SET extra_float_digits = 3 SET bytea_output = 'hex' SET timezone = 'UTC'
 AS $walpost$
 DECLARE

@@ -121,3 +121,71 @@ fn calls_and_blocks_are_told_apart() {
     let safe = block.replace("SELECT", "SET search_path = pg_catalog;\nSELECT");
     assert!(blocks_without_a_path(&safe).is_empty());
 }
+
+/// Returns the names of the functions in a file whose literals mean something else if the caller
+/// has turned standard_conforming_strings off.
+fn functions_that_depend_on_string_syntax(sql: &str) -> Vec<String> {
+    let functions = sql.split("CREATE OR REPLACE FUNCTION ").skip(1);
+    let functions = functions.filter_map(|rest| {
+        let name = rest.split('(').next()?;
+        let (head, rest) = rest.split_once("$walpost$")?;
+        let body = rest.split("$walpost$").next()?;
+        let lines = body
+            .lines()
+            .map(|line| line.split("--").next().unwrap_or(line));
+        let is_dependent = lines.flat_map(backslashes_outside_escapes).next().is_some();
+        let is_set = head.contains("SET standard_conforming_strings = on");
+        (is_dependent && !is_set).then(|| name.to_owned())
+    });
+    functions.collect()
+}
+
+/// Returns the literals of a line that contain a backslash and have no E before them.
+fn backslashes_outside_escapes(line: &str) -> Vec<&str> {
+    let parts: Vec<_> = line.split('\'').collect();
+    let literals = (1..parts.len()).step_by(2);
+    literals
+        .filter(|at| parts[*at].contains('\\') && !parts[at - 1].ends_with('E'))
+        .map(|at| parts[at])
+        .collect()
+}
+
+#[test]
+fn functions_read_their_literals_alike_in_every_session() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    files(&root.join("sql"), &["sql"], &mut found);
+    let found = found.iter().flat_map(|file| {
+        functions_that_depend_on_string_syntax(&fs::read_to_string(file).expect("a text"))
+    });
+    let found: Vec<_> = found.collect();
+    assert!(
+        found.is_empty(),
+        "{found:?} have a backslash in a literal: write E'\\\\' or add SET standard_conforming_strings = on"
+    );
+}
+
+#[test]
+fn literals_that_depend_on_string_syntax_are_found() {
+    let function = |head: &str, literal: &str| {
+        format!(
+            "CREATE OR REPLACE FUNCTION walpost.f() RETURNS text {head} AS $walpost$\nSELECT {literal} -- '\\'\n$walpost$;"
+        )
+    };
+    let dependent = function("", r"'(\d+)'");
+    assert_eq!(
+        functions_that_depend_on_string_syntax(&dependent),
+        ["walpost.f"]
+    );
+    for fine in [
+        function("SET standard_conforming_strings = on", r"'(\d+)'"),
+        function("", r"E'\\x01'"),
+        function("", "'a' || 'b'"),
+    ] {
+        assert_eq!(
+            functions_that_depend_on_string_syntax(&fine),
+            [""; 0],
+            "{fine}"
+        );
+    }
+}

@@ -17,6 +17,8 @@ on_each_version! {
     schemas_of_partitions_keep_their_names
     rules_and_statistics_of_a_former_owner_are_named
     types_that_json_functions_return_are_examined
+    casts_that_constructors_of_json_call_are_named
+    examination_does_not_depend_on_how_strings_are_read
     role_that_has_logged_in_is_not_reached_through_the_session_authorization
     names_of_children_are_printed_without_control_characters
     names_of_roles_are_printed_without_control_characters
@@ -209,6 +211,47 @@ fn types_that_json_functions_return_are_examined(major: u32) {
         examined.contains("index public.i uses type plot.checked"),
         "{examined}"
     );
+}
+
+/// JSON_ARRAY calls a cast to json that is not in pg_depend, with a column of the type neither.
+fn casts_that_constructors_of_json_call_are_named(major: u32) {
+    // Earlier versions have no constructors of JSON.
+    if major < 16 {
+        return;
+    }
+    let shop = Shop::theirs(major);
+    shop.theirs.run(
+        "CREATE TYPE plot.size AS ENUM ('small');
+         CREATE FUNCTION plot.to_json(plot.size) RETURNS json LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN PERFORM plot.note('cast to json'); RETURN '1'; END $$;
+         CREATE CAST (plot.size AS json) WITH FUNCTION plot.to_json(plot.size);
+         ALTER TABLE public.outbox ADD size plot.size;
+         CREATE INDEX of_a_constant ON public.outbox ((JSON_ARRAY('small'::plot.size RETURNING text)));
+         CREATE INDEX of_a_column ON public.outbox ((JSON_OBJECT('size': size RETURNING text)))",
+    );
+    for statement in ["SELECT", "DELETE", "ALTER"] {
+        let examined = shop.examined(statement);
+        for index in ["of_a_constant", "of_a_column"] {
+            let text = format!(
+                "index public.{index} constructs JSON, for which cast from plot.size to json calls \
+                 function plot.to_json(plot.size)"
+            );
+            assert!(examined.contains(&text), "{statement}: {examined}");
+        }
+    }
+}
+
+/// The owner of a database can have PostgreSQL read `\d` as `d`.
+fn examination_does_not_depend_on_how_strings_are_read(major: u32) {
+    let shop = Shop::theirs(major);
+    shop.scene.db.run(
+        "CREATE STATISTICS public.s ON (ts_rewrite('a'::tsquery, 'SELECT plot.f()')), id FROM public.outbox",
+    );
+    let examined = shop.examined("ALTER");
+    assert!(examined.contains("ts_rewrite"), "{examined}");
+    let db = &shop.scene.db;
+    db.run("SET standard_conforming_strings = off; SET escape_string_warning = off");
+    assert_eq!(shop.examined("ALTER"), examined);
 }
 
 /// The owner of a schema could put another table in the place of a partition in it.

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use super::Shop;
 use crate::support::event::Outbox;
 use crate::support::postgres::MAJOR;
+use crate::support::session::Session;
 use crate::support::wait::wait_until;
 
 on_each_version! {
@@ -15,6 +16,7 @@ on_each_version! {
     schemas_that_swap_names_never_get_code_run
     tables_that_come_and_go_never_get_code_run
     tables_that_lock_table_omits_are_locked
+    parents_from_which_a_table_is_being_detached_are_examined_and_locked
 }
 
 /// Statements that a role repeats over a separate connection until this is dropped.
@@ -328,16 +330,55 @@ fn tables_that_lock_table_omits_are_locked(major: u32) {
     expect_locked("plot.late");
     examiner.run("COMMIT");
 
-    // Canceled while it waits for the transaction, the statement leaves the partition detached in
-    // part.
-    db.run("BEGIN; SELECT FROM plot.box");
-    holder.run("SET statement_timeout = '1s'");
-    holder
-        .try_run("ALTER TABLE plot.box DETACH PARTITION plot.first CONCURRENTLY")
-        .expect_err("canceled");
-    db.run("COMMIT");
+    detach_in_part(&holder, db, "plot.box", "plot.first");
     examiner.run("BEGIN");
     examiner.run(examine);
     expect_locked("plot.first");
     examiner.run("COMMIT");
+}
+
+/// Canceled while it waits for another transaction, the statement leaves the partition detached in
+/// part.
+fn detach_in_part(session: &Session, other: &Session, parent: &str, partition: &str) {
+    other.run(&format!(
+        "BEGIN; LOCK TABLE ONLY {parent} IN ACCESS SHARE MODE"
+    ));
+    session.run("SET statement_timeout = '1s'");
+    session
+        .try_run(&format!(
+            "ALTER TABLE {parent} DETACH PARTITION {partition} CONCURRENTLY"
+        ))
+        .expect_err("canceled");
+    session.run("RESET statement_timeout");
+    other.run("COMMIT");
+}
+
+/// PostgreSQL evaluates the partition key of a parent from which a table is being detached, which
+/// `pg_partition_ancestors` omits, and those of the parent's own ancestors.
+fn parents_from_which_a_table_is_being_detached_are_examined_and_locked(major: u32) {
+    let shop = Shop::new(Outbox::Table, major);
+    let db = &shop.scene.db;
+    let examiner = shop.scene.server.session_as("postgres", &shop.scene.name);
+    shop.theirs.run(
+        "CREATE FUNCTION plot.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
+         CREATE TABLE plot.top (id int) PARTITION BY RANGE (id);
+         CREATE TABLE plot.root (id int) PARTITION BY RANGE ((CASE WHEN plot.one(1) > 0 THEN id ELSE 0 END));
+         CREATE TABLE plot.box PARTITION OF plot.root FOR VALUES FROM (0) TO (9) PARTITION BY RANGE (id)",
+    );
+    detach_in_part(&shop.theirs, db, "plot.root", "plot.box");
+    examiner.run("BEGIN");
+    for statement in ["SELECT", "DELETE", "ALTER"] {
+        let examine = format!("SELECT walpost.lock_and_examine('plot', 'box', '{statement}')");
+        let examined = examiner.value(&examine).expect("a text");
+        let text = "table plot.root calls function plot.one(integer)";
+        assert!(examined.contains(text), "{statement}: {examined}");
+    }
+    shop.expect_nothing_ran("the examination");
+    shop.theirs.run("SET lock_timeout = '100ms'");
+    let attach = "ALTER TABLE plot.top ATTACH PARTITION plot.root FOR VALUES FROM (0) TO (9)";
+    let refused = format!("{:?}", shop.theirs.try_run(attach).expect_err("locked"));
+    assert!(refused.contains("lock timeout"), "{refused}");
+    examiner.run("COMMIT");
+    shop.theirs.run(attach);
 }
