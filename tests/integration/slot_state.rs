@@ -269,13 +269,13 @@ fn slot_that_is_replaced_twice_names_what_came_before_the_second_and_the_third()
 }
 
 /// The part of a database to copy.
-enum Copied {
+pub(crate) enum Copied {
     Everything,
     Schema,
 }
 
 /// Copies the scene's database to another server, under the same name.
-fn copy_database(scene: &Scene, to: &Server, copied: Copied) {
+pub(crate) fn copy_database(scene: &Scene, to: &Server, copied: Copied) {
     to.session("postgres")
         .run(&format!("CREATE DATABASE {}", scene.name));
     let flags = match copied {

@@ -15,6 +15,7 @@ use crate::support::walpost::Walpost;
 
 mod copy;
 mod interrupted;
+mod moved;
 mod needed;
 mod replaced;
 

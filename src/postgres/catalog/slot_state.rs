@@ -3,15 +3,20 @@
 //! it is confirmed to PostgreSQL. Therefore, a slot beyond the stored position was moved, or
 //! dropped and re-created, by something else.
 
+mod gap;
+
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
 use tokio_postgres::SimpleQueryRow;
 use tracing::warn;
 
+pub(super) use self::gap::FormerSlot;
+pub(crate) use self::gap::Gap;
+use self::gap::{Copied, FORMER_SLOT, GapTable};
+
 use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError, SnapshotRecord};
-use crate::model::dropped_slot::{replay_command, settle_command};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
@@ -293,15 +298,15 @@ impl Catalog {
         }
         self.record_replaced_before_new_slot(pipeline, target)
             .await?;
-        if !self.is_copied_at_first_start(&of, first_start).await? {
-            let gap = match self.gap_before(&of, created, States::All).await? {
-                None => self.gap_of_tables(&of).await?,
-                gap => gap,
-            };
-            if let Some(mut gap) = gap {
-                gap.uncopied = self.tables_with_open_copy(target, Some(created)).await?;
-                self.write_gap(&of, &gap, created).await?;
-            }
+        let gap = match self.gap_before(&of, created, States::All).await? {
+            None => self.gap_of_tables(&of).await?,
+            gap => gap,
+        };
+        if let Some(gap) = gap
+            && let Some(mut gap) = self.not_copied(&of, gap, first_start).await?
+        {
+            gap.uncopied = self.tables_with_open_copy(target, Some(created)).await?;
+            self.write_gap(&of, &gap, created).await?;
         }
         self.write_new_slot_state(&of, created).await?;
         self.restart_tables(pipeline, target).await
@@ -319,14 +324,26 @@ impl Catalog {
         found: Lsn,
         first_start: FirstStart,
     ) -> Result<(), CatalogError> {
-        match self.gap_of_other_history(of, found, first_start).await? {
-            Some(gap)
-                if gap.copied.is_some()
-                    || !self.is_copied_at_first_start(of, first_start).await? =>
-            {
-                self.write_gap(of, &gap, found).await
-            }
-            _ => Ok(()),
+        let gap = self.gap_of_other_history(of, found, first_start).await?;
+        match gap {
+            Some(gap) => match self.not_copied(of, gap, first_start).await? {
+                Some(gap) => self.write_gap(of, &gap, found).await,
+                None => Ok(()),
+            },
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the part of a gap that the first start with the slot does not copy.
+    async fn not_copied(
+        &self,
+        of: &SlotOf,
+        gap: Gap,
+        first_start: FirstStart,
+    ) -> Result<Option<Gap>, CatalogError> {
+        match gap.copied.is_some() || !self.is_copied_at_first_start(of, first_start).await? {
+            true => Ok(Some(gap)),
+            false => Ok(gap.without_copied_table()),
         }
     }
 
@@ -507,6 +524,11 @@ impl Catalog {
     async fn write_gap(&self, of: &SlotOf, gap: &Gap, found: Lsn) -> Result<(), CatalogError> {
         let (pipeline, target) = (&of.pipeline, &of.target);
         let mut tables = self.gap_tables(of, gap).await?;
+        if let (true, Some(Copied::Table), Some(outbox)) =
+            (tables.is_empty(), gap.copied, target.outbox.table())
+        {
+            warn!(pipeline, "{}", gap.describe_copied(outbox));
+        }
         self.remember_left_tables(of, gap, &tables, found).await?;
         for open in self.dropped_slots(pipeline, target).await? {
             if !open.left_publication && open.to == Some(found) {
@@ -561,6 +583,9 @@ impl Catalog {
                 is_published: true,
             })
             .collect();
+        if let Outbox::Table(table) = &target.outbox {
+            tables.extend(self.others_published(target, table).await?);
+        }
         if let Some(former) = gap.former.as_ref().filter(|_| !target.outbox.is_messages()) {
             let mut left = self.left_tables(target, former).await?;
             left.retain(|left| {
@@ -578,6 +603,25 @@ impl Catalog {
             }));
         }
         Ok(tables)
+    }
+
+    /// Returns the tables other than the outbox that are in the publication: one of them may have
+    /// been the outbox, under the name that another table has now.
+    async fn others_published(
+        &self,
+        target: &Target,
+        outbox: &TableName,
+    ) -> Result<Vec<GapTable>, CatalogError> {
+        let version = self.version().await?;
+        let mut others = self.published_tables(&target.publication, version).await?;
+        // A publication of all tables also contains Walpost's own.
+        others.retain(|found| found.name != *outbox && found.name.schema != "walpost");
+        let others = others.into_iter().map(|found| GapTable {
+            name: Some(found.name.to_string()),
+            is_named: true,
+            is_published: true,
+        });
+        Ok(others.collect())
     }
 
     /// Records for the slot, which is at `found`, that some tables of the gap are not published.
@@ -716,147 +760,6 @@ pub(super) fn is_given_up_at(confirmed: Lsn) -> String {
 enum States {
     All,
     OfOtherHistory,
-}
-
-/// Events that may be missing because a slot has replaced another one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Gap {
-    /// The position that the earlier slot had confirmed; `None` if that slot was in another
-    /// database or cluster.
-    from: Option<Lsn>,
-    reason: &'static str,
-    /// The slot that may not have delivered the events, if there was one.
-    former: Option<FormerSlot>,
-    /// What the first start with the slot delivers of a single table, if it copies the table.
-    copied: Option<Copied>,
-    /// Tables of which the former slot did not send all rows, because their copy was not complete.
-    uncopied: Vec<String>,
-}
-
-/// Rows that are not part of a gap because they are copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Copied {
-    /// Every row of the outbox table.
-    Table,
-    /// Every row except those of partitions that have been detached since, which the catalog does
-    /// not record.
-    Partitions,
-}
-
-/// A slot that was replaced by another one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FormerSlot {
-    pub(super) slot: String,
-    /// The last position that Walpost may have confirmed for it, in its own history.
-    pub(super) confirmed: Lsn,
-}
-
-/// A table whose events may be missing.
-struct GapTable {
-    /// `None` stands for messages, which are in no table.
-    name: Option<String>,
-    /// Whether commands have to name the table, because it is one of several, or not that of the
-    /// outbox.
-    is_named: bool,
-    /// Whether the table is in the publication, or will be once that exists.
-    is_published: bool,
-}
-
-impl GapTable {
-    /// Returns the position after which its events may be missing; zero if its copy was not
-    /// complete, so that all events may be.
-    fn from(&self, gap: &Gap) -> Option<Lsn> {
-        let is_uncopied = self
-            .name
-            .as_ref()
-            .is_some_and(|name| gap.uncopied.contains(name));
-        gap.from.map(|from| match is_uncopied {
-            true => Lsn::ZERO,
-            false => from,
-        })
-    }
-
-    /// Describes how an operator can have the events delivered.
-    fn remedy(&self, target: &Target, gap: &Gap) -> String {
-        let Some(table) = &self.name else {
-            return target.resend();
-        };
-        let published = match self.is_published {
-            true => "is published",
-            false => "is no longer in the publication",
-        };
-        let is_other = self.is_named && !is_outbox(target, table);
-        let first = match &target.outbox {
-            Outbox::Table(_) if is_other => {
-                format!("The pipeline is about another table than {table}. ")
-            }
-            _ if is_other => format!(
-                "No pattern in tables stands for {table}, which {published}: add it to tables. "
-            ),
-            _ if self.is_published => String::new(),
-            _ => format!("Table {table} {published}. "),
-        };
-        let table = self.is_named.then_some(table.as_str());
-        let command = replay_command(&target.commands, table);
-        let settle = match gap.from {
-            Some(_) => String::new(),
-            None => format!(
-                ". If all of them were delivered before the database was moved: {}",
-                settle_command(&target.commands, table)
-            ),
-        };
-        format!("{first}Send them again: {command}{settle}")
-    }
-}
-
-/// The reason for a gap after a slot that the configuration no longer names.
-const FORMER_SLOT: &str = "the pipeline had another slot before";
-
-impl Gap {
-    /// Describes how the gap is recorded in the journal.
-    #[must_use]
-    pub(crate) fn next_step(&self, target: &Target) -> String {
-        match self.reason == FORMER_SLOT {
-            true => "walpost run records it, and logs the command that sends these events again"
-                .to_owned(),
-            false => format!(
-                "walpost.slot_state describes a slot in another history of the database. Record it: {}",
-                target.init(&[])
-            ),
-        }
-    }
-
-    /// Describes why and which events may be missing if the slot is at `found`.
-    #[must_use]
-    pub(crate) fn describe(&self, found: Lsn) -> String {
-        self.describe_after(self.from, found)
-    }
-
-    fn describe_after(&self, from: Option<Lsn>, found: Lsn) -> String {
-        let after = match from {
-            Some(from) if from > Lsn::ZERO => format!("after {from} and "),
-            _ => String::new(),
-        };
-        format!(
-            "{}: events committed {after}before {found} may be missing in Kafka{}",
-            self.reason,
-            match self.copied {
-                Some(Copied::Partitions) => {
-                    ", if a partition was detached that has them: those that the table has are copied. Attach it first"
-                }
-                Some(Copied::Table) => {
-                    ", if they are in another table than the one that is copied"
-                }
-                None => "",
-            }
-        )
-    }
-}
-
-/// Returns whether an outbox includes the table of this name.
-fn is_outbox(target: &Target, table: &str) -> bool {
-    let table: Result<TableName, _> = table.parse();
-    table.is_ok_and(|table| target.outbox.has(&table.schema, &table.name))
 }
 
 /// Returns the condition for rows of walpost.slot_state that belong to this history.

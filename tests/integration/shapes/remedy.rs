@@ -110,9 +110,33 @@ impl Walk<'_> {
         };
         let (change, _) = rest.split_once(". ").unwrap_or((rest, ""));
         let (child, outbox) = change.split_once(" NO INHERIT ").expect("two tables");
-        self.sql(&format!(
+        let after = self.end_of_wal();
+        let has_moved = self.sql(&format!(
             "BEGIN; INSERT INTO {outbox} SELECT * FROM ONLY {child}; ALTER TABLE {change}; COMMIT"
-        ))
+        ));
+        if has_moved {
+            self.now_in_outbox(child, outbox, after);
+        }
+        has_moved
+    }
+
+    /// From now on, the events of a child table are those of the outbox into which they were
+    /// inserted after this position.
+    fn now_in_outbox(&mut self, child: &str, outbox: &str, after: u64) {
+        let (era, by) = (self.era, self.end_of_wal());
+        for event in self
+            .written
+            .values_mut()
+            .filter(|event| event.table == child)
+        {
+            *event = Written {
+                table: outbox.to_owned(),
+                era,
+                after,
+                by,
+                is_certain: event.is_certain,
+            };
+        }
     }
 
     /// Replays the rows that the preview of `walpost checkpoint adopt` names: the slot may have

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::{TABLE, cold, fill, filled, start_and_copy_some};
 use crate::support::scene::Scene;
 
-fn command(scene: &Scene<'_>) -> String {
+pub(super) fn command(scene: &Scene<'_>) -> String {
     format!(
         "walpost replay --dropped-slots --table public.former --pipeline {}",
         scene.name
@@ -13,7 +13,7 @@ fn command(scene: &Scene<'_>) -> String {
 }
 
 /// Replaces the table as a migration would. The former table stays in the publication.
-fn replace(scene: &Scene<'_>) {
+pub(super) fn replace(scene: &Scene<'_>) {
     scene.db.run(&format!(
         "BEGIN; ALTER TABLE outbox RENAME TO former; CREATE TABLE outbox (LIKE former INCLUDING ALL);
          ALTER PUBLICATION {} ADD TABLE outbox; COMMIT",
@@ -21,7 +21,7 @@ fn replace(scene: &Scene<'_>) {
     ));
 }
 
-fn take_former_out(scene: &Scene<'_>) {
+pub(super) fn take_former_out(scene: &Scene<'_>) {
     scene.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE ONLY former",
         scene.slot()
@@ -30,13 +30,13 @@ fn take_former_out(scene: &Scene<'_>) {
 
 /// Asserts that `run` and `check` name the command until it has been run and has sent all rows of
 /// the former table.
-fn expect_replay(scene: &Scene<'_>) {
+pub(super) fn expect_replay(scene: &Scene<'_>) {
     let command = command(scene);
     let mut walpost = scene.start();
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["events of table public.former committed before", &command]);
+    check.expect_says(&["events of table public.former committed", &command]);
     let replay = scene.replay(&["--dropped-slots", "--table", "public.former", "--yes"]);
     replay.finish().expect_code(0);
     let records = scene.records();

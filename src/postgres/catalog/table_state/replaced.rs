@@ -43,12 +43,30 @@ enum Lacks {
     /// Rows that are older than the slot, and possibly later ones.
     Copy,
     /// Rows that were inserted while the table was not published.
-    Publication {
-        from: Option<Lsn>,
-        since: Option<u64>,
-    },
+    Publication(MissingRows),
+    /// Rows that are recorded as missing under the name that another table has now.
+    Replay(MissingRows),
     /// All rows: only the table from which it inherits was published.
     Child { parent: TableName },
+}
+
+/// The rows of a table that may be missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MissingRows {
+    /// The position after which they were committed; `None` for all rows.
+    from: Option<Lsn>,
+    /// The first transaction that may be missing; `None` for all rows.
+    since: Option<u64>,
+}
+
+impl MissingRows {
+    /// Returns the rows that are in either set.
+    fn union(self, other: Self) -> Self {
+        Self {
+            from: self.from.min(other.from),
+            since: self.since.min(other.since),
+        }
+    }
 }
 
 impl ReplacedTable {
@@ -64,17 +82,29 @@ impl ReplacedTable {
         }
     }
 
-    fn find(look: &TableLook, target: &Target, is_copied: bool) -> Option<Self> {
+    /// `recorded` are the rows that the journal records as missing under the name of the table.
+    fn find(
+        look: &TableLook,
+        target: &Target,
+        is_copied: bool,
+        recorded: Option<MissingRows>,
+    ) -> Option<Self> {
         let stored = look.stored.as_ref()?;
-        let lacks = match look.judge(&target.publication) {
-            _ if !is_copied => Lacks::Copy,
+        let unpublished = match look.judge(&target.publication) {
             // The entry about the present table covers these rows as well.
-            _ if stored.name.is_none() || stored.is_published => return None,
-            Finding::Gap(gap) => Lacks::Publication {
+            Finding::Gap(gap) if !stored.is_published => Some(MissingRows {
                 from: gap.from,
                 since: gap.since,
-            },
-            _ => return None,
+            }),
+            _ => None,
+        };
+        let lacks = match (unpublished, recorded) {
+            _ if !is_copied => Lacks::Copy,
+            _ if stored.name.is_none() => return None,
+            (None, None) => return None,
+            (Some(rows), None) => Lacks::Publication(rows),
+            (None, Some(recorded)) => Lacks::Replay(recorded),
+            (Some(rows), Some(recorded)) => Lacks::Replay(rows.union(recorded)),
         };
         Some(Self {
             name: stored.name.clone(),
@@ -106,10 +136,15 @@ impl ReplacedTable {
                 "table {by} has taken the place of {name}, before all older rows of that were copied: its events committed before \
                  {end} may be missing in Kafka"
             ),
-            Lacks::Publication { from, .. } => format!(
+            Lacks::Publication(rows) => format!(
                 "table {by} has taken the place of {name}, which was not in publication {publication:?} for a while: its events \
                  committed after {} may be missing in Kafka",
-                from.unwrap_or_default()
+                rows.from.unwrap_or_default()
+            ),
+            Lacks::Replay(rows) => format!(
+                "table {by} has taken the place of {name}, before events were sent again that the journal records as missing: its \
+                 events committed after {} may be missing in Kafka",
+                rows.from.unwrap_or_default()
             ),
         }
     }
@@ -135,7 +170,7 @@ impl ReplacedTable {
         let send = match self.lacks {
             // A child table does not inherit the primary key.
             Lacks::Child { .. } => "Give the table a primary key if it has none, and send them",
-            Lacks::Copy | Lacks::Publication { .. } => "Send them again",
+            Lacks::Copy | Lacks::Publication(_) | Lacks::Replay(_) => "Send them again",
         };
         format!(
             "{first}{send}: {}",
@@ -146,7 +181,7 @@ impl ReplacedTable {
     fn entry<'e>(&self, pipeline: &'e str, target: &'e Target, cluster: &str) -> Entry<'e> {
         let (from, since) = match self.lacks {
             Lacks::Copy | Lacks::Child { .. } => (Some(Lsn::ZERO), None),
-            Lacks::Publication { from, since } => (from, since),
+            Lacks::Publication(rows) | Lacks::Replay(rows) => (rows.from, rows.since),
         };
         let is_child = matches!(self.lacks, Lacks::Child { .. });
         Entry {
@@ -199,12 +234,34 @@ impl Catalog {
                 .has_open_copy(target, names, look.slot.confirmed)
                 .await?;
             let mut tables = self.children_of_recorded(target, look).await?;
-            tables.extend(ReplacedTable::find(look, target, is_copied));
+            let recorded = self.recorded_as_missing(target, &look.table).await?;
+            tables.extend(ReplacedTable::find(look, target, is_copied, recorded));
             if !tables.is_empty() {
                 found.push((look, tables));
             }
         }
         Ok(found)
+    }
+
+    /// Returns the rows that the journal records as missing for the table with this name and that
+    /// were not sent again.
+    async fn recorded_as_missing(
+        &self,
+        target: &Target,
+        table: &TableName,
+    ) -> Result<Option<MissingRows>, CatalogError> {
+        let mut open = self.dropped_slots_of_table(target, table).await?;
+        let name = table.to_string();
+        open.retain(|entry| entry.table.as_ref().is_none_or(|of| *of == name));
+        let cluster = self.cluster().await?;
+        let rows = open.iter().map(|entry| MissingRows {
+            from: entry.from,
+            // Transactions have different IDs in another cluster.
+            since: entry
+                .since
+                .filter(|_| entry.cluster.as_ref() == Some(&cluster)),
+        });
+        Ok(rows.reduce(MissingRows::union))
     }
 
     /// Returns the tables with rows that inherit from a table that was published and then renamed,
