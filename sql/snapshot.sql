@@ -55,9 +55,9 @@ DECLARE
     has_rows boolean;
     was_read boolean;
 BEGIN
-    -- An outbox of messages has no rows.
+    -- An outbox of messages has no rows. The pipeline may have had another name when the copy was begun.
     IF outbox_name = '' OR EXISTS (SELECT FROM walpost.journal j
-        WHERE j.pipeline = name AND j.slot = its_slot AND j.action = 'snapshot' AND j.detail ->> 'state' IS DISTINCT FROM 'due') THEN
+        WHERE j.slot = its_slot AND j.action = 'snapshot' AND j.detail ->> 'state' IS DISTINCT FROM 'due') THEN
         RETURN;
     END IF;
     SELECT confirmed_flush_lsn INTO STRICT confirmed FROM pg_replication_slots WHERE slot_name = its_slot;
@@ -84,8 +84,8 @@ BEGIN
             -- The journal may be a restored one, and the OID and the position are of this cluster.
             its_detail := its_detail || jsonb_build_object('state', 'due', 'relation', outbox::regclass::oid::text,
                 'system_id', (SELECT system_identifier::text FROM pg_control_system()));
-            IF EXISTS (SELECT FROM walpost.journal j WHERE j.pipeline = name AND j.slot = its_slot AND j.action = 'snapshot'
-                AND j.to_lsn = confirmed AND j.detail = its_detail) THEN
+            IF EXISTS (SELECT FROM walpost.journal j WHERE j.slot = its_slot AND j.action = 'snapshot' AND j.to_lsn = confirmed
+                AND j.detail = its_detail) THEN
                 RETURN;
             END IF;
         ELSE

@@ -177,13 +177,39 @@ fn copy_under_another_name_of_the_pipeline_loses_nothing() {
     expect_all(&scene, ROWS + 1, false);
 }
 
+/// Found by a walk of `./dev soak --shapes` with seed 16225804307676. The server has sent events to
+/// the start that was interrupted, so `init` has to know that their copy was begun.
+#[test]
+fn init_under_another_name_of_the_pipeline_does_not_end_its_copy() {
+    let (scene, aggregate) = filled(TABLE, ROWS, false);
+    let walpost = start_and_copy_some(&scene);
+    scene.insert(&aggregate, "newer");
+    wait_until("the server to have sent the event", || {
+        let slot = scene.slot();
+        scene.db.is_true(&format!(
+            "SELECT total_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = '{slot}'"
+        ))
+    });
+    scene.kill(walpost);
+    let init = under_another_name(&scene, "init").arg("--no-role");
+    init.finish().expect_code(0);
+    let mut walpost = renamed(&scene).start();
+    walpost.wait_for_log("was not completed");
+    walpost.wait_for_log("streaming");
+    settle(&scene, walpost);
+    expect_all(&scene, ROWS + 1, false);
+}
+
 /// Runs the pipeline under another name, with its existing slot and publication.
 fn renamed(scene: &Scene) -> Invocation {
+    under_another_name(scene, "run").args(["--kafka", scene.kafka()])
+}
+
+fn under_another_name(scene: &Scene, command: &str) -> Invocation {
     let slot = scene.slot();
-    Invocation::new(["run", "--postgres", &scene.conninfo()])
+    Invocation::new([command, "--postgres", &scene.conninfo()])
         .args(["--pipeline", &format!("{}_renamed", scene.name)])
         .args(["--slot", &slot, "--publication", &slot])
-        .args(["--kafka", scene.kafka()])
 }
 
 /// A crash discards the server's statistics, and the journal only has entries under the other name.
