@@ -30,6 +30,9 @@ pub struct DroppedSlot {
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub is_replaced: bool,
+    /// True if only rows of partitions that were detached since are missing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detached_partitions: bool,
     /// The first transaction that may be missing. If `None`, any row may be missing.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
@@ -62,6 +65,9 @@ impl DroppedSlot {
         match self.left_publication {
             true if self.is_replaced => "another table has taken its place",
             true => "the table was not in the publication for a while",
+            false if self.detached_partitions => {
+                "another slot was used before. A partition with such events is only read if it is attached, so attach it first"
+            }
             false => "a slot was dropped",
         }
     }

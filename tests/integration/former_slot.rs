@@ -107,6 +107,24 @@ fn events_of_a_partition_that_was_detached_before_its_copy_are_named() {
     scene.check().finish().expect_code(0);
 }
 
+/// A replay reads the partitions that the table has, and ends the report.
+#[test]
+fn check_says_that_a_detached_partition_has_to_be_attached_before_a_replay() {
+    let mut scene = Scene::with_table(PARTITIONED);
+    undelivered(&mut scene);
+    scene
+        .db
+        .run("ALTER TABLE outbox DETACH PARTITION outbox_now");
+    use_next_slot(&mut scene, "");
+    let command = command(&scene);
+    expect_gap(&scene, &command);
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["attach it first"]);
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log("attach it first");
+    walpost.terminate().expect_code(0);
+}
+
 /// The other partition contains a row, so that there is something to copy.
 #[test]
 fn copy_of_the_other_partitions_does_not_hide_one_that_was_detached() {

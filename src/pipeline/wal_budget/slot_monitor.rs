@@ -281,6 +281,9 @@ pub(crate) async fn remind(
                     "{} were not sent again yet: {}. They are in {}, and nothing of it is removed until then. Send them again: {}",
                     match entry.left_publication {
                         true => "events from when the table was not in the publication",
+                        false if entry.detached_partitions => {
+                            "events of a partition that was detached (attach it first)"
+                        }
                         false => "events of a dropped slot",
                     },
                     entry.describe(),

@@ -32,6 +32,9 @@ use crate::postgres::target::{Outbox, Target};
 /// Key in an entry's detail: this table was replaced by another one.
 pub(super) const REPLACED: &str = "replaced";
 
+/// Key in an entry's detail: only rows of partitions that were detached are missing.
+pub(super) const DETACHED_PARTITIONS: &str = "detached_partitions";
+
 /// How long to wait for a session that has ended to release the slot.
 const RELEASE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(100);
@@ -371,6 +374,7 @@ impl From<Written> for DroppedSlot {
             table: text("table").filter(|_| entry.detail["several"] == true),
             left_publication: entry.detail.get(LEFT_PUBLICATION).is_some(),
             is_replaced: entry.detail[REPLACED] == true,
+            detached_partitions: entry.detail[DETACHED_PARTITIONS] == true,
             id: entry.id,
             at: entry.at,
             from: entry.from,
@@ -394,6 +398,7 @@ mod tests {
             table: None,
             left_publication: false,
             is_replaced: false,
+            detached_partitions: false,
         }
     }
 

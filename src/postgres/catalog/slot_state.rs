@@ -14,6 +14,7 @@ pub(super) use self::gap::FormerSlot;
 pub(crate) use self::gap::Gap;
 use self::gap::{Copied, FORMER_SLOT, GapTable};
 
+use super::drop_slot::DETACHED_PARTITIONS;
 use super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::own_table::{OwnTable, Use};
 use super::{Catalog, CatalogError, SnapshotRecord};
@@ -548,6 +549,7 @@ impl Catalog {
                     "reason": gap.reason,
                     "table": table.name,
                     "several": table.is_named,
+                    DETACHED_PARTITIONS: gap.copied == Some(Copied::Partitions) && !table.is_named,
                     "system_id": of.system_id,
                 }),
             })
