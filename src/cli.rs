@@ -35,9 +35,9 @@ use crate::supervisor;
 use crate::trusted_path;
 
 /// Maximum number of pipelines queried concurrently.
-const AT_ONCE: usize = 8;
+const CONCURRENT_QUERIES_MAX: usize = 8;
 /// For more pipelines than this, a summary precedes the details.
-const FEW: usize = 3;
+const SHORT_LIST_MAX: usize = 3;
 
 /// Examples that follow the help of the program.
 const EXAMPLES: &str = "\

@@ -54,7 +54,7 @@ use crate::postgres::catalog::Problem;
 use crate::sink::{Sink, SinkError};
 
 /// How long to wait for a failed producer to report which delivery has failed.
-const REASON: Duration = Duration::from_secs(1);
+const PRODUCER_ERROR_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Keeps monitoring the slot of a pipeline that has halted or was stopped, while the process runs
 /// for other pipelines. The slot is never dropped, because an operator has to act anyway, and the
@@ -71,7 +71,7 @@ pub(crate) async fn watch_ended(settings: &PipelineSettings, stats: Arc<Pipeline
             Ok(Err(error)) => debug!(%error, "catalog query failed"),
             Err(_) => debug!("the database does not answer"),
         }
-        sleep(session::VITALS).await;
+        sleep(session::SLOT_QUERY_INTERVAL).await;
     }
 }
 
@@ -303,7 +303,7 @@ async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
     }
     // If only the connection is broken, this waits for the whole timeout, because all records stay
     // in flight until they time out.
-    let _ = timeout(REASON, core.delivery.watermark.empty()).await;
+    let _ = timeout(PRODUCER_ERROR_TIMEOUT, core.delivery.watermark.empty()).await;
     match core.delivery.watermark.deliveries().failure() {
         Some(failure) => StreamError::Delivery(failure).into(),
         None => error,

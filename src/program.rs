@@ -35,7 +35,7 @@ use rustix::process::{
 use crate::trusted_path::{self, PathError};
 
 /// How long a program may take to print its secret and end.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const RUN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a secret, in bytes.
 const MAX_SECRET_BYTES: usize = 64 << 10;
 /// How often to check whether a program has ended while another process keeps its output open.
@@ -195,9 +195,9 @@ fn isolate() -> io::Result<()> {
 /// because close_range(2) is not supported by some kernels and seccomp filters under which Walpost
 /// runs.
 fn close_descriptors_on_exec() -> Result<(), Errno> {
-    const FOLDER: &CStr = c"/proc/self/fd";
+    const FD_FOLDER: &CStr = c"/proc/self/fd";
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let folder = openat(CWD, FOLDER, flags, Mode::empty())?;
+    let folder = openat(CWD, FD_FOLDER, flags, Mode::empty())?;
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut entries = RawDir::new(&folder, &mut buffer);
     while let Some(entry) = entries.next() {
@@ -510,7 +510,7 @@ mod tests {
     fn no_shell_reads_the_arguments_and_no_path_is_searched() {
         let argv = ["/bin/echo", "$HOME", "`id`", ";", "*"].map(str::to_owned);
         let program = Program::new(&argv).expect("a program");
-        let printed = program.run(LIMIT).expect("output");
+        let printed = program.run(RUN_TIMEOUT).expect("output");
         assert_eq!(printed, b"$HOME `id` ; *\n");
         assert_eq!(format!("{program:?}"), "/bin/echo");
         for argv in [&[][..], &["echo"], &["./echo", "x"], &["/bin/echo", "a\0b"]] {
@@ -518,7 +518,10 @@ mod tests {
             Program::new(&argv).expect_err("no program");
         }
         let missing = Program::new(&["/nonexistent/program".to_owned()]).expect("a program");
-        let error = missing.run(LIMIT).expect_err("there is none").to_string();
+        let error = missing
+            .run(RUN_TIMEOUT)
+            .expect_err("there is none")
+            .to_string();
         assert!(error.contains("can't be started: No such file"), "{error}");
     }
 
@@ -535,9 +538,11 @@ mod tests {
         std::os::unix::fs::symlink("../releases/1", path("app/current")).expect("a link");
         let argv = [path("app/current/password").display().to_string()];
         let program = Program::new(&argv).expect("a program");
-        assert_eq!(program.run(LIMIT), Ok(b"secret\n".to_vec()));
+        assert_eq!(program.run(RUN_TIMEOUT), Ok(b"secret\n".to_vec()));
         fs::set_permissions(path("app"), fs::Permissions::from_mode(0o777)).expect("a mode");
-        let error = program.run(LIMIT).expect_err("anybody can replace it");
+        let error = program
+            .run(RUN_TIMEOUT)
+            .expect_err("anybody can replace it");
         assert!(matches!(error, ProgramError::Untrusted(_)), "{error}");
         assert!(error.to_string().contains("chmod go-w"), "{error}");
     }

@@ -9,9 +9,9 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tracing::info;
 
 /// How often the progress is logged if there is no terminal.
-const TELL: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the bar is redrawn.
-const DRAW: Duration = Duration::from_millis(200);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The bars currently shown on the terminal.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
@@ -36,7 +36,7 @@ impl Progress {
             };
             bar.set_style(style(total.is_some()));
             bar.set_message(what.to_owned());
-            bar.enable_steady_tick(DRAW);
+            bar.enable_steady_tick(REDRAW_INTERVAL);
             BARS.add(bar)
         });
         Self {
@@ -143,7 +143,7 @@ impl Pace {
 
     fn advance(&mut self, count: u64, now: Instant) -> Option<Told> {
         self.done += count;
-        if now.duration_since(self.told) < TELL {
+        if now.duration_since(self.told) < LOG_INTERVAL {
             return None;
         }
         self.told = now;

@@ -41,21 +41,21 @@ use crate::postgres::target::{Outbox, Target};
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Maximum number of attempts of a statement whose lock is not available.
-const TRIES: u32 = 5;
+const LOCK_ATTEMPTS_MAX: u32 = 5;
 
 /// How long a pass waits for slots that are about to pass a position.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often the positions of slots are queried while waiting.
-const POLL: Duration = Duration::from_millis(200);
+const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long to wait for the claim on a table: the server may not have ended the session of the
 /// previous pass yet.
-const CLAIM: Duration = Duration::from_secs(2);
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The examination must see the state at the time when the lock is granted, not at the start of the
 /// transaction.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
+const BEGIN_READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
 /// Why a table can't be maintained as configured.
 #[derive(Debug, thiserror::Error)]
@@ -331,7 +331,7 @@ async fn maintain(
         report.troubles.push(refused);
         return Ok(report);
     }
-    let until = Instant::now() + CLAIM;
+    let until = Instant::now() + CLAIM_TIMEOUT;
     while !dry_run && !look::claim(client, &maintained).await? {
         if Instant::now() >= until {
             report
@@ -339,7 +339,7 @@ async fn maintain(
                 .push(look::claimed(client, &maintained).await?);
             return Ok(report);
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(SLOT_POLL_INTERVAL).await;
     }
     let keep = retention.keep.filter(|_| problem.is_none());
     let keep = keep.map(|keep| SignedDuration::try_from(keep).unwrap_or(SignedDuration::MAX));
@@ -348,7 +348,7 @@ async fn maintain(
         client,
         settings,
         outbox: &maintained,
-        patience: PATIENCE / u32::try_from(among).unwrap_or(u32::MAX).max(1),
+        patience: SLOT_TIMEOUT / u32::try_from(among).unwrap_or(u32::MAX).max(1),
         report: &mut report,
         is_complete: false,
     };
@@ -375,7 +375,7 @@ async fn refused(
     maintained: &Maintained,
 ) -> Result<Option<RetentionError>, CatalogError> {
     let client = catalog.client();
-    client.batch_execute(BEGIN).await?;
+    client.batch_execute(BEGIN_READ_COMMITTED).await?;
     let examined = catalog
         .lock_and_examine(&maintained.name, maintained.statement())
         .await;
@@ -653,7 +653,7 @@ impl Pass<'_> {
             if !is_going_on || Instant::now() >= until {
                 return Ok(());
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(SLOT_POLL_INTERVAL).await;
         }
     }
 
@@ -780,7 +780,7 @@ impl Pass<'_> {
             };
             self.client.batch_execute("ROLLBACK").await?;
             let failed = Failed { code, error, tries };
-            if !is_busy(&failed.code) || tries == TRIES {
+            if !is_busy(&failed.code) || tries == LOCK_ATTEMPTS_MAX {
                 return Ok(Some(failed));
             }
             tokio::time::sleep(LOCK_TIMEOUT / 2 * tries).await;
@@ -788,7 +788,7 @@ impl Pass<'_> {
     }
 
     async fn open(&self, sql: &str) -> Result<(), CatalogError> {
-        self.client.batch_execute(BEGIN).await?;
+        self.client.batch_execute(BEGIN_READ_COMMITTED).await?;
         self.catalog
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
             .await?;

@@ -31,7 +31,7 @@ pub(crate) mod places;
 mod systemd;
 
 /// How often the state of the pipelines is sampled.
-const SAMPLE: Duration = Duration::from_secs(1);
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs the pipelines in `first`, and those that `definitions` returns later, until all have ended.
 ///
@@ -286,7 +286,7 @@ fn show(listener: http::Listener, registry: Arc<Registry>) -> io::Result<()> {
 
 /// Samples the state of the pipelines periodically, and logs their problems.
 async fn watch_over(registry: Arc<Registry>) {
-    let mut interval = tokio::time::interval(SAMPLE);
+    let mut interval = tokio::time::interval(SAMPLE_INTERVAL);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         interval.tick().await;

@@ -57,8 +57,8 @@ const INTERPRETER_LINE_BYTES: u64 = 256;
 /// In a folder with this bit, only the owner of a file can remove or rename it.
 const STICKY: u32 = 0o1000;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
-/// `FUSE_SUPER_MAGIC`, statfs(2).
-const FUSE: u64 = 0x6573_5546;
+/// The type of a FUSE file system, see statfs(2).
+const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
 /// A file that must not or can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -613,7 +613,7 @@ fn is_read_only(entry: impl AsFd) -> Result<bool, PathError> {
         .f_flag
         .contains(StatVfsMountFlags::RDONLY);
     let kind = fstatfs(entry)?.f_type;
-    Ok(is_read_only && u64::try_from(kind) != Ok(FUSE))
+    Ok(is_read_only && u64::try_from(kind) != Ok(FUSE_SUPER_MAGIC))
 }
 
 /// Why other users can write a file or folder.

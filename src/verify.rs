@@ -49,12 +49,12 @@ mod topics;
 
 /// How much earlier a record's time may be than that of its row, because the two machines' clocks
 /// may differ.
-const SLACK: Duration = Duration::from_secs(600);
+const CLOCK_SKEW_MAX: Duration = Duration::from_secs(600);
 /// A note about missing events if the settings send no dead letters.
 const UNKNOWN_DEAD_LETTERS: &str = "these settings send no dead letters. If walpost run has others (on_oversize, on_unroutable, \
     dead_letter_topic), its dead letters can be among the missing: verify with the same settings, best from the same file";
 /// The interval at which the slot is queried.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// How often the process that reads the slot is asked to confirm its position.
 const REQUEST_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -245,7 +245,10 @@ pub(crate) fn verify(
         id: &database.id,
         // Other timestamps are unrelated to the time when a record was produced.
         since: match settings.outbox.timestamp {
-            None => options.range.since.map(|since| millis(since, SLACK)),
+            None => options
+                .range
+                .since
+                .map(|since| millis(since, CLOCK_SKEW_MAX)),
             Some(_) => None,
         },
         is_production_time: settings.outbox.timestamp.is_none(),
@@ -498,7 +501,7 @@ impl DatabaseReader<'_> {
                     debug!(%error, "failed to request that the position is confirmed");
                 }
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 }

@@ -14,7 +14,7 @@ use self::exactly_once::exactly_once;
 use self::findings::{Finding, Outcome, Report, SOURCE, told};
 use self::kafka::kafka;
 use self::postgres::{postgres, unused_slots};
-use super::{AT_ONCE, loaded, runtime, variable, variables};
+use super::{CONCURRENT_QUERIES_MAX, loaded, runtime, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::{self, Given, GivenSink};
 use crate::kafka::probe::ProducerFinding;
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
     let shared = Shared::default();
     let checked = stream::iter(&loaded.pipelines)
         .map(|settings| pipeline(settings, &shared))
-        .buffered(AT_ONCE);
+        .buffered(CONCURRENT_QUERIES_MAX);
     let found: Vec<_> = runtime.block_on(checked.collect());
     // Pipelines that were not selected or could not be loaded have slots too.
     let is_complete = args.connection.pipeline.is_empty() && loaded.failures.is_empty();

@@ -41,7 +41,7 @@ pub(crate) struct DebeziumArgs {
 }
 
 /// A larger file can't be a configuration.
-const BYTES_MAX: u64 = 4 << 20;
+const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Imports the configuration and prints the result.
 #[must_use]
@@ -85,11 +85,11 @@ fn read(path: &Path) -> Result<String, String> {
         false => fs::File::open(path).map(|file| Box::new(file) as Box<dyn Read>),
     };
     let mut bytes = Vec::new();
-    let taken = opened.and_then(|file| file.take(BYTES_MAX + 1).read_to_end(&mut bytes));
+    let taken = opened.and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
     taken.map_err(|error| format!("{} can't be read: {error}", path.display()))?;
-    if bytes.len() as u64 > BYTES_MAX {
+    if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(format!(
-            "{} has more than {BYTES_MAX} bytes; expected the configuration of one connector",
+            "{} has more than {FILE_BYTES_MAX} bytes; expected the configuration of one connector",
             path.display()
         ));
     }

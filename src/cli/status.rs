@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use tracing::error;
 
 use super::out::Screen;
-use super::{AT_ONCE, FEW, load, out, runtime};
+use super::{CONCURRENT_QUERIES_MAX, SHORT_LIST_MAX, load, out, runtime};
 use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
 use crate::config::{self, Given, GivenSink};
@@ -34,9 +34,9 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
 /// The interval at which `--watch` refreshes.
-const REFRESH: Duration = Duration::from_secs(1);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout for queries of the database.
-const ANSWER: Duration = Duration::from_secs(5);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The text for an unknown value.
 const UNKNOWN: &str = "-";
 
@@ -207,7 +207,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
                     false => Exit::Failed,
                 };
             }
-            sleep(REFRESH).await;
+            sleep(REFRESH_INTERVAL).await;
         }
     });
     runtime.shutdown_background();
@@ -222,7 +222,9 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
         .map_or_else(|| seconds(unix_micros()), |status| status.now);
     let mut said = status.map(|status| status.pipelines).unwrap_or_default();
     let mut pipelines = Vec::new();
-    let databases = stream::iter(settings).map(ask_database).buffered(AT_ONCE);
+    let databases = stream::iter(settings)
+        .map(ask_database)
+        .buffered(CONCURRENT_QUERIES_MAX);
     let databases: Vec<_> = databases.collect().await;
     for (settings, database) in settings.iter().zip(databases) {
         let at = said.iter().position(|of| of.about.name == settings.name);
@@ -286,7 +288,7 @@ async fn unused_slots(pipelines: &[PipelineSettings]) -> Vec<String> {
             let catalog = Catalog::open(&settings.postgres).await?;
             catalog.unused_slots(&settings.target, &used).await
         };
-        if let Ok(Ok(found)) = timeout(ANSWER, asked).await {
+        if let Ok(Ok(found)) = timeout(QUERY_TIMEOUT, asked).await {
             unused.extend(found.iter().map(ToString::to_string));
         }
     }
@@ -333,12 +335,12 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
         };
         Ok::<_, CatalogError>((vitals, held, last_halt))
     };
-    let ((vitals, held, last_halt), error) = match timeout(ANSWER, asked).await {
+    let ((vitals, held, last_halt), error) = match timeout(QUERY_TIMEOUT, asked).await {
         Ok(Ok(found)) => (found, None),
         Ok(Err(error)) => (Default::default(), Some(error.to_string())),
         Err(_) => (
             Default::default(),
-            Some(format!("no answer within {ANSWER:?}")),
+            Some(format!("no answer within {QUERY_TIMEOUT:?}")),
         ),
     };
     let name = &settings.target.slot;
@@ -467,7 +469,7 @@ fn shown(report: &Report) -> Screen {
     let mut pipelines: Vec<_> = report.pipelines.iter().collect();
     pipelines.sort_by_key(|found| found.rank());
     let mut lines = Vec::new();
-    if pipelines.len() > FEW {
+    if pipelines.len() > SHORT_LIST_MAX {
         lines.push(summary(&pipelines));
     }
     lines.extend(table(&pipelines, report.now));

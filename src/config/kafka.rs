@@ -8,7 +8,7 @@ use super::chosen::read_again;
 use super::error::ConfigError;
 use super::file::{self, FilePipeline, Origin};
 use super::reader::Reader;
-use super::values::{KAFKA_VARIABLES, TOKEN_COMMAND};
+use super::values::{KAFKA_VARIABLE_PREFIX, TOKEN_COMMAND};
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties, PropertyError, client_config};
 use crate::kafka::token_endpoint::{self, Endpoint};
@@ -19,7 +19,7 @@ use crate::program::Program;
 /// `sasl.password`.
 pub(super) fn kafka_properties(vars: impl Iterator<Item = (String, String)>) -> Properties {
     vars.filter_map(|(name, value)| {
-        let name = name.strip_prefix(KAFKA_VARIABLES)?;
+        let name = name.strip_prefix(KAFKA_VARIABLE_PREFIX)?;
         Some((name.to_lowercase().replace('_', "."), value))
     })
     .collect()
@@ -84,7 +84,9 @@ pub(super) fn sink(
             error,
             origin: variable.map_or_else(String::new, |name| {
                 let variable = name.to_uppercase().replace('.', "_");
-                format!(". It comes from the environment variable {KAFKA_VARIABLES}{variable}")
+                format!(
+                    ". It comes from the environment variable {KAFKA_VARIABLE_PREFIX}{variable}"
+                )
             }),
         }
     })?;
@@ -223,7 +225,7 @@ fn credentials(
         Some(path) if !over.contains_key("sasl.password") => path.to_owned(),
         _ => {
             return Credentials::fixed(format!(
-                "-X sasl.password or the environment variable {KAFKA_VARIABLES}SASL_PASSWORD, which are read at the start only"
+                "-X sasl.password or the environment variable {KAFKA_VARIABLE_PREFIX}SASL_PASSWORD, which are read at the start only"
             ));
         }
     };

@@ -17,14 +17,14 @@ use crate::program::Program;
 use crate::supervisor;
 
 /// Timeout for the query.
-const LIMIT: Duration = Duration::from_secs(10);
-const EVERY_DEFAULT: Duration = Duration::from_secs(30);
-const EVERY_MIN: Duration = Duration::from_secs(1);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+const INTERVAL_DEFAULT: Duration = Duration::from_secs(30);
+const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// The key of a regular expression, which may contain braces.
 const ROUTE: &str = "route";
 /// The keys whose values are executed. Values of rows must not influence them.
-const PROGRAMS: [&str; 2] = [PASSWORD_COMMAND, TOKEN_COMMAND];
+const COMMAND_KEYS: [&str; 2] = [PASSWORD_COMMAND, TOKEN_COMMAND];
 
 /// A `[[fleet.source]]` with a query.
 #[derive(Clone)]
@@ -51,9 +51,9 @@ impl QuerySource {
     /// # Errors
     /// Returns an error if the text is not a duration, or the duration is too short.
     pub(super) fn every(given: Option<&str>) -> Result<Duration, String> {
-        let every = given.map_or(Ok(EVERY_DEFAULT), duration)?;
-        match every < EVERY_MIN {
-            true => Err(format!("every: expected at least {EVERY_MIN:?}")),
+        let every = given.map_or(Ok(INTERVAL_DEFAULT), duration)?;
+        match every < INTERVAL_MIN {
+            true => Err(format!("every: expected at least {INTERVAL_MIN:?}")),
             false => Ok(every),
         }
     }
@@ -115,7 +115,7 @@ impl QuerySource {
             conninfo = with.map_err(|error| format!("{PASSWORD_COMMAND}: {error}"))?;
         }
         let runtime = supervisor::runtime().map_err(|error| error.to_string())?;
-        let rows = runtime.block_on(text_rows(&conninfo, &self.query, LIMIT));
+        let rows = runtime.block_on(text_rows(&conninfo, &self.query, QUERY_TIMEOUT));
         // A host name may still be being resolved on one of the runtime's threads. Don't wait for
         // it.
         runtime.shutdown_background();
@@ -138,7 +138,7 @@ impl QuerySource {
     pub(super) fn fill(&self, row: &TextRow) -> Result<Table, String> {
         let mut table = self.template.clone();
         for (key, value) in &mut table {
-            if key != ROUTE && !PROGRAMS.contains(&key.as_str()) {
+            if key != ROUTE && !COMMAND_KEYS.contains(&key.as_str()) {
                 row_values::fill(key, value, row)?;
             }
         }
@@ -158,7 +158,7 @@ pub(super) fn check_template(template: &Table) -> Result<(), String> {
                 .to_owned(),
         );
     }
-    for program in PROGRAMS {
+    for program in COMMAND_KEYS {
         let arguments = template.get(program).and_then(Value::as_array);
         let mut arguments = arguments.into_iter().flatten().filter_map(Value::as_str);
         if arguments.any(|argument| argument.contains('{')) {
@@ -204,7 +204,7 @@ mod tests {
             postgres: "postgresql://registry/shards".to_owned(),
             password_command: None,
             query: "SELECT 1".to_owned(),
-            every: EVERY_DEFAULT,
+            every: INTERVAL_DEFAULT,
             template: template.parse().expect("TOML"),
         };
         source.fill(row)
@@ -265,7 +265,7 @@ mod tests {
             postgres: postgres.to_owned(),
             password_command: None,
             query: query.to_owned(),
-            every: EVERY_DEFAULT,
+            every: INTERVAL_DEFAULT,
             template: Table::new(),
         };
         let ours = source("postgresql://r:old@h/shards", "SELECT 1");

@@ -13,10 +13,10 @@ use crate::postgres::table::TableName;
 use crate::postgres::text_rows::TextRow;
 
 /// The prefix of a query's columns in places where braces contain columns of the outbox.
-const PREFIX: &str = "source.";
+const SOURCE_PREFIX: &str = "source.";
 
 /// Properties of Kafka for which a row may supply a value.
-const KAFKA: [&str; 6] = [
+const PLAIN_KAFKA_PROPERTIES: [&str; 6] = [
     "bootstrap.servers",
     "client.id",
     "client.rack",
@@ -230,7 +230,7 @@ fn accepted<'r>(
 
 /// Returns the name of a column, which may also be written as `source.NAME`.
 fn column(name: &str) -> &str {
-    name.strip_prefix(PREFIX).unwrap_or(name)
+    name.strip_prefix(SOURCE_PREFIX).unwrap_or(name)
 }
 
 fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
@@ -357,7 +357,7 @@ fn of_records(place: Place<'_>, text: &str, row: &TextRow) -> Result<String, Str
         .parse()
         .map_err(|error: TemplateError| error.to_string())?;
     template.with_texts(|index, name| {
-        if !name.starts_with(PREFIX) {
+        if !name.starts_with(SOURCE_PREFIX) {
             return Ok(None);
         }
         let check = |value: &str| match place {
@@ -391,11 +391,11 @@ fn check_topic(value: &str) -> Result<(), String> {
 }
 
 fn check_property(property: &str) -> Result<(), String> {
-    match KAFKA.contains(&property) {
+    match PLAIN_KAFKA_PROPERTIES.contains(&property) {
         true => Ok(()),
         false => Err(format!(
             "{property} is the same for each row: write it in the template. A row may supply values for {}",
-            KAFKA.join(", ")
+            PLAIN_KAFKA_PROPERTIES.join(", ")
         )),
     }
 }

@@ -13,7 +13,7 @@ pub(super) type SyntaxError = (usize, String);
 
 /// A key whose value may contain `${NAME}`: Java's replacement text uses this form for named
 /// groups.
-const WITH_DOLLAR: &str = "route";
+const ROUTE_KEY: &str = "route";
 
 /// Parses the text of a configuration file.
 ///
@@ -125,7 +125,7 @@ fn nearest_known(message: &str) -> Option<&str> {
 /// send the text itself to a server as a password.
 fn refuse_variables(text: &str, table: &DeTable<'_>) -> Result<(), SyntaxError> {
     for (key, value) in table {
-        if key.get_ref() != WITH_DOLLAR {
+        if key.get_ref() != ROUTE_KEY {
             refuse_variables_in(text, key.get_ref(), value)?;
         }
     }

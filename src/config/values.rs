@@ -7,12 +7,12 @@ pub(super) const PASSWORD_COMMAND: &str = "password_command";
 pub(super) const TOKEN_COMMAND: &str = "kafka_token_command";
 
 /// The prefix of environment variables for librdkafka's properties.
-pub(super) const KAFKA_VARIABLES: &str = "WALPOST_KAFKA_";
+pub(super) const KAFKA_VARIABLE_PREFIX: &str = "WALPOST_KAFKA_";
 
 /// Returns the environment variable for a property of librdkafka.
 pub(super) fn variable_of(property: &str) -> String {
     let name = property.to_uppercase().replace('.', "_");
-    format!("{KAFKA_VARIABLES}{name}")
+    format!("{KAFKA_VARIABLE_PREFIX}{name}")
 }
 
 /// A number of bytes.

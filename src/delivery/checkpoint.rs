@@ -17,7 +17,7 @@ const VERSION: u32 = 1;
 
 /// Size of an entry of [`Checkpoint::partitions`] besides the topic's name: quotes, colon, number,
 /// comma.
-const TOPIC_BYTES: usize = 16;
+const PARTITION_ENTRY_BYTES: usize = 16;
 
 /// The state of a pipeline at one point in its stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,7 +148,7 @@ pub struct Phantom {
 
 /// Hint for errors that also occur if two servers run the same pipeline: each overwrites the
 /// other's checkpoint, which looks like a change of history.
-const SECOND_SERVER: &str = "If a second server delivers to the same brokers for this pipeline, such as a clone of the disk, stop one of them";
+const SECOND_SERVER_HINT: &str = "If a second server delivers to the same brokers for this pipeline, such as a clone of the disk, stop one of them";
 
 /// Why a pipeline can't resume from a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -201,7 +201,7 @@ pub enum HistoryError {
         "WAL of the server ends at {flushed}, and what is in Kafka was read from it up to {reach}, on the same timeline: \
          the database was put back to an earlier state (a snapshot of its disk or machine, a base backup that was started \
          without recovery). Events that are committed now take the places of others that are in Kafka. Slot {slot:?} is at \
-         {confirmed}. {SECOND_SERVER}"
+         {confirmed}. {SECOND_SERVER_HINT}"
     )]
     LogEndsBefore {
         /// End of the WAL.
@@ -215,7 +215,7 @@ pub enum HistoryError {
     /// The transaction at the checkpoint's position is a different one.
     #[error(
         "the transaction with commit LSN {commit} has {what} {found}, and had {expected} when it was published: this is \
-         another history of the cluster. {SECOND_SERVER}"
+         another history of the cluster. {SECOND_SERVER_HINT}"
     )]
     OtherTransaction {
         /// LSN of the commit record.
@@ -230,7 +230,7 @@ pub enum HistoryError {
     /// The checkpoint's last transaction should have been sent again, but was not.
     #[error(
         "the transaction with commit LSN {commit}, the last that was published, is not in WAL any more, which \
-         continues at {next} without it. This is another history of the cluster. {SECOND_SERVER}"
+         continues at {next} without it. This is another history of the cluster. {SECOND_SERVER_HINT}"
     )]
     TransactionMissing {
         /// LSN of its commit record.
@@ -242,7 +242,7 @@ pub enum HistoryError {
     /// was.
     #[error(
         "the transaction with commit LSN {commit} has an event that is not in Kafka, and WAL was delivered up to {safe}: \
-         this is another history of the cluster. {SECOND_SERVER}"
+         this is another history of the cluster. {SECOND_SERVER_HINT}"
     )]
     NotPublished {
         /// LSN of the commit record.
@@ -320,7 +320,7 @@ impl Checkpoint {
         in_use: impl Fn(&str) -> bool,
     ) -> Option<usize> {
         let before = self.partitions.insert(topic.to_owned(), found);
-        let size = |topic: &str| topic.len() + TOPIC_BYTES;
+        let size = |topic: &str| topic.len() + PARTITION_ENTRY_BYTES;
         let mut bytes: usize = self.partitions.keys().map(|topic| size(topic)).sum();
         self.partitions.retain(|known, _| {
             let stays = bytes <= bytes_max || known == topic || in_use(known);

@@ -23,19 +23,19 @@ pub(crate) const BOUNDS_MICROS: [u64; 17] = [
     300_000_000,
 ];
 
-const BUCKETS: usize = BOUNDS_MICROS.len() + 1;
+const BUCKET_COUNT: usize = BOUNDS_MICROS.len() + 1;
 
 /// Counts of durations by bucket.
 #[derive(Debug, Default)]
 pub struct Histogram {
-    counts: [AtomicU64; BUCKETS],
+    counts: [AtomicU64; BUCKET_COUNT],
     sum_micros: AtomicU64,
 }
 
 /// The values of a [`Histogram`] at one point in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    counts: [u64; BUCKETS],
+    counts: [u64; BUCKET_COUNT],
     /// The sum of all durations, in microseconds.
     pub sum_micros: u64,
 }

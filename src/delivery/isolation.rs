@@ -18,7 +18,7 @@ use crate::model::lsn::{Lsn, Position};
 use crate::model::window::Window;
 
 /// Factor by which batches are reduced after one was too large only as a whole.
-const SMALLER: u32 = 4;
+const BATCH_REDUCTION_FACTOR: u32 = 4;
 /// Minimum batch size, in bytes.
 const BATCH_BYTES_MIN: u32 = 1000;
 
@@ -99,7 +99,11 @@ impl Isolation {
     /// Records that every suspect was accepted alone.
     pub(crate) fn passed(&mut self) {
         self.batching.single = false;
-        self.batching.divisor = self.batching.divisor.max(1).saturating_mul(SMALLER);
+        self.batching.divisor = self
+            .batching
+            .divisor
+            .max(1)
+            .saturating_mul(BATCH_REDUCTION_FACTOR);
         self.suspects = None;
     }
 

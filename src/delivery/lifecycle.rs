@@ -8,7 +8,7 @@ use crate::model::time::unix_micros;
 use crate::model::vitals::Vitals;
 
 /// Maximum number of outages stored.
-const OUTAGES: usize = 20;
+const OUTAGES_MAX: usize = 20;
 
 /// Lifecycle state, which changes rarely.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ impl Lifecycle {
             reason.clone_into(&mut outage.reason);
             return;
         }
-        if self.outages.len() == OUTAGES {
+        if self.outages.len() == OUTAGES_MAX {
             self.outages.pop_front();
         }
         self.outages.push_back(Outage {

@@ -39,7 +39,7 @@ const SLOT_BITS: u32 = 16;
 const COST_MAX: u64 = (1 << (u64::BITS - SLOT_BITS)) - 1;
 
 /// Added to the counter of an open transaction, so that it can't reach zero before the commit.
-const OPEN: u64 = 1 << 63;
+const OPEN_TRANSACTION: u64 = 1 << 63;
 
 /// The tag that a record carries through the sink and back. It identifies the transaction's counter
 /// and contains the record's cost. A tag is one word, so that it fits in the sink's per-record
@@ -344,7 +344,7 @@ impl Watermark {
             if counter.load(Ordering::Acquire) != 0 {
                 break;
             }
-            counter.store(OPEN, Ordering::Relaxed);
+            counter.store(OPEN_TRANSACTION, Ordering::Relaxed);
             self.head = (self.head + 1) % TRANSACTIONS_MAX;
             self.ends.pop_front();
             self.confirmed = self.confirmed.max(Confirmed(end));
@@ -535,7 +535,7 @@ impl Watermark {
         slot.timed(times);
         // The counter becomes OPEN - delivered + records - OPEN: the number of records still in
         // flight.
-        let sealed = OPEN - records;
+        let sealed = OPEN_TRANSACTION - records;
         let before = slot.counter.fetch_sub(sealed, Ordering::AcqRel);
         if before == sealed {
             Settled::of(&self.deliveries.stats).add(|| times);
@@ -672,16 +672,18 @@ impl Deliveries {
 /// first used, so that a pipeline with few transactions in flight does not need memory for
 /// [`TRANSACTIONS_MAX`] of them.
 #[derive(Default)]
-struct Slots([OnceLock<Box<[Slot; SEGMENT]>>; TRANSACTIONS_MAX / SEGMENT]);
+struct Slots(
+    [OnceLock<Box<[Slot; SEGMENT_TRANSACTIONS]>>; TRANSACTIONS_MAX / SEGMENT_TRANSACTIONS],
+);
 
-const SEGMENT: usize = 1 << 11;
+const SEGMENT_TRANSACTIONS: usize = 1 << 11;
 
 impl Slots {
     #[inline]
     fn at(&self, slot: usize) -> &Slot {
-        let segment = &self.0[slot / SEGMENT % self.0.len()];
+        let segment = &self.0[slot / SEGMENT_TRANSACTIONS % self.0.len()];
         let slots = segment.get_or_init(|| Box::new(std::array::from_fn(|_| Slot::default())));
-        &slots[slot % SEGMENT]
+        &slots[slot % SEGMENT_TRANSACTIONS]
     }
 }
 
@@ -696,7 +698,7 @@ struct Slot {
 impl Default for Slot {
     fn default() -> Self {
         Self {
-            counter: AtomicU64::new(OPEN),
+            counter: AtomicU64::new(OPEN_TRANSACTION),
             committed: AtomicU64::default(),
             read: AtomicU64::default(),
         }
@@ -720,7 +722,7 @@ impl Slot {
 /// Up to this many transactions that become durable together are recorded with the times of the
 /// first one. They are adjacent in the WAL, and reading the times of each would cost as much as
 /// counting its records.
-const ALIKE: u64 = 16;
+const SHARED_TIMES_MAX: u64 = 16;
 
 /// Records the durations of transactions that become durable together.
 struct Settled<'s> {
@@ -749,7 +751,7 @@ impl<'s> Settled<'s> {
             }
         }
         self.alike += 1;
-        if self.alike >= ALIKE {
+        if self.alike >= SHARED_TIMES_MAX {
             self.write();
         }
     }

@@ -5,7 +5,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use super::chain::Filter;
 use super::document::{Section, text};
 use super::java_regex;
-use super::known::SUCCEEDED;
+use super::known::FORMER_NAMES;
 use super::report::Report;
 use super::source::{Source, Taken};
 use crate::postgres::connect::conninfo::Conninfo;
@@ -37,7 +37,7 @@ pub(super) fn take_or_obsolete(
             .take(name, report)
             .filter(|taken| !taken.value.trim().is_empty());
     }
-    let (_, obsolete) = SUCCEEDED.iter().find(|(new, _)| *new == name)?;
+    let (_, obsolete) = FORMER_NAMES.iter().find(|(new, _)| *new == name)?;
     let taken = source.take(obsolete, report)?;
     let says = format!(
         "is no property of Debezium 3: it is called {name} since Debezium 2, and was read as that. Make sure that it still counts"

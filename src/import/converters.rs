@@ -135,10 +135,10 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
             "encoding" | "converter.encoding" if taken.is("UTF-8") || taken.is("UTF8") => {
                 report.without_effect(&taken.written);
             }
-            "delegate.converter.type" => report.task(&taken.written, DELEGATE),
+            "delegate.converter.type" => report.task(&taken.written, DELEGATE_HINT),
             // Settings of the delegate.
             name if name.starts_with("delegate.converter.type.") => {
-                report.task(&taken.written, DELEGATE);
+                report.task(&taken.written, DELEGATE_HINT);
             }
             _ => {
                 let says = "is a setting of the converter that Walpost does not know: make sure that no consumer depends on it";
@@ -156,12 +156,12 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
     found
 }
 
-const DELEGATE: &str = "writes what is not bytea: with a payload column of another type, such as jsonb, the bytes are those of this \
+const DELEGATE_HINT: &str = "writes what is not bytea: with a payload column of another type, such as jsonb, the bytes are those of this \
     converter, and value_format = \"bytes\" delivers the column's text. Set value_format to \"json\" or \"json-schema\" where that is \
     JsonConverter, or leave it out for StringConverter; with a payload of bytea nothing has to be done";
 
-const OF_HEADERS: &str = "the default of header.converter";
-const DEFAULTS: [&str; 1] = [OF_HEADERS];
+const DEFAULT_OF_HEADERS: &str = "the default of header.converter";
+const DEFAULTS: [&str; 1] = [DEFAULT_OF_HEADERS];
 
 /// Returns the class of a converter, and the property that names it.
 fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
@@ -194,7 +194,7 @@ fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
     }
     if of == "header" {
         return taken(
-            OF_HEADERS,
+            DEFAULT_OF_HEADERS,
             "org.apache.kafka.connect.storage.SimpleHeaderConverter",
         );
     }

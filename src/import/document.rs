@@ -105,7 +105,7 @@ impl Document {
 }
 
 /// Maximum width of comments.
-const WIDTH: usize = 118;
+const LINE_CHARS_MAX: usize = 118;
 
 /// Writes a comment, wrapped to as many lines as necessary. Indented comments, which are commands,
 /// stay on one line.
@@ -121,7 +121,7 @@ fn write_comment(comment: &str, text: &mut String) {
     }
     let mut line = String::new();
     for word in comment.split(' ') {
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > LINE_CHARS_MAX {
             let _ = writeln!(text, "# {line}");
             line.clear();
         }

@@ -322,7 +322,7 @@ const KNOWN: &[Known] = &[
 
 /// The properties that correspond to lines of walpost.toml, for suggestions if a name is
 /// misspelled.
-const READ: &[&str] = &[
+const CONVERTED_PROPERTIES: &[&str] = &[
     "connector.class",
     "name",
     "database.hostname",
@@ -392,7 +392,7 @@ pub(super) const OBSOLETE: &[(&str, &str)] = &[
 ];
 
 /// Names of earlier versions whose values apply if the current name is not set.
-pub(super) const SUCCEEDED: &[(&str, &str)] = &[
+pub(super) const FORMER_NAMES: &[(&str, &str)] = &[
     ("table.include.list", "table.whitelist"),
     ("schema.include.list", "schema.whitelist"),
     ("topic.prefix", "database.server.name"),
@@ -467,7 +467,7 @@ fn meaning(name: &str) -> String {
     let known = KNOWN
         .iter()
         .map(|Known(known, ..)| known.trim_end_matches(['*', '.']));
-    match nearest(name, known.chain(READ.iter().copied())) {
+    match nearest(name, known.chain(CONVERTED_PROPERTIES.iter().copied())) {
         Some(known) => format!("is no property of Debezium 3.7; did you mean {known}? Debezium takes no notice of it, nor does Walpost"),
         None => "is no property of Debezium 3.7 that is known here: find out what it is for, and remove it if nothing".to_owned(),
     }

@@ -19,15 +19,15 @@ enum Rule {
 }
 use Rule::{Different, Renamed, Unsupported, WithoutEffect};
 
-const WAITS: Rule = Different(
+const WAITING_RULE: Rule = Different(
     "has no equal: Walpost waits for the brokers as long as it takes, since a record that expires would leave a gap",
 );
-const CODE: Rule = Unsupported("is a class of Java, and Walpost loads none");
-const TOKENS: Rule = Unsupported(
+const CODE_RULE: Rule = Unsupported("is a class of Java, and Walpost loads none");
+const TOKEN_RULE: Rule = Unsupported(
     "is of a login with tokens by classes of Java: kafka_token_command names a program that prints one, and \
      \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] has them fetched from a token endpoint, see docs/managed.md",
 );
-const KERBEROS: Rule = Unsupported(
+const KERBEROS_RULE: Rule = Unsupported(
     "is of a login with Kerberos, which Walpost is not built with: give it a listener with SCRAM, tokens or certificates",
 );
 
@@ -67,23 +67,23 @@ const RULES: &[(&str, Rule)] = &[
             "has Java's names of cipher suites: write OpenSSL's into [kafka], or leave it out",
         ),
     ),
-    ("retries", WAITS),
-    ("delivery.timeout.ms", WAITS),
+    ("retries", WAITING_RULE),
+    ("delivery.timeout.ms", WAITING_RULE),
     (
         "buffer.memory",
         Different(
             "has no equal: window_bytes bounds what is read and not acknowledged, 8MiB unless set",
         ),
     ),
-    ("partitioner.class", CODE),
-    ("interceptor.classes", CODE),
-    ("ssl.engine.factory.class", CODE),
-    ("security.providers", CODE),
-    ("config.providers*", CODE),
-    ("sasl.client.callback.handler.class", TOKENS),
-    ("sasl.login.*", TOKENS),
-    ("sasl.oauthbearer.*", TOKENS),
-    ("sasl.kerberos.*", KERBEROS),
+    ("partitioner.class", CODE_RULE),
+    ("interceptor.classes", CODE_RULE),
+    ("ssl.engine.factory.class", CODE_RULE),
+    ("security.providers", CODE_RULE),
+    ("config.providers*", CODE_RULE),
+    ("sasl.client.callback.handler.class", TOKEN_RULE),
+    ("sasl.login.*", TOKEN_RULE),
+    ("sasl.oauthbearer.*", TOKEN_RULE),
+    ("sasl.kerberos.*", KERBEROS_RULE),
     (
         "partitioner.ignore.keys",
         Unsupported(
@@ -93,7 +93,7 @@ const RULES: &[(&str, Rule)] = &[
 ];
 
 /// Properties that Java and librdkafka have in common, followed by those with special handling.
-const SAME: &[&str] = &[
+const SAME_IN_LIBRDKAFKA: &[&str] = &[
     "bootstrap.servers",
     "client.id",
     "client.rack",
@@ -112,7 +112,7 @@ const SAME: &[&str] = &[
     "transaction.timeout.ms",
     "socket.connection.setup.timeout.ms",
 ];
-const BY_HAND: &[&str] = &[
+const HANDLED_SEPARATELY: &[&str] = &[
     "acks",
     "enable.idempotence",
     "max.in.flight.requests.per.connection",
@@ -352,14 +352,16 @@ fn other(name: &str, taken: &Taken, kafka: &mut Section, report: &mut Report) {
         Some(WithoutEffect) => report.without_effect(&taken.written),
         Some(Different(says)) => report.different(&taken.written, says),
         Some(Unsupported(says)) => report.unsupported(&taken.written, says),
-        None if SAME.contains(&name) => set(kafka, name, taken.value.trim(), taken, report),
+        None if SAME_IN_LIBRDKAFKA.contains(&name) => {
+            set(kafka, name, taken.value.trim(), taken, report)
+        }
         None => {
             let names = RULES
                 .iter()
                 .map(|(known, _)| known.trim_end_matches(['*', '.']));
             let names = names
-                .chain(SAME.iter().copied())
-                .chain(BY_HAND.iter().copied());
+                .chain(SAME_IN_LIBRDKAFKA.iter().copied())
+                .chain(HANDLED_SEPARATELY.iter().copied());
             let says = match nearest(name, names) {
                 Some(known) => format!("is no property of Kafka's producer; did you mean {known}?"),
                 None => "is no property of Kafka's producer that is known here: find its equal in librdkafka's CONFIGURATION.md, or \

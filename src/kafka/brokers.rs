@@ -10,10 +10,10 @@ use super::context::Context;
 use super::native;
 
 /// How long librdkafka may know no broker before `bootstrap.servers` is added again.
-const PATIENCE: Duration = Duration::from_secs(5);
+const NO_BROKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum delay before the list is added again; bounded because librdkafka stores each list it is
 /// given.
-const LONGEST: Duration = Duration::from_secs(600);
+const READD_DELAY_MAX: Duration = Duration::from_secs(600);
 
 /// Adds `bootstrap.servers` to the producer again if librdkafka has lost all brokers.
 ///
@@ -58,7 +58,7 @@ impl Loss {
     fn new(now: Instant) -> Self {
         Self {
             since: now,
-            patience: PATIENCE,
+            patience: NO_BROKER_TIMEOUT,
         }
     }
 
@@ -69,7 +69,7 @@ impl Loss {
         let is_due = now.duration_since(self.since) >= self.patience;
         if is_due {
             self.since = now;
-            self.patience = LONGEST.min(self.patience * 2);
+            self.patience = READD_DELAY_MAX.min(self.patience * 2);
         }
         is_due
     }

@@ -19,7 +19,7 @@ use crate::authorities;
 use crate::escape::Escaped;
 
 /// How long the handshake may take.
-const LIMIT: Duration = Duration::from_secs(1);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many names of a certificate are reported.
 const NAMES_MAX: usize = 8;
 /// RFC 1035, section 2.3.4.
@@ -38,7 +38,7 @@ pub(super) async fn explain(config: &ClientConfig, reason: String) -> String {
     let Some(address) = rejected_address(&reason) else {
         return reason;
     };
-    match timeout(LIMIT, rejection(config, address)).await {
+    match timeout(HANDSHAKE_TIMEOUT, rejection(config, address)).await {
         Ok(Some(found)) => format!("{} ({reason})", describe(&found, address, config)),
         Ok(None) | Err(_) => reason,
     }

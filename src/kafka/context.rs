@@ -23,7 +23,7 @@ use crate::sink::needed_limit;
 
 /// How often an ongoing authentication failure is logged. The interval is short because the
 /// pipeline may eventually halt because of the failure.
-const REFUSED: Duration = Duration::from_secs(15);
+const AUTHENTICATION_FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Start of librdkafka's message when it could not get a token.
 const NO_TOKEN: &str = "Failed to acquire SASL OAUTHBEARER token";
@@ -41,7 +41,7 @@ const NOT_IDEMPOTENT: &str = "Idempotent producer not supported";
 
 /// Why brokers are down if there was no error: librdkafka does not report a connection that the
 /// broker closes.
-pub(super) const CLOSED: &str = "the connection is closed without a response, as by a listener with another security.protocol \
+pub(super) const CONNECTION_CLOSED: &str = "the connection is closed without a response, as by a listener with another security.protocol \
     (plaintext, ssl, sasl_plaintext or sasl_ssl)";
 
 /// Receives the events of one producer.
@@ -92,7 +92,7 @@ impl Context {
             broker: Mutex::default(),
             cause: Mutex::default(),
             refusal: Mutex::default(),
-            refused: Mutex::new(Outage::reminding(REFUSED)),
+            refused: Mutex::new(Outage::reminding(AUTHENTICATION_FAILURE_LOG_INTERVAL)),
             credentials: Credentials::default(),
             login: Mutex::default(),
             denied: Mutex::default(),
@@ -322,7 +322,7 @@ impl Context {
             Code::AllBrokersDown => match self.cause() {
                 Some(cause) => self.unreachable(&format!("{reason}; the last error: {cause}")),
                 None if self.has_answered.load(Ordering::Relaxed) => self.unreachable(reason),
-                None => self.unreachable(&format!("{reason}: {CLOSED}")),
+                None => self.unreachable(&format!("{reason}: {CONNECTION_CLOSED}")),
             },
             // The failure to get a token has already been reported. This is not an authentication
             // failure, because no broker was contacted.

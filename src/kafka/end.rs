@@ -16,9 +16,9 @@ use rdkafka::error::KafkaResult;
 use super::native;
 
 /// Timeout for a single request.
-const ANSWER: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay before reading a partition again from its reported end.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Checks the ends of a topic's partitions that are reported to one consumer.
 pub(super) struct Ends<'c, C: ConsumerContext + 'static> {
@@ -91,7 +91,7 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
         if is_all && before.is_some_and(|before| before.is_quiet && before.was_all) {
             return Ok(true);
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(RETRY_DELAY);
         let again = Again {
             from: at,
             is_quiet: true,
@@ -100,7 +100,7 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
         self.again.insert(partition, again);
         // Seeking discards ends that were reported before.
         self.consumer
-            .seek(self.topic, partition, Offset::Offset(at), ANSWER)?;
+            .seek(self.topic, partition, Offset::Offset(at), REQUEST_TIMEOUT)?;
         Ok(false)
     }
 
@@ -110,9 +110,9 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
     /// If so, reaching the end means that everything was read, even if no record has the last
     /// offsets: compaction may have removed them.
     fn is_all(&self, partition: i32, end: i64) -> KafkaResult<bool> {
-        let (_, to_be_read) = self
-            .consumer
-            .fetch_watermarks(self.topic, partition, ANSWER)?;
+        let (_, to_be_read) =
+            self.consumer
+                .fetch_watermarks(self.topic, partition, REQUEST_TIMEOUT)?;
         let known = native::end_known_to_reader(self.consumer, self.topic, partition)?;
         Ok(to_be_read.min(known) >= end)
     }

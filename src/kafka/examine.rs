@@ -9,7 +9,7 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use super::topics::{Lookup, judge};
 use super::transaction::Checkpoints;
 
-const ANSWER: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The broker and topic settings that matter for exactly-once.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Checkpoints {
         if shape.replicas.is_some() {
             wanted.push(ResourceSpecifier::Topic(self.topic()));
         }
-        let options = AdminOptions::new().request_timeout(Some(ANSWER));
+        let options = AdminOptions::new().request_timeout(Some(REQUEST_TIMEOUT));
         let mut found = admin
             .describe_configs(&wanted, &options)
             .await?
@@ -69,7 +69,7 @@ impl Checkpoints {
 
     fn shape(&self) -> Result<Shape, KafkaError> {
         let consumer = self.asking()?;
-        let metadata = consumer.fetch_metadata(Some(self.topic()), ANSWER)?;
+        let metadata = consumer.fetch_metadata(Some(self.topic()), REQUEST_TIMEOUT)?;
         let replicas = match judge(&metadata) {
             Lookup::Present(_) => metadata.topics().first().and_then(|topic| {
                 let partition = topic.partitions().first()?;

@@ -16,7 +16,7 @@ use super::native;
 
 /// Maximum time that a flush waits for delivery reports. Records queued during a flush are sent
 /// without lingering too, so the time is short in case traffic increases.
-const FLUSH: Duration = Duration::from_millis(5);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// A thread that flushes on request. A separate thread is needed because the call blocks.
 pub(super) struct Flusher {
@@ -43,7 +43,7 @@ impl Flusher {
             .spawn(move || {
                 while !orders.end.load(Ordering::SeqCst) {
                     if orders.flush.swap(false, Ordering::SeqCst) {
-                        native::flush(&producer, FLUSH);
+                        native::flush(&producer, FLUSH_TIMEOUT);
                     } else {
                         thread::park();
                     }

@@ -24,20 +24,20 @@ use crate::escape::shell_word_on_one_line;
 use crate::sink::SinkError;
 
 /// Name of the topic setting.
-const SETTING: &str = "max.message.bytes";
+const TOPIC_LIMIT_SETTING: &str = "max.message.bytes";
 /// Name of the producer property that limits the size of a record. The producer rejects larger
 /// records, and never makes larger batches.
-const RECORD_BYTES: &str = "message.max.bytes";
-const RECORD_BYTES_DEFAULT: u32 = 1_000_000;
+const PRODUCER_LIMIT_PROPERTY: &str = "message.max.bytes";
+const PRODUCER_LIMIT_DEFAULT_BYTES: u32 = 1_000_000;
 /// Size of a batch's header (Kafka's `RECORD_BATCH_OVERHEAD`).
-const BATCH_HEADER: u32 = 61;
+const BATCH_HEADER_BYTES: u32 = 61;
 /// Assumed maximum size, in bytes, of a record's key, its other headers and Kafka's own fields.
-const BESIDE_EVENT: u64 = 10_000;
+const RECORD_OVERHEAD_BYTES: u64 = 10_000;
 /// Timeout for the brokers' response; short because records wait for it.
-const ANSWER: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// After a timeout, no limits are queried for this long, so that the timeout does not delay each of
 /// many topics.
-const SILENCE: Duration = Duration::from_secs(60);
+const TIMEOUT_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The smallest limit of the topics queried so far. Clones share their state.
 #[derive(Clone, Default)]
@@ -80,7 +80,7 @@ impl BatchLimit {
             .filter(|limit| limit.topic == refused.topic);
         if let (RefusalCause::Size, Some(Smallest { bytes, .. })) = (refused.cause, known) {
             refused.reason = format!(
-                "the topic accepts batches of at most {bytes} bytes ({SETTING}). {}",
+                "the topic accepts batches of at most {bytes} bytes ({TOPIC_LIMIT_SETTING}). {}",
                 refused.reason
             );
         }
@@ -92,7 +92,7 @@ impl BatchLimit {
     /// batches.
     pub(super) async fn ask(&self, producer: Arc<BaseProducer<Context>>, topic: String) {
         let unanswered = self.known().unanswered;
-        if unanswered.is_some_and(|at| at.elapsed() < SILENCE) {
+        if unanswered.is_some_and(|at| at.elapsed() < TIMEOUT_BACKOFF) {
             return;
         }
         let limit = self.clone();
@@ -108,7 +108,10 @@ impl BatchLimit {
             Ok(shown) => {
                 match shown.batch_bytes {
                     Some(bytes) => self.note(topic, bytes),
-                    None => debug!(topic, "the brokers don't show {SETTING} of the topic"),
+                    None => debug!(
+                        topic,
+                        "the brokers don't show {TOPIC_LIMIT_SETTING} of the topic"
+                    ),
                 }
                 if shown.is_compacted && self.known().warns_of_compaction {
                     let pipeline = producer.context().pipeline();
@@ -116,7 +119,7 @@ impl BatchLimit {
                 }
             }
             Err(code) => {
-                debug!(topic, reason = %code, "{SETTING} of the topic can't be looked up");
+                debug!(topic, reason = %code, "{TOPIC_LIMIT_SETTING} of the topic can't be looked up");
                 return Err(code);
             }
         }
@@ -153,8 +156,12 @@ struct Shown {
 /// # Errors
 /// No broker responds, or the brokers deny the request.
 fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Shown, Code> {
-    let [bytes, policy] =
-        native::topic_settings(client, topic, [SETTING, "cleanup.policy"], ANSWER)?;
+    let [bytes, policy] = native::topic_settings(
+        client,
+        topic,
+        [TOPIC_LIMIT_SETTING, "cleanup.policy"],
+        REQUEST_TIMEOUT,
+    )?;
     // Replace 0, which is not a valid `batch.size`; nothing could be sent to such a topic anyway.
     let bytes = bytes.and_then(|bytes| bytes.parse().ok());
     Ok(Shown {
@@ -219,12 +226,12 @@ impl Limits {
             true => (row, "max_row_bytes"),
             false => (self.records, "\"message.max.bytes\" in [kafka]"),
         };
-        let needed = largest.saturating_add(BATCH_HEADER);
+        let needed = largest.saturating_add(BATCH_HEADER_BYTES);
         (limit < needed).then(|| {
             format!(
-                "topic {topic:?} accepts batches of at most {limit} bytes ({SETTING}), and a record may have {largest} ({by}): a \
+                "topic {topic:?} accepts batches of at most {limit} bytes ({TOPIC_LIMIT_SETTING}), and a record may have {largest} ({by}): a \
                  larger one is refused. Raise the limit: kafka-configs.sh --bootstrap-server {} --alter --entity-type topics \
-                 --entity-name {topic} --add-config {SETTING}={needed}",
+                 --entity-name {topic} --add-config {TOPIC_LIMIT_SETTING}={needed}",
                 shell_word_on_one_line(&self.brokers)
             )
         })
@@ -235,10 +242,16 @@ impl fmt::Display for Limits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.topic {
             Ok(limit) if *limit < self.batches => {
-                write!(f, "; batches are kept within its {SETTING}, {limit}")
+                write!(
+                    f,
+                    "; batches are kept within its {TOPIC_LIMIT_SETTING}, {limit}"
+                )
             }
             Ok(_) => Ok(()),
-            Err(reason) => write!(f, "; its {SETTING} can't be looked up: {reason}"),
+            Err(reason) => write!(
+                f,
+                "; its {TOPIC_LIMIT_SETTING} can't be looked up: {reason}"
+            ),
         }
     }
 }
@@ -259,7 +272,7 @@ impl RecordLimit {
         let producer = of_records(&client_config(properties, "walpost-check"));
         let accepted = topic.and_then(|(name, limits)| {
             let limit = limits.topic.as_ref().ok()?;
-            Some((name, limit.saturating_sub(BATCH_HEADER)))
+            Some((name, limit.saturating_sub(BATCH_HEADER_BYTES)))
         });
         match accepted {
             Some((name, bytes)) if bytes < producer => Self {
@@ -277,7 +290,9 @@ impl RecordLimit {
     /// headers and Kafka's own fields.
     #[must_use]
     pub(crate) fn event_bytes(&self) -> u64 {
-        u64::from(self.bytes).saturating_sub(BESIDE_EVENT).max(1)
+        u64::from(self.bytes)
+            .saturating_sub(RECORD_OVERHEAD_BYTES)
+            .max(1)
     }
 }
 
@@ -287,11 +302,11 @@ impl fmt::Display for RecordLimit {
         match topic {
             Some(topic) => write!(
                 f,
-                "topic {topic:?} accepts records of up to {bytes} ({SETTING})"
+                "topic {topic:?} accepts records of up to {bytes} ({TOPIC_LIMIT_SETTING})"
             ),
             None => write!(
                 f,
-                "the producer sends records of up to {bytes} ({RECORD_BYTES} in [kafka])"
+                "the producer sends records of up to {bytes} ({PRODUCER_LIMIT_PROPERTY} in [kafka])"
             ),
         }
     }
@@ -306,7 +321,7 @@ pub(super) fn of_batches(config: &ClientConfig) -> u32 {
 
 /// Returns the size of the largest record that a producer with this configuration accepts.
 pub(super) fn of_records(config: &ClientConfig) -> u32 {
-    number(config, RECORD_BYTES).unwrap_or(RECORD_BYTES_DEFAULT)
+    number(config, PRODUCER_LIMIT_PROPERTY).unwrap_or(PRODUCER_LIMIT_DEFAULT_BYTES)
 }
 
 fn number(config: &ClientConfig, name: &str) -> Option<u32> {

@@ -12,7 +12,7 @@ use rdkafka::producer::{BaseProducer, DeliveryResult, Producer, ProducerContext}
 use tokio::time::{sleep, timeout};
 
 use super::certificate;
-use super::context::{CLOSED, Context, NEEDS_IDEMPOTENCE};
+use super::context::{CONNECTION_CLOSED, Context, NEEDS_IDEMPOTENCE};
 use super::credentials::Credentials;
 use super::grants::Grants;
 use super::limits::Limits;
@@ -27,14 +27,14 @@ use crate::model::lsn::Lsn;
 use crate::model::window::Window;
 use crate::sink::SinkError;
 
-const METADATA: Duration = Duration::from_secs(5);
+const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the brokers to assign a producer ID.
-const IDENTITY: Duration = Duration::from_secs(5);
+const PRODUCER_ID_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for finding out whether authentication fails.
-const REFUSAL: Duration = Duration::from_secs(3);
+const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long to wait for another broker, or another address of the same host, after one has failed.
-const OTHERS: Duration = Duration::from_millis(1500);
-const PAUSE: Duration = Duration::from_millis(20);
+const OTHER_BROKERS_TIMEOUT: Duration = Duration::from_millis(1500);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The result of checking the brokers.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ pub(crate) async fn look(
         if let Err(error) = proving.equip(consumer.client()) {
             return Ok(BrokerFinding::Unreachable(error.to_string()));
         }
-        let metadata = consumer.fetch_metadata(topic.as_deref(), METADATA)?;
+        let metadata = consumer.fetch_metadata(topic.as_deref(), METADATA_TIMEOUT)?;
         let brokers = metadata.brokers().len();
         let Some(topic) = topic else {
             return Ok(BrokerFinding::Reachable { brokers });
@@ -133,14 +133,14 @@ pub(crate) async fn look(
             // The client could not be created, so no broker was contacted.
             Ok(Err(KafkaError::ClientCreation(reason))) => BrokerFinding::Refused(SinkError::Configuration(reason)),
             Ok(Err(error)) if error.rdkafka_error_code() == Some(RDKafkaErrorCode::BrokerTransportFailure) => {
-                unreachable(CLOSED.to_owned())
+                unreachable(CONNECTION_CLOSED.to_owned())
             }
             Ok(Err(error)) => unreachable(describe(&error)),
             Err(error) => BrokerFinding::Unreachable(error.to_string()),
         },
-        trouble = trouble(config, credentials, METADATA) => match trouble {
+        trouble = trouble(config, credentials, METADATA_TIMEOUT) => match trouble {
             Trouble::Refused(reason) => BrokerFinding::Refused(SinkError::Refused { brokers, reason }),
-            Trouble::Down(cause) => unreachable(cause.unwrap_or_else(|| CLOSED.to_owned())),
+            Trouble::Down(cause) => unreachable(cause.unwrap_or_else(|| CONNECTION_CLOSED.to_owned())),
         },
     }
 }
@@ -164,7 +164,8 @@ pub(crate) async fn producer(
 ) -> ProducerFinding {
     let config = client_config(properties, "walpost-check");
     let credentials = credentials.clone();
-    let asked = tokio::task::spawn_blocking(move || identity(config, &credentials, IDENTITY));
+    let asked =
+        tokio::task::spawn_blocking(move || identity(config, &credentials, PRODUCER_ID_TIMEOUT));
     asked.await.unwrap_or(ProducerFinding::Taken)
 }
 
@@ -189,7 +190,7 @@ fn identity(
         if producer.context().0.load(Ordering::Relaxed) {
             return ProducerFinding::Taken;
         }
-        producer.poll(PAUSE);
+        producer.poll(POLL_INTERVAL);
         if let Some((code, reason)) = producer.client().fatal_error() {
             let remedy = match code {
                 RDKafkaErrorCode::ClusterAuthorizationFailed => format!(
@@ -244,7 +245,12 @@ enum Trouble {
 
 /// Returns why authentication failed, if that is why the brokers don't respond.
 pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> Option<String> {
-    match timeout(REFUSAL, trouble(config, credentials, REFUSAL)).await {
+    match timeout(
+        AUTHENTICATION_TIMEOUT,
+        trouble(config, credentials, AUTHENTICATION_TIMEOUT),
+    )
+    .await
+    {
         Ok(Trouble::Refused(reason)) => Some(reason),
         Ok(Trouble::Down(_)) | Err(_) => None,
     }
@@ -276,9 +282,9 @@ async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duratio
     let context = producer.client().context();
     let heard = async {
         while context.refusal().is_none() && !context.is_down() {
-            sleep(PAUSE).await;
+            sleep(POLL_INTERVAL).await;
         }
-        sleep(OTHERS).await;
+        sleep(OTHER_BROKERS_TIMEOUT).await;
     };
     let answers = tokio::select! {
         answer = asked => matches!(answer, Ok(Ok(_))),

@@ -154,23 +154,23 @@ struct Absent {
 }
 
 /// How long the result of a lookup is valid.
-const ABSENT: Duration = Duration::from_secs(1);
+const LOOKUP_LIFETIME: Duration = Duration::from_secs(1);
 /// How long a broker may take to learn of partitions that were added to a topic. Until then, a
 /// response that a partition does not exist is not trusted. However, it is trusted immediately if
-/// there was a response within `NEWS_PAUSE`, so that many rows that name missing partitions don't
+/// there was a response within `NEW_PARTITION_DELAY_INTERVAL`, so that many rows that name missing partitions don't
 /// delay all other rows.
-const NEWS: Duration = Duration::from_millis(250);
-const NEWS_PAUSE: Duration = Duration::from_secs(10);
+const NEW_PARTITION_DELAY: Duration = Duration::from_millis(250);
+const NEW_PARTITION_DELAY_INTERVAL: Duration = Duration::from_secs(10);
 /// How often the brokers are queried during an outage to find out whether it has ended.
-const ASK: Duration = Duration::from_secs(2);
+const OUTAGE_QUERY_INTERVAL: Duration = Duration::from_secs(2);
 /// How often a flush in progress checks whether the sink has been dropped.
-const FLUSH: Duration = Duration::from_millis(250);
+const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// librdkafka's property for the maximum number of records in a batch.
 const BATCH_RECORDS: &str = "batch.num.messages";
-const ANSWER: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// A topic limit below this causes a warning, because it also applies to batches for the producer's
 /// other topics.
-const NARROW_BYTES: u32 = 64 << 10;
+const TOPIC_LIMIT_WARNING_BYTES: u32 = 64 << 10;
 
 impl KafkaSink {
     /// Creates a sink that only fences other producers of the pipeline and writes its checkpoint.
@@ -344,7 +344,7 @@ impl KafkaSink {
         fit.comparison = Comparison::new(self.comparison.seen.clone());
         *self = fit;
         let pipeline = self.producer.context().pipeline();
-        if bytes < NARROW_BYTES {
+        if bytes < TOPIC_LIMIT_WARNING_BYTES {
             warn!(
                 pipeline,
                 topic,
@@ -545,7 +545,7 @@ impl Sink for KafkaSink {
                 if asked.await.unwrap_or(true) {
                     return;
                 }
-                tokio::time::sleep(ASK).await;
+                tokio::time::sleep(OUTAGE_QUERY_INTERVAL).await;
             }
         })
     }
@@ -556,7 +556,7 @@ impl Sink for KafkaSink {
         if !self.producer.context().is_down() {
             self.comparison.tend(&self.producer, &self.known);
         }
-        if self.asked_at.elapsed() < ASK {
+        if self.asked_at.elapsed() < OUTAGE_QUERY_INTERVAL {
             return;
         }
         self.asked_at = Instant::now();
@@ -580,7 +580,8 @@ impl Sink for KafkaSink {
 /// Waits until nothing is in flight. Nothing is produced meanwhile.
 async fn drained(producer: Arc<BaseProducer<Context>>) {
     let drained = spawn_blocking(move || {
-        while !native::flush(&producer, FLUSH) && !producer.context().is_abandoned() {}
+        while !native::flush(&producer, FLUSH_POLL_INTERVAL) && !producer.context().is_abandoned() {
+        }
     });
     // An error is ignored: the caller checks whether anything is still in flight.
     let _ = drained.await;
@@ -590,7 +591,7 @@ async fn drained(producer: Arc<BaseProducer<Context>>) {
 /// broker responded.
 fn ask(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
     let client = producer.client();
-    match client.fetch_metadata(topic, ANSWER) {
+    match client.fetch_metadata(topic, REQUEST_TIMEOUT) {
         Ok(_) => client.context().answered(),
         Err(error) => client.context().unreachable(&describe(&error)),
     }
@@ -605,17 +606,22 @@ impl Known {
             let is_awaited = std::mem::take(&mut absent.is_awaited);
             usize::try_from(partition).is_ok_and(|partition| partition >= absent.first)
                 && (is_awaited || absent.reads == reads)
-                && absent.answered.elapsed() < ABSENT
+                && absent.answered.elapsed() < LOOKUP_LIFETIME
         })
     }
 
     /// Returns the partition to look up, if any.
     fn wanted(&self) -> Option<Wanted> {
         let absent = self.absent.as_ref();
-        let was_asked = absent.is_some_and(|absent| absent.answered.elapsed() < NEWS_PAUSE);
+        let was_asked =
+            absent.is_some_and(|absent| absent.answered.elapsed() < NEW_PARTITION_DELAY_INTERVAL);
         Some(Wanted {
             partition: usize::try_from(self.doubted?.0).ok()?,
-            within: if was_asked { Duration::ZERO } else { NEWS },
+            within: if was_asked {
+                Duration::ZERO
+            } else {
+                NEW_PARTITION_DELAY
+            },
         })
     }
 }
@@ -673,8 +679,8 @@ mod tests {
     use crate::outbox::headers::Headers;
 
     const TOPIC: &str = "t";
-    const NEVER_BY_ITSELF: &str = "900000";
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const NEVER_MILLIS: &str = "900000";
+    const TIMEOUT: Duration = Duration::from_secs(20);
 
     type Cluster = MockCluster<'static, rdkafka::producer::DefaultProducerContext>;
 
@@ -696,7 +702,7 @@ mod tests {
         let mut sink =
             KafkaSink::with_config(Topics::new(config, None), true, context).expect("sink");
         if is_transactional {
-            let begun = sink.producer.init_transactions(PATIENCE);
+            let begun = sink.producer.init_transactions(TIMEOUT);
             begun.expect("the broker answers");
             sink.producer.begin_transaction().expect("begun");
         }
@@ -720,7 +726,7 @@ mod tests {
         let before = Instant::now();
         while sink.produce(&record, tag) != Ok(Produced::Taken) {
             // The topic's partitions are looked up in the background.
-            assert!(before.elapsed() < PATIENCE, "not taken");
+            assert!(before.elapsed() < TIMEOUT, "not taken");
             std::thread::yield_now();
         }
     }
@@ -728,7 +734,7 @@ mod tests {
     /// Creates a sink whose batches linger indefinitely, with one queued record.
     fn taken() -> (Cluster, KafkaSink, Watermark) {
         let (cluster, mut sink, mut watermark) = sink(|config| {
-            config.set("linger.ms", NEVER_BY_ITSELF);
+            config.set("linger.ms", NEVER_MILLIS);
         });
         take(&mut sink, &mut watermark, b"x");
         (cluster, sink, watermark)
@@ -766,7 +772,7 @@ mod tests {
         for payload in behind {
             take(&mut sink, &mut watermark, payload);
         }
-        let settled = tokio::time::timeout(PATIENCE, watermark.empty()).await;
+        let settled = tokio::time::timeout(TIMEOUT, watermark.empty()).await;
         assert!(settled.is_ok(), "neither delivered nor failed");
         (cluster, sink, watermark)
     }
@@ -786,7 +792,7 @@ mod tests {
             .expect("offset");
         consumer.assign(&from).expect("assigned");
         let mut payloads = Vec::new();
-        while let Some(Ok(message)) = consumer.poll(PATIENCE) {
+        while let Some(Ok(message)) = consumer.poll(TIMEOUT) {
             payloads.extend(message.payload().map(<[u8]>::to_vec));
         }
         payloads
@@ -874,7 +880,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let told = tokio::time::timeout(PATIENCE, cause).await;
+        let told = tokio::time::timeout(TIMEOUT, cause).await;
         assert!(told.is_ok(), "{:?}", watermark.deliveries().failure());
         let found = payloads(&cluster);
         assert!(found.starts_with(&[b"before".to_vec()]), "{found:?}");
@@ -922,7 +928,7 @@ mod tests {
         let (_cluster, mut sink, watermark) = taken();
         let before = Instant::now();
         while watermark.in_flight().records > 0 {
-            assert!(before.elapsed() < PATIENCE, "not sent");
+            assert!(before.elapsed() < TIMEOUT, "not sent");
             // A flush has no effect until the broker connection is established.
             sink.unflushed = true;
             sink.flush(false).expect("flush");

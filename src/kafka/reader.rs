@@ -26,12 +26,12 @@ use super::topics::{Lookup, judge};
 use crate::sink::SinkError;
 
 /// Timeout for a single request.
-const ANSWER: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long reading may continue without receiving a record when more are expected.
-const SILENCE: Duration = Duration::from_secs(30);
-const PAUSE: Duration = Duration::from_millis(100);
+const RECORD_TIMEOUT: Duration = Duration::from_secs(30);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How often the consumers' token is checked. It is only renewed when it is about to expire.
-const TOKEN: Duration = Duration::from_secs(1);
+const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads ranges of topics.
 pub(crate) struct TopicReader {
@@ -179,7 +179,10 @@ impl TopicReader {
             return;
         }
         let mut equipped = self.equipped.lock().unwrap_or_else(PoisonError::into_inner);
-        if equipped.at.is_some_and(|at| at.elapsed() < TOKEN) {
+        if equipped
+            .at
+            .is_some_and(|at| at.elapsed() < TOKEN_CHECK_INTERVAL)
+        {
             return;
         }
         equipped.at = Some(Instant::now());
@@ -201,7 +204,7 @@ impl TopicReader {
         self.equip();
         let metadata = self
             .consumer
-            .fetch_metadata(Some(topic), ANSWER)
+            .fetch_metadata(Some(topic), REQUEST_TIMEOUT)
             .map_err(|error| self.broken(topic, &error))?;
         match judge(&metadata) {
             Lookup::Missing => Ok(None),
@@ -229,7 +232,7 @@ impl TopicReader {
         let broken = |error: KafkaError| self.broken(topic, &error);
         let marks = |of: &BaseConsumer<Quiet>, partition| {
             self.equip();
-            of.fetch_watermarks(topic, partition, ANSWER)
+            of.fetch_watermarks(topic, partition, REQUEST_TIMEOUT)
                 .map_err(broken)
         };
         let mut spans = Vec::new();
@@ -254,7 +257,7 @@ impl TopicReader {
                     span.is_hidden = true;
                     break;
                 }
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(RETRY_DELAY);
             }
         }
         let Some(since) = since else {
@@ -268,7 +271,7 @@ impl TopicReader {
         }
         let found = self
             .consumer
-            .offsets_for_times(times, ANSWER)
+            .offsets_for_times(times, REQUEST_TIMEOUT)
             .map_err(broken)?;
         for span in &mut spans {
             let found = found.find_partition(topic, span.partition);
@@ -311,7 +314,7 @@ impl TopicReader {
         let mut last = KafkaError::MessageConsumption(Code::OperationTimedOut);
         while !open.is_empty() {
             self.equip();
-            match self.consumer.poll(PAUSE) {
+            match self.consumer.poll(RETRY_DELAY) {
                 Some(Ok(record)) => {
                     heard = Instant::now();
                     // Skip records of a topic that was read earlier.
@@ -357,7 +360,7 @@ impl TopicReader {
                 },
                 None => {}
             }
-            if heard.elapsed() > SILENCE {
+            if heard.elapsed() > RECORD_TIMEOUT {
                 return Err(self.broken(topic, &last).into());
             }
         }

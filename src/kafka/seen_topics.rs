@@ -26,8 +26,8 @@ const MAX_LOOKUPS: u32 = 10;
 /// Maximum number of IDs stored. Rows determine the names, but only topics that exist are stored.
 const TOPICS_MAX: usize = 10_000;
 /// Maximum number of topics looked up with one request.
-const NAMES_MAX: usize = 1000;
-const ANSWER: Duration = Duration::from_secs(5);
+const TOPICS_PER_REQUEST_MAX: usize = 1000;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The IDs of topics and of the cluster. Clones share their state, so it outlives individual
 /// producers.
@@ -86,8 +86,8 @@ impl SeenTopics {
         if let Some(cluster) = native::cluster_id(producer.client()) {
             changes.extend(self.note_cluster(cluster));
         }
-        for names in topics.chunks(NAMES_MAX) {
-            match native::describe_topics(producer.client(), names, ANSWER) {
+        for names in topics.chunks(TOPICS_PER_REQUEST_MAX) {
+            match native::describe_topics(producer.client(), names, REQUEST_TIMEOUT) {
                 Ok(found) => {
                     let found = found.into_iter();
                     changes.extend(found.filter_map(|(topic, about)| self.note(topic, &about)));

@@ -13,12 +13,12 @@ use serde_json::{Map, Value};
 
 use super::token_endpoint::{Endpoint, EndpointError};
 use crate::model::time::unix_micros;
-use crate::program::{LIMIT, Program, ProgramError};
+use crate::program::{Program, ProgramError, RUN_TIMEOUT};
 
 /// Fraction of a token's lifetime that must remain for the token to be passed to another client.
-const LEFT_MIN: f64 = 0.5;
+const REMAINING_LIFETIME_MIN: f64 = 0.5;
 /// How long no new token is requested after a failure, or after a token that brokers reject.
-const PAUSE: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Larger numbers are in milliseconds: in seconds, this would be in the year 5138.
 const SECONDS_MAX: f64 = 1e11;
 /// Longer lifetimes are reduced to this one, because librdkafka rejects times that are too far in
@@ -295,7 +295,7 @@ impl Issued {
         let left = self.token.expires_millis.saturating_sub(now_millis);
         #[expect(clippy::cast_precision_loss, reason = "the fraction need not be exact")]
         let part = left as f64 / lifetime.max(1) as f64;
-        part > LEFT_MIN
+        part > REMAINING_LIFETIME_MIN
     }
 }
 
@@ -337,7 +337,11 @@ impl Tokens {
         {
             return Ok(Arc::clone(&last.token));
         }
-        if let Some((_, error)) = state.failed.as_ref().filter(|(at, _)| at.elapsed() < PAUSE) {
+        if let Some((_, error)) = state
+            .failed
+            .as_ref()
+            .filter(|(at, _)| at.elapsed() < RETRY_DELAY)
+        {
             return Err(error.clone());
         }
         match self.ask() {
@@ -393,7 +397,7 @@ impl Tokens {
         let Ok(mut state) = self.0.state.try_lock() else {
             return false;
         };
-        let is_old = |issued: &Issued| issued.at.elapsed() > PAUSE;
+        let is_old = |issued: &Issued| issued.at.elapsed() > RETRY_DELAY;
         match state.last.as_ref().is_some_and(is_old) {
             true => state.last.take().is_some(),
             false => false,
@@ -413,10 +417,12 @@ impl Tokens {
     fn ask(&self) -> Result<Token, TokenError> {
         let read = match &self.0.issuer {
             Issuer::Program(program) => {
-                let output = program.run(LIMIT).map_err(|error| TokenError::Program {
-                    program: program.path().to_owned(),
-                    error,
-                })?;
+                let output = program
+                    .run(RUN_TIMEOUT)
+                    .map_err(|error| TokenError::Program {
+                        program: program.path().to_owned(),
+                        error,
+                    })?;
                 Token::parse(&output, &[], now_millis())
             }
             Issuer::Endpoint(endpoint) => {
@@ -588,7 +594,7 @@ mod tests {
         let first = tokens.get().expect("a token").value.clone();
         let mut state = tokens.0.state.lock().expect("nobody has panicked");
         let issued = state.last.as_mut().expect("a token");
-        issued.at -= PAUSE + Duration::from_secs(1);
+        issued.at -= RETRY_DELAY + Duration::from_secs(1);
         drop(state);
         assert!(tokens.refused());
         let second = tokens.get().expect("a token").value.clone();

@@ -48,9 +48,9 @@ const AUTHORITIES_FILE: &str = "https.ca.location";
 const AUTHORITIES_PEM: &str = "https.ca.pem";
 
 /// Timeout for a request.
-const LIMIT: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum size of a response, in bytes.
-const ANSWER_BYTES_MAX: usize = 256 << 10;
+const RESPONSE_BYTES_MAX: usize = 256 << 10;
 /// Error codes of token endpoints: RFC 6749, sections 5.2 and 4.1.2.1, and RFC 8707, section 2.
 const ERROR_CODES: [&str; 10] = [
     "access_denied",
@@ -105,7 +105,7 @@ pub(super) enum EndpointError {
         "is not trusted: {0}. Name the authority of its certificate with {AUTHORITIES_FILE} in [kafka]"
     )]
     Tls(String),
-    #[error("has not answered within {} s", LIMIT.as_secs())]
+    #[error("has not answered within {} s", REQUEST_TIMEOUT.as_secs())]
     Slow,
     #[error("does not speak HTTP: {0}")]
     Http(String),
@@ -238,7 +238,7 @@ impl Endpoint {
             .build()
             .map_err(io)?;
         let answer = runtime.block_on(async {
-            timeout(LIMIT, self.answer())
+            timeout(REQUEST_TIMEOUT, self.answer())
                 .await
                 .map_err(|_| EndpointError::Slow)?
         });
@@ -309,7 +309,7 @@ impl Endpoint {
         let answer = async {
             let response = sender.send_request(request).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
+            let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX);
             Ok::<_, hyper::Error>((status, body.collect().await))
         };
         tokio::pin!(connection, answer);

@@ -12,12 +12,14 @@ use tracing::debug;
 
 use super::context::Context;
 use super::native::{self, Description};
-use super::topics::{Creation, METADATA, PAUSE, PAUSE_MAX, Refusals, Topics};
+use super::topics::{
+    Creation, LOOKUP_DELAY_MAX, LOOKUP_DELAY_MIN, METADATA_TIMEOUT, Refusals, Topics,
+};
 use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason, UnusableTopics};
 use crate::sink::{Prepared, SinkError};
 
 /// Maximum number of topics looked up with one request.
-const NAMES_MAX: usize = 1000;
+const TOPICS_PER_REQUEST_MAX: usize = 1000;
 
 /// A lookup that returns [`Prepared::Unusable`] where [`Topics::prepare`] returns an error about
 /// the topic.
@@ -74,7 +76,7 @@ impl TopicLookup {
         others.retain(|other| {
             self.unusable.applies_to(other) && self.unusable.reason(other, now).is_none()
         });
-        others.truncate(NAMES_MAX - 1);
+        others.truncate(TOPICS_PER_REQUEST_MAX - 1);
         let mut names = others.clone();
         names.push(topic.clone());
         let mut pending = Pending {
@@ -85,7 +87,7 @@ impl TopicLookup {
             has_tried_auto_creation: false,
         };
         let mut refusals = Refusals::default();
-        let mut pause = PAUSE;
+        let mut pause = LOOKUP_DELAY_MIN;
         loop {
             match self.describe(&names).await {
                 Ok(found) => {
@@ -103,14 +105,15 @@ impl TopicLookup {
                 }
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            pause = (pause * 2).min(LOOKUP_DELAY_MAX);
         }
     }
 
     async fn describe(&self, names: &[String]) -> Result<Vec<(String, Description)>, Code> {
         let (producer, names) = (Arc::clone(&self.producer), names.to_vec());
-        let described =
-            spawn_blocking(move || native::describe_topics(producer.client(), &names, METADATA));
+        let described = spawn_blocking(move || {
+            native::describe_topics(producer.client(), &names, METADATA_TIMEOUT)
+        });
         described.await.unwrap_or(Err(Code::OperationTimedOut))
     }
 
@@ -198,7 +201,7 @@ impl TopicLookup {
         let topic = pending.topic.clone();
         let asked = spawn_blocking(move || {
             // The next lookup shows the result.
-            let _ = admin.inner().fetch_metadata(Some(&topic), METADATA);
+            let _ = admin.inner().fetch_metadata(Some(&topic), METADATA_TIMEOUT);
         });
         let _ = asked.await;
     }

@@ -21,26 +21,26 @@ use super::grants::Grants;
 use super::native::{self, NewTopic, Refusal};
 use super::properties::{brokers, create, describe, leave_producers};
 use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason};
-use crate::model::time::REFUSAL_PATIENCE;
+use crate::model::time::REFUSED_LOGIN_TIMEOUT;
 use crate::sink::{Prepared, SinkError};
 
 /// How long a topic may take to appear after brokers were asked to create it, or when they create
 /// topics automatically.
-const CREATION: Duration = Duration::from_secs(5);
+const CREATION_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is logged that a topic is still missing.
-const TELL: Duration = Duration::from_secs(60);
+const MISSING_TOPIC_LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// Limits the number of topics in one request. The controller writes a metadata record for each
 /// topic and each partition, and accepts at most 10,000 per request (`MAX_RECORDS_PER_USER_OP`).
-const RECORDS_AT_ONCE: usize = 2000;
+const METADATA_RECORDS_PER_REQUEST: usize = 2000;
 /// How long authentication may fail before the failure counts as permanent.
-const REFUSAL: Duration = Duration::from_secs(10);
-pub(super) const METADATA: Duration = Duration::from_secs(5);
+const AUTHENTICATION_FAILURE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const METADATA_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout for a request to create topics.
-const CREATION_REQUEST: Duration = Duration::from_secs(60);
+const CREATION_REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Minimum and maximum delay between lookups. A topic that was just created usually appears at
 /// once.
-pub(super) const PAUSE: Duration = Duration::from_millis(20);
-pub(super) const PAUSE_MAX: Duration = Duration::from_millis(200);
+pub(super) const LOOKUP_DELAY_MIN: Duration = Duration::from_millis(20);
+pub(super) const LOOKUP_DELAY_MAX: Duration = Duration::from_millis(200);
 
 /// How missing topics are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
@@ -72,7 +72,9 @@ impl CreateTopics {
 
     /// Returns how many other topics may be created with the same request.
     fn at_once(&self) -> usize {
-        usize::try_from(self.partitions).map_or(0, |partitions| RECORDS_AT_ONCE / (partitions + 1))
+        usize::try_from(self.partitions).map_or(0, |partitions| {
+            METADATA_RECORDS_PER_REQUEST / (partitions + 1)
+        })
     }
 }
 
@@ -157,7 +159,7 @@ impl Topics {
         let mut missing_since = None;
         let mut creation = Creation::new(others);
         let mut refusals = Refusals::default();
-        let mut pause = PAUSE;
+        let mut pause = LOOKUP_DELAY_MIN;
         loop {
             match lookup(&producer, &topic).await {
                 Ok(Lookup::Present(partitions)) => {
@@ -182,7 +184,7 @@ impl Topics {
                             .tend(&self, &topic, create, waited)
                             .await?
                             .map_err(|reason| self.unusable_error(&topic, reason))?,
-                        None if waited > CREATION => {
+                        None if waited > CREATION_TIMEOUT => {
                             return Err(self.unusable_error(&topic, Reason::Missing));
                         }
                         None => {}
@@ -191,7 +193,7 @@ impl Topics {
                 Err(()) => refusals.note(&producer, &self).await?,
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
+            pause = (pause * 2).min(LOOKUP_DELAY_MAX);
         }
     }
 
@@ -304,7 +306,7 @@ impl Topics {
         };
         debug!(topic, others = topics.len() - 1, "creating topics");
         let asked = tokio::task::spawn_blocking(move || {
-            native::create_topics(admin.inner(), &topics, CREATION_REQUEST)
+            native::create_topics(admin.inner(), &topics, CREATION_REQUEST_TIMEOUT)
         });
         let answers = match asked.await.unwrap_or(Err(Code::OperationTimedOut)) {
             Ok(answers) => answers,
@@ -405,7 +407,7 @@ impl Creation {
     ) -> Result<Result<(), Reason>, SinkError> {
         let is_due = match &self.asked {
             None | Some((_, Made::NotNow(_))) => true,
-            Some((at, _)) => at.elapsed() > CREATION,
+            Some((at, _)) => at.elapsed() > CREATION_TIMEOUT,
         };
         if is_due {
             let others = std::mem::take(&mut self.others);
@@ -427,7 +429,11 @@ impl Creation {
             };
             self.asked = Some((Instant::now(), made));
         }
-        if missing > CREATION && self.told.is_none_or(|told| told.elapsed() > TELL) {
+        if missing > CREATION_TIMEOUT
+            && self
+                .told
+                .is_none_or(|told| told.elapsed() > MISSING_TOPIC_LOG_INTERVAL)
+        {
             self.told = Some(Instant::now());
             let reason = match &self.asked {
                 Some((_, Made::NotNow(reason))) => reason,
@@ -466,9 +472,9 @@ impl Refusals {
         };
         let tried = self.since.get_or_insert_with(Instant::now).elapsed();
         let (patience, reason) = match topics.credentials.were_accepted() {
-            false => (REFUSAL, reason),
+            false => (AUTHENTICATION_FAILURE_TIMEOUT, reason),
             true => (
-                REFUSAL_PATIENCE,
+                REFUSED_LOGIN_TIMEOUT,
                 format!(
                     "{reason}. It had accepted Walpost's credentials, and was retried for {} s since",
                     tried.as_secs()
@@ -489,7 +495,9 @@ impl Refusals {
 async fn lookup(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Lookup, ()> {
     let (producer, topic) = (producer.clone(), topic.to_owned());
     let metadata = tokio::task::spawn_blocking(move || {
-        let metadata = producer.client().fetch_metadata(Some(&topic), METADATA)?;
+        let metadata = producer
+            .client()
+            .fetch_metadata(Some(&topic), METADATA_TIMEOUT)?;
         Ok::<_, rdkafka::error::KafkaError>(judge(&metadata))
     });
     match metadata.await {

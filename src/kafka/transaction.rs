@@ -38,23 +38,23 @@ use crate::outbox::headers::Headers;
 use crate::sink::SinkError;
 
 /// Timeout of a single call, after which it is retried.
-const CALL: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long other users of the topic may have a transaction open in it.
-const OTHERS: Duration = Duration::from_secs(120);
-const PAUSE: Duration = Duration::from_millis(100);
+const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(120);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// How often a flush in progress checks whether the sink has been dropped.
-const FLUSH: Duration = Duration::from_millis(250);
+const FLUSH_POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// How long a broker may take to learn of a topic that another broker has created, or to recover.
-const NEWS: Duration = Duration::from_secs(10);
+const BROKER_RECOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay after a commit, during which the brokers write its markers. If a transaction starts
 /// earlier, librdkafka delays it by 20 ms.
-const MARKERS: Duration = Duration::from_millis(2);
+const MARKER_DELAY: Duration = Duration::from_millis(2);
 /// Number of offsets at the end of the topic that are searched first for a checkpoint.
-const TAIL: i64 = 256;
+const TAIL_OFFSETS: i64 = 256;
 /// Maximum size of the topic names in a checkpoint, in bytes, and their maximum share of the
 /// largest record.
-const PARTITIONS_BYTES_MAX: usize = 64 << 10;
-const PARTITIONS_PART: usize = 2;
+const TOPIC_NAMES_BYTES_MAX: usize = 64 << 10;
+const TOPIC_NAMES_RECORD_PARTS: usize = 2;
 /// Segment size of the checkpoint topic, in bytes. It is small because compaction works on whole
 /// segments, and only the last of each pipeline's many small checkpoints is needed.
 const SEGMENT_BYTES: &CStr = c"16777216";
@@ -112,8 +112,10 @@ impl Checkpoints {
     pub(super) fn partitions_bytes_max(&self) -> usize {
         let largest = self.config.get("message.max.bytes");
         let largest = largest.and_then(|bytes| bytes.trim().parse::<usize>().ok());
-        let part = largest.map(|bytes| bytes / PARTITIONS_PART);
-        part.map_or(PARTITIONS_BYTES_MAX, |part| part.min(PARTITIONS_BYTES_MAX))
+        let part = largest.map(|bytes| bytes / TOPIC_NAMES_RECORD_PARTS);
+        part.map_or(TOPIC_NAMES_BYTES_MAX, |part| {
+            part.min(TOPIC_NAMES_BYTES_MAX)
+        })
     }
 
     pub(super) fn topic(&self) -> &str {
@@ -156,7 +158,7 @@ impl Checkpoints {
         let fencing = Arc::clone(&producer);
         let mut fenced = pin!(blocking(move || {
             // Without a connection, librdkafka retries only after half a second.
-            native::meet(&fencing, CALL);
+            native::meet(&fencing, CALL_TIMEOUT);
             init(&fencing)?;
             begin(&fencing)
         }));
@@ -165,7 +167,7 @@ impl Checkpoints {
         let readers = blocking(move || connecting.readers(any));
         self.check_policy_in_time().await?;
         let mut readers = Some(readers.await?);
-        match timeout(CALL, &mut fenced).await {
+        match timeout(CALL_TIMEOUT, &mut fenced).await {
             Ok(fenced) => fenced?,
             Err(_) => {
                 // The readers' events are not processed, so they would miss an outage or a changed
@@ -211,14 +213,14 @@ impl Checkpoints {
                 Some((Lookup::Missing, _)) if !made => {
                     let asked = self.make_topic(&topics).await?;
                     made = !matches!(asked, Made::NotNow(_));
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
-                Some((Lookup::Missing, _)) => tokio::time::sleep(PAUSE).await,
+                Some((Lookup::Missing, _)) => tokio::time::sleep(RETRY_DELAY).await,
                 None => {
                     // Only the producer's events contain the reason.
                     let asking = Arc::clone(producer);
                     blocking(move || {
-                        let _ = asking.client().fetch_metadata(None, CALL);
+                        let _ = asking.client().fetch_metadata(None, CALL_TIMEOUT);
                         Ok(())
                     })
                     .await?;
@@ -243,8 +245,8 @@ impl Checkpoints {
         let began = Instant::now();
         loop {
             match self.check_policy(&topics).await {
-                Err(SinkError::Broken(_)) if began.elapsed() < NEWS => {
-                    tokio::time::sleep(PAUSE).await;
+                Err(SinkError::Broken(_)) if began.elapsed() < BROKER_RECOVERY_TIMEOUT => {
+                    tokio::time::sleep(RETRY_DELAY).await;
                 }
                 result => return result,
             }
@@ -255,7 +257,7 @@ impl Checkpoints {
     /// broker responds.
     fn lookup(&self) -> Result<Option<(Lookup, Client)>, SinkError> {
         let client = self.asking().map_err(not_made)?;
-        let metadata = client.fetch_metadata(Some(self.topic()), CALL);
+        let metadata = client.fetch_metadata(Some(self.topic()), CALL_TIMEOUT);
         let found = metadata.ok().map(|metadata| judge(&metadata));
         Ok(found.map(|found| (found, client)))
     }
@@ -285,7 +287,7 @@ impl Checkpoints {
         let committed = committed.map_err(not_made)?;
         // This connects the client and finds the partition's leader. A later query that has to find
         // both would take half a second longer.
-        let _ = committed.fetch_metadata(Some(self.topic()), CALL);
+        let _ = committed.fetch_metadata(Some(self.topic()), CALL_TIMEOUT);
         Ok(Readers { any, committed })
     }
 
@@ -334,7 +336,7 @@ impl Checkpoints {
 
     async fn check_policy(&self, topics: &Topics) -> Result<(), SinkError> {
         const POLICY: &str = "cleanup.policy";
-        let options = AdminOptions::new().request_timeout(Some(CALL));
+        let options = AdminOptions::new().request_timeout(Some(CALL_TIMEOUT));
         let topic = ResourceSpecifier::Topic(self.topic());
         let unknown = |reason: String| {
             SinkError::Broken(format!(
@@ -359,7 +361,9 @@ impl Checkpoints {
                 Some(policy) => break policy,
                 // A topic whose settings are hidden from the principal has no entries. The same
                 // happens if the queried broker does not know a new topic yet.
-                None if began.elapsed() < NEWS => tokio::time::sleep(PAUSE).await,
+                None if began.elapsed() < BROKER_RECOVERY_TIMEOUT => {
+                    tokio::time::sleep(RETRY_DELAY).await
+                }
                 None => return Err(self.denied(format!("its {POLICY} can't be looked up"))),
             }
         };
@@ -392,8 +396,10 @@ impl Checkpoints {
                 None => self.readers(self.asking().map_err(not_made)?)?,
             };
             match self.read_once(&readers, is_abandoned) {
-                Err(SinkError::Broken(_)) if began.elapsed() < NEWS && !is_abandoned() => {
-                    std::thread::sleep(PAUSE);
+                Err(SinkError::Broken(_))
+                    if began.elapsed() < BROKER_RECOVERY_TIMEOUT && !is_abandoned() =>
+                {
+                    std::thread::sleep(RETRY_DELAY);
                 }
                 result => return result,
             }
@@ -414,14 +420,14 @@ impl Checkpoints {
         };
         let Readers { any, committed } = readers;
         let (low, end) = any
-            .fetch_watermarks(self.topic(), 0, CALL)
+            .fetch_watermarks(self.topic(), 0, CALL_TIMEOUT)
             .map_err(broken)?;
         // Records after the start of an open transaction are hidden. They may include this
         // pipeline's last checkpoint, after the open transaction of another pipeline.
         let began = Instant::now();
         let mut told = false;
         while committed
-            .fetch_watermarks(self.topic(), 0, CALL)
+            .fetch_watermarks(self.topic(), 0, CALL_TIMEOUT)
             .map_err(broken)?
             .1
             < end
@@ -430,24 +436,24 @@ impl Checkpoints {
                 return Err(abandoned());
             }
             let (pipeline, topic, waited) = (&self.pipeline, self.topic(), began.elapsed());
-            if waited > OTHERS {
+            if waited > OPEN_TRANSACTION_TIMEOUT {
                 return Err(SinkError::Broken(format!(
-                    "a transaction in topic {topic:?} has been open for more than {OTHERS:?}. If the brokers have lost \
+                    "a transaction in topic {topic:?} has been open for more than {OPEN_TRANSACTION_TIMEOUT:?}. If the brokers have lost \
                      its end, they list it: kafka-transactions.sh --bootstrap-server {} find-hanging --topic {topic}. End \
                      it in its other topics first, and here last",
                     shell_word_on_one_line(&self.topics().brokers())
                 )));
             }
-            if waited > NEWS && !std::mem::replace(&mut told, true) {
+            if waited > BROKER_RECOVERY_TIMEOUT && !std::mem::replace(&mut told, true) {
                 warn!(
                     pipeline,
                     topic,
                     "an open transaction in the topic hides the last checkpoint; waiting for its end"
                 );
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(RETRY_DELAY);
         }
-        let mut tail = TAIL;
+        let mut tail = TAIL_OFFSETS;
         loop {
             let from = low.max(end.saturating_sub(tail));
             if let Some(found) = self.last_since(committed, from, end).map_err(broken)? {
@@ -485,10 +491,10 @@ impl Checkpoints {
         let mut ends = Ends::of(consumer, self.topic());
         let mut last = Instant::now();
         loop {
-            match consumer.poll(CALL) {
+            match consumer.poll(CALL_TIMEOUT) {
                 // librdkafka looks up the group's coordinator, although the group is not used.
                 Some(Err(KafkaError::MessageConsumption(Code::GroupAuthorizationFailed)))
-                    if last.elapsed() < CALL =>
+                    if last.elapsed() < CALL_TIMEOUT =>
                 {
                     continue;
                 }
@@ -504,7 +510,7 @@ impl Checkpoints {
                     }
                     // A broker that lacks records either catches up soon, or is soon replaced by
                     // another leader.
-                    if last.elapsed() > CALL {
+                    if last.elapsed() > CALL_TIMEOUT {
                         return Err(KafkaError::MessageConsumption(Code::OperationTimedOut));
                     }
                     continue;
@@ -529,7 +535,7 @@ pub(super) async fn commit(
 ) -> Result<(), SinkError> {
     let committed = blocking(move || {
         // Flush first, because rdkafka's commit discards delivery reports that are still to come.
-        while !native::flush(&producer, FLUSH) {
+        while !native::flush(&producer, FLUSH_POLL_INTERVAL) {
             // Without the poller thread, which processes delivery reports, the flush would never
             // finish.
             if producer.context().is_abandoned() {
@@ -543,10 +549,10 @@ pub(super) async fn commit(
         }
         again(
             &producer,
-            || producer.commit_transaction(CALL),
+            || producer.commit_transaction(CALL_TIMEOUT),
             "commit_transaction",
         )?;
-        std::thread::sleep(MARKERS);
+        std::thread::sleep(MARKER_DELAY);
         begin(&producer)
     })
     .await;
@@ -567,7 +573,7 @@ fn not_made(error: KafkaError) -> SinkError {
 fn init(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
     again(
         producer,
-        || producer.init_transactions(CALL),
+        || producer.init_transactions(CALL_TIMEOUT),
         "init_transactions",
     )
 }

@@ -10,20 +10,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A response is used for at least this long, and for at most twice as long.
-const ANSWER_LIFETIME: Duration = Duration::from_secs(5);
+const RESPONSE_LIFETIME: Duration = Duration::from_secs(5);
 /// At most twice as many responses are stored.
-const ANSWERS_MAX: usize = 5000;
+const RESPONSES_MAX: usize = 5000;
 /// How long brokers must report that a topic is missing before it counts as missing. A topic that
 /// was just created may be unknown to some brokers for a moment.
-const CERTAIN_AFTER: Duration = Duration::from_secs(2);
+const MISSING_AFTER: Duration = Duration::from_secs(2);
 /// The same, if the wait budget is used up. Long enough for a second response.
-const CERTAIN_AFTER_MIN: Duration = Duration::from_millis(20);
+const MISSING_AFTER_MIN: Duration = Duration::from_millis(20);
 /// Maximum time available for waiting for topics that turn out to be missing. A tenth of the
 /// elapsed time is added to it.
 const WAIT_BUDGET_MAX: Duration = Duration::from_secs(10);
-const WAIT_BUDGET_PART: u32 = 10;
+const WAIT_BUDGET_TIME_PARTS: u32 = 10;
 /// How long to wait before trying again, if brokers did not create a missing topic on request.
-const AUTO_CREATION_RETRY: Duration = Duration::from_secs(60);
+const AUTO_CREATION_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Why a topic can't be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl UnusableTopics {
         }
         let mut state = self.state();
         state.expire(now);
-        if state.recent.len() >= ANSWERS_MAX {
+        if state.recent.len() >= RESPONSES_MAX {
             state.earlier = std::mem::take(&mut state.recent);
             state.recent_since = now;
         }
@@ -127,7 +127,7 @@ impl UnusableTopics {
     pub(super) fn tries_auto_creation(&self, now: Instant) -> bool {
         match self.state().auto_creation {
             AutoCreation::Unknown | AutoCreation::Works => true,
-            AutoCreation::FailedAt(at) => now.duration_since(at) >= AUTO_CREATION_RETRY,
+            AutoCreation::FailedAt(at) => now.duration_since(at) >= AUTO_CREATION_RETRY_DELAY,
         }
     }
 
@@ -150,11 +150,11 @@ impl UnusableTopics {
 impl State {
     fn expire(&mut self, now: Instant) {
         let age = now.duration_since(self.recent_since);
-        if age < ANSWER_LIFETIME {
+        if age < RESPONSE_LIFETIME {
             return;
         }
         self.earlier = std::mem::take(&mut self.recent);
-        if age >= ANSWER_LIFETIME * 2 {
+        if age >= RESPONSE_LIFETIME * 2 {
             self.earlier = HashMap::new();
         }
         self.recent_since = now;
@@ -172,8 +172,8 @@ impl WaitBudget {
     fn grant(&mut self, now: Instant) -> Duration {
         let passed = now.duration_since(self.at);
         self.at = now;
-        self.available = (self.available + passed / WAIT_BUDGET_PART).min(WAIT_BUDGET_MAX);
-        self.available.clamp(CERTAIN_AFTER_MIN, CERTAIN_AFTER)
+        self.available = (self.available + passed / WAIT_BUDGET_TIME_PARTS).min(WAIT_BUDGET_MAX);
+        self.available.clamp(MISSING_AFTER_MIN, MISSING_AFTER)
     }
 
     fn spend(&mut self, time: Duration) {
@@ -191,12 +191,12 @@ mod tests {
         let now = Instant::now();
         topics.insert("a", Reason::Missing, now);
         let known = |after| topics.reason("a", now + after).is_some();
-        assert!(known(ANSWER_LIFETIME - Duration::from_millis(1)));
-        assert!(known(ANSWER_LIFETIME + Duration::from_millis(1)));
-        assert!(!known(ANSWER_LIFETIME * 2 + Duration::from_millis(2)));
+        assert!(known(RESPONSE_LIFETIME - Duration::from_millis(1)));
+        assert!(known(RESPONSE_LIFETIME + Duration::from_millis(1)));
+        assert!(!known(RESPONSE_LIFETIME * 2 + Duration::from_millis(2)));
 
-        topics.insert("a", Reason::Missing, now + ANSWER_LIFETIME * 10);
-        let later = now + ANSWER_LIFETIME * 12 + Duration::from_millis(1);
+        topics.insert("a", Reason::Missing, now + RESPONSE_LIFETIME * 10);
+        let later = now + RESPONSE_LIFETIME * 12 + Duration::from_millis(1);
         assert_eq!(
             topics.reason("a", later),
             None,
@@ -208,12 +208,12 @@ mod tests {
     fn any_number_of_names_takes_bounded_memory_and_the_last_one_is_kept() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
-        for number in 0..ANSWERS_MAX * 5 {
+        for number in 0..RESPONSES_MAX * 5 {
             let name = format!("t{number}");
             topics.insert(&name, Reason::Missing, now);
             assert_eq!(topics.reason(&name, now), Some(Reason::Missing));
             let state = topics.state();
-            assert!(state.recent.len() + state.earlier.len() <= 2 * ANSWERS_MAX);
+            assert!(state.recent.len() + state.earlier.len() <= 2 * RESPONSES_MAX);
         }
     }
 
@@ -230,7 +230,7 @@ mod tests {
     fn waiting_for_missing_topics_takes_at_most_a_tenth_of_the_time() {
         let topics = UnusableTopics::new("dead");
         let began = Instant::now();
-        assert_eq!(topics.certain_after(began), CERTAIN_AFTER);
+        assert_eq!(topics.certain_after(began), MISSING_AFTER);
         let (mut now, mut waited) = (began, Duration::ZERO);
         while now < began + Duration::from_secs(1000) {
             let wait = topics.certain_after(now);
@@ -241,7 +241,7 @@ mod tests {
         }
         assert!(waited < Duration::from_secs(1000 / 10 + 80), "{waited:?}");
         now += Duration::from_secs(1000);
-        assert_eq!(topics.certain_after(now), CERTAIN_AFTER);
+        assert_eq!(topics.certain_after(now), MISSING_AFTER);
     }
 
     #[test]
@@ -251,7 +251,7 @@ mod tests {
         assert!(topics.tries_auto_creation(now));
         topics.tried_auto_creation(false, now);
         assert!(!topics.tries_auto_creation(now));
-        assert!(topics.tries_auto_creation(now + AUTO_CREATION_RETRY));
+        assert!(topics.tries_auto_creation(now + AUTO_CREATION_RETRY_DELAY));
         topics.tried_auto_creation(true, now);
         topics.tried_auto_creation(false, now);
         assert!(

@@ -19,9 +19,9 @@ pub(crate) struct Options {
 }
 
 /// Flags that can be given more than once.
-const REPEATED: [&str; 2] = ["--kafka-property", "--header"];
+const REPEATABLE_FLAGS: [&str; 2] = ["--kafka-property", "--header"];
 /// Commands that create or read records.
-const WITH_RECORDS: [&str; 6] = ["run", "check", "checkpoint", "replay", "skip", "verify"];
+const RECORD_COMMANDS: [&str; 6] = ["run", "check", "checkpoint", "replay", "skip", "verify"];
 
 impl Commands {
     #[must_use]
@@ -90,7 +90,7 @@ impl Commands {
         words.iter().for_each(|word| add(word));
         let has_records = words
             .first()
-            .is_some_and(|word| WITH_RECORDS.contains(word));
+            .is_some_and(|word| RECORD_COMMANDS.contains(word));
         let records = self.0.records.iter().filter(|_| has_records);
         // These commands send a request to a running process, and name the pipelines themselves.
         let is_control = words.first() == Some(&"pipeline");
@@ -98,7 +98,7 @@ impl Commands {
             if is_control && *flag != "--config" {
                 continue;
             }
-            if REPEATED.contains(flag) || !words.contains(flag) {
+            if REPEATABLE_FLAGS.contains(flag) || !words.contains(flag) {
                 add(flag);
                 add(value);
             }

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-const REMINDER: Duration = Duration::from_secs(60);
+const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Whether an outage is in progress, and when it was last logged.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(crate) struct Outage {
 
 impl Default for Outage {
     fn default() -> Self {
-        Self::reminding(REMINDER)
+        Self::reminding(REMINDER_INTERVAL)
     }
 }
 

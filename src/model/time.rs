@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How long a rejected login is retried as a temporary failure if the server or broker accepted it before. The usual cause is
 /// a password rotation.
-pub(crate) const REFUSAL_PATIENCE: Duration = Duration::from_secs(10 * 60);
+pub(crate) const REFUSED_LOGIN_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Microseconds from 1970 to 2000, the epoch of PostgreSQL's timestamps.
 const POSTGRES_EPOCH_MICROS: i64 = 946_684_800_000_000;

@@ -14,9 +14,9 @@ use tokio::time::timeout;
 use super::status::Status;
 
 /// Timeout for the response.
-const ANSWER: Duration = Duration::from_secs(2);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum length of a response, in bytes.
-const BYTES_MAX: usize = 16 << 20;
+const RESPONSE_BYTES_MAX: usize = 16 << 20;
 
 /// An error while querying the status.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub(crate) enum AskError {
     #[error("{0}")]
     Io(#[from] std::io::Error),
     /// No response arrived in time.
-    #[error("no answer within {ANSWER:?}")]
+    #[error("no answer within {RESPONSE_TIMEOUT:?}")]
     Silent,
     /// The response is not valid HTTP.
     #[error("the server there does not speak HTTP: {0}")]
@@ -40,7 +40,7 @@ pub(crate) enum AskError {
 /// # Errors
 /// Returns an error if no Walpost process of this version answers there.
 pub(crate) async fn status(address: &str) -> Result<Status, AskError> {
-    timeout(ANSWER, ask(address))
+    timeout(RESPONSE_TIMEOUT, ask(address))
         .await
         .map_err(|_| AskError::Silent)?
 }
@@ -75,7 +75,7 @@ async fn ask(address: &str) -> Result<Status, AskError> {
     let answer = async {
         let response = sender.send_request(request).await?;
         let code = response.status();
-        let body = Limited::new(response.into_body(), BYTES_MAX)
+        let body = Limited::new(response.into_body(), RESPONSE_BYTES_MAX)
             .collect()
             .await;
         Ok::<_, hyper::Error>((code, body))

@@ -8,10 +8,10 @@ use crate::model::lifecycle::{ErrorKind, Failure, KAFKA_DOWN_REMEDY, LeftOut, Ou
 use crate::model::rounded;
 
 /// How long events may be in flight without any becoming durable.
-const STUCK: Duration = Duration::from_secs(10);
+const DELIVERY_STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the session's event loop may go without an iteration. It iterates at least every ten
 /// seconds.
-const STILL: Duration = Duration::from_secs(60);
+const EVENT_LOOP_STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The reason why a pipeline is not ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,13 +169,13 @@ pub(crate) fn not_ready_since(
 /// Returns whether events are in flight and none has become durable for too long.
 #[must_use]
 pub(crate) fn is_stuck(totals: &Totals) -> bool {
-    totals.waits && totals.since_last_progress >= STUCK
+    totals.waits && totals.since_last_progress >= DELIVERY_STALL_TIMEOUT
 }
 
 /// Returns whether the session of a streaming pipeline has been stalled for too long.
 #[must_use]
 pub(crate) fn is_hung(totals: &Totals) -> bool {
-    totals.since_last_iteration >= STILL
+    totals.since_last_iteration >= EVENT_LOOP_STALL_TIMEOUT
 }
 
 /// Returns the age of the oldest event that was read but is not durable. Without a stream, it is at

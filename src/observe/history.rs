@@ -9,9 +9,9 @@ use crate::delivery::stats::PipelineStats;
 use crate::model::time::seconds;
 
 /// The number of seconds that [`Recent`] covers.
-const RECENT: usize = 10;
+const RECENT_SECONDS: usize = 10;
 /// The number of seconds that are kept.
-const KEPT: usize = 600;
+const KEPT_SECONDS: usize = 600;
 
 /// The totals at one time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -120,7 +120,7 @@ impl History {
     pub(crate) fn add(&mut self, sample: Sample, lag_bytes: Option<u64>, lag_seconds: Option<f64>) {
         if let Some(before) = self.samples.back() {
             let second = Recent::between(before, &sample);
-            if self.points.len() == KEPT {
+            if self.points.len() == KEPT_SECONDS {
                 self.points.pop_front();
             }
             self.points.push_back(Point {
@@ -133,7 +133,7 @@ impl History {
                 p99: second.commit_to_delivery_p99,
             });
         }
-        if self.samples.len() > RECENT {
+        if self.samples.len() > RECENT_SECONDS {
             self.samples.pop_front();
         }
         self.samples.push_back(sample);
@@ -178,10 +178,10 @@ mod tests {
         assert!((recent.events_per_second - 19.0).abs() < 1e-9, "{recent:?}");
         assert_eq!(recent.delivery_p50, None);
         let points = history.points(0.0);
-        assert_eq!(points.len(), KEPT);
-        assert_eq!(points[0].lag_bytes, Some(2000 - KEPT as u64));
+        assert_eq!(points.len(), KEPT_SECONDS);
+        assert_eq!(points[0].lag_bytes, Some(2000 - KEPT_SECONDS as u64));
         assert!((points[0].events - 10.0).abs() < 1e-9);
-        assert!((points[KEPT - 1].events - 100.0).abs() < 1e-9);
-        assert_eq!(history.points(1997.5), points[KEPT - 2..]);
+        assert!((points[KEPT_SECONDS - 1].events - 100.0).abs() < 1e-9);
+        assert_eq!(history.points(1997.5), points[KEPT_SECONDS - 2..]);
     }
 }

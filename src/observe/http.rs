@@ -45,29 +45,29 @@ mod stream;
 /// The default address.
 pub(crate) const DEFAULT: &str = "127.0.0.1:9464";
 /// An address with a port that the system chooses.
-const FREE: &str = "127.0.0.1:0";
+const FREE_PORT: &str = "127.0.0.1:0";
 /// The value that disables the server.
 pub(crate) const OFF: &str = "off";
 
 /// How long a client may take to send the head of a request, and how long a connection may be idle.
-const HEAD: Duration = Duration::from_secs(5);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// The requested length of the queue of connections that wait to be accepted. The system may impose
 /// a lower limit.
 const BACKLOG: i32 = 1024;
 /// Maximum lifetime of a connection. After that, the connection is shut down gracefully or, failing
 /// that, closed.
-const LIFE: Duration = Duration::from_secs(120);
+const CONNECTION_LIFETIME_MAX: Duration = Duration::from_secs(120);
 /// Maximum size of a request's head, in bytes.
-const HEAD_BYTES: usize = 16 << 10;
+const HEAD_BYTES_MAX: usize = 16 << 10;
 /// Host names are truncated to this length in responses.
-const HOST_CHARS: usize = 100;
+const HOST_CHARS_MAX: usize = 100;
 /// Number of connections accepted before the open ones are served. Lower than the limit for one
 /// address, so that a client that has sent its request is served before its connection could be
 /// evicted.
 const ACCEPTED_AT_ONCE: usize = 32;
 /// Delay before the next attempt to accept a connection when the process has run out of file
 /// descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 fn port_remedy(error: &std::io::Error) -> &'static str {
     match error.kind() {
@@ -149,7 +149,7 @@ pub(crate) fn listen_by_default(named: &[String]) -> Result<Option<Listener>, Li
         Err(refused @ ListenError::InUse(_)) => refused,
         result => return result,
     };
-    let Some(listener) = listen(FREE, named)? else {
+    let Some(listener) = listen(FREE_PORT, named)? else {
         return Err(refused);
     };
     let Ok(address) = listener.address() else {
@@ -209,7 +209,7 @@ async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: A
             Err(error) => {
                 debug!(%error, "HTTP: no connection can be accepted");
                 room.shrink();
-                sleep(PAUSE).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
@@ -253,16 +253,16 @@ impl Conversation {
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(HEAD)
-            .max_buf_size(HEAD_BYTES)
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(HEAD_BYTES_MAX)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
         let held = async {
-            match timeout(LIFE, connection.as_mut()).await {
+            match timeout(CONNECTION_LIFETIME_MAX, connection.as_mut()).await {
                 Ok(ended) => ended,
                 Err(_) => {
                     connection.as_mut().graceful_shutdown();
-                    timeout(HEAD, connection).await.unwrap_or(Ok(()))
+                    timeout(HEAD_TIMEOUT, connection).await.unwrap_or(Ok(()))
                 }
             }
         };
@@ -336,7 +336,7 @@ fn answer(
 
 /// Creates the response to a request for an unknown host.
 fn misdirected(host: &str) -> Response<Full<Bytes>> {
-    let host: String = host.chars().take(HOST_CHARS).collect();
+    let host: String = host.chars().take(HOST_CHARS_MAX).collect();
     let text = format!(
         "the request is for host {host:?}, which is no name of this Walpost: expected localhost or an address. If it is \
          reached by that name, add it: http_hosts = [\"NAME\"] at the top of walpost.toml, --http-host or \

@@ -23,7 +23,7 @@ const WAL_STATUS: [&str; 4] = ["reserved", "extended", "unreserved", "lost"];
 
 /// Maximum number of tables with metrics of their own. There may be thousands of tables, each of
 /// which would create a time series.
-const TABLES: usize = 10;
+const TABLES_MAX: usize = 10;
 
 /// The definition of a metric. All metrics except those of the process have the label `pipeline`.
 pub struct Definition {
@@ -352,7 +352,7 @@ pub const METRICS: &[Definition] = &[
         Source::Counters("table", |of| {
             let mut tables: Vec<_> = of.tables.iter().collect();
             tables.sort_by_key(|(_, rows)| Reverse(**rows));
-            let most = tables.into_iter().take(TABLES);
+            let most = tables.into_iter().take(TABLES_MAX);
             most.map(|(table, rows)| (table.clone(), exact(*rows)))
                 .collect()
         }),

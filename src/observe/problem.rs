@@ -10,7 +10,7 @@ use crate::model::commands::Commands;
 use crate::model::vitals::Vitals;
 
 /// A slot is in danger if less than one part in this many of its WAL limit remains.
-const ROOM_PART: u64 = 4;
+const DANGER_PARTS: u64 = 4;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -180,7 +180,7 @@ pub(crate) fn of_slot(slot: &str, vitals: &Vitals, commands: &Commands) -> Optio
         )),
         _ => {
             let (safe, room) = room(vitals)?;
-            (safe < room / ROOM_PART).then(|| {
+            (safe < room / DANGER_PARTS).then(|| {
                 Problem::new(
                     Kind::SlotInDanger,
                     format!(

@@ -23,26 +23,26 @@ use crate::model::time::seconds;
 use crate::model::vitals::{OpenTransaction, SlotVitals, Vitals, Whose};
 
 /// How often an ongoing problem is logged again.
-const REMINDER: Duration = Duration::from_secs(600);
+const REMINDER_INTERVAL: Duration = Duration::from_secs(600);
 /// A pipeline that has not streamed for this long is reported. A server restart takes less.
-const AWAY: Duration = Duration::from_secs(60);
+const DISCONNECTED_THRESHOLD: Duration = Duration::from_secs(60);
 /// How long WAL may be pending without anything being delivered or confirmed. PostgreSQL decodes a
 /// transaction of several gigabytes in that time.
-const STANDSTILL: Duration = Duration::from_secs(300);
+const STALL_THRESHOLD: Duration = Duration::from_secs(300);
 /// A smaller amount of pending WAL is ignored. This is one WAL segment; an idle database writes
 /// some WAL too.
-const LAG: u64 = 16 << 20;
+const PENDING_WAL_BYTES_MIN: u64 = 16 << 20;
 /// The maximum age of query results that describe the current state.
-const FRESH: Duration = Duration::from_secs(30);
+const QUERY_AGE_MAX: Duration = Duration::from_secs(30);
 /// A transaction that has been open for this long is reported if ...
-const LONG: Duration = Duration::from_secs(300);
+const LONG_TRANSACTION_THRESHOLD: Duration = Duration::from_secs(300);
 /// ... this much WAL that was already delivered is retained for it, ...
-const HELD: u64 = 64 << 20;
+const RETAINED_WAL_BYTES_MIN: u64 = 64 << 20;
 /// ... or this many transaction IDs have been assigned since.
-const HELD_TRANSACTIONS: i64 = 100_000_000;
+const TRANSACTION_IDS_MIN: i64 = 100_000_000;
 /// A transaction is reported after this shorter time if it retains a quarter of the WAL that may be
 /// retained for the slot.
-const LONG_IN_LITTLE_ROOM: Duration = Duration::from_secs(10);
+const LONG_TRANSACTION_NEAR_LIMIT_THRESHOLD: Duration = Duration::from_secs(10);
 
 /// The facts about a pipeline at one time.
 #[derive(Clone, Copy, Debug)]
@@ -185,7 +185,7 @@ impl Watchdog {
         let open = self.open.entry(kind).or_insert_with(|| Open {
             problem: problem.clone(),
             since_micros: facts.now_micros,
-            said: Outage::reminding(REMINDER),
+            said: Outage::reminding(REMINDER_INTERVAL),
         });
         open.problem = problem;
         if is_told {
@@ -220,12 +220,12 @@ impl Watchdog {
         };
         let confirmed = totals.confirmed.max(slot.confirmed.unwrap_or_default());
         let lag = vitals.end.bytes_since(confirmed);
-        if lag < LAG {
+        if lag < PENDING_WAL_BYTES_MIN {
             mark.at = now;
             return Verdict::Fine;
         }
         let lasts = now.duration_since(mark.at);
-        if health::is_stuck(totals) || health::is_hung(totals) || lasts < STANDSTILL {
+        if health::is_stuck(totals) || health::is_hung(totals) || lasts < STALL_THRESHOLD {
             // The first two problems are more specific.
             return Verdict::Unknown;
         }
@@ -279,8 +279,9 @@ impl Watchdog {
         };
         let room = problem::room(vitals);
         let in_little_room = room.is_some_and(|(_, room)| held > room / 4);
-        let is_long = open >= LONG && (held >= HELD || oldest.age >= HELD_TRANSACTIONS)
-            || open >= LONG_IN_LITTLE_ROOM && in_little_room;
+        let is_long = open >= LONG_TRANSACTION_THRESHOLD
+            && (held >= RETAINED_WAL_BYTES_MIN || oldest.age >= TRANSACTION_IDS_MIN)
+            || open >= LONG_TRANSACTION_NEAR_LIMIT_THRESHOLD && in_little_room;
         match is_long {
             true => Verdict::Wrong(long_transaction(oldest, open, held)),
             false => Verdict::Fine,
@@ -297,7 +298,7 @@ fn whole(duration: Duration) -> Duration {
 fn fresh<'f>(facts: &Facts<'f>) -> Option<(&'f Vitals, &'f SlotVitals)> {
     let (vitals, asked) = facts.lifecycle.database.as_ref()?;
     let ago = Duration::from_micros(facts.now_micros.saturating_sub(*asked));
-    (ago <= FRESH).then_some((vitals, vitals.slot.as_ref()?))
+    (ago <= QUERY_AGE_MAX).then_some((vitals, vitals.slot.as_ref()?))
 }
 
 /// Returns the conclusion for a pipeline that is not streaming.
@@ -321,7 +322,7 @@ fn not_streaming(facts: &Facts<'_>) -> Verdict {
         State::Streaming => return Verdict::Fine,
         State::StandingBy => return Verdict::Moot,
         State::Draining | State::Stopped => return Verdict::Unknown,
-        State::Starting | State::Reconnecting | State::Halted if lasts < AWAY => {
+        State::Starting | State::Reconnecting | State::Halted if lasts < DISCONNECTED_THRESHOLD => {
             return Verdict::Unknown;
         }
         State::Starting | State::Reconnecting | State::Halted => {}

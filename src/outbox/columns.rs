@@ -220,7 +220,7 @@ mod oid {
     pub(super) const TIMESTAMPTZ: u32 = 1184;
     pub(super) const JSONB: u32 = 3802;
     /// The lowest OID of user-defined types.
-    pub(super) const FIRST_OF_USERS: u32 = 16384;
+    pub(super) const FIRST_USER_OID: u32 = 16384;
 }
 
 impl MappingError {
@@ -457,7 +457,7 @@ fn without_domains<'a>(columns: &[TableColumn<'a>], facts: &[ColumnFacts]) -> Ve
 
 /// Returns whether the type is user-defined.
 pub(crate) fn is_of_user(type_oid: u32) -> bool {
-    type_oid >= oid::FIRST_OF_USERS
+    type_oid >= oid::FIRST_USER_OID
 }
 
 /// Returns the setting as quoted in errors.
@@ -723,7 +723,7 @@ mod tests {
             ("type", 1043),
             ("payload", oid::JSONB),
             ("raw", oid::BYTEA),
-            ("kind", oid::FIRST_OF_USERS),
+            ("kind", oid::FIRST_USER_OID),
         ]
         .map(|(name, type_oid)| TableColumn { name, type_oid })
         .to_vec()

@@ -29,7 +29,7 @@ use super::columns::{COLUMNS_MAX, Mapping, MappingError, Row, TableColumn};
 use super::settings::OutboxSettings;
 
 /// Maximum length of an envelope that `walpost.publish` writes.
-pub(crate) const PUBLISHED_MAX: usize = 16 << 20;
+pub(crate) const PUBLISHED_BYTES_MAX: usize = 16 << 20;
 
 /// The supported version of the envelope.
 pub(crate) const VERSION: u8 = 1;
@@ -126,7 +126,7 @@ pub enum EnvelopeError {
     Version(u8),
     /// The content was not read.
     #[error(
-        "it has {0} bytes: more than max_row_bytes, and more than the {PUBLISHED_MAX} that walpost.publish writes at most"
+        "it has {0} bytes: more than max_row_bytes, and more than the {PUBLISHED_BYTES_MAX} that walpost.publish writes at most"
     )]
     Large(usize),
     /// The envelope ends inside the field.

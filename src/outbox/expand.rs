@@ -15,26 +15,26 @@ use super::json;
 /// The maximum nesting depth of arrays and objects, which is Jackson's limit.
 const DEPTH_MAX: usize = 1000;
 /// The maximum length of a number in characters, which is Jackson's limit.
-const NUMBER_MAX: usize = 1000;
+const NUMBER_CHARS_MAX: usize = 1000;
 /// Objects with at least this many members use a hash table to look up names.
-const MEMBERS_FEW: usize = 16;
+const HASH_TABLE_MEMBERS_MIN: usize = 16;
 /// A text buffer beyond this size is freed before the next payload.
 const TEXTS_KEPT_BYTES: usize = 1 << 20;
 /// Limits on the work per payload, where a unit is about one byte written or one name compared: per
 /// byte of the payload, for an empty payload, and for any payload. Each object of an array gets the
 /// members of all the others, so that a payload of a few megabytes could expand to terabytes.
 const WORK_PER_BYTE: usize = 16;
-const WORK_LEAST: usize = 2 << 20;
+const WORK_EMPTY: usize = 2 << 20;
 const WORK_MAX: usize = 32 << 20;
 /// Limits on the memory for nodes, in bytes: per byte of the payload, for an empty payload, and for
 /// any payload. The densest payload, `[1],[1],...`, requires twelve bytes of memory per byte. The
 /// maximum must fit into the memory that deploy/ grants a process, in addition to the largest row,
 /// the output and the records in flight.
 const NODE_BYTES_PER_BYTE: usize = 16;
-const NODE_BYTES_LEAST: usize = 4 << 20;
+const NODE_BYTES_EMPTY: usize = 4 << 20;
 const NODE_BYTES_MAX: usize = 32 << 20;
 /// Arrays with at least this many items grow by a quarter instead of doubling.
-const ITEMS_MANY: usize = 1 << 10;
+const SLOW_GROWTH_ITEMS_MIN: usize = 1 << 10;
 
 /// Returns the limit for a payload of `len` bytes.
 fn limit(len: usize, per_byte: usize, least: usize, max: usize) -> usize {
@@ -128,7 +128,7 @@ impl Expander {
             bytes_left: limit(
                 text.len(),
                 NODE_BYTES_PER_BYTE,
-                NODE_BYTES_LEAST,
+                NODE_BYTES_EMPTY,
                 NODE_BYTES_MAX,
             ),
         };
@@ -142,7 +142,7 @@ impl Expander {
             return None;
         }
         let mut work = Work {
-            left: limit(text.len(), WORK_PER_BYTE, WORK_LEAST, WORK_MAX),
+            left: limit(text.len(), WORK_PER_BYTE, WORK_EMPTY, WORK_MAX),
         };
         let shape = node.shape(texts, keep, &mut work)?;
         let expanded = Expanded {
@@ -252,7 +252,7 @@ impl Reader<'_> {
         loop {
             self.spend(size_of::<Node>())?;
             let item = self.value()?;
-            if items.len() == items.capacity() && items.len() >= ITEMS_MANY {
+            if items.len() == items.capacity() && items.len() >= SLOW_GROWTH_ITEMS_MIN {
                 items.reserve_exact(items.len() / 4);
             }
             items.push(item);
@@ -291,7 +291,7 @@ impl Reader<'_> {
     fn once(&self, members: Vec<(Range<usize>, Node)>) -> Vec<(Range<usize>, Node)> {
         let mut kept: Vec<(Range<usize>, Node)> = Vec::with_capacity(members.len());
         let mut places: HashMap<&[u8], usize> = HashMap::new();
-        let is_large = members.len() >= MEMBERS_FEW;
+        let is_large = members.len() >= HASH_TABLE_MEMBERS_MIN;
         for (name, value) in members {
             let text = &self.texts[name.clone()];
             let place = match is_large {
@@ -388,7 +388,7 @@ impl Reader<'_> {
             digits(self)?;
         }
         let text = self.text.get(start..self.at)?;
-        if text.len() > NUMBER_MAX {
+        if text.len() > NUMBER_CHARS_MAX {
             return None;
         }
         if !is_whole {
@@ -550,7 +550,7 @@ fn joined_fields(
 ) -> Option<Vec<(Range<usize>, Shape)>> {
     let name = |range: &Range<usize>| texts.get(range.clone()).unwrap_or_default();
     let mut places: HashMap<&[u8], usize> = HashMap::new();
-    let is_large = others.len() >= MEMBERS_FEW;
+    let is_large = others.len() >= HASH_TABLE_MEMBERS_MIN;
     if is_large {
         work.spend(fields.len());
         places.extend(
@@ -639,7 +639,7 @@ impl Expanded<'_> {
             // Members are usually in the same order as fields.
             let place = match members.get(next).is_some_and(is_it) {
                 true => Some(next),
-                false if members.len() < MEMBERS_FEW => members.iter().position(is_it),
+                false if members.len() < HASH_TABLE_MEMBERS_MIN => members.iter().position(is_it),
                 false => {
                     if places.is_empty() {
                         let names = members.iter().map(|(name, _)| &self.texts[name.clone()]);

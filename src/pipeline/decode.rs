@@ -25,7 +25,7 @@ use crate::model::time::of_postgres;
 use crate::outbox::columns::{COLUMNS_MAX, MappingError};
 use crate::outbox::connect::ColumnFacts;
 use crate::outbox::dead_letter::Remains;
-use crate::outbox::envelope::{EnvelopeError, PUBLISHED_MAX, Texts};
+use crate::outbox::envelope::{EnvelopeError, PUBLISHED_BYTES_MAX, Texts};
 use crate::outbox::settings::OutboxSettings;
 use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::replication::ConnectionError;
@@ -587,7 +587,7 @@ impl Core {
             source.left_alone.foreign += 1;
             return self.counted(Step::Done);
         };
-        if content_bytes <= PUBLISHED_MAX {
+        if content_bytes <= PUBLISHED_BYTES_MAX {
             return Err(CoreError::RowTooLarge {
                 at: at_place,
                 bytes,

@@ -9,7 +9,7 @@ use super::session::error::{SlotError, StreamError};
 use super::snapshot::error::SnapshotError;
 use super::wal_budget::error::WalBudgetError;
 use crate::model::lifecycle::ErrorKind;
-use crate::model::time::REFUSAL_PATIENCE;
+use crate::model::time::REFUSED_LOGIN_TIMEOUT;
 use crate::postgres::catalog::{CatalogError, Problem};
 use crate::postgres::connect::dial::{DialError, ServerError};
 use crate::postgres::replication::ConnectionError;
@@ -64,7 +64,7 @@ fn both(error: &PipelineError) -> Both {
         PipelineError::Connection(error) => (ErrorKind::Postgres, of_connection(error)),
         PipelineError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
         PipelineError::Problem(error) => (ErrorKind::Setup, of_problem(error)),
-        PipelineError::Refused(refused) if refused.lasts < REFUSAL_PATIENCE => {
+        PipelineError::Refused(refused) if refused.lasts < REFUSED_LOGIN_TIMEOUT => {
             (ErrorKind::Postgres, Remedy::Reconnect)
         }
         PipelineError::Refused(_) => (ErrorKind::Postgres, Remedy::Halt),
@@ -337,9 +337,9 @@ const BACKOFF_MIN: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
 /// Maximum delay after an attempt that started to stream: the server is neither unavailable nor
 /// overloaded.
-const BACKOFF_ANSWERED: Duration = Duration::from_secs(1);
+const BACKOFF_MAX_AFTER_STREAMING: Duration = Duration::from_secs(1);
 /// How often a hot standby checks whether the slot is free.
-const STAND_BY: Duration = Duration::from_secs(1);
+const STANDBY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Default for Backoff {
     fn default() -> Self {
@@ -357,14 +357,14 @@ impl Backoff {
 
     /// Shortens the next delay, because the last attempt had started to stream before it failed.
     pub(crate) fn answered(&mut self) {
-        self.next = self.next.min(BACKOFF_ANSWERED);
+        self.next = self.next.min(BACKOFF_MAX_AFTER_STREAMING);
     }
 }
 
 /// Returns how long a hot standby waits before it checks the slot again.
 #[must_use]
 pub(crate) fn stand_by_delay() -> Duration {
-    jittered(STAND_BY)
+    jittered(STANDBY_POLL_INTERVAL)
 }
 
 /// Returns a random duration between half of `delay` and all of it.
@@ -391,7 +391,7 @@ mod tests {
         }
         assert_eq!(expected, BACKOFF_MAX);
         backoff.answered();
-        assert!(backoff.next_delay() <= BACKOFF_ANSWERED);
+        assert!(backoff.next_delay() <= BACKOFF_MAX_AFTER_STREAMING);
     }
 
     #[test]

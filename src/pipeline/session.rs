@@ -49,23 +49,23 @@ mod startup;
 pub(super) mod state;
 
 /// How often the state of the slot is queried, for monitoring.
-pub(super) const VITALS: Duration = Duration::from_secs(5);
+pub(super) const SLOT_QUERY_INTERVAL: Duration = Duration::from_secs(5);
 /// How often the number of rows from each table is reported, for monitoring.
-const TABLES: Duration = Duration::from_secs(1);
+const TABLE_COUNTS_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of records in flight above which the pipeline counts as busy: a record then shares its
 /// batch with others anyway.
-const BUSY_IN_FLIGHT: u64 = 100;
+const BUSY_RECORDS_IN_FLIGHT: u64 = 100;
 /// How long the connection that writes positions to `walpost.slot_state` may be unavailable.
-const UNRECORDED: Duration = Duration::from_secs(10);
+const RECORDING_TIMEOUT: Duration = Duration::from_secs(10);
 /// While a Kafka transaction is being committed or a topic is being created, no records can be
 /// produced, but reading from the stream continues. This is the maximum size of the data that is
 /// read in the meantime.
-const READ_AHEAD: usize = 1536 << 10;
+const BLOCKED_READ_AHEAD_BYTES: usize = 1536 << 10;
 
 /// While rows arrive quickly, another thread reads ahead by at most this fraction of the window ...
-const BESIDE_PART: u64 = 8;
+const THREAD_READ_AHEAD_WINDOW_PARTS: u64 = 8;
 /// ... and by at most this many bytes, which is what the fastest walsender sends in 10 ms.
-const BESIDE_MAX: usize = 1 << 20;
+const THREAD_READ_AHEAD_BYTES_MAX: usize = 1 << 20;
 
 /// A streaming connection.
 pub(super) struct Session<'s> {
@@ -154,12 +154,12 @@ impl Session<'_> {
                     (false, None) => self.frames(database, core, sink, drain_until.is_some())?,
                 };
             }
-            let many = core.delivery.watermark.in_flight().records > BUSY_IN_FLIGHT;
+            let many = core.delivery.watermark.in_flight().records > BUSY_RECORDS_IN_FLIGHT;
             let busy = many || self.pace.is_busy(Instant::now());
             if takes {
                 sink.flush(busy)?;
             }
-            let has_room = self.connection.unread() < READ_AHEAD;
+            let has_room = self.connection.unread() < BLOCKED_READ_AHEAD_BYTES;
             let reads = matches!(wait, Wait::Nothing) && (!self.is_committing() || has_room);
             // While rows are copied, frames are not processed, but still read from the connection,
             // because that shows whether the server is alive. While a topic is created, reading
@@ -196,7 +196,7 @@ impl Session<'_> {
             let stats = core.delivery.watermark.stats();
             stats.progressed(&core.delivery.watermark.progress(confirmed, waits));
             if self.tables_due <= now {
-                self.tables_due = now + TABLES;
+                self.tables_due = now + TABLE_COUNTS_INTERVAL;
                 core.tell_rows();
                 self.tables.count(self.settings, core);
             }
@@ -237,7 +237,7 @@ impl Session<'_> {
                         MonitorEvent::Unrecorded(reason) => {
                             return Err(StreamError::Unrecorded {
                                 slot: self.settings.target.slot.clone(),
-                                lasts: UNRECORDED,
+                                lasts: RECORDING_TIMEOUT,
                                 reason,
                             }
                             .into());
@@ -346,8 +346,10 @@ impl Session<'_> {
 
     /// Returns how many bytes another thread may read ahead.
     fn beside(&self) -> usize {
-        let part = self.settings.window_bytes / BESIDE_PART;
-        usize::try_from(part).map_or(BESIDE_MAX, |part| part.min(BESIDE_MAX))
+        let part = self.settings.window_bytes / THREAD_READ_AHEAD_WINDOW_PARTS;
+        usize::try_from(part).map_or(THREAD_READ_AHEAD_BYTES_MAX, |part| {
+            part.min(THREAD_READ_AHEAD_BYTES_MAX)
+        })
     }
 
     /// Returns whether rows are being copied, while the stream waits.

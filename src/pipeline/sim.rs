@@ -44,7 +44,7 @@ use crate::kafka::settings::CheckpointSettings;
 use crate::model::dropped_slot::DroppedSlot;
 use crate::model::lsn::Lsn;
 use crate::model::set_aside::SetAside;
-use crate::model::time::REFUSAL_PATIENCE;
+use crate::model::time::REFUSED_LOGIN_TIMEOUT;
 use crate::model::vitals::Vitals;
 use crate::outbox::connect::ColumnFacts;
 use crate::outbox::settings::OutboxSettings;
@@ -73,9 +73,9 @@ mod walsender;
 mod world;
 
 /// Number of seeds that `cargo test` runs in each mode.
-const SEEDS: u64 = 5_000;
+const SEEDS_PER_MODE: u64 = 5_000;
 /// Longer than all outages and all delays between attempts combined.
-const PATIENCE: Duration = Duration::from_secs(3600);
+const RUN_TIMEOUT: Duration = Duration::from_secs(3600);
 
 #[derive(Clone)]
 struct SimDatabase {
@@ -430,7 +430,7 @@ pub(crate) fn settings(
             oversize: Undeliverable::DeadLetter,
             unroutable: Undeliverable::DeadLetter,
             malformed: Undeliverable::DeadLetter,
-            topic: world::DEAD_LETTERS.to_owned(),
+            topic: world::DEAD_LETTER_TOPIC.to_owned(),
         },
         on_table_error: OnTableError::Halt,
         snapshot: SnapshotMode::Initial,
@@ -548,7 +548,7 @@ impl Simulation {
             instance.is_frozen = false;
             instance.orders.send_replace(Order::Drain);
         }
-        self.run(PATIENCE).await;
+        self.run(RUN_TIMEOUT).await;
         if self
             .instances
             .iter()
@@ -566,7 +566,7 @@ impl Simulation {
         while !self.has_halted && (!is_written() || !self.shared.lock().is_settled()) {
             self.run(Duration::from_millis(500)).await;
             let mut world = self.shared.lock();
-            if world.broken.is_some() || began.elapsed() > PATIENCE {
+            if world.broken.is_some() || began.elapsed() > RUN_TIMEOUT {
                 let (confirmed, end) = (world.database.confirmed, world.database.end);
                 world.break_rule(format!("it does not end: confirmed {confirmed} of {end}"));
                 break;
@@ -807,7 +807,7 @@ fn refused_for(
             return Some((began.elapsed(), ended));
         }
         shared.lock().database.refuses = false;
-        let ended = timeout(PATIENCE, &mut instance.run).await.ok()?;
+        let ended = timeout(RUN_TIMEOUT, &mut instance.run).await.ok()?;
         Some((began.elapsed(), ended))
     })
 }
@@ -815,12 +815,12 @@ fn refused_for(
 #[test]
 fn role_that_was_accepted_and_is_refused_has_ten_minutes() {
     for exactly_once in [false, true] {
-        let ended = refused_for(exactly_once, REFUSAL_PATIENCE - Duration::from_secs(1));
+        let ended = refused_for(exactly_once, REFUSED_LOGIN_TIMEOUT - Duration::from_secs(1));
         assert!(ended.is_none(), "it goes on: {ended:?}");
-        let ended = refused_for(exactly_once, 2 * REFUSAL_PATIENCE);
+        let ended = refused_for(exactly_once, 2 * REFUSED_LOGIN_TIMEOUT);
         let (lived, ended) = ended.expect("an end");
-        let most = REFUSAL_PATIENCE + Duration::from_secs(30);
-        assert!((REFUSAL_PATIENCE..most).contains(&lived), "{lived:?}");
+        let most = REFUSED_LOGIN_TIMEOUT + Duration::from_secs(30);
+        assert!((REFUSED_LOGIN_TIMEOUT..most).contains(&lived), "{lived:?}");
         let error = ended.expect_err("a halt");
         assert!(matches!(error, PipelineError::Refused(_)), "{error}");
         let text = error.to_string();
@@ -885,7 +885,7 @@ fn simulate_all(exactly_once: bool) {
         return simulate(seed, exactly_once);
     }
     let from = number("SIM_FROM").unwrap_or(0);
-    let count = number("SIM_SEEDS").unwrap_or(SEEDS);
+    let count = number("SIM_SEEDS").unwrap_or(SEEDS_PER_MODE);
     let next = AtomicU64::new(from);
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {

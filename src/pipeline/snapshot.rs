@@ -42,7 +42,7 @@ const LOCK_TIMEOUT: &str = "30s";
 
 /// The reason why there is nothing to copy: the slot has been streamed from, and older rows were
 /// handled when it was new.
-const STREAMED: &str = "streamed before";
+const STREAMED_BEFORE: &str = "streamed before";
 
 /// How to handle rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ fn decide(
         }
         (SnapshotRecord::NoJournal, _) if snapshot_history.has_streamed => Ok(Decision::Stream),
         (record, _) if record.is_unbegun() && snapshot_history.has_streamed => {
-            Ok(Decision::Settled(STREAMED))
+            Ok(Decision::Settled(STREAMED_BEFORE))
         }
         (SnapshotRecord::NoJournal, Rows::None) => Ok(Decision::Stream),
         (SnapshotRecord::Nothing | SnapshotRecord::Due { .. }, Rows::None) => {
@@ -165,7 +165,7 @@ pub(super) async fn plan(
     }
     if before.is_none() && delivered.is_some_and(|known| known.has_delivered) {
         return Ok(match replaced(&snapshots, table) {
-            Some(_) => settled(settings, &snapshots, table, STREAMED),
+            Some(_) => settled(settings, &snapshots, table, STREAMED_BEFORE),
             None => Planned::Nothing,
         });
     }
@@ -347,7 +347,7 @@ async fn table_snapshots(
         Err(CatalogError::NoJournal { .. }) => Ok(Vec::new()),
         // Without this privilege, no copy was started either.
         Err(CatalogError::Server(error))
-            if target.outbox.table().is_none() && error.code == DENIED =>
+            if target.outbox.table().is_none() && error.code == INSUFFICIENT_PRIVILEGE =>
         {
             Ok(Vec::new())
         }
@@ -737,7 +737,7 @@ fn is_outrun(
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
 /// insufficient_privilege
-const DENIED: &str = "42501";
+const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
 /// A snapshot that is being copied, or whose copy is not durable yet.
 pub(super) struct Copying {
@@ -755,7 +755,7 @@ pub(super) struct Copying {
 }
 
 /// Number of rows between two updates of the counters and the progress.
-const BATCH: u64 = 1024;
+const PROGRESS_ROWS: u64 = 1024;
 
 /// The result of trying to read a row.
 pub(super) enum Read {
@@ -821,7 +821,7 @@ impl Copying {
                 Step::Done | Step::Answer => {
                     connection.consume();
                     self.rows += 1;
-                    if self.rows - self.counted >= BATCH {
+                    if self.rows - self.counted >= PROGRESS_ROWS {
                         self.count(core);
                     }
                     Ok(Read::Row)
@@ -879,7 +879,7 @@ impl Copying {
         info!(pipeline, rows = self.rows, snapshot_lsn = %self.snapshot_lsn, "snapshot delivered");
         let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::DONE);
         let record = async { database.catalog().await?.write_journal(&entry).await };
-        match timeout(NOTE, record).await {
+        match timeout(JOURNAL_TIMEOUT, record).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 warn!(pipeline, %error, "failed to record in the journal that the snapshot is complete")
@@ -893,7 +893,7 @@ impl Copying {
 }
 
 /// How long writing the last journal entry may take. The stream waits in the meantime.
-const NOTE: Duration = Duration::from_secs(5);
+const JOURNAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) mod error;
 pub(crate) mod pace;

@@ -42,7 +42,7 @@ use self::table_guard::TABLE_VERSION;
 pub(crate) use self::table_guard::{
     LockedTable, SelectedRows, Statement, TableVersion, examine_sql,
 };
-use self::text_limits::{EXPRESSION_BYTES_MAX, TABLES_AT_ONCE};
+use self::text_limits::{EXPRESSION_BYTES_MAX, TABLES_PER_QUERY};
 
 pub(crate) mod copy;
 pub(crate) mod drop_slot;
@@ -205,7 +205,7 @@ impl Catalog {
     /// # Errors
     /// No host of `conninfo` accepts the connection.
     pub(crate) async fn open(conninfo: &Conninfo) -> Result<Self, CatalogError> {
-        Self::open_within(conninfo, SqlLimits::QUESTIONS).await
+        Self::open_within(conninfo, SqlLimits::CATALOG_QUERIES).await
     }
 
     /// Connects like [`Self::open`], but the connection can also read rows of up to `row_bytes_max`
@@ -483,7 +483,7 @@ impl Catalog {
     ) -> Result<Vec<Row>, CatalogError> {
         let version = self.version().await?;
         let mut columns = Vec::new();
-        for oids in oids.chunks(TABLES_AT_ONCE) {
+        for oids in oids.chunks(TABLES_PER_QUERY) {
             columns.extend(self.columns_of(oids, publication, version).await?);
         }
         Ok(columns)

@@ -33,21 +33,21 @@ mod transport;
 
 /// Buffer size of a Unix-domain socket that does not stall a walsender while its rows are decoded
 /// and sent.
-pub(crate) const BUFFER_WANTED: usize = 4 << 20;
+pub(crate) const WANTED_BUFFER_BYTES: usize = 4 << 20;
 /// Receive buffer for a TCP connection within this host: smaller than one read, and about a
 /// millisecond's worth of rows.
-const RECEIVE_BUFFER: usize = 96 << 10;
+const RECEIVE_BUFFER_BYTES: usize = 96 << 10;
 /// Limit for replies to commands, which are short; a server that sends more is not PostgreSQL.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a logged notice.
 const NOTICE_CHARS_MAX: usize = 1000;
 /// How long a server may take to end `CopyBoth`: it may be in the middle of a large transaction.
-const CLOSE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// SQLSTATE of PostgreSQL 18's warning `skipped loading publication`.
 const PUBLICATION_SKIPPED: &str = "55000";
 /// SQLSTATE with which a session that is not in replication mode rejects replication commands.
 const SYNTAX_ERROR: &str = "42601";
-const NO_REPLICATION: &str = "This session is not one for replication: a connection pooler (as PgCat or Supavisor) is between, and does \
+const NO_REPLICATION_HINT: &str = "This session is not one for replication: a connection pooler (as PgCat or Supavisor) is between, and does \
      not pass on what the session was asked for. Connect to PostgreSQL's own address and port";
 
 /// A failure of a replication connection.
@@ -161,10 +161,10 @@ enum Ahead {
 
 /// How long reading ahead must not have been requested before the thread and its memory are
 /// released.
-const READER_IDLE: Duration = Duration::from_secs(5);
+const READER_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Session settings that determine the text format of values.
-pub(crate) const TEXT_FORMS: [(&str, &str); 5] = [
+pub(crate) const TEXT_FORMAT_SETTINGS: [(&str, &str); 5] = [
     ("datestyle", "ISO"),
     ("intervalstyle", "postgres"),
     ("extra_float_digits", "3"),
@@ -175,7 +175,7 @@ pub(crate) const TEXT_FORMS: [(&str, &str); 5] = [
 /// Returns the session settings that the output depends on: the text format of values, and how soon
 /// the server considers Walpost dead.
 fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
-    TEXT_FORMS
+    TEXT_FORMAT_SETTINGS
         .into_iter()
         // So that the warning about a skipped publication is sent.
         .chain([("client_min_messages", "warning")])
@@ -265,7 +265,7 @@ impl Connection {
     /// socket, twice the time of decoding a row. Otherwise, the rows accumulate in the send buffer
     /// of its socket, and many are transferred at once when this end reads.
     pub fn shrink_receive_buffer(&self) -> bool {
-        self.transport.shrink_receive_buffer(RECEIVE_BUFFER)
+        self.transport.shrink_receive_buffer(RECEIVE_BUFFER_BYTES)
     }
 
     /// Runs `IDENTIFY_SYSTEM`.
@@ -278,7 +278,7 @@ impl Connection {
             && error.code == SYNTAX_ERROR
         {
             // A pooler has removed unknown parameters from the startup message.
-            error.hint = Some(NO_REPLICATION.to_owned());
+            error.hint = Some(NO_REPLICATION_HINT.to_owned());
         }
         let row = row?;
         let field = |at: usize| row.get(at).cloned().flatten();
@@ -538,12 +538,12 @@ impl Connection {
     /// Makes a dedicated thread read from the socket, up to about `bytes_max` ahead of
     /// [`Connection::fill`], until nothing arrives for a moment or [`Connection::read_directly`] is
     /// called. Returns whether it does: only a Unix-domain socket with a buffer smaller than
-    /// [`BUFFER_WANTED`] benefits, and starting the thread can fail.
+    /// [`WANTED_BUFFER_BYTES`] benefits, and starting the thread can fail.
     pub fn read_ahead(&mut self, bytes_max: usize, now: Instant) -> bool {
         if let Ahead::Untried = self.ahead {
             let is_small = self
                 .unix_buffer()
-                .is_some_and(|bytes| bytes < BUFFER_WANTED);
+                .is_some_and(|bytes| bytes < WANTED_BUFFER_BYTES);
             let handle = if is_small {
                 self.transport.handle()
             } else {
@@ -586,7 +586,7 @@ impl Connection {
         };
         if matches!(self.transport, Transport::Written(_)) {
             reader.finish();
-        } else if now.saturating_duration_since(*wanted) > READER_IDLE {
+        } else if now.saturating_duration_since(*wanted) > READER_IDLE_TIMEOUT {
             self.ahead = Ahead::Untried;
         }
     }
@@ -668,9 +668,9 @@ impl Connection {
             frontend::terminate(&mut message);
             self.write(&message).await
         };
-        timeout(CLOSE, close)
+        timeout(CLOSE_TIMEOUT, close)
             .await
-            .map_err(|_| ConnectionError::Silent(CLOSE))?
+            .map_err(|_| ConnectionError::Silent(CLOSE_TIMEOUT))?
     }
 
     /// Runs a command and returns the first row of its reply.
@@ -804,11 +804,11 @@ fn server_error(fields: Fields<'_>) -> ConnectionError {
 
 /// Returns the time in microseconds since 2000-01-01 00:00 UTC, PostgreSQL's epoch.
 fn clock_micros() -> i64 {
-    const FROM_1970: i64 = 946_684_800_000_000;
+    const POSTGRES_EPOCH_MICROS: i64 = 946_684_800_000_000;
     let since_1970 = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX) - FROM_1970
+    i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX) - POSTGRES_EPOCH_MICROS
 }
 
 #[cfg(any(test, fuzzing))]

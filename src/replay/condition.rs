@@ -10,11 +10,11 @@ use super::ReplayError;
 use crate::postgres::catalog::{Catalog, CatalogError, Statement, TableVersion};
 use crate::postgres::table::TableName;
 
-const FLAG: &str = "--where";
+const WHERE_FLAG: &str = "--where";
 
 /// The roles that the session has or can assume and that give control over the server.
 /// `session_user` is decisive, because the session can return to it from any other role.
-const MIGHTY: &str = "SELECT session_user::text, r.rolname::text FROM pg_catalog.pg_roles r \
+const PRIVILEGED_ROLES: &str = "SELECT session_user::text, r.rolname::text FROM pg_catalog.pg_roles r \
      WHERE (r.rolsuper OR r.rolname IN ('pg_execute_server_program', 'pg_read_server_files', 'pg_write_server_files')) \
      AND pg_catalog.pg_has_role(session_user, r.oid, 'MEMBER') ORDER BY r.rolname <> session_user, r.rolname LIMIT 1";
 
@@ -25,7 +25,7 @@ pub(super) async fn examine(
     version: &TableVersion,
     condition: &str,
 ) -> Result<(), ReplayError> {
-    let mighty = catalog.client().query_opt(MIGHTY, &[]).await;
+    let mighty = catalog.client().query_opt(PRIVILEGED_ROLES, &[]).await;
     if let Some(row) = mighty.map_err(CatalogError::from)? {
         let role = |column| row.try_get(column).map_err(CatalogError::from);
         return Err(ReplayError::Mighty {
@@ -38,7 +38,7 @@ pub(super) async fn examine(
     for statement in statements(&locked.source(), condition) {
         let prepared = catalog.client().prepare(&statement).await;
         let prepared = prepared
-            .map_err(|error| ReplayError::wrong(FLAG, catalog.denied_select(error, table)))?;
+            .map_err(|error| ReplayError::wrong(WHERE_FLAG, catalog.denied_select(error, table)))?;
         if !prepared.params().is_empty() {
             return Err(ReplayError::Parameters);
         }

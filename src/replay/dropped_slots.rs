@@ -14,8 +14,8 @@ use crate::postgres::table::TableName;
 use crate::retention;
 
 /// How long to wait for open transactions.
-const PATIENCE: Duration = Duration::from_secs(30);
-const POLL: Duration = Duration::from_millis(200);
+const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Returns the open journal entries, and the condition for rows that may be missing, which is empty
 /// for all rows. A snapshot taken after this call contains every row that is in no slot.
@@ -127,28 +127,28 @@ pub(super) async fn condition(
 /// transaction are not visible yet if its commit record is in the WAL before the start of the slot,
 /// but it waits for a synchronous standby.
 pub(super) async fn wait_for_open(catalog: &Catalog) -> Result<(), ReplayError> {
-    const NOW: &str = "SELECT pg_current_xact_id()::xid::text";
-    const ENDED: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \
+    const CURRENT_XID: &str = "SELECT pg_current_xact_id()::xid::text";
+    const OLDER_TRANSACTIONS_ENDED: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \
          AND age(backend_xid) > age($1::text::xid)) AND NOT EXISTS (SELECT FROM pg_prepared_xacts \
          WHERE database = current_database() AND age(transaction) > age($1::text::xid))";
     let ask = async |sql, parameters: &[&(dyn ToSql + Sync)]| {
         let row = catalog.client().query_one(sql, parameters).await;
         row.map_err(CatalogError::from)
     };
-    let now: String = ask(NOW, &[])
+    let now: String = ask(CURRENT_XID, &[])
         .await?
         .try_get(0)
         .map_err(CatalogError::from)?;
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + OPEN_TRANSACTION_TIMEOUT;
     loop {
-        let ended = ask(ENDED, &[&now]).await?;
+        let ended = ask(OLDER_TRANSACTIONS_ENDED, &[&now]).await?;
         if ended.try_get(0).map_err(CatalogError::from)? {
             return Ok(());
         }
         if Instant::now() >= until {
             return Err(ReplayError::Open);
         }
-        sleep(POLL).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -19,7 +19,7 @@ use crate::postgres::catalog::{Catalog, Statement};
 use crate::postgres::table::TableName;
 
 /// How long to wait for open transactions in a topic.
-const OPEN: Duration = Duration::from_secs(10);
+const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the ID of the row whose record has that position.
 pub(super) async fn id(
@@ -129,7 +129,7 @@ struct Search {
 impl Search {
     fn run(&self) -> Result<Option<String>, ReadError> {
         let reader = &self.reader;
-        let deadline = Instant::now() + OPEN;
+        let deadline = Instant::now() + OPEN_TRANSACTION_TIMEOUT;
         for topic in &self.topics {
             let Some(partitions) = reader.partitions(topic)? else {
                 continue;

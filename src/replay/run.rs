@@ -16,8 +16,8 @@ use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{Catalog, CatalogError, Holder};
 
 /// How long the server may take to detect that a run's process has ended.
-const GONE: Duration = Duration::from_secs(3);
-const PAUSE: Duration = Duration::from_millis(100);
+const DEAD_RUN_TIMEOUT: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The contents of a journal entry about a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -238,9 +238,9 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// Acquires the lock, or returns its holder if another session still holds it after [`GONE`].
+/// Acquires the lock, or returns its holder if another session still holds it after [`DEAD_RUN_TIMEOUT`].
 async fn try_lock(writer: &Catalog, name: &str) -> Result<Result<(), LockHolder>, CatalogError> {
-    let until = Instant::now() + GONE;
+    let until = Instant::now() + DEAD_RUN_TIMEOUT;
     loop {
         let sql = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))";
         let row = writer.client().query_one(sql, &[&name]).await;
@@ -250,7 +250,7 @@ async fn try_lock(writer: &Catalog, name: &str) -> Result<Result<(), LockHolder>
         if Instant::now() >= until {
             return Ok(Err(lock_holder(writer, name).await?));
         }
-        sleep(PAUSE).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 

@@ -20,14 +20,14 @@ use crate::postgres::catalog::copy::Copied;
 use crate::sink::Sink;
 
 /// Maximum interval between journal entries about the progress. The first ones are written sooner.
-const NOTE: Duration = Duration::from_secs(10);
-const NOTE_FIRST: Duration = Duration::from_secs(1);
+const JOURNAL_INTERVAL: Duration = Duration::from_secs(10);
+const FIRST_JOURNAL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often a row is remembered for the journal.
-const MARK: Duration = Duration::from_millis(100);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the sink is tended while waiting for it.
-const TEND: Duration = Duration::from_secs(1);
+const SINK_MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// A run that fell behind its rate catches up by at most the rows of this duration.
-const BURST: Duration = Duration::from_millis(100);
+const CATCH_UP_LIMIT: Duration = Duration::from_millis(100);
 
 /// Sends the rows of a run.
 pub(super) struct Sender<'p, S, F> {
@@ -72,7 +72,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             last: None,
             marked_at: now,
             noted_at: now,
-            note_pause: NOTE_FIRST,
+            note_pause: FIRST_JOURNAL_INTERVAL,
             told,
         }
     }
@@ -173,7 +173,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             value.push_str(&String::from_utf8_lossy(copied.key(index)));
         }
         let now = Instant::now();
-        if now.duration_since(self.marked_at) < MARK {
+        if now.duration_since(self.marked_at) < PROGRESS_INTERVAL {
             return Ok(());
         }
         self.marked_at = now;
@@ -181,7 +181,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         self.look();
         if now.duration_since(self.noted_at) >= self.note_pause {
             self.noted_at = now;
-            self.note_pause = (self.note_pause * 2).min(NOTE);
+            self.note_pause = (self.note_pause * 2).min(JOURNAL_INTERVAL);
             let sent = self.plan.sent_before + self.last_number();
             let last = self.last.as_ref();
             self.plan.note(State::Going, sent, last, None).await?;
@@ -226,7 +226,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                 biased;
                 () = stopped(stop) => return Ok(Waited::Stop),
                 () = sleep_until(due) => return Ok(Waited::Enough),
-                () = sleep(TEND) => self.sink.tend(),
+                () = sleep(SINK_MAINTENANCE_INTERVAL) => self.sink.tend(),
             }
         }
     }
@@ -244,7 +244,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                 biased;
                 () = stopped(stop) => return Ok(Waited::Stop),
                 () = self.delivery.watermark.empty() => {}
-                () = sleep(TEND) => self.sink.tend(),
+                () = sleep(SINK_MAINTENANCE_INTERVAL) => self.sink.tend(),
             }
         }
     }
@@ -261,7 +261,7 @@ async fn room(
         biased;
         () = stopped(stop) => return Ok(Waited::Stop),
         () = watermark.room() => {}
-        () = sleep(TEND) => sink.tend(),
+        () = sleep(SINK_MAINTENANCE_INTERVAL) => sink.tend(),
     }
     Ok(Waited::Enough)
 }
@@ -298,7 +298,7 @@ impl Rate {
     /// Returns when the next row is due, or `None` if it is due now.
     fn due(&mut self, now: Instant) -> Option<Instant> {
         let due = self.due.unwrap_or(now);
-        let earliest = now.checked_sub(BURST).unwrap_or(now);
+        let earliest = now.checked_sub(CATCH_UP_LIMIT).unwrap_or(now);
         self.due = Some(due.max(earliest) + self.pause);
         (due > now).then_some(due)
     }

@@ -13,14 +13,14 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 
 /// Maximum interval between two passes. The interval is smaller if the retention is short.
-const EVERY: Duration = Duration::from_secs(60);
+const PASS_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
 /// How long the pass over one table may take before its connection is closed.
-const LIMIT: Duration = Duration::from_secs(60);
+const PASS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Maximum number of problems that are logged with a line each, because thousands of tables can
 /// have the same problem.
-const TROUBLES: usize = 10;
+const LOGGED_PROBLEMS_MAX: usize = 10;
 
 /// Running passes, which end when this is dropped.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Drop for Maintenance {
 #[must_use]
 pub(crate) fn beside(settings: &PipelineSettings) -> Option<Maintenance> {
     let keep = settings.retention.keep?;
-    let every = (keep / 10).clamp(Duration::from_secs(1), EVERY);
+    let every = (keep / 10).clamp(Duration::from_secs(1), PASS_INTERVAL_MAX);
     let settings = settings.clone();
     Some(Maintenance(tokio::spawn(async move {
         let mut outage = Outage::default();
@@ -81,9 +81,9 @@ async fn pass(settings: &PipelineSettings) -> Vec<String> {
 }
 
 async fn in_time<T>(asked: impl Future<Output = Result<T, CatalogError>>) -> Result<T, String> {
-    match timeout(LIMIT, asked).await {
+    match timeout(PASS_TIMEOUT, asked).await {
         Ok(done) => done.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer from PostgreSQL within {LIMIT:?}")),
+        Err(_) => Err(format!("no answer from PostgreSQL within {PASS_TIMEOUT:?}")),
     }
 }
 
@@ -109,9 +109,9 @@ fn tell(settings: &PipelineSettings, outage: &mut Outage, mut troubles: Vec<Stri
         }
         return;
     }
-    let more = troubles.len().saturating_sub(TROUBLES);
+    let more = troubles.len().saturating_sub(LOGGED_PROBLEMS_MAX);
     if more > 0 {
-        troubles.truncate(TROUBLES);
+        troubles.truncate(LOGGED_PROBLEMS_MAX);
         troubles.push(format!(
             "{more} more. To have all printed: {}",
             settings.target.commands.print(["maintain", "--dry-run"])

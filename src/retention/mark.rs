@@ -6,13 +6,13 @@ use jiff::Timestamp;
 use crate::model::lsn::Lsn;
 
 /// The start of Walpost's line.
-const START: &str = "walpost: ";
+const COMMENT_PREFIX: &str = "walpost: ";
 
 /// Longer than any line of Walpost, in characters.
 const LINE_CHARS_MAX: usize = 300;
 
 /// Follows the start if the mark concerns rows of a table without partitions.
-const ROWS: &str = "rows before ";
+const ROWS_PREFIX: &str = "rows before ";
 
 /// How far the removal of a partition has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,14 +53,16 @@ impl Origin {
     #[must_use]
     pub(crate) fn read_generation(&self, comment: Option<&str>) -> Option<(Timestamp, Mark)> {
         let line = self.line(comment)?;
-        let (before, mark) = line.strip_prefix(ROWS)?.split_once(' ')?;
+        let (before, mark) = line.strip_prefix(ROWS_PREFIX)?.split_once(' ')?;
         Some((before.parse().ok()?, Mark::read(mark)?))
     }
 
     /// Returns Walpost's line, without its fixed start and end.
     fn line(&self, comment: Option<&str>) -> Option<String> {
         let line = comment?.lines().next_back()?;
-        let what = line.strip_prefix(START)?.strip_suffix(&self.suffix())?;
+        let what = line
+            .strip_prefix(COMMENT_PREFIX)?
+            .strip_suffix(&self.suffix())?;
         Some(what.to_owned())
     }
 }
@@ -94,7 +96,7 @@ pub(crate) fn other_lines(oid: &str) -> String {
     format!(
         "(SELECT coalesce(string_agg(line || chr(10), '' ORDER BY place), '') \
          FROM string_to_table(obj_description({oid}, 'pg_class'), chr(10)) WITH ORDINALITY AS lines (line, place) \
-         WHERE NOT starts_with(line, '{START}'))"
+         WHERE NOT starts_with(line, '{COMMENT_PREFIX}'))"
     )
 }
 
@@ -125,12 +127,16 @@ impl MarkKind {
             Self::Closed => ("closed at ".to_owned(), lsn.to_owned()),
             Self::Detached => ("detached at ".to_owned(), lsn.to_owned()),
             Self::Delivered => ("delivered by ".to_owned(), now.to_owned()),
-            Self::RowsClosed => (ROWS.to_owned(), format!("{now} || ' closed at ' || {lsn}")),
-            Self::RowsDelivered(before) => {
-                (format!("{ROWS}{before} delivered by "), now.to_owned())
-            }
+            Self::RowsClosed => (
+                ROWS_PREFIX.to_owned(),
+                format!("{now} || ' closed at ' || {lsn}"),
+            ),
+            Self::RowsDelivered(before) => (
+                format!("{ROWS_PREFIX}{before} delivered by "),
+                now.to_owned(),
+            ),
         };
-        (format!("{START}{what}"), expression)
+        (format!("{COMMENT_PREFIX}{what}"), expression)
     }
 }
 

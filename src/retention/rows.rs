@@ -17,13 +17,13 @@ use jiff::{SignedDuration, Timestamp};
 use super::look::{self, Maintained};
 use super::mark::{Mark, MarkKind};
 use super::plan::Wait;
-use super::{PATIENCE, POLL, Pass, RetentionError};
+use super::{Pass, RetentionError, SLOT_POLL_INTERVAL, SLOT_TIMEOUT};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::target::Target;
 
 /// Number of rows that are deleted in one transaction.
-const BATCH: i64 = 5_000;
+const BATCH_ROWS: i64 = 5_000;
 
 /// Locations of rows, and the transactions that wrote them, because a location can be reused for
 /// another row.
@@ -73,7 +73,7 @@ impl Pass<'_> {
                     if dry_run || Instant::now() >= until {
                         return Ok(());
                     }
-                    tokio::time::sleep(POLL).await;
+                    tokio::time::sleep(SLOT_POLL_INTERVAL).await;
                     continue;
                 }
                 Some((before, Mark::Closed(_))) => MarkKind::RowsDelivered(before),
@@ -150,7 +150,7 @@ impl Pass<'_> {
 
     /// Waits for a while until the slots have passed a position. Returns whether they have.
     async fn wait_for(&mut self, target: &Target, needed: Lsn) -> Result<Waited, CatalogError> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + SLOT_TIMEOUT;
         loop {
             let table = self.outbox.name.clone();
             let wait = match self.slowest(target).await? {
@@ -166,7 +166,7 @@ impl Pass<'_> {
             if Instant::now() >= until {
                 return Ok(Waited::For(wait));
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(SLOT_POLL_INTERVAL).await;
         }
     }
 }
@@ -180,7 +180,7 @@ async fn read(
     let rows = client
         .query(
             &format!(
-                "SELECT t.ctid::text, t.xmin::text FROM ONLY {table} AS t WHERE t.created_at < $1::text::timestamptz LIMIT {BATCH}"
+                "SELECT t.ctid::text, t.xmin::text FROM ONLY {table} AS t WHERE t.created_at < $1::text::timestamptz LIMIT {BATCH_ROWS}"
             ),
             &[&before.to_string()],
         )

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc as to_async, oneshot};
 
 use super::control::Answer;
 use super::definitions::{Definitions, Reading};
-use super::places::{LOOK, Places};
+use super::places::{POLL_INTERVAL, Places};
 
 /// A request to reload the configuration.
 pub(super) struct Ask {
@@ -47,7 +47,7 @@ pub(super) fn watch<D: Definitions>(
                     is_accepted: false,
                     answer: None,
                 };
-                let ask = match asked.recv_timeout(LOOK) {
+                let ask = match asked.recv_timeout(POLL_INTERVAL) {
                     Ok(ask) => ask,
                     Err(RecvTimeoutError::Disconnected) => return,
                     Err(RecvTimeoutError::Timeout) if places.have_changed() => {
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// A file that is being written while it is read for the first time.
     struct Written {
@@ -122,9 +122,9 @@ mod tests {
                     Ok(Reread { ask, result }) => {
                         return (ask.why, result.expect_err("the text of the file"));
                     }
-                    Err(_) => assert!(began.elapsed() < PATIENCE, "it was not read"),
+                    Err(_) => assert!(began.elapsed() < TIMEOUT, "it was not read"),
                 }
-                thread::sleep(LOOK / 100);
+                thread::sleep(POLL_INTERVAL / 100);
             }
         };
         assert_eq!(next(), ("a changed file", "changed".to_owned()));

@@ -22,15 +22,15 @@ use crate::escape::shell_word;
 use crate::trusted_path::{self, PathError};
 
 /// Maximum length of a request, in bytes.
-const REQUEST_BYTES: u64 = 64 << 10;
+const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Maximum length of an answer, in bytes. An answer may list every pipeline.
-const ANSWER_BYTES: u64 = 64 << 20;
+const RESPONSE_BYTES_MAX: u64 = 64 << 20;
 /// How long a client may take to send its request.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent clients. Further clients wait.
-const CLIENTS: usize = 16;
+const CLIENTS_MAX: usize = 16;
 /// Delay before the next attempt to accept a connection, such as when the process has run out of file descriptors.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// A request from `walpost pipeline`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,7 +176,7 @@ impl Control {
 }
 
 async fn accept(listener: UnixListener, asked: mpsc::Sender<Asked>) {
-    let room = Arc::new(Semaphore::new(CLIENTS));
+    let room = Arc::new(Semaphore::new(CLIENTS_MAX));
     loop {
         let Ok(seat) = Arc::clone(&room).acquire_owned().await else {
             return;
@@ -193,7 +193,7 @@ async fn accept(listener: UnixListener, asked: mpsc::Sender<Asked>) {
             }
             Err(error) => {
                 debug!(%error, "control socket");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
@@ -209,11 +209,11 @@ async fn answer(mut stream: UnixStream, asked: &mpsc::Sender<Asked>) -> io::Resu
     }
     let mut line = String::new();
     let request = async {
-        let mut from = BufReader::new(&mut stream).take(REQUEST_BYTES);
+        let mut from = BufReader::new(&mut stream).take(REQUEST_BYTES_MAX);
         from.read_line(&mut line).await?;
         serde_json::from_str(&line).map_err(io::Error::from)
     };
-    let request = timeout(PATIENCE, request).await??;
+    let request = timeout(REQUEST_TIMEOUT, request).await??;
     let (answer, answered) = oneshot::channel();
     // Sending fails only while the process is exiting.
     let _ = asked.send((request, answer)).await;
@@ -242,7 +242,7 @@ pub(crate) fn ask(path: &Path, request: &Request) -> io::Result<Answer> {
     line.push(b'\n');
     stream.write_all(&line)?;
     let mut answer = String::new();
-    BufReader::new(stream.take(ANSWER_BYTES)).read_line(&mut answer)?;
+    BufReader::new(stream.take(RESPONSE_BYTES_MAX)).read_line(&mut answer)?;
     if answer.is_empty() {
         return Err(io::Error::other("it ended before it answered"));
     }

@@ -40,7 +40,7 @@ pub(super) type Ending = (u64, Ended);
 
 /// Number of pipelines that create their Kafka client at startup, so that problems with it are detected before the first
 /// event. The remaining pipelines create theirs when they need it.
-const EAGER: usize = 10;
+const EAGER_PIPELINES: usize = 10;
 
 /// The error returned for requests that arrive during shutdown.
 pub(super) const STOPPING: &str = "walpost is stopping";
@@ -240,7 +240,7 @@ impl<D: PartialEq> Pipelines<D> {
             endings: self.endings.clone(),
             ending: Ended::Defect,
         };
-        let is_eager = at < EAGER;
+        let is_eager = at < EAGER_PIPELINES;
         spawn(entry.settings.clone(), is_eager, receiver, report);
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How often files are checked. A file that has not changed since the previous check is considered complete.
-pub(super) const LOOK: Duration = Duration::from_secs(1);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The metadata of a file or folder, or `None` if it does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ impl Places {
     }
 
     /// Returns whether the files have changed since they were read, but not since the previous check. Call this once every
-    /// [`LOOK`].
+    /// [`POLL_INTERVAL`].
     pub(super) fn have_changed(&mut self) -> bool {
         let now = marks(&self.paths);
         if now == self.taken {

@@ -20,14 +20,14 @@ use crate::observe::status::{PipelineStatus, Status};
 use crate::pipeline::order::Order;
 
 /// How often the state is checked for news to report.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum interval between changes of the status line.
-const STATUS: Duration = Duration::from_secs(5);
+const STATUS_INTERVAL_MIN: Duration = Duration::from_secs(5);
 /// Startup counts as complete after this time even if servers are unavailable. Such outages end without intervention, and the
 /// command that starts the service should not wait for them.
-const START: Duration = Duration::from_secs(30);
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum length of the status line.
-const LINE_CHARS: usize = 200;
+const STATUS_CHARS_MAX: usize = 200;
 
 /// The connection to systemd.
 #[derive(Debug)]
@@ -61,7 +61,9 @@ impl Systemd {
     /// Reports the state until the process ends.
     pub(super) async fn tell(self, registry: Arc<Registry>, mut orders: watch::Receiver<Order>) {
         let mut news = News::new(self.watchdog, Instant::now());
-        let look = self.watchdog.map_or(LOOK, |every| LOOK.min(every / 2));
+        let look = self
+            .watchdog
+            .map_or(POLL_INTERVAL, |every| POLL_INTERVAL.min(every / 2));
         let mut interval = tokio::time::interval(look.max(Duration::from_millis(10)));
         let mut stopping = false;
         loop {
@@ -135,7 +137,7 @@ impl News {
         let is_due = self
             .status
             .as_ref()
-            .is_none_or(|(_, at)| now.duration_since(*at) >= STATUS);
+            .is_none_or(|(_, at)| now.duration_since(*at) >= STATUS_INTERVAL_MIN);
         if is_due && !stopping {
             let line = line(status);
             if self.status.as_ref().is_none_or(|(last, _)| *last != line) {
@@ -160,7 +162,7 @@ fn is_started(status: &Status, lasts: Duration) -> bool {
     let of = |state| move |pipeline: &PipelineStatus| pipeline.state == state;
     let pipelines = &status.pipelines;
     (pipelines.is_empty() || !pipelines.iter().all(of(State::Halted)))
-        && (lasts >= START || !pipelines.iter().any(of(State::Starting)))
+        && (lasts >= STARTUP_TIMEOUT || !pipelines.iter().any(of(State::Starting)))
 }
 
 /// Returns whether no pipeline's event loop is stalled.
@@ -195,7 +197,11 @@ fn line(status: &Status) -> String {
         line += &format!("; {name}: {what}");
     }
     // A line feed would end the value, and the text after it could set another variable such as MAINPID.
-    Escaped(line).to_string().chars().take(LINE_CHARS).collect()
+    Escaped(line)
+        .to_string()
+        .chars()
+        .take(STATUS_CHARS_MAX)
+        .collect()
 }
 
 #[cfg(test)]

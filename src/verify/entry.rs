@@ -53,7 +53,7 @@ pub(super) struct Entry<'e> {
 const ROW: u8 = 0;
 const RECORD: u8 = 1;
 /// Represents an unknown time or partition. No actual value equals it.
-const NONE: i64 = i64::MIN;
+const UNKNOWN: i64 = i64::MIN;
 
 impl<'e> Entry<'e> {
     /// Replaces the contents of `into` with the encoded entry.
@@ -63,9 +63,9 @@ impl<'e> Entry<'e> {
             What::Row(row) => {
                 into.put_u8(ROW);
                 into.put_u32(row.topic);
-                into.put_i64(row.partition.map_or(NONE, i64::from));
+                into.put_i64(row.partition.map_or(UNKNOWN, i64::from));
                 into.put_u64(row.key);
-                into.put_i64(row.created.unwrap_or(NONE));
+                into.put_i64(row.created.unwrap_or(UNKNOWN));
             }
             What::Record(record) => {
                 into.put_u8(RECORD);
@@ -90,7 +90,7 @@ impl<'e> Entry<'e> {
                 topic: bytes.try_get_u32()?,
                 partition: i32::try_from(bytes.try_get_i64()?).ok(),
                 key: bytes.try_get_u64()?,
-                created: Some(bytes.try_get_i64()?).filter(|&created| created != NONE),
+                created: Some(bytes.try_get_i64()?).filter(|&created| created != UNKNOWN),
             }),
             _ => What::Record(Record {
                 place: bytes.try_get_u32()?,

@@ -10,7 +10,7 @@ use super::report::Finding;
 use super::spill::{Spill, hash};
 
 /// Maximum number of locations that are reported for a repeated event.
-const LOCATIONS: usize = 5;
+const REPORTED_LOCATIONS_MAX: usize = 5;
 
 /// One bit for each record, indexed by its number.
 #[derive(Default)]
@@ -181,7 +181,7 @@ impl<'e> Event<'e> {
             return Ok(());
         }
         reporter.counts.repeated += 1;
-        let first = self.records.iter().take(LOCATIONS);
+        let first = self.records.iter().take(REPORTED_LOCATIONS_MAX);
         reporter.found(Finding::Repeated {
             id: self.name(),
             copies: self.records.len(),

@@ -12,7 +12,7 @@ use super::spill::{Journal, Spill, hash};
 use crate::model::lsn::{Lsn, Position};
 
 /// Maximum number of gaps that are reported for a transaction.
-const HOLES: usize = 20;
+const REPORTED_GAPS_MAX: usize = 20;
 
 /// Checks the records in the order in which they were read. `firsts` contains the first records of
 /// events in the table. The origin of all other records is unknown.
@@ -97,7 +97,7 @@ fn between(numbers: impl Iterator<Item = u64>) -> Vec<RangeInclusive<u64>> {
     let mut next = 0;
     let mut missing = Vec::new();
     for number in numbers {
-        if number > next && missing.len() < HOLES {
+        if number > next && missing.len() < REPORTED_GAPS_MAX {
             missing.push(next..=number - 1);
         }
         next = next.max(number.saturating_add(1));
@@ -118,6 +118,6 @@ mod tests {
         assert_eq!(holes(&[0, 3, 3, 5]), [1..=2, 4..=4]);
         assert_eq!(holes(&[u64::MAX]), [0..=u64::MAX - 1]);
         let odd: Vec<_> = (0..30).map(|number| 2 * number + 1).collect();
-        assert_eq!(holes(&odd).len(), HOLES, "more are not told");
+        assert_eq!(holes(&odd).len(), REPORTED_GAPS_MAX, "more are not told");
     }
 }

@@ -10,13 +10,13 @@ use tempfile::SpooledTempFile;
 use crate::file_error;
 
 /// Maximum number of files. Each file uses a descriptor once it is on disk.
-const PARTS: usize = 64;
+const FILES_MAX: usize = 64;
 /// The memory that an entry uses in addition to its bytes while it is processed.
-const ENTRY_OVERHEAD: u64 = 128;
+const ENTRY_OVERHEAD_BYTES: u64 = 128;
 /// The minimum size of the portions in which entries are processed, because each portion requires
 /// another pass.
-const PORTION_MIN: u64 = 1 << 20;
-const PORTION_MAX: u64 = 1 << 30;
+const PORTION_BYTES_MIN: u64 = 1 << 20;
+const PORTION_BYTES_MAX: u64 = 1 << 30;
 
 /// Returns an evenly distributed number that is the same for the same bytes within one run.
 pub(super) fn hash(bytes: &[u8]) -> u64 {
@@ -102,10 +102,10 @@ impl Spill {
     /// Creates a spill that uses at most `memory` bytes, half of them for stored entries and half
     /// for the entries being processed.
     pub(super) fn new(memory: u64) -> Self {
-        let part = memory / 2 / PARTS as u64;
+        let part = memory / 2 / FILES_MAX as u64;
         Self {
-            parts: (0..PARTS).map(|_| Journal::new(part)).collect(),
-            portion_bytes: (memory / 2).clamp(PORTION_MIN, PORTION_MAX),
+            parts: (0..FILES_MAX).map(|_| Journal::new(part)).collect(),
+            portion_bytes: (memory / 2).clamp(PORTION_BYTES_MIN, PORTION_BYTES_MAX),
         }
     }
 
@@ -121,7 +121,10 @@ impl Spill {
         mut look: impl FnMut(&[&[u8]]) -> io::Result<()>,
     ) -> io::Result<()> {
         for part in self.parts {
-            let (entries, size) = (part.entries, part.bytes + part.entries * ENTRY_OVERHEAD);
+            let (entries, size) = (
+                part.entries,
+                part.bytes + part.entries * ENTRY_OVERHEAD_BYTES,
+            );
             let mut file = part.into_file()?;
             let portions = size.div_ceil(self.portion_bytes);
             for portion in 0..portions {
@@ -152,8 +155,8 @@ impl Spill {
 /// Returns the part for a hash. The upper bits select the part, because the lower bits select the
 /// portion.
 fn part_of(hash: u64) -> usize {
-    // The result is less than `PARTS`.
-    usize::try_from(hash >> (u64::BITS - PARTS.ilog2())).unwrap_or(0)
+    // The result is less than `FILES_MAX`.
+    usize::try_from(hash >> (u64::BITS - FILES_MAX.ilog2())).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -198,7 +201,7 @@ mod tests {
         let (in_memory, few) = through(1 << 30, 50_000);
         assert_eq!(in_memory.len(), 100_000);
         assert!(in_memory.values().all(|count| *count == 1));
-        assert_eq!(few, PARTS);
+        assert_eq!(few, FILES_MAX);
         // Each part is on disk and larger than a portion.
         let (on_disk, _) = through(0, 50_000);
         assert_eq!(on_disk, in_memory);

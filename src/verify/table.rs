@@ -21,9 +21,9 @@ use crate::postgres::table::TableName;
 use crate::progress::Progress;
 
 /// The `pg_type.oid` of timestamp and timestamptz.
-const TIMES: [u32; 2] = [1114, 1184];
+const TIMESTAMP_OIDS: [u32; 2] = [1114, 1184];
 /// The number of rows after which progress is updated.
-const BATCH: u64 = 1024;
+const PROGRESS_ROWS: u64 = 1024;
 
 /// How to read the rows.
 pub(super) struct Plan {
@@ -145,8 +145,8 @@ impl Plan {
         let mut bytes = Vec::new();
         while let Some(values) = rows.next().await? {
             reporter.counts.rows += 1;
-            if reporter.counts.rows.is_multiple_of(BATCH) {
-                progress.advance(BATCH);
+            if reporter.counts.rows.is_multiple_of(PROGRESS_ROWS) {
+                progress.advance(PROGRESS_ROWS);
             }
             let mut row = [None; COLUMNS_MAX];
             for (at, slot) in self.slots.iter().enumerate() {
@@ -186,7 +186,7 @@ impl Plan {
             Entry { what, id }.encode(&mut bytes);
             into.push(hash(id), &bytes)?;
         }
-        progress.advance(reporter.counts.rows % BATCH);
+        progress.advance(reporter.counts.rows % PROGRESS_ROWS);
         Ok(topics.names)
     }
 }
@@ -225,7 +225,9 @@ fn time_column(
     let name = range.column.as_deref().unwrap_or("created_at");
     let found = columns.iter().find(|column| column.name == name);
     match found {
-        Some(column) if TIMES.contains(&column.type_oid) => Ok(Some(escape_identifier(name))),
+        Some(column) if TIMESTAMP_OIDS.contains(&column.type_oid) => {
+            Ok(Some(escape_identifier(name)))
+        }
         None if range.column.is_none() && !range.is_bounded() => Ok(None),
         Some(_) if range.column.is_none() && !range.is_bounded() => Ok(None),
         found => Err(VerifyError::NoTime {

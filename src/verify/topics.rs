@@ -18,7 +18,7 @@ use crate::outbox::headers::{POSITION_HEADER, REPLAY_HEADER};
 use crate::progress::Progress;
 
 /// The number of records after which progress is updated.
-const BATCH: u64 = 1024;
+const PROGRESS_RECORDS: u64 = 1024;
 
 /// The result of reading the topics.
 pub(super) struct Read {
@@ -97,7 +97,7 @@ impl Plan<'_> {
         for part in &parts {
             self.read_one(part, &mut read, &mut taker, &mut progress, reporter)?;
         }
-        progress.advance(reporter.counts.records % BATCH);
+        progress.advance(reporter.counts.records % PROGRESS_RECORDS);
         progress.finish();
         Ok(read)
     }
@@ -132,8 +132,8 @@ impl Plan<'_> {
             };
             let position = taker.take(message, *place, reporter)?;
             first.note(message, position);
-            if reporter.counts.records.is_multiple_of(BATCH) {
-                progress.advance(BATCH);
+            if reporter.counts.records.is_multiple_of(PROGRESS_RECORDS) {
+                progress.advance(PROGRESS_RECORDS);
             }
             Ok(ControlFlow::Continue(()))
         })?;

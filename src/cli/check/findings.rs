@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::super::FEW;
+use super::super::SHORT_LIST_MAX;
 use super::super::out::{self, Tone, say};
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::Remedy;
@@ -74,7 +74,7 @@ pub(super) fn told(findings: &[Finding], json: bool) -> Exit {
         out::json(&serde_json::json!({ "ok": exit == Exit::Done, "checks": findings }));
     } else {
         match of_pipelines(findings) {
-            pipelines if pipelines.len() > FEW => summary(&pipelines, findings),
+            pipelines if pipelines.len() > SHORT_LIST_MAX => summary(&pipelines, findings),
             _ => {
                 for finding in findings {
                     print(finding, &finding.pipeline);
@@ -142,7 +142,7 @@ fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) {
 }
 
 fn some_names(names: &[&str]) -> String {
-    match names.split_at_checked(FEW) {
+    match names.split_at_checked(SHORT_LIST_MAX) {
         Some((some, others @ [_, _, ..])) => {
             format!("{} and {} others", some.join(", "), others.len())
         }

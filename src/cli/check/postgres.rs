@@ -14,7 +14,7 @@ use crate::postgres::catalog::{
     Catalog, CatalogError, EventLimit, Everybody, GuardFunction, Limit, Observed, Problem,
     Statement, hidden_rows_warning, left_publication_error, some_of, unpublished_warning,
 };
-use crate::postgres::replication::{BUFFER_WANTED, Connection, ConnectionError};
+use crate::postgres::replication::{Connection, ConnectionError, WANTED_BUFFER_BYTES};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
@@ -171,11 +171,11 @@ async fn hidden_rows(
 fn buffer(connection: &Connection, report: &mut Report<'_>) {
     if let Some(bytes) = connection
         .unix_buffer()
-        .filter(|bytes| *bytes < BUFFER_WANTED)
+        .filter(|bytes| *bytes < WANTED_BUFFER_BYTES)
     {
         let message = format!(
             "the buffer of the unix-domain socket takes {bytes} bytes. A backlog is delivered faster over TCP (host=localhost), or \
-             with more: sysctl -w net.core.wmem_default={BUFFER_WANTED}, and a line in /etc/sysctl.d to keep it; connections that \
+             with more: sysctl -w net.core.wmem_default={WANTED_BUFFER_BYTES}, and a line in /etc/sysctl.d to keep it; connections that \
              are opened then have it"
         );
         report.add("socket", Outcome::Ok, message);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::delivery::chunks::Chunk;
 
-const SAFE: Lsn = Lsn(0x500);
+const SAFE_LSN: Lsn = Lsn(0x500);
 
 fn last() -> Last {
     Last {
@@ -26,7 +26,7 @@ fn server() -> ServerState {
 
 fn checkpoint() -> Checkpoint {
     Checkpoint {
-        safe_lsn: SAFE,
+        safe_lsn: SAFE_LSN,
         delivered: Some(Delivered::UpTo(last())),
         partitions: [("t".to_owned(), 3)].into(),
         ..Checkpoint::first(4, &server())
@@ -133,7 +133,7 @@ fn what_is_none_is_refused() {
 fn the_same_history_goes_on() {
     let resume = checkpoint().resume(&server()).expect("goes on");
     assert_eq!(resume.epoch, 4);
-    assert_eq!(resume.safe_lsn, SAFE);
+    assert_eq!(resume.safe_lsn, SAFE_LSN);
     assert_eq!(resume.delivered, Some(Delivered::UpTo(last())));
     assert_eq!(resume.phantom, None);
 }
@@ -144,9 +144,9 @@ fn a_slot_may_be_behind_and_not_ahead() {
         confirmed,
         ..server()
     };
-    assert!(checkpoint().resume(&at(SAFE)).is_ok());
+    assert!(checkpoint().resume(&at(SAFE_LSN)).is_ok());
     assert!(matches!(
-        checkpoint().resume(&at(Lsn(SAFE.0 + 1))),
+        checkpoint().resume(&at(Lsn(SAFE_LSN.0 + 1))),
         Err(HistoryError::SlotAhead { .. })
     ));
 }
@@ -168,7 +168,7 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
             "{error}"
         );
     };
-    ends_at(&checkpoint(), SAFE.0);
+    ends_at(&checkpoint(), SAFE_LSN.0);
     // In the middle of a large transaction, the safe LSN is lower than the position that was read.
     let midway = Checkpoint {
         safe_lsn: Lsn(0x350),
@@ -179,7 +179,7 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
         delivered: None,
         ..checkpoint()
     };
-    ends_at(&idle, SAFE.0);
+    ends_at(&idle, SAFE_LSN.0);
     let skipped = Checkpoint {
         delivered: Some(Delivered::Before(Lsn(0x600))),
         ..checkpoint()
@@ -198,8 +198,8 @@ fn a_log_that_ends_before_what_was_read_of_it_is_refused() {
             .collect(),
     };
     let copying = Checkpoint {
-        delivered: Some(Delivered::Before(SAFE)),
-        snapshot: Some(copied(&[SAFE.0, 0x700])),
+        delivered: Some(Delivered::Before(SAFE_LSN)),
+        snapshot: Some(copied(&[SAFE_LSN.0, 0x700])),
         ..checkpoint()
     };
     ends_at(&copying, 0x700);
@@ -269,7 +269,7 @@ fn checkpoint_that_was_resumed_says_the_same_on_the_timeline_that_is_there_now()
         }],
     };
     let before = Checkpoint {
-        snapshot: Some(copied(SAFE)),
+        snapshot: Some(copied(SAFE_LSN)),
         ..checkpoint()
     };
     let at = Lsn(0x380);
@@ -313,7 +313,7 @@ fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
             3,
             vec![Switch {
                 timeline: 2,
-                at: SAFE,
+                at: SAFE_LSN,
             }],
         ),
     ] {
@@ -387,10 +387,13 @@ fn what_was_skipped_counts_as_dealt_with_and_nothing_else_does() {
         skipped(0x600),
         (Lsn(0x600), Some(Delivered::Before(Lsn(0x600))))
     );
-    assert_eq!(skipped(0x401), (SAFE, Some(Delivered::Before(Lsn(0x401)))));
+    assert_eq!(
+        skipped(0x401),
+        (SAFE_LSN, Some(Delivered::Before(Lsn(0x401))))
+    );
     // The existing value is more precise.
     for to in [0x350, 0x400] {
-        assert_eq!(skipped(to), (SAFE, Some(Delivered::UpTo(last()))));
+        assert_eq!(skipped(to), (SAFE_LSN, Some(Delivered::UpTo(last()))));
     }
     let twice = checkpoint().skipped(Lsn(0x600)).skipped(Lsn(0x550));
     assert_eq!(twice, checkpoint().skipped(Lsn(0x600)));
@@ -449,7 +452,7 @@ fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
 
 #[test]
 fn topics_are_forgotten_only_as_far_as_room_is_missing() {
-    let room = |topics: usize| topics * ("aa".len() + TOPIC_BYTES);
+    let room = |topics: usize| topics * ("aa".len() + PARTITION_ENTRY_BYTES);
     let noted = |topics: &[&str], bytes_max, in_use: bool| {
         let mut checkpoint = Checkpoint::first(1, &server());
         for topic in ["aa", "bb", "cc"] {

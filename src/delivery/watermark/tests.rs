@@ -344,7 +344,7 @@ fn segments(watermark: &Watermark) -> usize {
 fn memory_is_taken_for_the_transactions_in_flight_and_not_for_those_that_may_be() {
     let mut watermark = Watermark::new(WINDOW, Lsn(100));
     assert_eq!(segments(&watermark), 0);
-    let several = u64::try_from(3 * SEGMENT).expect("a small number");
+    let several = u64::try_from(3 * SEGMENT_TRANSACTIONS).expect("a small number");
     for commit in 1..several {
         let tags = transaction(&mut watermark, commit * 200, 1);
         deliver(&watermark, &tags);

@@ -14,7 +14,7 @@ use hyper::{HeaderMap, Uri, header};
 /// the local link (RFC 6762).
 const PRIVATE: [&str; 3] = [".svc", ".internal", ".local"];
 /// Accepts any name.
-const ANY: &str = "*";
+const ANY_HOST: &str = "*";
 
 /// The host names that are accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Hosts {
     }
 
     fn answers(&self, host: &str) -> bool {
-        if self.named.iter().any(|name| name == ANY) {
+        if self.named.iter().any(|name| name == ANY_HOST) {
             return true;
         }
         let Some(name) = without_port(host) else {
@@ -115,7 +115,7 @@ fn is_name(name: &str) -> bool {
 
 fn named_host(name: &str) -> Result<String, HostError> {
     let bare = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
-    match bare == ANY || is_name(&bare) {
+    match bare == ANY_HOST || is_name(&bare) {
         true => Ok(bare),
         false => Err(HostError(name.to_owned())),
     }

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 /// Maximum number of connections.
-const CONNECTIONS: usize = 128;
+const CONNECTIONS_MAX: usize = 128;
 /// Maximum number of connections from one address.
-const OF_ONE: usize = 64;
+const CONNECTIONS_PER_ADDRESS_MAX: usize = 64;
 /// Maximum size of responses that clients have not received yet, over all connections.
-const UNREAD_BYTES: usize = 8 << 20;
+const UNREAD_BYTES_MAX: usize = 8 << 20;
 
 /// All open connections.
 #[derive(Debug, Default)]
@@ -107,9 +107,9 @@ impl<E> Default for Guests<E> {
 impl<E> Guests<E> {
     fn enter(&mut self, network: IpAddr, end: E) -> u64 {
         let of_it = |guest: &&Guest<E>| guest.network == network;
-        if self.by_number.values().filter(of_it).count() >= OF_ONE {
+        if self.by_number.values().filter(of_it).count() >= CONNECTIONS_PER_ADDRESS_MAX {
             self.evict(|guest| guest.network == network);
-        } else if self.by_number.len() >= CONNECTIONS {
+        } else if self.by_number.len() >= CONNECTIONS_MAX {
             self.evict_from_most();
         }
         let number = self.tick();
@@ -135,7 +135,7 @@ impl<E> Guests<E> {
             let each = of.by_number.values().map(|guest| guest.unread);
             each.fold(0, usize::saturating_add)
         };
-        while unread(self) > UNREAD_BYTES {
+        while unread(self) > UNREAD_BYTES_MAX {
             let others = || self.by_number.iter().filter(|(of, _)| **of != number);
             let most = most(others().map(|(_, guest)| (guest, guest.unread)));
             // A single response may exceed the limit.
@@ -214,19 +214,19 @@ mod tests {
 
     #[test]
     fn whoever_comes_is_let_in_and_the_oldest_of_its_address_gives_way() {
-        let (mut guests, numbers) = guests(&[(1, OF_ONE)]);
+        let (mut guests, numbers) = guests(&[(1, CONNECTIONS_PER_ADDRESS_MAX)]);
         // The first connection has been active since.
         guests.answered(numbers[0], 10);
         guests.taken(numbers[0]);
         let new = guests.enter(address(1), ());
-        assert_eq!(guests.by_number.len(), OF_ONE);
+        assert_eq!(guests.by_number.len(), CONNECTIONS_PER_ADDRESS_MAX);
         assert!(has(&guests, new) && has(&guests, numbers[0]));
         assert!(!has(&guests, numbers[1]));
     }
 
     #[test]
     fn flood_of_one_address_ends_no_connection_of_another() {
-        let (mut guests, numbers) = guests(&[(1, 1), (2, 10 * CONNECTIONS)]);
+        let (mut guests, numbers) = guests(&[(1, 1), (2, 10 * CONNECTIONS_MAX)]);
         assert!(has(&guests, numbers[0]));
         // Of many addresses, those with more connections are evicted first.
         for last in 3..=60 {
@@ -234,7 +234,7 @@ mod tests {
                 guests.enter(address(last), ());
             }
         }
-        assert_eq!(guests.by_number.len(), CONNECTIONS);
+        assert_eq!(guests.by_number.len(), CONNECTIONS_MAX);
         assert!(has(&guests, numbers[0]));
     }
 
@@ -242,7 +242,7 @@ mod tests {
     fn where_all_have_the_same_the_oldest_gives_way() {
         let mut guests = Guests::default();
         let enter = |guests: &mut Guests<()>, last| guests.enter(address(last), ());
-        let count = u8::try_from(CONNECTIONS).expect("few");
+        let count = u8::try_from(CONNECTIONS_MAX).expect("few");
         let numbers: Vec<_> = (0..count).map(|last| enter(&mut guests, last)).collect();
         enter(&mut guests, count);
         assert!(!has(&guests, numbers[0]) && has(&guests, numbers[1]));
@@ -253,19 +253,19 @@ mod tests {
         let (mut guests, numbers) = guests(&[(1, 1), (2, 10)]);
         guests.answered(numbers[0], 1000);
         for number in &numbers[1..] {
-            guests.answered(*number, UNREAD_BYTES / 4);
+            guests.answered(*number, UNREAD_BYTES_MAX / 4);
         }
         let unread: usize = guests.by_number.values().map(|guest| guest.unread).sum();
-        assert!(unread <= UNREAD_BYTES, "{unread}");
+        assert!(unread <= UNREAD_BYTES_MAX, "{unread}");
         assert!(has(&guests, numbers[0]), "its answer is a small one");
         assert!(has(&guests, numbers[10]), "it was answered last");
         assert!(!has(&guests, numbers[1]));
         // A response that was received no longer counts, and a single response is not limited.
         let last = numbers[10];
         guests.taken(last);
-        guests.answered(last, UNREAD_BYTES);
-        guests.answered(last, UNREAD_BYTES);
-        assert_eq!(guests.by_number[&last].unread, 2 * UNREAD_BYTES);
+        guests.answered(last, UNREAD_BYTES_MAX);
+        guests.answered(last, UNREAD_BYTES_MAX);
+        assert_eq!(guests.by_number[&last].unread, 2 * UNREAD_BYTES_MAX);
         assert!(has(&guests, last));
         assert_eq!(
             guests.by_number.values().filter(|of| of.unread > 0).count(),

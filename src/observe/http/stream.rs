@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep};
 use super::room::Seat;
 
 /// How long a client may take to receive a response: Prometheus' default scrape timeout.
-const ANSWER: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -41,9 +41,11 @@ impl Stream {
         if written.is_ready() {
             return written;
         }
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(ANSWER)));
+        let deadline = self
+            .deadline
+            .get_or_insert_with(|| Box::pin(sleep(RESPONSE_TIMEOUT)));
         ready!(deadline.as_mut().poll(context));
-        let reason = format!("the client has not taken its answer within {ANSWER:?}");
+        let reason = format!("the client has not taken its answer within {RESPONSE_TIMEOUT:?}");
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, reason)))
     }
 }

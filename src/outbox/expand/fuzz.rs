@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::super::connect::Form;
-use super::{Expander, Keep, WORK_LEAST, WORK_PER_BYTE};
+use super::{Expander, Keep, WORK_EMPTY, WORK_PER_BYTE};
 
 /// Expands a payload, which follows a byte with settings.
 ///
@@ -30,7 +30,7 @@ pub fn expand(data: &[u8]) {
     expanded.push(&mut java, Form::Java);
     expanded.push_schema(&mut schema, b"Value");
     schema.push(b'}');
-    let most = text.len() * WORK_PER_BYTE + WORK_LEAST;
+    let most = text.len() * WORK_PER_BYTE + WORK_EMPTY;
     for written in [&value, &schema, &java] {
         assert!(written.len() <= most, "{} of {}", written.len(), text.len());
     }

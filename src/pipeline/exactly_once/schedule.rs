@@ -13,15 +13,15 @@ use crate::model::window::Window;
 
 /// Minimum interval between the starts of two commits. A record that is sent after this interval is
 /// committed immediately.
-const QUIET: Duration = Duration::from_millis(5);
+const COMMIT_INTERVAL_MIN: Duration = Duration::from_millis(5);
 /// How long a transaction is open in busy times.
-const BUSY: Duration = Duration::from_millis(250);
+const BUSY_COMMIT_INTERVAL: Duration = Duration::from_millis(250);
 /// How often a checkpoint without new records is written.
-const IDLE: Duration = Duration::from_secs(10);
+const IDLE_CHECKPOINT_INTERVAL: Duration = Duration::from_secs(10);
 /// The delay of such a checkpoint if the server waits for it.
-const ASKED: Duration = Duration::from_millis(100);
+const REQUESTED_CHECKPOINT_DELAY: Duration = Duration::from_millis(100);
 /// Maximum size of a transaction.
-const MOST: Window = Window {
+const TRANSACTION_MAX: Window = Window {
     records: 200_000,
     bytes: 64 << 20,
 };
@@ -72,17 +72,21 @@ impl CommitSchedule {
     ) -> Option<Instant> {
         let records = sent.records - self.committed.records;
         if records == 0 {
-            let pause = if self.asked { ASKED } else { IDLE };
+            let pause = if self.asked {
+                REQUESTED_CHECKPOINT_DELAY
+            } else {
+                IDLE_CHECKPOINT_INTERVAL
+            };
             return moved.then(|| self.committed_at + pause);
         }
         let first_at = *self.first_at.get_or_insert(now);
         let bytes = sent.bytes - self.committed.bytes;
-        if records >= MOST.records || bytes >= MOST.bytes {
+        if records >= TRANSACTION_MAX.records || bytes >= TRANSACTION_MAX.bytes {
             return Some(now);
         }
         Some(match busy {
-            true => first_at + BUSY,
-            false => first_at.max(self.committed_at + QUIET),
+            true => first_at + BUSY_COMMIT_INTERVAL,
+            false => first_at.max(self.committed_at + COMMIT_INTERVAL_MIN),
         })
     }
 
@@ -96,7 +100,7 @@ impl CommitSchedule {
 mod tests {
     use super::*;
 
-    const RECORD: Window = Window {
+    const ONE_RECORD: Window = Window {
         records: 1,
         bytes: 500,
     };
@@ -113,33 +117,39 @@ mod tests {
     #[test]
     fn quiet_records_are_committed_soon_and_busy_ones_together() {
         let (mut schedule, now) = schedule();
-        assert_eq!(schedule.due(now, RECORD, true, false), Some(now + QUIET));
+        assert_eq!(
+            schedule.due(now, ONE_RECORD, true, false),
+            Some(now + COMMIT_INTERVAL_MIN)
+        );
         // The time of the first record counts, regardless of later records.
         let later = now + Duration::from_millis(3);
-        let due = schedule.due(later, times(RECORD, 2), true, true);
-        assert_eq!(due, Some(now + BUSY));
-        schedule.begin(later, times(RECORD, 2));
-        assert_eq!(schedule.due(later, times(RECORD, 2), false, false), None);
+        let due = schedule.due(later, times(ONE_RECORD, 2), true, true);
+        assert_eq!(due, Some(now + BUSY_COMMIT_INTERVAL));
+        schedule.begin(later, times(ONE_RECORD, 2));
+        assert_eq!(
+            schedule.due(later, times(ONE_RECORD, 2), false, false),
+            None
+        );
         // Soon after a commit ...
         let soon = later + Duration::from_millis(1);
-        let due = schedule.due(soon, times(RECORD, 3), true, false);
-        assert_eq!(due, Some(later + QUIET));
+        let due = schedule.due(soon, times(ONE_RECORD, 3), true, false);
+        assert_eq!(due, Some(later + COMMIT_INTERVAL_MIN));
         // ... and long after one.
-        schedule.begin(soon, times(RECORD, 3));
-        let late = soon + QUIET;
-        let due = schedule.due(late, times(RECORD, 4), true, false);
+        schedule.begin(soon, times(ONE_RECORD, 3));
+        let late = soon + COMMIT_INTERVAL_MIN;
+        let due = schedule.due(late, times(ONE_RECORD, 4), true, false);
         assert_eq!(due, Some(late));
     }
 
     #[test]
     fn a_large_transaction_is_committed_at_once() {
         let (mut schedule, now) = schedule();
-        let many = times(RECORD, MOST.records);
+        let many = times(ONE_RECORD, TRANSACTION_MAX.records);
         assert_eq!(schedule.due(now, many, true, true), Some(now));
         let (mut schedule, now) = self::schedule();
         let big = Window {
             records: 1,
-            bytes: MOST.bytes,
+            bytes: TRANSACTION_MAX.bytes,
         };
         assert_eq!(schedule.due(now, big, true, true), Some(now));
     }
@@ -149,21 +159,30 @@ mod tests {
         let (mut schedule, now) = schedule();
         let nothing = Window::default();
         assert_eq!(schedule.due(now, nothing, false, false), None);
-        assert_eq!(schedule.due(now, nothing, true, false), Some(now + IDLE));
+        assert_eq!(
+            schedule.due(now, nothing, true, false),
+            Some(now + IDLE_CHECKPOINT_INTERVAL)
+        );
         schedule.ask();
-        assert_eq!(schedule.due(now, nothing, true, false), Some(now + ASKED));
+        assert_eq!(
+            schedule.due(now, nothing, true, false),
+            Some(now + REQUESTED_CHECKPOINT_DELAY)
+        );
         schedule.begin(now, nothing);
-        assert_eq!(schedule.due(now, nothing, true, false), Some(now + IDLE));
+        assert_eq!(
+            schedule.due(now, nothing, true, false),
+            Some(now + IDLE_CHECKPOINT_INTERVAL)
+        );
     }
 
     #[test]
     fn what_was_committed_before_does_not_count() {
         let (mut schedule, now) = schedule();
         assert!(!schedule.has_records(Window::default()));
-        assert!(schedule.has_records(RECORD));
+        assert!(schedule.has_records(ONE_RECORD));
         let big = Window {
-            records: MOST.records - 1,
-            bytes: MOST.bytes - 1,
+            records: TRANSACTION_MAX.records - 1,
+            bytes: TRANSACTION_MAX.bytes - 1,
         };
         schedule.begin(now, big);
         assert!(!schedule.has_records(big));
@@ -172,6 +191,9 @@ mod tests {
             bytes: big.bytes + 1,
         };
         assert!(schedule.has_records(more));
-        assert_eq!(schedule.due(now, more, true, false), Some(now + QUIET));
+        assert_eq!(
+            schedule.due(now, more, true, false),
+            Some(now + COMMIT_INTERVAL_MIN)
+        );
     }
 }

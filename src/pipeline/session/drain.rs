@@ -15,7 +15,7 @@ use crate::pipeline::exactly_once::committer::TransactionCommitter;
 use crate::sink::{Sink, SinkError};
 
 /// How long the last status update may take.
-const LAST_STATUS: Duration = Duration::from_secs(2);
+const LAST_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Session<'_> {
     /// Waits until everything in flight is durable, `until` has passed, or the server shuts down.
@@ -40,12 +40,15 @@ impl Session<'_> {
         };
         self.log_unacknowledged(&settled, core);
         let durable = core.delivery.watermark.confirmed();
-        let last = timeout(LAST_STATUS, self.confirms.last(durable)).await;
+        let last = timeout(LAST_STATUS_TIMEOUT, self.confirms.last(durable)).await;
         let confirmed = last.unwrap_or_else(|_| self.confirms.now(durable));
         let stats = core.delivery.watermark.stats();
         stats.progressed(&core.delivery.watermark.progress(confirmed, false));
         session_state.confirmed = Some(confirmed);
-        let reported = self.connection.confirm(confirmed, false, LAST_STATUS).await;
+        let reported = self
+            .connection
+            .confirm(confirmed, false, LAST_STATUS_TIMEOUT)
+            .await;
         let pipeline = &self.settings.name;
         let closed = match reported {
             Ok(()) => self.connection.close().await,

@@ -15,9 +15,9 @@ use crate::postgres::replication::ConnectionError;
 
 /// Minimum interval between reports of a higher confirmed LSN. Limits how much is delivered again
 /// after a crash.
-const CONFIRM: Duration = Duration::from_millis(100);
+const CONFIRM_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum interval between status updates to the server.
-const STATUS_MAX: Duration = Duration::from_secs(10);
+const STATUS_INTERVAL: Duration = Duration::from_secs(10);
 /// How long a server that is shutting down may wait for its walsender. It waits until everything
 /// that was sent is confirmed, including WAL without events, which the server writes while it shuts
 /// down.
@@ -25,7 +25,7 @@ pub(super) const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// Returns the interval between status updates to the server.
 pub(super) fn status_pause(link_timeout: Duration) -> Duration {
-    STATUS_MAX.min(link_timeout / 3)
+    STATUS_INTERVAL.min(link_timeout / 3)
 }
 
 impl Session<'_> {
@@ -61,7 +61,7 @@ impl Session<'_> {
             }
         }
         let risen = self.reported != Some(confirmed);
-        if now >= self.status_due || (risen && now >= self.reported_at + CONFIRM) {
+        if now >= self.status_due || (risen && now >= self.reported_at + CONFIRM_INTERVAL) {
             let status = status_pause(limit);
             // The server does not request replies while it receives frequent status updates, so a
             // reply is requested from the server.
@@ -73,9 +73,9 @@ impl Session<'_> {
             self.status_due = now + status;
         }
         let next = if self.reported != Some(confirmed) {
-            self.reported_at + CONFIRM
+            self.reported_at + CONFIRM_INTERVAL
         } else if in_flight {
-            now + CONFIRM
+            now + CONFIRM_INTERVAL
         } else {
             self.status_due
         };

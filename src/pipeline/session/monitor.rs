@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use super::error::SlotError;
 use super::publication::WatchedPublication;
-use super::{UNRECORDED, VITALS};
+use super::{RECORDING_TIMEOUT, SLOT_QUERY_INTERVAL};
 use crate::pipeline::confirms::Writer;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
@@ -21,9 +21,9 @@ use crate::postgres::connect::dial::Notifications;
 use crate::postgres::target::Target;
 
 /// Number of slot queries for each query of the publication.
-const PUBLICATION: u32 = 6;
+const SLOT_QUERIES_PER_PUBLICATION_QUERY: u32 = 6;
 
-const REOPEN: Duration = Duration::from_secs(1);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An event detected by the monitor.
 pub(super) enum MonitorEvent {
@@ -50,7 +50,7 @@ pub(super) async fn monitor_until_lost(
         }
         // A server that is shutting down waits for the connections that have a slot, and ends this
         // connection first.
-        let _ = timeout(VITALS, catalog.closed()).await;
+        let _ = timeout(SLOT_QUERY_INTERVAL, catalog.closed()).await;
     }
 }
 
@@ -77,10 +77,13 @@ pub(super) async fn monitor_slot<D: Database>(
             Ok(false) => {}
             Err(error) => debug!(%error, "catalog query failed"),
         }
-        let reopen = timeout(VITALS, closed(&mut catalog, &mut writer, &requests))
-            .await
-            .is_ok();
-        if !reopen && !turn.is_multiple_of(PUBLICATION) {
+        let reopen = timeout(
+            SLOT_QUERY_INTERVAL,
+            closed(&mut catalog, &mut writer, &requests),
+        )
+        .await
+        .is_ok();
+        if !reopen && !turn.is_multiple_of(SLOT_QUERIES_PER_PUBLICATION_QUERY) {
             continue;
         }
         let since = Instant::now();
@@ -102,10 +105,10 @@ pub(super) async fn monitor_slot<D: Database>(
                 Err(error) => error.to_string(),
             };
             debug!(reason, "catalog query failed");
-            if writer.is_some() && since.elapsed() > UNRECORDED {
+            if writer.is_some() && since.elapsed() > RECORDING_TIMEOUT {
                 return MonitorEvent::Unrecorded(reason);
             }
-            sleep(REOPEN).await;
+            sleep(RECONNECT_INTERVAL).await;
         };
         match looked {
             Ok(observed) => {
@@ -178,7 +181,7 @@ async fn closed(
                         "failed to record the delivered position in walpost.slot_state; nothing is confirmed until it is recorded"
                     );
                 }
-                sleep(REOPEN).await;
+                sleep(RECONNECT_INTERVAL).await;
             }
         }
     }

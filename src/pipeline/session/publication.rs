@@ -35,7 +35,7 @@ struct Seen {
 
 /// Minimum interval between two recordings of the tables as published, multiplied by the number of
 /// tables, because each table requires a write.
-const REFRESH_PAUSE: Duration = Duration::from_millis(100);
+const REFRESH_INTERVAL_PER_TABLE: Duration = Duration::from_millis(100);
 
 impl WatchedPublication {
     /// Compares the publication with its earlier contents, and records in the counters what it
@@ -98,7 +98,8 @@ impl Seen {
     /// Returns whether to record that the tables are published as before. If no events were
     /// delivered since the last time, there is no row that could be sent twice.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
-        let pause = REFRESH_PAUSE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);
+        let pause =
+            REFRESH_INTERVAL_PER_TABLE * u32::try_from(self.tables.len()).unwrap_or(u32::MAX);
         match self.refreshed {
             Some((_, events)) if events == delivered => Refresh::Nothing,
             Some((at, _)) if now.duration_since(at) < pause => Refresh::Nothing,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::world::{
-    Cluster, DEAD_LETTERS, PARTITIONS, Shared, is_oversize, is_refused, is_unroutable,
+    Cluster, DEAD_LETTER_TOPIC, PARTITIONS, Shared, is_oversize, is_refused, is_unroutable,
 };
 use crate::delivery::checkpoint::Checkpoint;
 use crate::delivery::failure::{DeliveryFailure, RefusalCause, RefusedRecord, content};
@@ -66,10 +66,10 @@ struct Queued {
 }
 
 /// Maximum number of records in a batch according to the configuration.
-const BATCH: u32 = 16;
+const BATCH_RECORDS_MAX: u32 = 16;
 /// Maximum number of transactions after the rows of a rejected batch that are sent row by row. A
 /// transaction that is open when Walpost is asked to stop is completed in this way.
-const BEHIND_MAX: usize = 3;
+const TRANSACTIONS_AFTER_REJECTED_MAX: usize = 3;
 
 impl SimSink {
     pub(super) fn new(
@@ -80,7 +80,7 @@ impl SimSink {
     ) -> Self {
         let batch = match batching.single {
             true => 1,
-            false => (BATCH / batching.divisor.max(1)).max(1),
+            false => (BATCH_RECORDS_MAX / batching.divisor.max(1)).max(1),
         };
         let producer = Arc::new(Producer {
             batch: usize::try_from(batch).expect("few"),
@@ -310,7 +310,7 @@ impl Sink for SimSink {
         let partition = usize::try_from(number(record.key)).expect("a partition");
         let mut headers = record.headers.iter();
         let id = number(headers.find(|(name, _)| *name == "id").and_then(|id| id.1));
-        let is_dead_letter = record.topic == DEAD_LETTERS;
+        let is_dead_letter = record.topic == DEAD_LETTER_TOPIC;
         if let Some(refused) = self.refused.iter().find(|refused| refused.is(record)) {
             return Err(SinkError::from(refused));
         }
@@ -341,7 +341,7 @@ impl Sink for SimSink {
         self.producer.shared.lock().check_position(id, at);
         if self.suspected_until.is_some_and(|until| until < at) {
             self.behind.insert(at.commit);
-            if self.behind.len() > BEHIND_MAX {
+            if self.behind.len() > TRANSACTIONS_AFTER_REJECTED_MAX {
                 let text = format!("event {id} is sent alone, and no row is looked for any more");
                 self.producer.shared.lock().break_rule(text);
             }

@@ -12,11 +12,11 @@ use crate::model::lsn::Lsn;
 
 const OUTBOX: u32 = 16_500;
 /// Capacity of the pipe, like that of a socket's buffer.
-const PIPE: usize = 4096;
+const PIPE_BYTES: usize = 4096;
 
 /// Starts a walsender in its own task, and returns the client's end of the connection.
 pub(super) fn connect(shared: &Shared) -> DuplexStream {
-    let (client, server) = tokio::io::duplex(PIPE);
+    let (client, server) = tokio::io::duplex(PIPE_BYTES);
     let (number, cut, incarnation) = {
         let mut world = shared.lock();
         let number = world.database.next_connection;

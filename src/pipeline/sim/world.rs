@@ -15,7 +15,7 @@ use crate::postgres::catalog::SnapshotRecord;
 
 pub(super) const PARTITIONS: usize = 2;
 pub(super) const SYSTEM_ID: &str = "7000000000000000001";
-pub(super) const DEAD_LETTERS: &str = "dead-letters";
+pub(super) const DEAD_LETTER_TOPIC: &str = "dead-letters";
 /// `transaction.timeout.ms`. Within this time, the slowest link transfers the minimum window, but
 /// not everything that is written.
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);

@@ -13,28 +13,29 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Minimum duration of the span over which the rate is measured.
-const SPAN: Duration = Duration::from_millis(1);
+const MEASUREMENT_MIN: Duration = Duration::from_millis(1);
 /// Number of frames in a span from which traffic counts as fast: 20,000 per second.
-const FAST: u32 = 20;
+const FAST_FRAMES: u32 = 20;
 /// Traffic with fewer but large frames also counts as fast from this many bytes in a span, which is
 /// 64 MB/s, ...
 const FAST_BYTES: u64 = 64 << 10;
 /// ... and this many frames. With fewer frames, a wakeup for each costs little compared to copying
 /// it, and reading ahead copies it once more.
-const FAST_LARGE: u32 = 5;
+const FAST_LARGE_FRAMES: u32 = 5;
 /// A span that is at least this long contains a lull.
-const LULL: Duration = Duration::from_millis(4);
+const LULL_DURATION: Duration = Duration::from_millis(4);
 /// Traffic that has been fast for a shorter time may be a burst, such as the backlog of a moment in
 /// which the disk or the scheduler was slow. Records of a burst should not wait to share a batch,
 /// because they are late already.
-const BURST: Duration = Duration::from_millis(10);
+const BURST_DURATION: Duration = Duration::from_millis(10);
 /// With a small receive buffer, how long to let rows accumulate at the sender: initially, at least
 /// and at most.
-const GATHER: Duration = Duration::from_millis(1);
-const GATHER_LIMITS: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
+const ACCUMULATION_DELAY: Duration = Duration::from_millis(1);
+const ACCUMULATION_DELAY_LIMITS: (Duration, Duration) =
+    (Duration::from_micros(50), Duration::from_millis(2));
 /// How long to let the socket's buffer fill. At the highest rate observed, the buffer does not
 /// become full in this time, and the delay is imperceptible.
-const PAUSE: Duration = Duration::from_micros(300);
+const BUFFER_FILL_DELAY: Duration = Duration::from_micros(300);
 
 /// The rate at which frames arrive.
 #[derive(Debug)]
@@ -64,7 +65,7 @@ struct SmallBuffer {
 impl SmallBuffer {
     fn received(&mut self, bytes: u64) {
         self.full = bytes.max(self.full - self.full / 64);
-        let (least, most) = GATHER_LIMITS;
+        let (least, most) = ACCUMULATION_DELAY_LIMITS;
         let pause = match bytes >= self.full - self.full / 8 {
             true => self.pause - self.pause / 16,
             false => self.pause + self.pause / 4,
@@ -89,7 +90,7 @@ impl Pace {
     /// Records that the receive buffer was made small.
     pub(crate) fn buffer_is_small(&mut self) {
         self.small_buffer = Some(SmallBuffer {
-            pause: GATHER,
+            pause: ACCUMULATION_DELAY,
             full: 0,
         });
     }
@@ -114,17 +115,17 @@ impl Pace {
     /// follow. The rate before a lull does not count.
     pub(crate) fn is_busy(&self, now: Instant) -> bool {
         self.fast
-            && now.duration_since(self.span_began) < LULL
-            && now.duration_since(self.fast_since) >= BURST
+            && now.duration_since(self.span_began) < LULL_DURATION
+            && now.duration_since(self.fast_since) >= BURST_DURATION
     }
 
     /// Returns how long to wait before the next read, if at all.
     pub(crate) fn pause(&mut self, now: Instant) -> Option<Duration> {
         let elapsed = now.duration_since(self.span_began);
-        if elapsed >= SPAN {
-            let is_much =
-                self.frames >= FAST || self.frames >= FAST_LARGE && self.bytes >= FAST_BYTES;
-            let was_fast = std::mem::replace(&mut self.fast, is_much && elapsed < LULL);
+        if elapsed >= MEASUREMENT_MIN {
+            let is_much = self.frames >= FAST_FRAMES
+                || self.frames >= FAST_LARGE_FRAMES && self.bytes >= FAST_BYTES;
+            let was_fast = std::mem::replace(&mut self.fast, is_much && elapsed < LULL_DURATION);
             if !was_fast {
                 self.fast_since = self.span_began;
             }
@@ -134,7 +135,7 @@ impl Pace {
         let pause = self
             .small_buffer
             .as_ref()
-            .map_or(PAUSE, |buffer| buffer.pause);
+            .map_or(BUFFER_FILL_DELAY, |buffer| buffer.pause);
         self.fast.then_some(pause)
     }
 }
@@ -159,24 +160,24 @@ mod tests {
         let start = Instant::now();
         let mut pace = Pace::new(start);
         for span in 1..=spans {
-            (0..FAST).for_each(|_| pace.frame());
-            assert!(pace.pause(start + SPAN * span).is_some());
+            (0..FAST_FRAMES).for_each(|_| pace.frame());
+            assert!(pace.pause(start + MEASUREMENT_MIN * span).is_some());
         }
-        (pace, start + SPAN * spans)
+        (pace, start + MEASUREMENT_MIN * spans)
     }
 
     #[test]
     fn a_lull_ends_a_busy_time() {
         let (mut pace, now) = fast(10);
-        assert!(pace.is_busy(now + SPAN));
+        assert!(pace.is_busy(now + MEASUREMENT_MIN));
         // The next frame arrives much later.
         pace.frame();
-        assert!(!pace.is_busy(now + SPAN * 1000));
+        assert!(!pace.is_busy(now + MEASUREMENT_MIN * 1000));
         // The first fast frames after that do not make it busy immediately.
-        assert!(pace.pause(now + SPAN * 1000).is_none());
-        (0..FAST).for_each(|_| pace.frame());
-        assert!(pace.pause(now + SPAN * 1001).is_some());
-        assert!(!pace.is_busy(now + SPAN * 1001));
+        assert!(pace.pause(now + MEASUREMENT_MIN * 1000).is_none());
+        (0..FAST_FRAMES).for_each(|_| pace.frame());
+        assert!(pace.pause(now + MEASUREMENT_MIN * 1001).is_some());
+        assert!(!pace.is_busy(now + MEASUREMENT_MIN * 1001));
     }
 
     #[test]
@@ -185,7 +186,7 @@ mod tests {
         let (pace, now) = fast(1);
         assert!(!pace.is_busy(now));
         let (pace, now) = fast(10);
-        assert_eq!(SPAN * 10, BURST);
+        assert_eq!(MEASUREMENT_MIN * 10, BURST_DURATION);
         assert!(!pace.is_busy(now - moment));
         assert!(pace.is_busy(now));
         let (pace, now) = fast(9);
@@ -211,16 +212,19 @@ mod tests {
             let mut pace = Pace::new(start);
             (0..frames).for_each(|_| pace.frame());
             pace.received(bytes);
-            pace.pause(start + SPAN).is_some()
+            pace.pause(start + MEASUREMENT_MIN).is_some()
         };
-        assert!(is_fast(FAST_LARGE, FAST_BYTES));
-        assert!(!is_fast(FAST_LARGE, FAST_BYTES - 1));
-        assert!(!is_fast(FAST_LARGE - 1, 100 * FAST_BYTES));
+        assert!(is_fast(FAST_LARGE_FRAMES, FAST_BYTES));
+        assert!(!is_fast(FAST_LARGE_FRAMES, FAST_BYTES - 1));
+        assert!(!is_fast(FAST_LARGE_FRAMES - 1, 100 * FAST_BYTES));
         let mut pace = Pace::new(start);
         for span in 1..10 {
-            (0..FAST_LARGE).for_each(|_| pace.frame());
+            (0..FAST_LARGE_FRAMES).for_each(|_| pace.frame());
             pace.received(FAST_BYTES / 2);
-            assert!(pace.pause(start + SPAN * span).is_none(), "it adds up");
+            assert!(
+                pace.pause(start + MEASUREMENT_MIN * span).is_none(),
+                "it adds up"
+            );
         }
     }
 
@@ -231,8 +235,8 @@ mod tests {
         pace.buffer_is_small();
         for bytes in reads {
             pace.received(*bytes);
-            now += SPAN;
-            (0..FAST).for_each(|_| pace.frame());
+            now += MEASUREMENT_MIN;
+            (0..FAST_FRAMES).for_each(|_| pace.frame());
             pace.pause(now);
         }
         pace.pause(now).expect("fast")
@@ -240,16 +244,23 @@ mod tests {
 
     #[test]
     fn a_small_buffer_is_read_when_it_is_full_and_no_later() {
-        const FULL: u64 = 64_000;
-        let (least, most) = GATHER_LIMITS;
-        assert_eq!(with_small_buffer(&[]), GATHER);
-        assert!(with_small_buffer(&[FULL]) < GATHER);
-        assert!(with_small_buffer(&[FULL, FULL / 2]) > GATHER, "too early");
-        assert_eq!(with_small_buffer(&[FULL; 100]), least);
-        let little: Vec<_> = std::iter::once(FULL).chain([FULL / 10; 12]).collect();
+        const FULL_READ_BYTES: u64 = 64_000;
+        let (least, most) = ACCUMULATION_DELAY_LIMITS;
+        assert_eq!(with_small_buffer(&[]), ACCUMULATION_DELAY);
+        assert!(with_small_buffer(&[FULL_READ_BYTES]) < ACCUMULATION_DELAY);
+        assert!(
+            with_small_buffer(&[FULL_READ_BYTES, FULL_READ_BYTES / 2]) > ACCUMULATION_DELAY,
+            "too early"
+        );
+        assert_eq!(with_small_buffer(&[FULL_READ_BYTES; 100]), least);
+        let little: Vec<_> = std::iter::once(FULL_READ_BYTES)
+            .chain([FULL_READ_BYTES / 10; 12])
+            .collect();
         assert_eq!(with_small_buffer(&little), most);
         // The size of a full buffer changes with the size of rows.
-        let smaller: Vec<_> = std::iter::once(FULL).chain([FULL / 2; 200]).collect();
+        let smaller: Vec<_> = std::iter::once(FULL_READ_BYTES)
+            .chain([FULL_READ_BYTES / 2; 200])
+            .collect();
         assert_eq!(with_small_buffer(&smaller), least);
     }
 
@@ -261,11 +272,14 @@ mod tests {
         for span in 1..100 {
             pace.frame();
             pace.received(500);
-            assert_eq!(pace.pause(start + SPAN * span), None);
+            assert_eq!(pace.pause(start + MEASUREMENT_MIN * span), None);
         }
         // A small read does not show how much the buffer can hold.
-        (0..FAST).for_each(|_| pace.frame());
-        assert_eq!(pace.pause(start + SPAN * 100), Some(GATHER));
+        (0..FAST_FRAMES).for_each(|_| pace.frame());
+        assert_eq!(
+            pace.pause(start + MEASUREMENT_MIN * 100),
+            Some(ACCUMULATION_DELAY)
+        );
     }
 
     #[test]
@@ -273,14 +287,14 @@ mod tests {
         let is_fast = |after| {
             let start = Instant::now();
             let mut pace = Pace::new(start);
-            (0..FAST).for_each(|_| pace.frame());
+            (0..FAST_FRAMES).for_each(|_| pace.frame());
             pace.pause(start + after).is_some()
         };
         let moment = Duration::from_nanos(1);
-        assert!(is_fast(LULL - moment));
-        assert!(!is_fast(LULL));
+        assert!(is_fast(LULL_DURATION - moment));
+        assert!(!is_fast(LULL_DURATION));
         let (pace, now) = fast(10);
-        assert!(pace.is_busy(now + LULL - moment));
-        assert!(!pace.is_busy(now + LULL));
+        assert!(pace.is_busy(now + LULL_DURATION - moment));
+        assert!(!pace.is_busy(now + LULL_DURATION));
     }
 }

@@ -35,7 +35,7 @@ use super::table::{RowOrder, from_item};
 use super::table_guard::LockedTable;
 use super::{Catalog, CatalogError};
 use crate::outbox::columns::{COLUMNS_MAX, Mapping, Row};
-use crate::postgres::replication::TEXT_FORMS;
+use crate::postgres::replication::TEXT_FORMAT_SETTINGS;
 use crate::postgres::table::TableName;
 use crate::postgres::wire::copy_text::{Lines, TextError, Values};
 
@@ -115,7 +115,7 @@ impl<'r> Copied<'r> {
 /// The query fails.
 pub(crate) async fn prepare(client: &Client) -> Result<(), CatalogError> {
     let mut sql = String::new();
-    for (name, value) in TEXT_FORMS {
+    for (name, value) in TEXT_FORMAT_SETTINGS {
         let _ = write!(sql, "SET {name} = {};", escape_literal(value));
     }
     Ok(client.batch_execute(&sql).await?)

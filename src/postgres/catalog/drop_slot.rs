@@ -36,14 +36,14 @@ pub(super) const REPLACED: &str = "replaced";
 pub(super) const DETACHED_PARTITIONS: &str = "detached_partitions";
 
 /// How long to wait for a session that has ended to release the slot.
-const RELEASE: Duration = Duration::from_secs(10);
-const POLL: Duration = Duration::from_millis(100);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How often dropping the slot is tried.
-const DROPS: u32 = 3;
-const DROP_PAUSE: Duration = Duration::from_secs(1);
+const DROP_ATTEMPTS: u32 = 3;
+const DROP_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Transaction IDs in rows have 32 bits.
-const IDS: u64 = 1 << 32;
+const TRANSACTION_IDS: u64 = 1 << 32;
 
 /// Returns the condition that the journal entry `j` is about a slot that was dropped and has not
 /// been replayed.
@@ -252,15 +252,15 @@ impl Catalog {
                 Err(CatalogError::Server(error)) if error.code == "55006" => {
                     return Ok(Outcome::Changed);
                 }
-                Err(error) if tries == DROPS => return Err(error),
-                Err(_) => tokio::time::sleep(DROP_PAUSE).await,
+                Err(error) if tries == DROP_ATTEMPTS => return Err(error),
+                Err(_) => tokio::time::sleep(DROP_RETRY_DELAY).await,
             }
         }
     }
 
     /// Returns the position of the slot once nothing uses it, or after the time limit.
     async fn released(&self, slot: &str) -> Result<Option<SlotPosition>, CatalogError> {
-        let until = Instant::now() + RELEASE;
+        let until = Instant::now() + RELEASE_TIMEOUT;
         loop {
             let slot_position = self.slot_position(slot).await?;
             let is_free = slot_position
@@ -269,7 +269,7 @@ impl Catalog {
             if is_free || Instant::now() >= until {
                 return Ok(slot_position);
             }
-            tokio::time::sleep(POLL).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -291,7 +291,7 @@ impl Catalog {
             .query_opt(
                 &format!(
                     "SELECT s.active_pid, s.confirmed_flush_lsn, s.restart_lsn, pg_current_wal_lsn(), \
-                     n.next - (n.next - s.catalog_xmin::text::int8) % {IDS}, \
+                     n.next - (n.next - s.catalog_xmin::text::int8) % {TRANSACTION_IDS}, \
                      (SELECT system_identifier::text FROM pg_control_system()) FROM pg_replication_slots s \
                      CROSS JOIN (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 AS next) n \
                      WHERE s.slot_name = $1 AND s.confirmed_flush_lsn IS NOT NULL AND s.restart_lsn IS NOT NULL"
@@ -360,8 +360,8 @@ pub(crate) fn missing_rows<'c>(
     // Counted from there in the direction in which IDs increase: rows that are older by a whole
     // cycle of IDs are sent as well. A visible row has an ID below the end of the snapshot.
     format!(
-        "(xmin::text::int8 - {} + {IDS}) % {IDS} < pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {since}",
-        since % IDS
+        "(xmin::text::int8 - {} + {TRANSACTION_IDS}) % {TRANSACTION_IDS} < pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {since}",
+        since % TRANSACTION_IDS
     )
 }
 
@@ -404,8 +404,8 @@ mod tests {
 
     #[test]
     fn rows_from_the_earliest_transaction_on_may_be_missing() {
-        let late = entry(Some(IDS + 900), "here");
-        let early = entry(Some(IDS + 7), "here");
+        let late = entry(Some(TRANSACTION_IDS + 900), "here");
+        let early = entry(Some(TRANSACTION_IDS + 7), "here");
         let condition = DroppedSlot::condition(&[late, early], "here");
         assert!(condition.contains("- 7 + 4294967296)"), "{condition}");
         assert!(condition.ends_with("- 4294967303"), "{condition}");

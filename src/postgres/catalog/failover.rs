@@ -7,7 +7,7 @@ use crate::postgres::connect::conninfo::syntax::quote_value;
 use crate::postgres::table::identifier;
 
 /// Settings that the server's version does not have are null.
-const QUESTION: &str = "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(), \
+const QUERY: &str = "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(), \
      (SELECT (pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'failover')::bool FROM pg_replication_slots s WHERE slot_name = $1), \
      coalesce((SELECT array_agg(slot_name::text ORDER BY slot_name) FROM pg_replication_slots \
          WHERE slot_type = 'physical' AND NOT temporary), '{}'), \
@@ -50,7 +50,7 @@ impl Catalog {
     /// # Errors
     /// The query fails.
     pub(crate) async fn failover(&self, slot: &str) -> Result<Failover, CatalogError> {
-        let row = self.client.query_one(QUESTION, &[&slot]).await?;
+        let row = self.client.query_one(QUERY, &[&slot]).await?;
         Ok(Failover {
             version: row.try_get(0)?,
             in_recovery: row.try_get(1)?,

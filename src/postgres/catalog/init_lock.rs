@@ -13,7 +13,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// "walp", as in the locks of tables that retention maintains, which have the table's OID instead
 /// of the 0.
-const KEY: &str = "x'77616c70'::int, 0";
+const LOCK_KEY: &str = "x'77616c70'::int, 0";
 
 impl Catalog {
     /// Waits until no other session holds the lock, then acquires it for the rest of this session.
@@ -24,7 +24,7 @@ impl Catalog {
     pub(crate) async fn lock_init(&self, limit: Duration) -> Result<(), CatalogError> {
         let mut waits_for: Option<(i32, Instant)> = None;
         loop {
-            let sql = format!("SELECT pg_try_advisory_lock({KEY})");
+            let sql = format!("SELECT pg_try_advisory_lock({LOCK_KEY})");
             if self.client().query_one(&sql, &[]).await?.try_get(0)? {
                 return Ok(());
             }
@@ -60,7 +60,7 @@ impl Catalog {
     /// Releases the lock.
     pub(crate) async fn unlock_init(&self) {
         // If the connection is lost, so is the lock.
-        let sql = format!("SELECT pg_advisory_unlock({KEY})");
+        let sql = format!("SELECT pg_advisory_unlock({LOCK_KEY})");
         let _ = self.client().query_one(&sql, &[]).await;
     }
 }

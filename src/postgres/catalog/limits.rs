@@ -4,13 +4,13 @@ use super::{Catalog, CatalogError};
 use crate::postgres::connect::dial::ServerError;
 
 /// Sessions that send WAL, in the order in which they started.
-const SENDERS: &str = "SELECT format('PID %s (application_name %I%s)', pid, application_name, \
+const WAL_SENDERS: &str = "SELECT format('PID %s (application_name %I%s)', pid, application_name, \
      ', address ' || host(client_addr)) FROM pg_stat_replication ORDER BY backend_start, pid";
 /// Slots; those that nothing reads, which may not be needed, are listed first.
 const SLOTS: &str = "SELECT format('%I (%s)', slot_name, CASE WHEN active THEN 'read by PID ' || active_pid \
      ELSE 'not read' END) FROM pg_replication_slots ORDER BY active, slot_name";
 /// Maximum number of sessions or slots named in a message.
-const NAMED: usize = 10;
+const LISTED_MAX: usize = 10;
 
 /// A limited resource of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ impl Limit {
 
     fn users(self) -> &'static str {
         match self {
-            Self::Senders => SENDERS,
+            Self::Senders => WAL_SENDERS,
             Self::Slots => SLOTS,
         }
     }
@@ -84,11 +84,11 @@ impl Catalog {
             return Ok(None);
         }
         let mut users = Vec::new();
-        for row in rows.iter().take(NAMED) {
+        for row in rows.iter().take(LISTED_MAX) {
             users.push(row.try_get::<_, String>(0)?);
         }
-        if rows.len() > NAMED {
-            users.push(format!("and {} more", rows.len() - NAMED));
+        if rows.len() > LISTED_MAX {
+            users.push(format!("and {} more", rows.len() - LISTED_MAX));
         }
         Ok(Some(format!(
             "{setting} is {max}, and all are in use: {}. {}. To have more: ALTER SYSTEM SET {setting} = {}, and restart \

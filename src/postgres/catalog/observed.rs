@@ -467,26 +467,26 @@ pub(crate) fn left_publication_error(target: &Target, tables: &[TableName]) -> O
 
 /// Formats the first few names of a list that can be as long as the database has tables.
 pub(crate) fn some_of(names: &[String]) -> String {
-    match names.len().saturating_sub(SHOWN) {
+    match names.len().saturating_sub(LISTED_MAX) {
         0 => names.join(", "),
         more => format!("{} and {more} more", first_of(names)),
     }
 }
 
 fn first_of(names: &[String]) -> String {
-    names[..names.len().min(SHOWN)].join(", ")
+    names[..names.len().min(LISTED_MAX)].join(", ")
 }
 
 /// Formats the first few names as a list for ALTER PUBLICATION ... DROP TABLE. Without ONLY, the
 /// command fails if a table has a child that is not in the publication.
 fn only_first_of(names: &[String]) -> String {
-    let names = names[..names.len().min(SHOWN)].iter();
+    let names = names[..names.len().min(LISTED_MAX)].iter();
     let names: Vec<_> = names.map(|name| format!("ONLY {name}")).collect();
     names.join(", ")
 }
 
 /// Number of names in a message.
-const SHOWN: usize = 5;
+const LISTED_MAX: usize = 5;
 
 #[cfg(test)]
 mod tests {

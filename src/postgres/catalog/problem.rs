@@ -30,14 +30,14 @@ impl fmt::Display for Holder {
 }
 
 /// Prefix by which an `application_name` that an operator sets is recognized as Walpost's.
-const OUR_NAME: &str = "walpost";
+const WALPOST: &str = "walpost";
 
 impl Holder {
     /// Returns whether this may be another instance of the pipeline whose sessions use this
     /// `application_name`.
     #[must_use]
     pub(crate) fn may_be_ours(&self, application_name: &str) -> bool {
-        self.application_name == application_name || self.application_name.starts_with(OUR_NAME)
+        self.application_name == application_name || self.application_name.starts_with(WALPOST)
     }
 }
 

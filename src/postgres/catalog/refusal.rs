@@ -8,7 +8,7 @@ use crate::postgres::table::identifier;
 
 /// Queries whether the role has the attribute, and whether the server grants the privilege by
 /// membership.
-const ATTRIBUTE: &str = "SELECT coalesce((SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), false), \
+const LOGIN_PRIVILEGES: &str = "SELECT coalesce((SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), false), \
      EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication')";
 
 impl Catalog {
@@ -21,7 +21,7 @@ impl Catalog {
             return;
         }
         // If the query fails, the error is left unchanged.
-        let Ok(row) = self.client.query_one(ATTRIBUTE, &[]).await else {
+        let Ok(row) = self.client.query_one(LOGIN_PRIVILEGES, &[]).await else {
             return;
         };
         if let (Ok(has_attribute), Ok(is_membership)) = (row.try_get(0), row.try_get(1))

@@ -7,8 +7,8 @@ pub(super) const EXPRESSION_BYTES_MAX: usize = 256 << 10;
 
 /// Maximum number of tables in a query for columns. With 1,600 columns each, and expressions up to
 /// the limit, the result stays within what
-/// [`SqlLimits::QUESTIONS`](crate::postgres::connect::dial::SqlLimits::QUESTIONS) accepts.
-pub(super) const TABLES_AT_ONCE: usize = 50;
+/// [`SqlLimits::CATALOG_QUERIES`](crate::postgres::connect::dial::SqlLimits::CATALOG_QUERIES) accepts.
+pub(super) const TABLES_PER_QUERY: usize = 50;
 
 #[cfg(test)]
 mod tests {

@@ -242,7 +242,7 @@ impl PasswordCommand {
     /// # Errors
     /// The program fails, or the line is empty or contains a NUL.
     pub(in crate::postgres) fn run(&self) -> Result<Secret, PasswordError> {
-        let output = self.program.run(program::LIMIT)?;
+        let output = self.program.run(program::RUN_TIMEOUT)?;
         let line = output.split(|byte| *byte == b'\n').next();
         let line = line.unwrap_or_default();
         let password = line.strip_suffix(b"\r").unwrap_or(line);
@@ -435,7 +435,7 @@ impl Conninfo {
     /// Returns the time limit of a connection attempt, including the time for the password program.
     pub(in crate::postgres) fn attempt_limit(&self) -> Option<Duration> {
         let program = match self.password_command {
-            Some(_) => program::LIMIT,
+            Some(_) => program::RUN_TIMEOUT,
             None => Duration::ZERO,
         };
         self.connect_timeout.map(|limit| limit + program)

@@ -20,16 +20,16 @@ use super::buffer::{Buffer, READ_BYTES};
 
 /// How long the socket may fill up: shorter than its buffer lasts at the highest rate seen, and too
 /// short to be noticed as latency.
-const PAUSE: Duration = Duration::from_micros(300);
+const BUFFER_FILL_DELAY: Duration = Duration::from_micros(300);
 /// After nothing has arrived for this long, the thread stops reading and leaves the socket to its
 /// owner.
-const LULL: Duration = Duration::from_millis(4);
+const IDLE_TIMEOUT: Duration = Duration::from_millis(4);
 /// A chunk with less space than this is full.
-const ROOM_MIN: usize = 16 << 10;
+const CHUNK_SPACE_MIN: usize = 16 << 10;
 /// A pending request for a chunk is answered once the chunk contains this much, ...
-const PIECE: usize = 64 << 10;
+const RESPONSE_BYTES: usize = 64 << 10;
 /// ... or with what has arrived in this time: being woken for less costs more than processing it.
-const SOON: Duration = Duration::from_millis(1);
+const RESPONSE_DELAY: Duration = Duration::from_millis(1);
 
 /// Handle of the thread, which is stopped when the handle is dropped.
 pub(super) struct Reader {
@@ -45,7 +45,7 @@ struct Shared {
     ready: Notify,
     /// Whether a request for a chunk is pending.
     wanted: AtomicBool,
-    /// Whether to stop as soon as the socket is empty instead of after [`LULL`].
+    /// Whether to stop as soon as the socket is empty instead of after [`IDLE_TIMEOUT`].
     finishes: AtomicBool,
     chunks_max: usize,
 }
@@ -211,7 +211,7 @@ impl Shared {
         // When the first bytes of the chunk arrived.
         let mut since = None;
         loop {
-            thread::sleep(PAUSE);
+            thread::sleep(BUFFER_FILL_DELAY);
             match socket.read(chunk.rest()) {
                 // The next reader of the socket finds the end of file again.
                 Ok(0) => return Break(None),
@@ -221,16 +221,16 @@ impl Shared {
                     since.get_or_insert(*came);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if came.elapsed() >= LULL || self.finishes.load(Ordering::Relaxed) {
+                    if came.elapsed() >= IDLE_TIMEOUT || self.finishes.load(Ordering::Relaxed) {
                         return Break(None);
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Break(Some(error)),
             }
-            let is_full = chunk.rest().len() < ROOM_MIN;
-            let is_due =
-                chunk.unread().len() >= PIECE || since.is_some_and(|since| since.elapsed() >= SOON);
+            let is_full = chunk.rest().len() < CHUNK_SPACE_MIN;
+            let is_due = chunk.unread().len() >= RESPONSE_BYTES
+                || since.is_some_and(|since| since.elapsed() >= RESPONSE_DELAY);
             if is_full || is_due && self.wanted.swap(false, Ordering::Relaxed) {
                 return Continue(());
             }

@@ -223,7 +223,8 @@ fn receive_in_order(seed: u64) -> ReadCounts {
             }
             if dice.u32(..10) == 0 {
                 let was_there = matches!(connection.ahead, Ahead::Reader { .. });
-                connection.read_directly(Instant::now() + READER_IDLE + Duration::from_secs(1));
+                connection
+                    .read_directly(Instant::now() + READER_IDLE_TIMEOUT + Duration::from_secs(1));
                 let is_there = matches!(connection.ahead, Ahead::Reader { .. });
                 counts.given_up += u32::from(was_there && !is_there);
             }

@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use crate::postgres::connect::dial::Socket;
 
 /// Retry interval while the socket's send buffer is full.
-const FULL: Duration = Duration::from_millis(5);
+const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 pub(super) enum Transport {
     Whole(Socket),
@@ -88,7 +88,7 @@ impl Transport {
                     match socket.send(rest) {
                         Ok(sent) => rest = &rest[sent..],
                         Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                            tokio::time::sleep(FULL).await;
+                            tokio::time::sleep(SEND_RETRY_INTERVAL).await;
                         }
                         Err(error) if error.kind() == ErrorKind::Interrupted => {}
                         Err(error) => return Err(error),

@@ -108,11 +108,11 @@ fn a_name_has_at_most_63_bytes() {
     }
 }
 
-const KEEP: SignedDuration = SignedDuration::from_hours(24);
+const RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
 /// Returns the steps and waits for a partition of 2025-11-20 with this mark.
 fn steps(mark: Option<Mark>) -> (Vec<Step>, Vec<Wait>) {
-    removals(&found(vec![old(mark)]), KEEP)
+    removals(&found(vec![old(mark)]), RETENTION)
 }
 
 fn old(mark: Option<Mark>) -> Partition {
@@ -165,7 +165,7 @@ fn what_was_detached_is_dropped_when_the_slot_has_passed_its_place() {
             mark,
             comment_end: String::new(),
         });
-        removals(&found, KEEP)
+        removals(&found, RETENTION)
     };
     assert!(matches!(
         of(Some(Mark::Detached(Lsn(0x100)))).0[..],
@@ -184,7 +184,7 @@ fn what_was_detached_is_dropped_when_the_slot_has_passed_its_place() {
 fn without_a_slot_nothing_is_removed() {
     let mut found = found(vec![old(None), old(delivered("2025-11-01T00:00:00Z"))]);
     found.slot = None;
-    assert_eq!(removals(&found, KEEP), (Vec::new(), Vec::new()));
+    assert_eq!(removals(&found, RETENTION), (Vec::new(), Vec::new()));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn what_is_not_over_and_the_default_partition_stay() {
         ..open.clone()
     };
     assert!(
-        removals(&found(vec![today, open, default]), KEEP)
+        removals(&found(vec![today, open, default]), RETENTION)
             .0
             .is_empty()
     );
@@ -214,7 +214,7 @@ fn a_transaction_that_began_in_its_time_holds_a_partition() {
     let of = |began: &str| {
         let mut found = found(vec![old(delivered("2025-11-21T00:00:00Z"))]);
         found.oldest_open = Some((time(began), 7));
-        removals(&found, KEEP)
+        removals(&found, RETENTION)
     };
     let (done, waits) = of("2025-11-20T23:59:59Z");
     assert!(done.is_empty());
@@ -232,7 +232,7 @@ fn a_detaching_that_was_interrupted_is_ended_if_it_was_ours() {
             is_pending: true,
             ..old(mark)
         };
-        removals(&found(vec![pending]), KEEP)
+        removals(&found(vec![pending]), RETENTION)
     };
     assert!(matches!(
         of(delivered("2025-11-21T00:00:00Z")).0[..],

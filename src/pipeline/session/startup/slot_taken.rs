@@ -26,7 +26,7 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::catalog::slot_state::{SlotOf, SlotState};
 
 /// insufficient_privilege
-const DENIED: &str = "42501";
+const INSUFFICIENT_PRIVILEGE: &str = "42501";
 
 /// The slot is acquired, so no other process can move it.
 pub(super) struct SlotTaken<C> {
@@ -135,7 +135,9 @@ impl<C: CatalogQueries> SlotTaken<C> {
         let entries = match self.catalog.set_aside(&settings.target).await {
             Err(CatalogError::NoJournal { .. }) if !settings.sets_tables_aside() => Vec::new(),
             // Without this privilege, no table was set aside.
-            Err(CatalogError::Server(error)) if !outbox.is_several() && error.code == DENIED => {
+            Err(CatalogError::Server(error))
+                if !outbox.is_several() && error.code == INSUFFICIENT_PRIVILEGE =>
+            {
                 Vec::new()
             }
             entries => entries?,

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-/// Number of notices logged in each [`PERIOD`].
+/// Number of notices logged in each [`NOTICES_PERIOD`].
 const NOTICES_MAX: u32 = 20;
 /// The same for the connections of `walpost init`: the files in sql/ send notices about each table
 /// and partition.
 const INIT_NOTICES_MAX: u32 = 1000;
-const PERIOD: Duration = Duration::from_secs(60);
+const NOTICES_PERIOD: Duration = Duration::from_secs(60);
 
 /// Counts the notices on all connections of one connection string.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ impl NoticeLimit {
     /// suppressed as well.
     fn admit(&self, now: Instant) -> Option<u64> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_over = |since: Instant| now.saturating_duration_since(since) >= PERIOD;
+        let is_over = |since: Instant| now.saturating_duration_since(since) >= NOTICES_PERIOD;
         if counts.since.is_none_or(is_over) {
             (counts.since, counts.logged) = (Some(now), 0);
         }

@@ -20,7 +20,7 @@ pub(crate) struct SqlLimits {
 
 impl SqlLimits {
     /// Limits for queries whose whole result is kept. No value in the catalog is nearly that long.
-    pub(crate) const QUESTIONS: SqlLimits = SqlLimits {
+    pub(crate) const CATALOG_QUERIES: SqlLimits = SqlLimits {
         message_bytes: 16 << 20,
         answer_bytes: Some(64 << 20),
         remedy: "Find the object whose name, definition or comment is that long, and shorten it",
@@ -33,7 +33,7 @@ impl SqlLimits {
     pub(crate) fn rows(row_bytes_max: usize) -> SqlLimits {
         SqlLimits {
             message_bytes: (row_bytes_max.saturating_add(64 << 10))
-                .max(Self::QUESTIONS.message_bytes),
+                .max(Self::CATALOG_QUERIES.message_bytes),
             answer_bytes: None,
             remedy: "Raise max_row_bytes",
         }

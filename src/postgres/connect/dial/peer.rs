@@ -22,7 +22,7 @@ use crate::trusted_path;
 const OVERFLOW_UID: u32 = 65534;
 
 /// The file in which user names are looked up.
-const USERS: &str = "/etc/passwd";
+const PASSWD_FILE: &str = "/etc/passwd";
 
 /// Examines the peer of a connected socket in the directory `folder`, or of an abstract socket if
 /// `folder` starts with `@`.
@@ -72,7 +72,7 @@ fn is_trusted(uid: Option<u32>, folder: &str) -> bool {
 /// Returns the ID of a user of this machine. The name may be an ID, because users of other
 /// containers have no names in this one.
 fn user_id(name: &str) -> Option<u32> {
-    let users = trusted_path::read(Path::new(USERS)).unwrap_or_default();
+    let users = trusted_path::read(Path::new(PASSWD_FILE)).unwrap_or_default();
     find_user(&String::from_utf8_lossy(&users), name).or_else(|| name.parse().ok())
 }
 

@@ -71,7 +71,7 @@ async fn it_stops_at_the_end_and_after_a_lull_and_can_begin_again() {
         reader.read();
         let began = Instant::now();
         assert_eq!(all(&reader).await, (expected.to_vec(), None));
-        assert!(expected == b"one" || began.elapsed() >= LULL);
+        assert!(expected == b"one" || began.elapsed() >= IDLE_TIMEOUT);
     }
 }
 
@@ -123,7 +123,7 @@ async fn what_nobody_has_asked_for_when_it_stops_is_kept() {
     let reader = scripted([Ok(b"one".to_vec()), Ok(b"two".to_vec())]);
     reader.read();
     while reader.shared.lock().task == Task::Read {
-        thread::sleep(PAUSE);
+        thread::sleep(BUFFER_FILL_DELAY);
     }
     assert_eq!(all(&reader).await, (b"onetwo".to_vec(), None));
 }
@@ -146,11 +146,11 @@ fn as_much_is_read_as_it_may_hold() {
     reader.read();
     let began = Instant::now();
     // The space at the end of each chunk is too small for a read.
-    while bytes.load(Ordering::Relaxed) < AHEAD - AHEAD / READ_BYTES * ROOM_MIN {
+    while bytes.load(Ordering::Relaxed) < AHEAD - AHEAD / READ_BYTES * CHUNK_SPACE_MIN {
         assert!(began.elapsed() < PATIENCE, "{bytes:?} bytes");
-        thread::sleep(PAUSE);
+        thread::sleep(BUFFER_FILL_DELAY);
     }
-    thread::sleep(20 * PAUSE);
+    thread::sleep(20 * BUFFER_FILL_DELAY);
     assert!(bytes.load(Ordering::Relaxed) <= AHEAD, "{bytes:?} bytes");
 }
 
@@ -181,7 +181,7 @@ fn no_more_is_read_than_it_may_hold_and_nothing_of_that_is_lost() {
             }
             Err(_) => {
                 full += 1;
-                thread::sleep(PAUSE);
+                thread::sleep(BUFFER_FILL_DELAY);
             }
         }
         assert!(sent.len() < 4 << 20, "it reads without end");

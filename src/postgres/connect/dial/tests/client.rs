@@ -13,7 +13,9 @@ async fn an_sql_client_works_on_the_session_that_was_dialed() {
     ];
     let (port, heard) = server(vec![script]).await;
     let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable");
-    let (client, connection) = sql(&conninfo(&text), SqlLimits::QUESTIONS).await.unwrap();
+    let (client, connection) = sql(&conninfo(&text), SqlLimits::CATALOG_QUERIES)
+        .await
+        .unwrap();
     let connection = tokio::spawn(connection);
     let answer = client.simple_query("SHOW greeting").await.unwrap();
     let rows: Vec<_> = answer
@@ -59,7 +61,7 @@ async fn ask_for(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgr
         secret: 8,
         host: "here".to_owned(),
     };
-    let opened = handover::to_tokio_postgres(session, "walpost", SqlLimits::QUESTIONS).await;
+    let opened = handover::to_tokio_postgres(session, "walpost", SqlLimits::CATALOG_QUERIES).await;
     let (client, connection) = opened.unwrap();
     let connection = tokio::spawn(connection);
     let answer = tokio::time::timeout(Duration::from_secs(60), client.simple_query("SHOW x"))

@@ -44,7 +44,7 @@ async fn dial_outside(
     let conninfo = conninfo(&format!("hostaddr={address} port={port} {parameters}"));
     let done = match is_replication {
         true => replication(&conninfo, &[]).await.map(drop),
-        false => sql(&conninfo, SqlLimits::QUESTIONS).await.map(drop),
+        false => sql(&conninfo, SqlLimits::CATALOG_QUERIES).await.map(drop),
     };
     let heard = tokio::time::timeout(Duration::from_secs(10), heard).await;
     (done, heard.unwrap().unwrap())
