@@ -207,6 +207,11 @@ BEGIN
                 EXCEPTION WHEN undefined_table OR invalid_schema_name THEN
                     -- It was dropped or renamed. The next attempt uses its present name.
                     NULL;
+                WHEN insufficient_privilege THEN
+                    RETURN regexp_replace(format('table %I.%I can be changed by others, and role %I, which owns function '
+                        'walpost.lock_and_examine, may not lock it; a superuser can: DROP FUNCTION '
+                        'walpost.lock_and_examine(text, text, text); then sql/guard.sql',
+                        missing.nspname, missing.relname, current_user), unprintable, '?', 'g');
                 END;
             END LOOP;
         END LOOP;
