@@ -5,7 +5,7 @@
 -- Only inserts are published. A row that is updated, or that INSERT ... ON CONFLICT DO UPDATE finds
 -- and changes, is an event that no consumer ever receives; with this trigger, the service gets an
 -- error instead.
--- The trigger is added to tables that these files created. On a table that existed before, it could
+-- The trigger is added to tables that these files created, by their owner. On a table that existed before, it could
 -- break a service that marks its rows: such a table only gets the function, and a notice with the
 -- command that adds the trigger.
 -- For a manual repair: ALTER TABLE ... DISABLE TRIGGER walpost_no_update, and ENABLE afterwards.
@@ -37,6 +37,7 @@ DECLARE
     create_trigger text := format(
         'CREATE TRIGGER walpost_no_update BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %I.walpost_no_update()',
         outbox, in_schema);
+    table_owner oid;
     owner oid := (SELECT proowner FROM pg_proc WHERE oid = to_regprocedure(format('%I.walpost_no_update()', in_schema)));
 BEGIN
     IF owner IS NULL OR pg_has_role(owner, 'USAGE') AND has_schema_privilege(in_schema, 'CREATE') THEN
@@ -55,7 +56,13 @@ BEGIN
     IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = outbox::regclass AND tgname = 'walpost_no_update') THEN
         RETURN;
     END IF;
-    IF EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
+    -- CREATE TRIGGER evaluates the table's partition key, which can call functions of its owner.
+    table_owner := (SELECT relowner FROM pg_class WHERE oid = outbox::regclass);
+    IF table_owner <> (SELECT oid FROM pg_roles WHERE rolname = current_user) THEN
+        RAISE NOTICE 'table % accepts UPDATE, which is never published', outbox USING HINT = regexp_replace(
+            format('To have it refused, log in as its owner, role %I: %s;', pg_get_userbyid(table_owner), create_trigger),
+            E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
+    ELSIF EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
     THEN
         EXECUTE create_trigger;
     ELSE

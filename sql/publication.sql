@@ -66,7 +66,7 @@ BEGIN
         IF child IS NOT NULL THEN
             RAISE EXCEPTION 'table % inherits from table %, and PostgreSQL would send its rows as those of another table', child,
                 outbox USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format(
-                    'Insert its rows into %2$s, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$s', child, outbox);
+                    'As the owner of %2$s, insert its rows there, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$s', child, outbox);
         END IF;
         EXECUTE format('CREATE PUBLICATION %I %s WITH (publish = ''insert'', publish_via_partition_root = true)',
             name, CASE WHEN several THEN 'FOR TABLE walpost.outbox_row'

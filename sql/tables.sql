@@ -185,7 +185,7 @@ BEGIN
     IF related IS NOT NULL THEN
         RAISE EXCEPTION 'table % inherits from table %.%, and PostgreSQL would send its rows as those of another table', related,
             quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = format('Insert its rows into %2$I.%3$I, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$I.%3$I',
+                HINT = format('As the owner of %2$I.%3$I, insert its rows there, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$I.%3$I',
                     related, its_schema, its_name);
     END IF;
     -- Its rows are sent as rows of that table already, and would be delivered twice.

@@ -189,3 +189,39 @@ fn literals_that_depend_on_string_syntax_are_found() {
         );
     }
 }
+
+/// Returns the DDL that a file runs on the outbox.
+fn ddl_on_the_outbox(sql: &str) -> Vec<&str> {
+    let ddl = [
+        "'ALTER TABLE %s ",
+        "'ALTER TABLE %I.%I ALTER",
+        "PARTITION OF",
+        "CREATE TRIGGER",
+        "CREATE INDEX",
+        "EXECUTE create_trigger",
+    ];
+    let statements = sql.lines().filter(|line| line.contains("EXECUTE "));
+    statements
+        .filter(|line| ddl.iter().any(|text| line.contains(text)))
+        .collect()
+}
+
+#[test]
+fn ddl_on_the_outbox_follows_a_look_at_its_owner() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    files(&root.join("sql"), &["sql"], &mut found);
+    let mut checked = 0;
+    for file in found {
+        let sql = fs::read_to_string(&file).expect("a text");
+        for line in ddl_on_the_outbox(&sql) {
+            let before = &sql[..sql.find(line).expect("a line of it")];
+            let is_guarded = ["relowner", "walpost.lock_and_examine("]
+                .iter()
+                .any(|text| before.contains(text));
+            assert!(is_guarded, "{}: {line}", file.display());
+            checked += 1;
+        }
+    }
+    assert!(checked >= 5, "only {checked} statements were found");
+}

@@ -65,16 +65,16 @@ pub(crate) fn hidden_rows_warning(
     } = first;
     let remedy = match kind {
         Kind::Child => format!(
-            "Insert its rows into {outbox} and end the inheritance: ALTER TABLE {table} NO INHERIT {outbox}"
+            "As the owner of {outbox}, insert its rows there and end the inheritance: ALTER TABLE {table} NO INHERIT {outbox}"
         ),
         Kind::UnloggedPartition => {
             format!(
-                "From now on: ALTER TABLE {table} SET LOGGED. Rows from before: {}",
+                "From now on, as its owner: ALTER TABLE {table} SET LOGGED. Rows from before: {}",
                 target.replay_from()
             )
         }
         Kind::ForeignPartition => format!(
-            "Insert its rows into {outbox} and end that: ALTER TABLE {outbox} DETACH PARTITION {table}"
+            "As the owner of {outbox}, insert its rows there and end that: ALTER TABLE {outbox} DETACH PARTITION {table}"
         ),
     };
     Some((

@@ -89,7 +89,7 @@ pub(crate) enum Problem {
     },
     /// Rows of the table are not written to WAL.
     #[error(
-        "table {table} is unlogged or temporary, so its rows are not in WAL. Make it permanent: ALTER TABLE {table} SET LOGGED"
+        "table {table} is unlogged or temporary, so its rows are not in WAL. Have its owner make it permanent: ALTER TABLE {table} SET LOGGED"
     )]
     Unlogged { table: TableName },
     /// The publication does not exist.

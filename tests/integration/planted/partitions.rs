@@ -12,6 +12,7 @@ on_each_version! {
     partitions_of_other_roles_are_reported_with_the_page_about_giving_them_away
     partition_does_not_belong_to_a_former_owner_of_the_table
     partitions_of_a_table_that_refers_to_itself_are_not_detached
+    trigger_on_a_table_of_another_role_is_left_to_its_owner
 }
 
 /// PostgreSQL builds a partition's index as the owner of the partition.
@@ -148,4 +149,29 @@ fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
         "code of other roles",
         "foreign key outbox_ref_ref_at_fkey connects it to itself",
     ]);
+}
+
+/// `CREATE TRIGGER` on a partitioned table evaluates its partition key.
+fn trigger_on_a_table_of_another_role_is_left_to_its_owner(major: u32) {
+    let shop = Shop::bare(Outbox::Table, major);
+    shop.theirs.run(
+        "CREATE FUNCTION plot.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+             $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
+         CREATE TABLE public.outbox (id uuid NOT NULL, aggregatetype text NOT NULL, aggregateid text NOT NULL, type text NOT NULL,
+             payload jsonb, headers jsonb, created_at timestamptz NOT NULL DEFAULT now(),
+             CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY LIST ((CASE WHEN plot.one(1) > 0 THEN type ELSE '' END));
+         CREATE TABLE public.rest PARTITION OF public.outbox DEFAULT",
+    );
+    let init = shop.init().finish();
+    shop.expect_nothing_ran("init");
+    let owner = format!(
+        "To have it refused, log in as its owner, role {}",
+        shop.mallory
+    );
+    init.expect_says(&[&owner, "CREATE TRIGGER walpost_no_update"]);
+    let by_hand = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/no_update.sql");
+    psql(&shop.scene, &by_hand);
+    shop.expect_nothing_ran("sql/no_update.sql");
+    let triggers = "SELECT count(*) FROM pg_trigger WHERE tgname = 'walpost_no_update'";
+    assert_eq!(shop.scene.db.number(triggers), 0);
 }
