@@ -40,6 +40,13 @@ pub(crate) fn try_signal(pid: u32, name: &str) -> bool {
     status.expect("a shell").success()
 }
 
+/// Returns whether a process handles SIGHUP, which ends it otherwise.
+pub(crate) fn handles_hangup(pid: u32) -> bool {
+    let process = Process::new(i32::try_from(pid).unwrap());
+    let status = process.and_then(|process| process.status());
+    status.is_ok_and(|status| status.sigcgt & 1 != 0)
+}
+
 /// Suspends a process with SIGSTOP and waits until all of its threads have stopped. On a busy
 /// machine, a process continues to run for tens of milliseconds after the signal was sent.
 ///

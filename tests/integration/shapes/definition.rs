@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs;
 
-use crate::support::process::try_signal;
+use crate::support::process::{handles_hangup, try_signal};
 use crate::support::wait::{PATIENCE, poll_until};
 
 use super::walk::{TABLES, Walk};
@@ -220,7 +220,7 @@ impl Walk<'_> {
         if let Some((walpost, file)) = &mut self.walpost {
             // A process that has just started does not handle the signal yet.
             poll_until(PATIENCE, || {
-                (!walpost.log().is_empty() || !walpost.is_running()).then_some(())
+                (handles_hangup(walpost.process_id()) || !walpost.is_running()).then_some(())
             });
             fs::copy(new, file).expect("the file");
             try_signal(walpost.process_id(), "HUP");
