@@ -20,6 +20,7 @@ in_both_modes! {
     stops_while_the_broker_is_slow
     stops_while_a_pipeline_drains
     restart_with_everything_acknowledged_does_not_blame_kafka
+    drain_that_outlasts_the_server_loses_nothing
 }
 
 /// Runs the test with a server that may be stopped, and a broker behind a proxy.
@@ -227,6 +228,30 @@ fn restart_with_everything_acknowledged_does_not_blame_kafka(exactly_once: bool)
         }
         assert_eq!(walpost.logged("Kafka has"), 0, "{}", walpost.log());
         let resends = scene.resends(3);
+        scene.settle(walpost, &[], resends);
+    });
+}
+
+/// What Kafka acknowledges after the server is gone can't be confirmed, so it is sent again, or
+/// with exactly-once recognised by the checkpoint.
+fn drain_that_outlasts_the_server_loses_nothing(exactly_once: bool) {
+    with_servers(MAJOR, |server, broker, proxy| {
+        let arguments = ["--drain-timeout", "170s"];
+        let (mut scene, mut walpost, aggregate) =
+            idle((server, broker, proxy), exactly_once, &arguments);
+        broker.freeze();
+        scene.insert(&aggregate, "k");
+        let event = scene.history().pop().unwrap().end;
+        wait_until("the event to be sent", || scene.has_sent(event));
+        walpost.signal("TERM");
+        walpost.wait_for_log("draining");
+        server.stop(Stop::Immediate);
+        broker.thaw();
+        walpost.finish().expect_code(0);
+        server.start();
+        scene.reconnect();
+        let walpost = scene.start();
+        let resends = scene.resends(1);
         scene.settle(walpost, &[], resends);
     });
 }
