@@ -112,7 +112,7 @@ pub(crate) enum Command {
 impl From<&ReadError> for Exit {
     fn from(error: &ReadError) -> Self {
         match error {
-            ReadError::Sink(error) => recovery::of_sink(error).into(),
+            ReadError::Sink(error) => recovery::sink_remedy(error).into(),
             ReadError::Removed { .. } | ReadError::Io(_) => Self::Failed,
         }
     }

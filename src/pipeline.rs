@@ -64,7 +64,7 @@ pub(crate) async fn watch_ended(settings: &PipelineSettings, stats: Arc<Pipeline
     loop {
         let looked = async {
             let catalog = settings.postgres.catalog().await?;
-            watched.ask(&catalog).await
+            watched.check_slot(&catalog).await
         };
         match timeout(settings.link_timeout, looked).await {
             Ok(Ok(_)) => {}
@@ -146,7 +146,7 @@ pub(crate) async fn run<S: Sink>(
                     .await
                 {
                     Ok(until) => {
-                        session.end(core, sink, &mut session_state, until).await;
+                        session.drain(core, sink, &mut session_state, until).await;
                         return stopped(pipeline, &session_state, &carrier.core);
                     }
                     Err(error) => {
@@ -167,9 +167,9 @@ pub(crate) async fn run<S: Sink>(
                         if !isolates && recovery::remedy(&error) == Remedy::Halt {
                             // An operator may advance the slot past the event that can't be
                             // delivered, which must not lose the events read before it.
-                            note(&stats, &error, Remedy::Halt);
+                            record_error(&stats, &error, Remedy::Halt);
                             let until = tokio::time::Instant::now() + settings.drain_timeout;
-                            session.end(core, sink, &mut session_state, until).await;
+                            session.drain(core, sink, &mut session_state, until).await;
                             return Err(error);
                         }
                         if session.has_progressed() {
@@ -202,7 +202,9 @@ pub(crate) async fn run<S: Sink>(
             error => error,
         };
         let now = tokio::time::Instant::now();
-        let error = session_state.access.judge(error, &settings.postgres, now);
+        let error = session_state
+            .access
+            .classify(error, &settings.postgres, now);
         let remedy = match recovery::remedy(&error) {
             // After a reconnect, the records in the open Kafka transaction would be produced a
             // second time, so the transaction is abandoned.
@@ -214,11 +216,11 @@ pub(crate) async fn run<S: Sink>(
             info!(pipeline, %error, "stopping without another connection");
             return stopped(pipeline, &session_state, &carrier.core);
         }
-        note(&stats, &error, remedy);
+        record_error(&stats, &error, remedy);
         let delay = match remedy {
             Remedy::Halt => return Err(error),
             Remedy::StandBy => {
-                session_state.note_another_owner();
+                session_state.record_other_owner();
                 match waiting.failed(Instant::now()) {
                     Say::Begins => info!(
                         pipeline,
@@ -269,7 +271,7 @@ pub(crate) async fn run<S: Sink>(
                         isolation.forget(confirmed.lsn());
                     }
                     carrier = make(session_state.window(), &isolation)?;
-                    carrier.core.go_on_counting(left_alone, dead_letters);
+                    carrier.core.resume_counts(left_alone, dead_letters);
                     carrier.core.keep_table_names(table_names);
                     if let Some(mut session) = held {
                         // The next session waits for Kafka before it acquires the slot, and
@@ -278,7 +280,7 @@ pub(crate) async fn run<S: Sink>(
                         tokio::select! {
                             biased;
                             () = drain_ordered(&mut orders) => {}
-                            () = session.hold(session_state.watched(), carrier.sink.answers()) => {}
+                            () = session.keep_alive_until(session_state.watched(), carrier.sink.answers()) => {}
                         }
                     }
                 }
@@ -311,7 +313,7 @@ async fn with_reason(error: PipelineError, core: &Core) -> PipelineError {
 }
 
 /// Records the error that ended a session, and the state that results from it.
-fn note(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
+fn record_error(stats: &PipelineStats, error: &PipelineError, remedy: Remedy) {
     let (kind, message) = (recovery::kind(error), error.message(&stats.about.commands));
     match remedy {
         Remedy::StandBy => return stats.entered(State::StandingBy),

@@ -16,7 +16,7 @@ use crate::delivery::checkpoint::{Checkpoint, ServerState};
 use crate::kafka::producer::KafkaSink;
 use crate::model::lsn::{Lsn, Position};
 use crate::outbox::columns::MappingError;
-use crate::pipeline::decode::preview::{Found, Preview, Until};
+use crate::pipeline::decode::preview::{Preview, PreviewReport, Until};
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SnapshotMode};
 use crate::postgres::catalog::journal::{Action, Entry, Written};
@@ -123,7 +123,7 @@ pub(crate) enum SkipError {
 pub(crate) struct Plan {
     pub(crate) confirmed: Lsn,
     pub(crate) to: Lsn,
-    pub(crate) found: Found,
+    pub(crate) found: PreviewReport,
     /// With exactly-once delivery: the existing checkpoint, and the new one.
     pub(crate) checkpoint: Option<(Checkpoint, Checkpoint)>,
     /// Something else has moved the slot there already.
@@ -281,7 +281,7 @@ async fn plan(
         return Ok(Plan {
             confirmed: written,
             to: lsn,
-            found: Found::default(),
+            found: PreviewReport::default(),
             checkpoint: None,
             is_moved: true,
             in_recovery,
@@ -455,7 +455,7 @@ async fn checkpoint(
 }
 
 /// Returns the details for the journal.
-fn detail(found: &Found, cluster: &str) -> serde_json::Value {
+fn detail(found: &PreviewReport, cluster: &str) -> serde_json::Value {
     json!({
         "system_id": cluster,
         "events": found.events,
@@ -463,7 +463,7 @@ fn detail(found: &Found, cluster: &str) -> serde_json::Value {
         "unroutable": found.unroutable,
         "transactions": found.transactions,
         "topics": found.topics,
-        "first": found.first.first().map(|event| event.at().to_string()),
+        "first": found.first.first().map(|event| event.position().to_string()),
         "last": found.last.map(|last| last.to_string()),
     })
 }

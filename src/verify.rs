@@ -291,7 +291,7 @@ pub(crate) fn verify(
     )?;
     if reporter.counts.missing > 0 {
         reporter.notes.extend(database.journal.given_up);
-        if !settings.dead_letters.are_sent() {
+        if !settings.dead_letters.is_enabled() {
             reporter.note(UNKNOWN_DEAD_LETTERS.to_owned());
         }
     }

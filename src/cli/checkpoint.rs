@@ -109,12 +109,12 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
         error!(pipeline = settings.name, "{reason}");
         exit = match reason {
             Failure::NotAsked(_) => Exit::Usage,
-            Failure::Catalog(error) => recovery::of_catalog(&error).into(),
-            Failure::Connection(error) => recovery::of_connection(&error).into(),
-            Failure::Problem(problem) => recovery::of_problem(&problem).into(),
+            Failure::Catalog(error) => recovery::catalog_remedy(&error).into(),
+            Failure::Connection(error) => recovery::connection_remedy(&error).into(),
+            Failure::Problem(problem) => recovery::problem_remedy(&problem).into(),
             // The slot becomes free when the process that uses it exits.
             Failure::SlotInUse(_) => Exit::Failed,
-            Failure::Sink(error) => recovery::of_sink(&error).into(),
+            Failure::Sink(error) => recovery::sink_remedy(&error).into(),
         };
     }
     runtime.shutdown_background();

@@ -295,7 +295,7 @@ pub(super) fn apply(
             })?;
         let fits = |table: &TableName, found: &ObservedTable| match columns {
             Columns::Compared => settings
-                .mapping_of(table, Some(found))
+                .mapping_for(table, Some(found))
                 .map(|_| ())
                 .map_err(|error| error.to_string()),
             Columns::Unknown => Ok(()),
@@ -380,7 +380,7 @@ pub(super) fn apply(
     let error = error.to_string();
     let error = error.trim_end_matches(['.', ';']);
     error!(pipeline, %database, "{error}{hint}. {left}");
-    Err(match recovery::of_catalog(reason) {
+    Err(match recovery::catalog_remedy(reason) {
         Remedy::Reconnect if is_lock_timeout(reason) => Exit::Halted,
         remedy => remedy.into(),
     })
@@ -533,7 +533,7 @@ fn unpublished(settings: &PipelineSettings) -> Result<Vec<TableName>, Exit> {
             pipeline,
             "failed to list tables {patterns}, each of which is added to the publication: {error}"
         );
-        recovery::of_catalog(&error).into()
+        recovery::catalog_remedy(&error).into()
     })
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
             Ok(report) => told(settings, &report),
             Err(reason) => {
                 error!(pipeline = settings.name, "{reason}");
-                recovery::of_catalog(&reason).into()
+                recovery::catalog_remedy(&reason).into()
             }
         };
         exit = exit.and(ended);
@@ -103,7 +103,7 @@ fn told(settings: &PipelineSettings, report: &Report) -> Exit {
 fn is_of_the_moment(trouble: &RetentionError) -> bool {
     match trouble {
         RetentionError::Busy { .. } | RetentionError::Claimed(_) => true,
-        RetentionError::Catalog(error) => recovery::of_catalog(error) != Remedy::Halt,
+        RetentionError::Catalog(error) => recovery::catalog_remedy(error) != Remedy::Halt,
         _ => false,
     }
 }

@@ -219,12 +219,12 @@ fn exit(reason: &ReplayError) -> Exit {
         | ReplayError::Route { .. }
         | ReplayError::Copy(CopyError::Text(_) | CopyError::RowTooLarge { .. }) => Exit::Halted,
         ReplayError::Catalog(error) | ReplayError::Copy(CopyError::Catalog(error)) => {
-            recovery::of_catalog(error).into()
+            recovery::catalog_remedy(error).into()
         }
         ReplayError::Sink(error) | ReplayError::Produce { error, .. } => {
-            recovery::of_sink(error).into()
+            recovery::sink_remedy(error).into()
         }
-        ReplayError::DeadLetter { error, .. } => recovery::of_sink(error).into(),
+        ReplayError::DeadLetter { error, .. } => recovery::sink_remedy(error).into(),
         ReplayError::Topics(error) => error.into(),
         ReplayError::Delivery(failure) if failure.permanent => Exit::Halted,
         ReplayError::Delivery(_) => Exit::Failed,

@@ -70,12 +70,12 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
         SkipError::NoSuchRow { .. } => Exit::Usage,
         SkipError::Copying { .. } => Exit::Halted,
         SkipError::Active { .. } | SkipError::Moved { .. } => Exit::Failed,
-        SkipError::Catalog(error) => recovery::of_catalog(&error).into(),
-        SkipError::Connection(error) => recovery::of_connection(&error).into(),
-        SkipError::Problem(problem) => recovery::of_problem(&problem).into(),
+        SkipError::Catalog(error) => recovery::catalog_remedy(&error).into(),
+        SkipError::Connection(error) => recovery::connection_remedy(&error).into(),
+        SkipError::Problem(problem) => recovery::problem_remedy(&problem).into(),
         SkipError::Mapping(_) => Exit::Halted,
-        SkipError::ExactlyOnce(error) => recovery::of_exactly_once(&error).into(),
-        SkipError::Sink(error) => recovery::of_sink(&error).into(),
+        SkipError::ExactlyOnce(error) => recovery::exactly_once_remedy(&error).into(),
+        SkipError::Sink(error) => recovery::sink_remedy(&error).into(),
     }
 }
 

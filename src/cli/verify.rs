@@ -260,7 +260,7 @@ fn of_error(error: &VerifyError) -> Exit {
         VerifyError::Denied { .. } | VerifyError::Problem(_) | VerifyError::Mapping(_) => {
             Remedy::Halt
         }
-        VerifyError::Catalog(error) => recovery::of_catalog(error),
+        VerifyError::Catalog(error) => recovery::catalog_remedy(error),
         VerifyError::Topics(error) => return error.into(),
         VerifyError::Io(_) => return Exit::Failed,
     };

@@ -97,7 +97,7 @@ fn hold(settings: &PipelineSettings) {
     assert!(settings.window_records > 0 && settings.window_bytes > 0);
     assert!((1024..=1 << 30).contains(&settings.row_bytes_max));
     assert!(settings.link_timeout >= Duration::from_secs(1));
-    assert!(is_topic_name(&settings.dead_letters.topic) || !settings.dead_letters.are_sent());
+    assert!(is_topic_name(&settings.dead_letters.topic) || !settings.dead_letters.is_enabled());
     if let Some(table) = settings.target.outbox.table() {
         assert_eq!(table.to_string().parse().as_ref(), Ok(table));
     }

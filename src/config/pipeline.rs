@@ -247,7 +247,7 @@ fn dead_letters(
         },
         topic: file.dead_letter_topic.clone().unwrap_or(default.topic),
     };
-    if !settings.are_sent() {
+    if !settings.is_enabled() {
         if file.dead_letter_topic.is_some() {
             let reason = "nothing would be sent there; set on_oversize or on_unroutable to dead-letter, or leave it out";
             return Err(reader.error(TOPIC, reason));

@@ -38,7 +38,7 @@ impl Access {
     }
 
     /// Returns `error`, or a [`RoleRefused`] if the server accepted the role before.
-    pub(super) fn judge(
+    pub(super) fn classify(
         &mut self,
         error: PipelineError,
         postgres: &Conninfo,
@@ -110,7 +110,7 @@ mod tests {
         let mut access = Access::default();
         let remedy = |access: &mut Access, code, seconds| {
             let error = CatalogError::Dial(refused(code)).into();
-            recovery::remedy(&access.judge(error, &postgres, at(seconds)))
+            recovery::remedy(&access.classify(error, &postgres, at(seconds)))
         };
         assert_eq!(
             remedy(&mut access, "28P01", 0),
@@ -131,12 +131,12 @@ mod tests {
         assert_eq!(remedy(&mut access, "28P01", 609), Remedy::Reconnect);
         assert_eq!(remedy(&mut access, "28P01", 610), Remedy::Halt);
         let walsender = ConnectionError::Dial(refused("28P01")).into();
-        let error = access.judge(walsender, &postgres, at(615));
+        let error = access.classify(walsender, &postgres, at(615));
         assert_eq!(recovery::remedy(&error), Remedy::Halt, "{error}");
         assert!(!matches!(error, PipelineError::Refused(_)), "{error}");
         access.granted();
         let walsender = ConnectionError::Dial(refused("28P01")).into();
-        let error = access.judge(walsender, &postgres, at(620));
+        let error = access.classify(walsender, &postgres, at(620));
         assert_eq!(recovery::remedy(&error), Remedy::Reconnect, "{error}");
         assert_eq!(remedy(&mut access, "28P01", 620), Remedy::Reconnect);
         assert_eq!(remedy(&mut access, "28P01", 1219), Remedy::Reconnect);

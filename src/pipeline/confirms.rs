@@ -40,21 +40,21 @@ const QUIET_INTERVAL: Duration = Duration::from_secs(300);
 const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Determines which position a session may confirm.
-pub(super) struct Confirms {
+pub(super) struct ConfirmationGate {
     /// `None` if positions are not written; every durable position may then be confirmed at once.
-    writing: Option<Writing>,
+    writing: Option<WriteRequests>,
 }
 
-struct Writing {
+struct WriteRequests {
     wanted: watch::Sender<Lsn>,
     written: watch::Receiver<Lsn>,
     /// The last position requested, until its write is known to have finished.
-    asked: Option<Confirmed>,
-    asked_at: Instant,
+    pending: Option<Confirmed>,
+    requested_at: Instant,
     /// The last position known to be written, which is the highest that may be confirmed.
-    may: Confirmed,
+    confirmable: Confirmed,
     /// Number of writes requested since the last one for events or [`IDLE_WAL_BYTES`] of WAL.
-    rests: u32,
+    idle_writes: u32,
     /// Notified by [`Writer::request`].
     requests: Arc<Notify>,
     /// Whether a command waits for the position to be confirmed.
@@ -62,45 +62,49 @@ struct Writing {
 }
 
 /// The writer's end of the channels.
-pub(super) struct Writer {
-    pub(super) of: SlotOf,
+pub(super) struct SlotStateWriter {
+    pub(super) slot: SlotOf,
     wanted: watch::Receiver<Lsn>,
     written: watch::Sender<Lsn>,
     /// When a failure was last logged, or `None` if none has been logged since the last successful
     /// write.
-    told: Option<Instant>,
+    failure_logged_at: Option<Instant>,
     requests: Arc<Notify>,
 }
 
-impl Confirms {
+impl ConfirmationGate {
     /// Creates an instance that allows every durable position to be confirmed, for when positions
     /// can't be written.
-    pub(super) fn unrecorded() -> Self {
+    pub(super) fn always_open() -> Self {
         Self { writing: None }
     }
 
     /// Creates an instance for a slot whose row already contains `confirmed`, and the writer for
     /// later positions.
-    pub(super) fn written(of: SlotOf, confirmed: Confirmed, now: Instant) -> (Self, Writer) {
+    pub(super) fn with_writer(
+        of: SlotOf,
+        confirmed: Confirmed,
+        now: Instant,
+    ) -> (Self, SlotStateWriter) {
         let (wanted, to_write) = watch::channel(confirmed.lsn());
         let (written, is_written) = watch::channel(confirmed.lsn());
         let requests = Arc::new(Notify::new());
-        let writing = Writing {
+        let writing = WriteRequests {
             wanted,
             written: is_written,
-            asked: None,
-            asked_at: now,
-            may: confirmed,
+            pending: None,
+            requested_at: now,
+            confirmable: confirmed,
             // The previous session may have left WAL unconfirmed.
-            rests: 0,
+            idle_writes: 0,
             requests: Arc::clone(&requests),
             is_requested: false,
         };
-        let writer = Writer {
-            of,
+        let writer = SlotStateWriter {
+            slot: of,
             wanted: to_write,
             written,
-            told: None,
+            failure_logged_at: None,
             requests,
         };
         let writing = Some(writing);
@@ -110,7 +114,7 @@ impl Confirms {
     /// Requests a write of `durable` if one is due, and returns the position that may be confirmed
     /// now. If a write will be due later, also returns when, so that the caller can try again then.
     /// `events` reports whether any events follow the given position.
-    pub(super) fn may(
+    pub(super) fn advance(
         &mut self,
         durable: Confirmed,
         events: impl FnOnce(Lsn) -> bool,
@@ -119,48 +123,50 @@ impl Confirms {
         let Some(writing) = &mut self.writing else {
             return (durable, None);
         };
-        writing.look();
-        if writing.asked.is_some() || durable <= writing.may {
-            return (writing.may, None);
+        writing.check_pending();
+        if writing.pending.is_some() || durable <= writing.confirmable {
+            return (writing.confirmable, None);
         }
-        let written = writing.may.lsn();
+        let written = writing.confirmable.lsn();
         let bytes = durable.lsn().bytes_since(written);
         let events = events(written);
-        let is_much = bytes >= IDLE_WAL_BYTES;
-        let pause = match () {
+        let has_enough_wal = bytes >= IDLE_WAL_BYTES;
+        let interval = match () {
             () if events || writing.is_requested => EVENT_INTERVAL,
-            () if is_much => IDLE_INTERVAL,
-            () if writing.rests < IDLE_BACKOFF_STEPS => IDLE_BACKOFF_START * (1 << writing.rests),
+            () if has_enough_wal => IDLE_INTERVAL,
+            () if writing.idle_writes < IDLE_BACKOFF_STEPS => {
+                IDLE_BACKOFF_START * (1 << writing.idle_writes)
+            }
             () if bytes >= QUIET_WAL_BYTES => QUIET_INTERVAL,
-            () => return (writing.may, None),
+            () => return (writing.confirmable, None),
         };
-        let due = writing.asked_at + pause;
+        let due = writing.requested_at + interval;
         if due > now {
-            return (writing.may, Some(due));
+            return (writing.confirmable, Some(due));
         }
-        writing.rests = match events || is_much {
+        writing.idle_writes = match events || has_enough_wal {
             true => 0,
-            false if writing.is_requested => writing.rests,
-            false => writing.rests.saturating_add(1),
+            false if writing.is_requested => writing.idle_writes,
+            false => writing.idle_writes.saturating_add(1),
         };
-        writing.ask(durable, now);
-        (writing.may, None)
+        writing.request(durable, now);
+        (writing.confirmable, None)
     }
 
     /// Returns whether the writer has been dropped. If so, no higher position can be confirmed.
-    pub(super) fn are_over(&self) -> bool {
+    pub(super) fn is_writer_closed(&self) -> bool {
         let writing = self.writing.as_ref();
         writing.is_some_and(|writing| writing.written.has_changed().is_err())
     }
 
     /// Waits for the pending write to finish, after which a higher position may be confirmed, or for
     /// a request of another command.
-    pub(super) async fn changed(&mut self) {
+    pub(super) async fn wait_for_change(&mut self) {
         let Some(writing) = &mut self.writing else {
             return std::future::pending().await;
         };
         tokio::select! {
-            written = writing.written.changed(), if writing.asked.is_some() => {
+            written = writing.written.changed(), if writing.pending.is_some() => {
                 if written.is_err() {
                     std::future::pending().await
                 }
@@ -178,48 +184,50 @@ impl Confirms {
 
     /// Waits until `durable` is written, and returns the position that may be confirmed. The result
     /// is lower than `durable` only if the writer was dropped before the write finished.
-    pub(super) async fn last(&mut self, durable: Confirmed) -> Confirmed {
+    pub(super) async fn flush(&mut self, durable: Confirmed) -> Confirmed {
         let Some(writing) = &mut self.writing else {
             return durable;
         };
-        writing.look();
-        if writing.may < durable {
-            writing.ask(durable, Instant::now());
+        writing.check_pending();
+        if writing.confirmable < durable {
+            writing.request(durable, Instant::now());
         }
-        while writing.may < durable && writing.written.changed().await.is_ok() {
-            writing.look();
+        while writing.confirmable < durable && writing.written.changed().await.is_ok() {
+            writing.check_pending();
         }
-        writing.may
+        writing.confirmable
     }
 
     /// Returns the position that may be confirmed without waiting for a write.
-    pub(super) fn now(&self, durable: Confirmed) -> Confirmed {
-        self.writing.as_ref().map_or(durable, |writing| writing.may)
+    pub(super) fn confirmable(&self, durable: Confirmed) -> Confirmed {
+        self.writing
+            .as_ref()
+            .map_or(durable, |writing| writing.confirmable)
     }
 }
 
-impl Writing {
-    fn look(&mut self) {
-        if let Some(asked) = self.asked
+impl WriteRequests {
+    fn check_pending(&mut self) {
+        if let Some(asked) = self.pending
             && *self.written.borrow_and_update() >= asked.lsn()
         {
-            self.may = asked;
-            self.asked = None;
+            self.confirmable = asked;
+            self.pending = None;
         }
     }
 
-    fn ask(&mut self, durable: Confirmed, now: Instant) {
-        self.asked = Some(durable);
-        self.asked_at = now;
+    fn request(&mut self, durable: Confirmed, now: Instant) {
+        self.pending = Some(durable);
+        self.requested_at = now;
         self.is_requested = false;
         self.wanted.send_replace(durable.lsn());
     }
 }
 
-impl Writer {
+impl SlotStateWriter {
     /// Waits for a position to write. Cancel safe: a request remains outstanding until it is passed
-    /// to [`Writer::has_written`].
-    pub(super) async fn wanted(&mut self) -> Lsn {
+    /// to [`SlotStateWriter::mark_written`].
+    pub(super) async fn next_request(&mut self) -> Lsn {
         loop {
             let wanted = *self.wanted.borrow_and_update();
             if wanted > *self.written.borrow() {
@@ -237,20 +245,20 @@ impl Writer {
     }
 
     /// Allows every position up to `lsn` to be confirmed.
-    pub(super) fn has_written(&mut self, lsn: Lsn) {
+    pub(super) fn mark_written(&mut self, lsn: Lsn) {
         self.written.send_replace(lsn);
-        self.told = None;
+        self.failure_logged_at = None;
     }
 
     /// Records a failed write, and returns whether the caller should log it.
-    pub(super) fn has_failed(&mut self, now: Instant) -> bool {
-        let says = self
-            .told
+    pub(super) fn record_failure(&mut self, now: Instant) -> bool {
+        let should_log = self
+            .failure_logged_at
             .is_none_or(|told| now >= told + FAILURE_LOG_INTERVAL);
-        if says {
-            self.told = Some(now);
+        if should_log {
+            self.failure_logged_at = Some(now);
         }
-        says
+        should_log
     }
 }
 
@@ -265,7 +273,7 @@ mod tests {
         Watermark::new(Window::default(), Lsn(lsn)).confirmed()
     }
 
-    fn begin() -> (Confirms, Writer, Instant) {
+    fn start() -> (ConfirmationGate, SlotStateWriter, Instant) {
         let now = Instant::now();
         let of = SlotOf {
             pipeline: "p".to_owned(),
@@ -278,119 +286,125 @@ mod tests {
             system_id: "1".to_owned(),
             timeline: 1,
         };
-        let (confirms, writer) = Confirms::written(of, durable(1000), now);
+        let (confirms, writer) = ConfirmationGate::with_writer(of, durable(1000), now);
         (confirms, writer, now)
     }
 
-    /// Calls `may` this many milliseconds after the start. Returns the LSN that may be confirmed,
+    /// Calls `advance` this many milliseconds after the start. Returns the LSN that may be confirmed,
     /// and how long after the start to call again.
-    fn ask(
-        (confirms, _, began): &mut (Confirms, Writer, Instant),
+    fn advance_at(
+        (confirms, _, began): &mut (ConfirmationGate, SlotStateWriter, Instant),
         to: u64,
         events: bool,
         millis: u64,
     ) -> (u64, Option<Duration>) {
         let now = *began + Duration::from_millis(millis);
-        let (may, due) = confirms.may(durable(to), |_| events, now);
+        let (may, due) = confirms.advance(durable(to), |_| events, now);
         (may.lsn().0, due.map(|due| due - *began))
     }
 
     #[tokio::test]
     async fn last_position_is_not_confirmed_if_its_write_fails() {
-        let (mut confirms, writer, _) = begin();
-        let last = confirms.last(durable(1100));
+        let (mut confirms, writer, _) = start();
+        let last = confirms.flush(durable(1100));
         drop(writer);
         assert_eq!(last.await.lsn(), Lsn(1000));
-        assert_eq!(confirms.now(durable(1100)).lsn(), Lsn(1000));
+        assert_eq!(confirms.confirmable(durable(1100)).lsn(), Lsn(1000));
     }
 
     #[tokio::test]
     async fn nothing_may_be_confirmed_before_it_is_written() {
-        let mut all = begin();
-        assert_eq!(ask(&mut all, 1000, false, 0), (1000, None));
-        assert_eq!(ask(&mut all, 1100, true, 0), (1000, Some(EVENT_INTERVAL)));
-        assert_eq!(ask(&mut all, 1100, true, 100), (1000, None));
+        let mut all = start();
+        assert_eq!(advance_at(&mut all, 1000, false, 0), (1000, None));
+        assert_eq!(
+            advance_at(&mut all, 1100, true, 0),
+            (1000, Some(EVENT_INTERVAL))
+        );
+        assert_eq!(advance_at(&mut all, 1100, true, 100), (1000, None));
         // More events became durable in the meantime.
-        assert_eq!(ask(&mut all, 1200, true, 300), (1000, None));
-        assert_eq!(all.1.wanted().await, Lsn(1100));
-        all.1.has_written(Lsn(1100));
-        assert_eq!(ask(&mut all, 1200, true, 300), (1100, None));
-        assert_eq!(all.1.wanted().await, Lsn(1200));
+        assert_eq!(advance_at(&mut all, 1200, true, 300), (1000, None));
+        assert_eq!(all.1.next_request().await, Lsn(1100));
+        all.1.mark_written(Lsn(1100));
+        assert_eq!(advance_at(&mut all, 1200, true, 300), (1100, None));
+        assert_eq!(all.1.next_request().await, Lsn(1200));
         drop(all.1);
-        assert!(all.0.are_over());
-        assert_eq!(all.0.last(durable(1300)).await, durable(1100));
+        assert!(all.0.is_writer_closed());
+        assert_eq!(all.0.flush(durable(1300)).await, durable(1100));
     }
 
     #[tokio::test]
     async fn log_without_events_is_written_down_where_it_is_worth_that() {
-        let mut all = begin();
+        let mut all = start();
         assert_eq!(
-            ask(&mut all, 1100, false, 0),
+            advance_at(&mut all, 1100, false, 0),
             (1000, Some(IDLE_BACKOFF_START))
         );
-        assert_eq!(ask(&mut all, 1100, true, 100), (1000, None));
-        all.1.has_written(Lsn(1100));
+        assert_eq!(advance_at(&mut all, 1100, true, 100), (1000, None));
+        all.1.mark_written(Lsn(1100));
         let (mut at, mut lsn) = (100, 1100);
         for rest in 0..IDLE_BACKOFF_STEPS {
             let due = at + 2000 * (1 << rest);
             let expected = Some(Duration::from_millis(due));
-            assert_eq!(ask(&mut all, lsn + 8, false, at), (lsn, expected));
-            assert_eq!(ask(&mut all, lsn + 8, false, due), (lsn, None));
+            assert_eq!(advance_at(&mut all, lsn + 8, false, at), (lsn, expected));
+            assert_eq!(advance_at(&mut all, lsn + 8, false, due), (lsn, None));
             (at, lsn) = (due, lsn + 8);
-            all.1.has_written(Lsn(lsn));
+            all.1.mark_written(Lsn(lsn));
         }
         // WAL generated by the write itself does not cause another write.
-        assert_eq!(ask(&mut all, lsn + 300, false, at * 10), (lsn, None));
+        assert_eq!(advance_at(&mut all, lsn + 300, false, at * 10), (lsn, None));
         let due = Some(Duration::from_millis(at) + QUIET_INTERVAL);
         assert_eq!(
-            ask(&mut all, lsn + QUIET_WAL_BYTES, false, at + 1),
+            advance_at(&mut all, lsn + QUIET_WAL_BYTES, false, at + 1),
             (lsn, due)
         );
         let much = lsn + IDLE_WAL_BYTES;
-        assert_eq!(ask(&mut all, much, false, at + 1000), (lsn, None));
-        all.1.has_written(Lsn(much));
+        assert_eq!(advance_at(&mut all, much, false, at + 1000), (lsn, None));
+        all.1.mark_written(Lsn(much));
         let due = Some(Duration::from_millis(at + 1000) + IDLE_BACKOFF_START);
-        assert_eq!(ask(&mut all, much + 8, false, at + 1001), (much, due));
+        assert_eq!(
+            advance_at(&mut all, much + 8, false, at + 1001),
+            (much, due)
+        );
     }
 
     #[tokio::test]
     async fn requested_position_is_written_though_the_log_is_not_worth_it() {
-        let mut all = begin();
-        all.0.writing.as_mut().expect("writing").rests = IDLE_BACKOFF_STEPS;
-        assert_eq!(ask(&mut all, 1100, false, 5000), (1000, None));
+        let mut all = start();
+        all.0.writing.as_mut().expect("writing").idle_writes = IDLE_BACKOFF_STEPS;
+        assert_eq!(advance_at(&mut all, 1100, false, 5000), (1000, None));
         assert!(!all.0.is_requested());
         all.1.request();
-        all.0.changed().await;
+        all.0.wait_for_change().await;
         assert!(all.0.is_requested());
-        assert_eq!(ask(&mut all, 1100, false, 5000), (1000, None));
+        assert_eq!(advance_at(&mut all, 1100, false, 5000), (1000, None));
         assert!(!all.0.is_requested(), "one request is one write");
-        assert_eq!(all.1.wanted().await, Lsn(1100));
-        all.1.has_written(Lsn(1100));
+        assert_eq!(all.1.next_request().await, Lsn(1100));
+        all.1.mark_written(Lsn(1100));
         // The WAL of that write itself.
-        assert_eq!(ask(&mut all, 1108, false, 60_000), (1100, None));
+        assert_eq!(advance_at(&mut all, 1108, false, 60_000), (1100, None));
         // A flood of requests writes as often as events do.
         all.1.request();
-        all.0.changed().await;
+        all.0.wait_for_change().await;
         let due = Some(Duration::from_millis(5000) + EVENT_INTERVAL);
-        assert_eq!(ask(&mut all, 1108, false, 5001), (1100, due));
+        assert_eq!(advance_at(&mut all, 1108, false, 5001), (1100, due));
     }
 
     #[tokio::test]
     async fn that_nothing_can_be_written_is_said_once_a_minute_and_when_it_comes_again() {
-        let (_confirms, mut writer, began) = begin();
+        let (_confirms, mut writer, began) = start();
         let at = |seconds| began + Duration::from_secs(seconds);
-        let said: Vec<_> = (0..200).filter(|&s| writer.has_failed(at(s))).collect();
+        let said: Vec<_> = (0..200).filter(|&s| writer.record_failure(at(s))).collect();
         assert_eq!(said, [0, 60, 120, 180]);
-        writer.has_written(Lsn(1100));
-        assert!(writer.has_failed(at(200)));
+        writer.mark_written(Lsn(1100));
+        assert!(writer.record_failure(at(200)));
     }
 
     #[test]
     fn without_a_table_all_that_is_durable_may_be_confirmed() {
-        let mut confirms = Confirms::unrecorded();
+        let mut confirms = ConfirmationGate::always_open();
         let now = Instant::now();
-        let (may, due) = confirms.may(durable(7), |_| true, now);
+        let (may, due) = confirms.advance(durable(7), |_| true, now);
         assert_eq!((may, due), (durable(7), None));
-        assert!(!confirms.are_over());
+        assert!(!confirms.is_writer_closed());
     }
 }

@@ -53,7 +53,10 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Locked, CatalogError>> + Send;
 
     /// Queries everything that `target` names.
-    fn look(&self, target: &Target) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
+    fn observe(
+        &self,
+        target: &Target,
+    ) -> impl Future<Output = Result<Observed, CatalogError>> + Send;
 
     /// Returns those of the tables that exist, in any order, with the columns that this publication
     /// sends.
@@ -79,7 +82,7 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
 
     /// Returns what is known about the columns of the table with this OID; empty if there is no
     /// such table.
-    fn facts(
+    fn column_facts(
         &self,
         oid: u32,
     ) -> impl Future<Output = Result<Vec<ColumnFacts>, CatalogError>> + Send;
@@ -250,7 +253,7 @@ impl CatalogQueries for Catalog {
         Catalog::lock_table(self, version, Statement::Select).await
     }
 
-    async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
+    async fn observe(&self, target: &Target) -> Result<Observed, CatalogError> {
         Catalog::look(self, target).await
     }
 
@@ -274,7 +277,7 @@ impl CatalogQueries for Catalog {
         Catalog::hidden_rows(self, outboxes).await
     }
 
-    async fn facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
+    async fn column_facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
         Catalog::facts(self, oid).await
     }
 

@@ -161,11 +161,11 @@ impl Core {
 
     /// Returns the last event that was delivered since [`Core::leave_out`].
     #[must_use]
-    pub fn last(&self) -> Option<Last> {
+    pub fn last_delivered(&self) -> Option<Last> {
         self.delivery
             .duplicate_filter
             .as_ref()
-            .and_then(DuplicateFilter::last)
+            .and_then(DuplicateFilter::last_event)
     }
 
     /// Sets the catalog's descriptions of the columns of each table, by OID, for the next
@@ -192,7 +192,7 @@ impl Core {
 
     /// Prepares for a new connection, which resumes at the slot's `confirmed_flush_lsn`.
     pub fn reconnected(&mut self, resume: Lsn) {
-        self.tell_rows();
+        self.report_rows();
         if let Source::Table(source) = &mut self.source {
             source.reconnected();
         }
@@ -238,7 +238,7 @@ impl Core {
         })?;
         let step = self.delivery.row(at, mapping, &row, sink)?;
         if matches!(step, Step::Done) {
-            snapshot.taken(line);
+            snapshot.mark_accepted(line);
         }
         self.counted(step)
     }
@@ -286,7 +286,7 @@ impl Core {
 
     /// Continues the counts that [`Core::left_alone`] and [`Core::dead_letters`] of the previous
     /// core returned.
-    pub fn go_on_counting(
+    pub fn resume_counts(
         &mut self,
         left_alone: Option<LeftAlone>,
         dead_letters: Option<DeadLetterCounts>,
@@ -295,7 +295,7 @@ impl Core {
             source.left_alone = before;
         }
         if let (Some(letters), Some(before)) = (&mut self.delivery.dead_letters, dead_letters) {
-            letters.go_on_counting(before);
+            letters.resume_counts(before);
         }
     }
 
@@ -423,7 +423,7 @@ impl Core {
                 let table = source.row(at, relation, tuple, &self.others, &mut row)?;
                 match table {
                     None => {
-                        source.set_aside.count(relation, at);
+                        source.set_aside.count_row(relation, at);
                         Step::Done
                     }
                     Some(_)
@@ -434,7 +434,7 @@ impl Core {
                     Some(table) => {
                         let step = self.delivery.event(at, table.mapping(), &row, sink)?;
                         if matches!(step, Step::Done) {
-                            table.count();
+                            table.count_row();
                         }
                         step
                     }
@@ -470,7 +470,7 @@ impl Core {
             Meaning::Changed {
                 relation,
                 is_update,
-            } => return self.changed(relation, is_update),
+            } => return self.process_change(relation, is_update),
             Meaning::OutsideOfTransactions { prefix } => {
                 if let Source::Messages(source) = &mut self.source {
                     source.outside_of_transactions(prefix);
@@ -520,16 +520,16 @@ impl Core {
 
     /// For an outbox of several tables: reports how many rows of each table have arrived since the
     /// last call.
-    pub(crate) fn tell_rows(&self) {
+    pub(crate) fn report_rows(&self) {
         if let Source::Table(source) = &self.source {
-            source.tell_rows(self.delivery.watermark.stats());
+            source.report_rows(self.delivery.watermark.stats());
         }
     }
 
     fn relation(&mut self, relation: &Relation<'_>) -> Result<Step, CoreError> {
         // The table may have been dropped, or may have another name from now on.
         if let Source::Table(source) = &self.source {
-            source.tell_rows_of(relation.oid, self.delivery.watermark.stats());
+            source.report_rows_of(relation.oid, self.delivery.watermark.stats());
         }
         let place = self.place();
         let is_outbox = match &mut self.source {
@@ -619,15 +619,15 @@ impl Core {
         };
         match row.change {
             Change::Insert => {}
-            Change::Update => return self.changed(row.relation, true),
-            Change::Delete => return self.changed(row.relation, false),
+            Change::Update => return self.process_change(row.relation, true),
+            Change::Delete => return self.process_change(row.relation, false),
         }
         let is_left_out = match source.has_older_rows(row.relation) {
             true => source.leaves_out_older(at, &row.texts()),
             false => {
                 let is_left_out = source.set_aside.covers(row.relation, at);
                 if is_left_out {
-                    source.set_aside.count(row.relation, at);
+                    source.set_aside.count_row(row.relation, at);
                 }
                 is_left_out
             }
@@ -639,7 +639,7 @@ impl Core {
     }
 
     /// Processes an updated or deleted row, which was delivered when it was inserted.
-    fn changed(&mut self, relation: u32, is_update: bool) -> Result<Step, CoreError> {
+    fn process_change(&mut self, relation: u32, is_update: bool) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let Source::Table(source) = &self.source else {
             return Err(self.beside_messages(at, relation));
@@ -732,7 +732,7 @@ fn older_row(
     if source.lacks_facts_for(&older) {
         return Ok(Step::NewTable(older.oid));
     }
-    let mapping = source.mapping_of(&older);
+    let mapping = source.mapping_for(&older);
     let mapping = mapping.map_err(CoreError::mapping(at))?;
     delivery.event(at, &mapping, &older.lay_out(&mapping), sink)
 }

@@ -174,9 +174,9 @@ impl PipelineError {
             Self::Connection(error) => Cause::Connection(error),
             Self::Catalog(error) => Cause::Catalog(error),
             Self::Sink(error) => Cause::Sink(error),
-            Self::WalBudget(error) => of_wal_budget(error),
-            Self::Core(error) => of_core(error),
-            Self::Snapshot(error) => of_snapshot(error),
+            Self::WalBudget(error) => wal_budget_cause(error),
+            Self::Core(error) => core_cause(error),
+            Self::Snapshot(error) => snapshot_cause(error),
             Self::NotRecorded(failed) => Cause::Catalog(&failed.error),
             Self::Problem(_)
             | Self::SlotInUse(_)
@@ -189,7 +189,7 @@ impl PipelineError {
     }
 }
 
-fn of_wal_budget(error: &WalBudgetError) -> Cause<'_> {
+fn wal_budget_cause(error: &WalBudgetError) -> Cause<'_> {
     match error {
         WalBudgetError::Catalog(error) => Cause::Catalog(error),
         WalBudgetError::SlotInUse(_)
@@ -199,11 +199,11 @@ fn of_wal_budget(error: &WalBudgetError) -> Cause<'_> {
     }
 }
 
-fn of_snapshot(error: &SnapshotError) -> Cause<'_> {
+fn snapshot_cause(error: &SnapshotError) -> Cause<'_> {
     match error {
         SnapshotError::Connection(error) => Cause::Connection(error),
         SnapshotError::Catalog(error) => Cause::Catalog(error),
-        SnapshotError::Core(error) => of_core(error),
+        SnapshotError::Core(error) => core_cause(error),
         SnapshotError::Mapping(_)
         | SnapshotError::NoJournal { .. }
         | SnapshotError::Denied { .. }
@@ -215,7 +215,7 @@ fn of_snapshot(error: &SnapshotError) -> Cause<'_> {
     }
 }
 
-fn of_core(error: &CoreError) -> Cause<'_> {
+fn core_cause(error: &CoreError) -> Cause<'_> {
     match error {
         CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
             Cause::Sink(error)

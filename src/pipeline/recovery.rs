@@ -61,9 +61,9 @@ type Both = (ErrorKind, Remedy);
 
 fn both(error: &PipelineError) -> Both {
     match error {
-        PipelineError::Connection(error) => (ErrorKind::Postgres, of_connection(error)),
-        PipelineError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
-        PipelineError::Problem(error) => (ErrorKind::Setup, of_problem(error)),
+        PipelineError::Connection(error) => (ErrorKind::Postgres, connection_remedy(error)),
+        PipelineError::Catalog(error) => (ErrorKind::Postgres, catalog_remedy(error)),
+        PipelineError::Problem(error) => (ErrorKind::Setup, problem_remedy(error)),
         PipelineError::Refused(refused) if refused.lasts < REFUSED_LOGIN_TIMEOUT => {
             (ErrorKind::Postgres, Remedy::Reconnect)
         }
@@ -73,11 +73,11 @@ fn both(error: &PipelineError) -> Both {
         PipelineError::Stream(error) => stream(error),
         PipelineError::WalBudget(error) => wal_budget(error),
         PipelineError::Mapping(_) => (ErrorKind::Setup, Remedy::Halt),
-        PipelineError::ExactlyOnce(error) => (ErrorKind::History, of_exactly_once(error)),
+        PipelineError::ExactlyOnce(error) => (ErrorKind::History, exactly_once_remedy(error)),
         PipelineError::Core(error) => core(error),
-        PipelineError::NotRecorded(failed) => (ErrorKind::Row, of_catalog(&failed.error)),
+        PipelineError::NotRecorded(failed) => (ErrorKind::Row, catalog_remedy(&failed.error)),
         PipelineError::Snapshot(error) => snapshot(error),
-        PipelineError::Sink(error) => (ErrorKind::Kafka, of_sink(error)),
+        PipelineError::Sink(error) => (ErrorKind::Kafka, sink_remedy(error)),
     }
 }
 
@@ -94,7 +94,7 @@ fn slot(error: &SlotError) -> Both {
 
 fn wal_budget(error: &WalBudgetError) -> Both {
     match error {
-        WalBudgetError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
+        WalBudgetError::Catalog(error) => (ErrorKind::Postgres, catalog_remedy(error)),
         WalBudgetError::SlotInUse(_) => (ErrorKind::Postgres, Remedy::StandBy),
         WalBudgetError::OverBudget { .. } => (ErrorKind::History, Remedy::Reconnect),
         WalBudgetError::SlotDropped(_) => (ErrorKind::History, Remedy::Halt),
@@ -117,7 +117,7 @@ fn stream(error: &StreamError) -> Both {
 /// Returns the remedy for a decoding error.
 #[cfg(any(test, fuzzing))]
 #[must_use]
-pub(crate) fn of_core(error: &CoreError) -> Remedy {
+pub(crate) fn core_remedy(error: &CoreError) -> Remedy {
     core(error).1
 }
 
@@ -140,17 +140,17 @@ fn core(error: &CoreError) -> Both {
         | CoreError::BadLine { .. }
         | CoreError::Route { .. } => (ErrorKind::Row, Remedy::Halt),
         CoreError::Produce { error, .. } | CoreError::DeadLetter { error, .. } => {
-            (ErrorKind::Kafka, of_sink(error))
+            (ErrorKind::Kafka, sink_remedy(error))
         }
     }
 }
 
 /// Returns the remedy for an error of a replication connection.
 #[must_use]
-pub(crate) fn of_connection(error: &ConnectionError) -> Remedy {
+pub(crate) fn connection_remedy(error: &ConnectionError) -> Remedy {
     match error {
-        ConnectionError::Dial(error) => of_dial(error),
-        ConnectionError::Server(error) => of_server(error),
+        ConnectionError::Dial(error) => dial_remedy(error),
+        ConnectionError::Server(error) => server_remedy(error),
         ConnectionError::Io(_) | ConnectionError::Closed | ConnectionError::Silent(_) => {
             Remedy::Reconnect
         }
@@ -163,10 +163,10 @@ pub(crate) fn of_connection(error: &ConnectionError) -> Remedy {
 
 /// Returns the remedy for a catalog error.
 #[must_use]
-pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
+pub(crate) fn catalog_remedy(error: &CatalogError) -> Remedy {
     match error {
-        CatalogError::Dial(error) => of_dial(error),
-        CatalogError::Server(error) => of_server(error),
+        CatalogError::Dial(error) => dial_remedy(error),
+        CatalogError::Server(error) => server_remedy(error),
         CatalogError::Lost(_)
         | CatalogError::OtherServer
         // Caused by a migration, for example. The next attempt reads the catalogs again.
@@ -183,7 +183,7 @@ pub(crate) fn of_catalog(error: &CatalogError) -> Remedy {
 
 /// Returns the remedy for a problem in the database.
 #[must_use]
-pub(crate) fn of_problem(problem: &Problem) -> Remedy {
+pub(crate) fn problem_remedy(problem: &Problem) -> Remedy {
     match problem {
         Problem::InRecovery { .. } | Problem::HeldByOther { .. } => Remedy::Reconnect,
         Problem::Version { .. }
@@ -208,7 +208,7 @@ pub(crate) fn of_problem(problem: &Problem) -> Remedy {
     }
 }
 
-fn of_dial(error: &DialError) -> Remedy {
+fn dial_remedy(error: &DialError) -> Remedy {
     match error.decisive() {
         DialError::Resolve { .. }
         | DialError::Connect { .. }
@@ -225,7 +225,7 @@ fn of_dial(error: &DialError) -> Remedy {
         // not PostgreSQL.
         DialError::Server { error, .. } if error.code == "08P01" => Remedy::Halt,
         DialError::Server { error, .. } if error.pooler().is_some() => Remedy::Halt,
-        DialError::Server { error, .. } => of_server(error),
+        DialError::Server { error, .. } => server_remedy(error),
         DialError::Tls { .. }
         | DialError::TlsFile { .. }
         | DialError::TlsRefused { .. }
@@ -242,7 +242,7 @@ fn of_dial(error: &DialError) -> Remedy {
 }
 
 /// Returns the remedy for an SQLSTATE (PostgreSQL 18, "Appendix A. PostgreSQL Error Codes").
-fn of_server(error: &ServerError) -> Remedy {
+fn server_remedy(error: &ServerError) -> Remedy {
     match error.code.as_str() {
         // object_in_use: another walsender holds the slot.
         "55006" => Remedy::StandBy,
@@ -266,7 +266,7 @@ fn of_server(error: &ServerError) -> Remedy {
 
 /// Returns the remedy for an error of exactly-once delivery.
 #[must_use]
-pub(crate) fn of_exactly_once(error: &ExactlyOnceError) -> Remedy {
+pub(crate) fn exactly_once_remedy(error: &ExactlyOnceError) -> Remedy {
     match error {
         ExactlyOnceError::NoCheckpoint { .. } | ExactlyOnceError::History(_) => Remedy::Halt,
         ExactlyOnceError::Outrun(_) => Remedy::RebuildSink,
@@ -275,14 +275,14 @@ pub(crate) fn of_exactly_once(error: &ExactlyOnceError) -> Remedy {
 
 /// Returns the remedy for a snapshot error.
 #[must_use]
-pub(crate) fn of_snapshot(error: &SnapshotError) -> Remedy {
+pub(crate) fn snapshot_remedy(error: &SnapshotError) -> Remedy {
     snapshot(error).1
 }
 
 fn snapshot(error: &SnapshotError) -> Both {
     match error {
-        SnapshotError::Connection(error) => (ErrorKind::Postgres, of_connection(error)),
-        SnapshotError::Catalog(error) => (ErrorKind::Postgres, of_catalog(error)),
+        SnapshotError::Connection(error) => (ErrorKind::Postgres, connection_remedy(error)),
+        SnapshotError::Catalog(error) => (ErrorKind::Postgres, catalog_remedy(error)),
         SnapshotError::Core(error) => core(error),
         SnapshotError::Mapping(_)
         | SnapshotError::NoJournal { .. }
@@ -297,7 +297,7 @@ fn snapshot(error: &SnapshotError) -> Both {
 
 /// Returns the remedy for a sink error.
 #[must_use]
-pub(crate) fn of_sink(error: &SinkError) -> Remedy {
+pub(crate) fn sink_remedy(error: &SinkError) -> Remedy {
     match error {
         SinkError::Broken(_) | SinkError::Fenced(_) => Remedy::RebuildSink,
         SinkError::TopicMissing { .. }
@@ -400,7 +400,7 @@ mod tests {
             code: code.to_owned(),
             ..ServerError::default()
         };
-        let check = |code, expected| assert_eq!(of_server(&server(code)), expected, "{code}");
+        let check = |code, expected| assert_eq!(server_remedy(&server(code)), expected, "{code}");
         check("57P01", Remedy::Reconnect); // admin_shutdown
         check("57P03", Remedy::Reconnect); // cannot_connect_now
         check("53300", Remedy::Reconnect); // too_many_connections
@@ -437,7 +437,7 @@ mod tests {
             let host = "db:6432".to_owned();
             let conninfo = Conninfo::parse("host=db user=walpost", &|_| None).expect("conninfo");
             let error = DialError::Server { host, error }.with_remedy(&conninfo);
-            assert_eq!(of_dial(&error), Remedy::Halt, "{message}");
+            assert_eq!(dial_remedy(&error), Remedy::Halt, "{message}");
             let text = error.to_string();
             assert!(text.contains("This is a connection pooler ("), "{text}");
         }

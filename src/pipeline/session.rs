@@ -16,7 +16,7 @@ use self::error::StreamError;
 use self::monitor::MonitorEvent;
 use self::set_aside::{Recording, TableWatch};
 use self::state::SessionState;
-use super::confirms::Confirms;
+use super::confirms::ConfirmationGate;
 use super::database::{CatalogQueries, Database};
 use super::decode::{Core, Step};
 use super::error::PipelineError;
@@ -74,7 +74,7 @@ pub(super) struct Session<'s> {
     resume: Lsn,
     /// Queries the database concurrently; ends with the session.
     slot_monitor: JoinSet<MonitorEvent>,
-    confirms: Confirms,
+    confirms: ConfirmationGate,
     reported: Option<Confirmed>,
     reported_at: Instant,
     status_due: Instant,
@@ -104,7 +104,7 @@ enum Wait {
 }
 
 /// The result of a [`Wait`].
-enum Ended<'w> {
+enum WaitResult<'w> {
     /// The sink knows whether the topic can be used.
     Topic(&'w str, Prepared),
     /// The sink can't prepare the topic.
@@ -148,7 +148,7 @@ impl Session<'_> {
             }
             if takes {
                 core.delivery.watermark.tick(unix_micros());
-                wait = match (self.is_copying(), self.tables.next(core)) {
+                wait = match (self.is_copying(), self.tables.next_note(core)) {
                     (true, _) => self.rows(core, sink)?,
                     (false, Some(note)) => self.record(database, note),
                     (false, None) => self.frames(database, core, sink, drain_until.is_some())?,
@@ -197,8 +197,8 @@ impl Session<'_> {
             stats.progressed(&core.delivery.watermark.progress(confirmed, waits));
             if self.tables_due <= now {
                 self.tables_due = now + TABLE_COUNTS_INTERVAL;
-                core.tell_rows();
-                self.tables.count(self.settings, core);
+                core.report_rows();
+                self.tables.count_omitted_rows(self.settings, core);
             }
             let received = self.connection.take_received();
             stats.received_bytes(received);
@@ -216,7 +216,11 @@ impl Session<'_> {
             let drained = drain_until.unwrap_or(next).min(next);
             let completes_copy = self.completes_copy(orders, now);
             match self.pace.pause(now) {
-                Some(_) if !copies && self.connection.read_ahead(self.beside(), now) => {}
+                Some(_)
+                    if !copies
+                        && self
+                            .connection
+                            .read_ahead(self.thread_read_ahead_bytes(), now) => {}
                 // The resolution of the runtime's timer is a millisecond. Blocking is acceptable,
                 // because no other pipeline uses this thread.
                 Some(pause) => std::thread::sleep(pause),
@@ -246,7 +250,7 @@ impl Session<'_> {
                 }
                 // Not during a drain: the records in flight may be the last ones.
                 () = session_state.watched.until_over(), if drain_until.is_none() => {
-                    return Err(session_state.watched.over().into());
+                    return Err(session_state.watched.over_budget_error().into());
                 }
                 committed = committed(&mut self.committer) => {
                     let committed = committed?;
@@ -255,26 +259,26 @@ impl Session<'_> {
                     core.delivery.watermark.allow(session_state.adaptive_window.window());
                 }
                 () = core.delivery.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
-                ended = wait.ended() => {
+                ended = wait.wait() => {
                     match ended? {
-                        Ended::Topic(topic, prepared) => sink.prepared(topic, prepared)?,
-                        Ended::Refused(topic, error)
+                        WaitResult::Topic(topic, prepared) => sink.prepared(topic, prepared)?,
+                        WaitResult::Refused(topic, error)
                             if set_aside::is_topic_of_row(self.settings, topic, &error) =>
                         {
                             core.refuse_topic(topic.to_owned(), error);
                         }
-                        Ended::Refused(_, error) => return Err(error.into()),
-                        Ended::Table(oid, facts) => core.describe_table(oid, facts),
-                        Ended::Journal(note, opened) => {
+                        WaitResult::Refused(_, error) => return Err(error.into()),
+                        WaitResult::Table(oid, facts) => core.describe_table(oid, facts),
+                        WaitResult::Journal(note, opened) => {
                             set_aside::log(self.settings, note, opened.as_ref());
                             core.recorded(note, opened);
                         }
                     }
                     wait = Wait::Nothing;
                 }
-                () = self.confirms.changed() => self.ask_for_checkpoint(),
-                () = self.tables.changed() => {}
-                filled = snapshot::fill(&mut self.copying), if copies && reads => filled?,
+                () = self.confirms.wait_for_change() => self.request_checkpoint(),
+                () = self.tables.wait_for_change() => {}
+                filled = snapshot::receive_copied(&mut self.copying), if copies && reads => filled?,
                 filled = self.connection.fill(), if hears => {
                     filled?;
                     sink.read_more();
@@ -307,7 +311,7 @@ impl Session<'_> {
                 Step::Answer => {
                     self.status_due = Instant::now();
                     if let Some(committer) = &mut self.committer {
-                        committer.ask();
+                        committer.request_checkpoint();
                     }
                 }
                 Step::Full => return Ok(Wait::Room),
@@ -318,7 +322,7 @@ impl Session<'_> {
                 }
                 Step::NewTable(oid) => {
                     let database = database.clone();
-                    let facts = async move { database.catalog().await?.facts(oid).await };
+                    let facts = async move { database.catalog().await?.column_facts(oid).await };
                     return Ok(Wait::Table(oid, Box::pin(facts)));
                 }
                 Step::SetAside(note) => return Ok(self.record(database, *note)),
@@ -336,16 +340,16 @@ impl Session<'_> {
 
     /// Requests a checkpoint if a command waits for the position to be confirmed, which exactly-once
     /// delivery does only after one.
-    fn ask_for_checkpoint(&mut self) {
+    fn request_checkpoint(&mut self) {
         if self.confirms.is_requested()
             && let Some(committer) = &mut self.committer
         {
-            committer.ask();
+            committer.request_checkpoint();
         }
     }
 
     /// Returns how many bytes another thread may read ahead.
-    fn beside(&self) -> usize {
+    fn thread_read_ahead_bytes(&self) -> usize {
         let part = self.settings.window_bytes / THREAD_READ_AHEAD_WINDOW_PARTS;
         usize::try_from(part).map_or(THREAD_READ_AHEAD_BYTES_MAX, |part| {
             part.min(THREAD_READ_AHEAD_BYTES_MAX)
@@ -395,7 +399,7 @@ impl Session<'_> {
             session_state.snapshot_done = true;
             let stats = core.delivery.watermark.stats();
             stats.snapshot_entered(SnapshotPhase::Done, None);
-            copying.note(self.settings, database).await;
+            copying.record_completion(self.settings, database).await;
             self.copying = None;
         }
     }
@@ -454,14 +458,14 @@ async fn committed(committer: &mut Option<TransactionCommitter>) -> Result<Commi
 impl Wait {
     /// Resolves when what the stream waits for is available. Never resolves for [`Wait::Nothing`]
     /// and [`Wait::Room`].
-    async fn ended(&mut self) -> Result<Ended<'_>, PipelineError> {
+    async fn wait(&mut self) -> Result<WaitResult<'_>, PipelineError> {
         match self {
             Self::Topic(topic, preparation) => Ok(match preparation.await {
-                Ok(prepared) => Ended::Topic(topic, prepared),
-                Err(error) => Ended::Refused(topic, error),
+                Ok(prepared) => WaitResult::Topic(topic, prepared),
+                Err(error) => WaitResult::Refused(topic, error),
             }),
-            Self::Journal(note, recording) => Ok(Ended::Journal(note, recording.await?)),
-            Self::Table(oid, description) => Ok(Ended::Table(*oid, description.await?)),
+            Self::Journal(note, recording) => Ok(WaitResult::Journal(note, recording.await?)),
+            Self::Table(oid, description) => Ok(WaitResult::Table(*oid, description.await?)),
             Self::Nothing | Self::Room => std::future::pending().await,
         }
     }

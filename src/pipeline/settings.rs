@@ -196,7 +196,7 @@ impl PipelineSettings {
     }
 
     /// Compares the settings with the columns of the observed table, or with those of an event in a
-    /// message. If the outbox has several tables, use [`Self::mapping_of`] for each instead.
+    /// message. If the outbox has several tables, use [`Self::mapping_for`] for each instead.
     ///
     /// # Errors
     /// A column is missing or has an unsupported type.
@@ -204,7 +204,7 @@ impl PipelineSettings {
         match &self.target.outbox {
             Outbox::Messages { .. } => Mapping::of_messages(&self.outbox).map(drop),
             Outbox::Table(table) | Outbox::OneOf { table, .. } => {
-                self.mapping_of(table, observed.table.as_ref()).map(drop)
+                self.mapping_for(table, observed.table.as_ref()).map(drop)
             }
             Outbox::Tables(_) => Ok(()),
         }
@@ -215,7 +215,7 @@ impl PipelineSettings {
     /// # Errors
     /// A column is missing or has an unsupported type. If `found` is `None`, all columns are
     /// missing.
-    pub(crate) fn mapping_of(
+    pub(crate) fn mapping_for(
         &self,
         table: &TableName,
         found: Option<&ObservedTable>,
@@ -281,13 +281,13 @@ pub struct DeadLetterSettings {
 impl DeadLetterSettings {
     /// Returns whether dead letters may be sent.
     #[must_use]
-    pub fn are_sent(&self) -> bool {
-        self.are_of_events() || self.malformed == Undeliverable::DeadLetter
+    pub fn is_enabled(&self) -> bool {
+        self.includes_events() || self.malformed == Undeliverable::DeadLetter
     }
 
     /// Returns whether dead letters that replace events may be sent.
     #[must_use]
-    pub fn are_of_events(&self) -> bool {
+    pub fn includes_events(&self) -> bool {
         [self.oversize, self.unroutable].contains(&Undeliverable::DeadLetter)
     }
 }

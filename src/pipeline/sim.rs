@@ -196,11 +196,11 @@ impl CatalogQueries for SimDatabase {
         Ok(None)
     }
 
-    async fn facts(&self, _: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
+    async fn column_facts(&self, _: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
         Ok(Vec::new())
     }
 
-    async fn look(&self, _: &Target) -> Result<Observed, CatalogError> {
+    async fn observe(&self, _: &Target) -> Result<Observed, CatalogError> {
         let world = self.shared.lock();
         let column = |(name, oid): (&str, u32)| (name.to_owned(), oid);
         Ok(Observed {
@@ -576,7 +576,7 @@ impl Simulation {
         let mut world = self.shared.lock();
         match self.has_halted {
             true => world.judge_halt(),
-            false => world.judge(),
+            false => world.check_records(),
         }
         world.broken.take().map_or(Ok(()), Err)
     }

@@ -154,7 +154,7 @@ pub(super) async fn plan(
     {
         return Ok(Planned::Settled(unfinished.leave_out(settings)));
     }
-    if let Some(unfinished) = unfinished.filter(|found| !found.is_of(table)) {
+    if let Some(unfinished) = unfinished.filter(|found| !found.is_for(table)) {
         return Err(unfinished.error(settings));
     }
     let Some(table) = table else {
@@ -181,7 +181,7 @@ pub(super) async fn plan(
             let resumed = observed
                 .table
                 .as_ref()
-                .and_then(|table| go_on(copied, table));
+                .and_then(|table| resume_columns(copied, table));
             resumed.ok_or_else(|| SnapshotError::Interrupted {
                 table: table.clone(),
                 rows: copied.rows,
@@ -222,7 +222,7 @@ pub(super) async fn plan(
         }
         None => Vec::new(),
     };
-    let mapping = settings.mapping_of(table, observed.table.as_ref())?;
+    let mapping = settings.mapping_for(table, observed.table.as_ref())?;
     Ok(Planned::Copy(Box::new(Plan {
         table: observed.table.clone().unwrap_or_default(),
         name: table.clone(),
@@ -269,13 +269,13 @@ impl Unfinished {
         let begun = Self::find(snapshots, &target.outbox, confirmed);
         if begun
             .as_ref()
-            .is_some_and(|found| !found.is_of(target.outbox.table()))
+            .is_some_and(|found| !found.is_for(target.outbox.table()))
         {
             return Ok(begun);
         }
         let uncopied = match catalog.uncopied_tables(target, snapshots).await {
             // A start that can't use walpost.table_state logs this, and continues without it.
-            Err(error) if recovery::of_catalog(&error) == Remedy::Halt => Vec::new(),
+            Err(error) if recovery::catalog_remedy(&error) == Remedy::Halt => Vec::new(),
             uncopied => uncopied?,
         };
         let uncopied = uncopied.into_iter().next().map(|found| Self {
@@ -293,10 +293,10 @@ impl Unfinished {
             }),
             _ => None,
         });
-        open.min_by_key(|found| found.is_of(outbox.table()))
+        open.min_by_key(|found| found.is_for(outbox.table()))
     }
 
-    fn is_of(&self, table: Option<&TableName>) -> bool {
+    fn is_for(&self, table: Option<&TableName>) -> bool {
         let (ours, found) = (table.map(TableName::to_string), self.table.as_ref());
         ours.is_some_and(|ours| found.is_none_or(|found| *found == ours))
     }
@@ -415,7 +415,7 @@ async fn decided(
     let snapshots = table_snapshots(target, catalog).await?;
     let confirmed = confirmed_by_us(slot.confirmed, recorded);
     let unfinished = Unfinished::search(target, catalog, &snapshots, confirmed).await?;
-    if let Some(unfinished) = unfinished.filter(|found| !found.is_of(table)) {
+    if let Some(unfinished) = unfinished.filter(|found| !found.is_for(table)) {
         return Err(unfinished.error(settings));
     }
     let Some(table) = table else {
@@ -507,7 +507,7 @@ pub(super) async fn settle(
 
 /// Returns the columns by which rows were ordered in the copy, or `None` if the copy can't be
 /// continued in this order.
-fn go_on(copied: &CopyProgress, table: &ObservedTable) -> Option<Vec<(String, u32)>> {
+fn resume_columns(copied: &CopyProgress, table: &ObservedTable) -> Option<Vec<(String, u32)>> {
     let columns = &table.columns;
     let column = |name: &String| {
         let (name, type_oid) = columns.iter().find(|(column, _)| column == name)?;
@@ -543,7 +543,7 @@ impl Plan {
         let resumed = self
             .before
             .as_ref()
-            .and_then(|before| go_on(before, &self.table));
+            .and_then(|before| resume_columns(before, &self.table));
         let order = match resumed {
             Some(columns) => RowOrder::by(locked, columns),
             None => locked.row_order().await?,
@@ -684,7 +684,7 @@ impl Snapshot {
         let locked = locked.map_err(|error| error.with_commands(&target.commands))?;
         // The publication can have changed independently. While the table is locked, its filter
         // can't change.
-        let observed = catalog.look(target).await?;
+        let observed = catalog.observe(target).await?;
         if row_filter(&self.plan.name, &observed)? != self.plan.row_filter {
             return Err(CatalogError::TableChanged(self.plan.name).into());
         }
@@ -772,7 +772,7 @@ pub(super) enum Read {
 }
 
 /// Resolves when more of the copy was received; never if there is no copy.
-pub(super) async fn fill(copying: &mut Option<Copying>) -> Result<(), ConnectionError> {
+pub(super) async fn receive_copied(copying: &mut Option<Copying>) -> Result<(), ConnectionError> {
     match copying
         .as_mut()
         .and_then(|copying| copying.connection.as_mut())
@@ -814,7 +814,7 @@ impl Copying {
             .map_err(|error| core.unread::<SnapshotError>(error))?;
         match row {
             None => {
-                self.count(core);
+                self.count_rows(core);
                 Ok(Read::Nothing)
             }
             Some(CopyOut::Row(line)) => match core.snapshot_row(line, sink)? {
@@ -822,7 +822,7 @@ impl Copying {
                     connection.consume();
                     self.rows += 1;
                     if self.rows - self.counted >= PROGRESS_ROWS {
-                        self.count(core);
+                        self.count_rows(core);
                     }
                     Ok(Read::Row)
                 }
@@ -835,7 +835,7 @@ impl Copying {
             },
             Some(CopyOut::End) => {
                 core.end_snapshot().map_err(CoreError::from)?;
-                self.count(core);
+                self.count_rows(core);
                 let stats = core.delivery.watermark.stats();
                 stats.snapshot_entered(SnapshotPhase::Delivering, None);
                 // This drops the temporary slot and the snapshot.
@@ -856,7 +856,7 @@ impl Copying {
         }
     }
 
-    fn count(&mut self, core: &Core) {
+    fn count_rows(&mut self, core: &Core) {
         let more = self.rows - self.counted;
         self.counted = self.rows;
         core.delivery.watermark.stats().copied(more);
@@ -874,7 +874,11 @@ impl Copying {
 
     /// Records that the copy is complete. Without this entry, the next start determines that from
     /// the confirmed position.
-    pub(super) async fn note(&self, settings: &PipelineSettings, database: &impl Database) {
+    pub(super) async fn record_completion(
+        &self,
+        settings: &PipelineSettings,
+        database: &impl Database,
+    ) {
         let pipeline = &settings.name;
         info!(pipeline, rows = self.rows, snapshot_lsn = %self.snapshot_lsn, "snapshot delivered");
         let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::DONE);

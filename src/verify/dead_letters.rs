@@ -46,7 +46,7 @@ impl DeadLetters {
             Ok(()) if is_full => "there are too many for --memory".to_owned(),
             Ok(()) => return letters,
             // These settings don't use the topic, so the role may have no rights for it.
-            Err(_) if !settings.dead_letters.are_sent() => return letters,
+            Err(_) if !settings.dead_letters.is_enabled() => return letters,
             Err(error) => error.to_string(),
         };
         reporter.note(format!(

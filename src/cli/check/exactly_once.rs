@@ -55,7 +55,7 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
                 settings.adopt()
             ),
         ),
-        Err(error) => report.add(EXACTLY_ONCE, of(recovery::of_sink(&error)), error),
+        Err(error) => report.add(EXACTLY_ONCE, of(recovery::sink_remedy(&error)), error),
     }
 }
 

@@ -80,13 +80,13 @@ pub(super) async fn kafka<'s>(
             }
         }
     }
-    if is_there && settings.dead_letters.are_sent() {
+    if is_there && settings.dead_letters.is_enabled() {
         let topic = settings.dead_letters.topic.clone();
         let found = probe::look(properties, credentials, Some(topic)).await;
         match found {
             // The topic is not needed until a role writes a message that is not an event.
             BrokerFinding::NoTopic { error, .. }
-                if !creates && !settings.dead_letters.are_of_events() =>
+                if !creates && !settings.dead_letters.includes_events() =>
             {
                 let message = format!(
                     "a message that is no event, which every role that may write messages can write, halts the pipeline: {error}"

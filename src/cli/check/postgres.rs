@@ -36,7 +36,7 @@ pub(super) async fn postgres(
     let (catalog, observed) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            report.add("connection", of(recovery::of_catalog(&error)), error);
+            report.add("connection", of(recovery::catalog_remedy(&error)), error);
             return None;
         }
     };
@@ -104,14 +104,14 @@ pub(super) async fn postgres(
                 report.add("older rows", Outcome::Ok, outlook);
             }
             Ok(None) => {}
-            Err(error) => report.add("older rows", of(recovery::of_snapshot(&error)), error),
+            Err(error) => report.add("older rows", of(recovery::snapshot_remedy(&error)), error),
         }
     }
     if needs_slot {
         match catalog.used_up(Limit::Slots).await {
             Ok(Some(used_up)) => report.add("slots", Outcome::Failure, used_up),
             Ok(None) => {}
-            Err(error) => report.add("slots", of(recovery::of_catalog(&error)), error),
+            Err(error) => report.add("slots", of(recovery::catalog_remedy(&error)), error),
         }
     }
     let left = left_publication(settings, &observed, &catalog, report).await;
@@ -125,7 +125,7 @@ pub(super) async fn postgres(
     if matches!(settings.target.outbox, Outbox::Messages { .. }) {
         match catalog.everybody().await {
             Ok(everybody) => forgery(&settings.target, &everybody, report),
-            Err(error) => report.add("publish", of(recovery::of_catalog(&error)), error),
+            Err(error) => report.add("publish", of(recovery::catalog_remedy(&error)), error),
         }
     }
     largest_event(&observed, &settings.target.outbox, &catalog).await
@@ -163,7 +163,7 @@ async fn hidden_rows(
                 report.add("tables", Outcome::Failure, format!("{what}. {remedy}"));
             }
         }
-        Err(error) => report.add("tables", of(recovery::of_catalog(&error)), error),
+        Err(error) => report.add("tables", of(recovery::catalog_remedy(&error)), error),
     }
 }
 
@@ -212,7 +212,7 @@ async fn owners(
 ) {
     let target = &settings.target;
     if let Err(error) = catalog.examine_owners(target, true).await {
-        report.add("owners", of(recovery::of_catalog(&error)), error);
+        report.add("owners", of(recovery::catalog_remedy(&error)), error);
     } else if let Err(error) = catalog.examine_owners(target, false).await {
         report.add("owners", Outcome::Warning, error);
     } else {
@@ -229,7 +229,7 @@ async fn owners(
                     report.add("owners", Outcome::Warning, warning);
                 }
             }
-            Err(error) => report.add("owners", of(recovery::of_catalog(&error)), error),
+            Err(error) => report.add("owners", of(recovery::catalog_remedy(&error)), error),
         }
     }
     if let Some(table) = observed.table.as_ref().filter(|_| can_examine)
@@ -249,7 +249,7 @@ async fn owners(
                 report.add("owners", Outcome::Warning, table.warning());
             }
         }
-        Err(error) => report.add("owners", of(recovery::of_catalog(&error)), error),
+        Err(error) => report.add("owners", of(recovery::catalog_remedy(&error)), error),
     }
 }
 
@@ -266,7 +266,7 @@ async fn writers(
     };
     let writers = match catalog.writers(table).await {
         Ok(writers) => writers,
-        Err(error) => return report.add(SUBJECT, of(recovery::of_catalog(&error)), error),
+        Err(error) => return report.add(SUBJECT, of(recovery::catalog_remedy(&error)), error),
     };
     let owner = identifier(&writers.owner);
     let words = ["--table", &table.to_string(), "--writer", "ROLE"];
@@ -325,7 +325,7 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
                     report.add("unused slots", Outcome::Warning, slot);
                 }
             }
-            Err(error) => report.add("unused slots", of(recovery::of_catalog(&error)), error),
+            Err(error) => report.add("unused slots", of(recovery::catalog_remedy(&error)), error),
         }
         match catalog
             .vanished_slots(&settings.target, &used, &names)
@@ -338,7 +338,7 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
             }
             // The checks of the pipeline have reported the error.
             Err(CatalogError::Server(_) | CatalogError::NoJournal { .. }) => {}
-            Err(error) => report.add("former slots", of(recovery::of_catalog(&error)), error),
+            Err(error) => report.add("former slots", of(recovery::catalog_remedy(&error)), error),
         }
     }
 }
@@ -391,7 +391,7 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
         // If the journal is needed, other checks report that it can't be read.
         Err(CatalogError::Server(_)) if !outbox.is_several() => Vec::new(),
         Err(error) => {
-            return report.add(SUBJECT, of(recovery::of_catalog(&error)), error);
+            return report.add(SUBJECT, of(recovery::catalog_remedy(&error)), error);
         }
         Ok(entries) => entries,
     };
@@ -428,7 +428,7 @@ async fn left_publication(
         // The check of the table state reports the error.
         Err(CatalogError::Server(_)) => return Vec::new(),
         Err(error) => {
-            report.add("tables", of(recovery::of_catalog(&error)), error);
+            report.add("tables", of(recovery::catalog_remedy(&error)), error);
             return Vec::new();
         }
     };
@@ -470,7 +470,7 @@ async fn tables(
     let (found, mut unpublished) = match asked.await {
         Ok(asked) => asked,
         Err(error) => {
-            return report.add("tables", of(recovery::of_catalog(&error)), error);
+            return report.add("tables", of(recovery::catalog_remedy(&error)), error);
         }
     };
     unpublished.retain(|table| !left.contains(table));
@@ -508,7 +508,7 @@ async fn tables(
     report.add("tables", outcome, several(&names));
     let unfit = found
         .iter()
-        .filter_map(|(name, table)| settings.mapping_of(name, Some(table)).err());
+        .filter_map(|(name, table)| settings.mapping_for(name, Some(table)).err());
     let unfit: Vec<_> = unfit.collect();
     if let Some(first) = unfit.first() {
         let more = match unfit.len() {
@@ -581,7 +581,7 @@ async fn unrecorded_gaps(
         }
         // The pipeline runs without the table state, and logs that.
         Err(error @ CatalogError::Server(_)) => report.add(SUBJECT, Outcome::Warning, error),
-        Err(error) => report.add(SUBJECT, of(recovery::of_catalog(&error)), error),
+        Err(error) => report.add(SUBJECT, of(recovery::catalog_remedy(&error)), error),
     }
 }
 
@@ -617,7 +617,7 @@ async fn moved(
         Ok(Some(moved)) => report.add("slot", Outcome::Warning, moved),
         // The pipeline runs without the slot state, and logs that.
         Err(error @ CatalogError::Server(_)) => report.add("slot state", Outcome::Warning, error),
-        Err(error) => report.add("slot state", of(recovery::of_catalog(&error)), error),
+        Err(error) => report.add("slot state", of(recovery::catalog_remedy(&error)), error),
     }
 }
 
@@ -633,7 +633,7 @@ async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut R
                 }
             }
         }
-        Err(error) => report.add("failover", of(recovery::of_catalog(&error)), error),
+        Err(error) => report.add("failover", of(recovery::catalog_remedy(&error)), error),
     }
 }
 

@@ -21,7 +21,7 @@ impl Core {
         &self,
         bodies: impl Iterator<Item = &'b [u8]>,
     ) -> Vec<String> {
-        let mut topics = Topics::default();
+        let mut topics = TopicsAhead::default();
         let Some(at) = self.position.filter(|at| !self.may_leave_out(*at)) else {
             return topics.ahead;
         };
@@ -41,7 +41,7 @@ impl Core {
                     let mut row = [None; COLUMNS_MAX];
                     let table = source.row(at, relation, tuple, &self.others, &mut row);
                     match table {
-                        Ok(Some(table)) => topics.note(table.mapping(), &row),
+                        Ok(Some(table)) => topics.add_topic(table.mapping(), &row),
                         Ok(None) => {}
                         Err(_) => break,
                     }
@@ -52,7 +52,7 @@ impl Core {
                     if let Ok(envelope) = source.event(content) {
                         let mut texts = Texts::default();
                         let mapping = source.mapping();
-                        topics.note(mapping, &envelope.row(mapping, &mut texts));
+                        topics.add_topic(mapping, &envelope.row(mapping, &mut texts));
                     }
                 }
                 // The following rows may have other columns.
@@ -68,14 +68,14 @@ impl Core {
         &self,
         lines: impl Iterator<Item = &'l [u8]>,
     ) -> Vec<String> {
-        let mut topics = Topics::default();
+        let mut topics = TopicsAhead::default();
         if let Some(snapshot) = &self.snapshot {
             let mut values = Lines::default();
             for line in lines {
                 let Ok((mapping, row)) = snapshot.read(line, &mut values) else {
                     break;
                 };
-                topics.note(mapping, &row);
+                topics.add_topic(mapping, &row);
             }
         }
         topics.ahead
@@ -95,14 +95,14 @@ impl Core {
 }
 
 #[derive(Default)]
-struct Topics {
+struct TopicsAhead {
     router: Router,
     seen: HashSet<String>,
     ahead: Vec<String>,
 }
 
-impl Topics {
-    fn note(&mut self, mapping: &Mapping, row: &Row<'_>) {
+impl TopicsAhead {
+    fn add_topic(&mut self, mapping: &Mapping, row: &Row<'_>) {
         // The position affects only a header of the record.
         if let Ok(record) = self.router.route(mapping, row, b"")
             && !self.seen.contains(record.topic)

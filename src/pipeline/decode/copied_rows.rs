@@ -83,7 +83,7 @@ impl SnapshotRows {
 
     /// Records that the sink has accepted the row in this line, which is the line that was read
     /// last.
-    pub(crate) fn taken(&mut self, line: &[u8]) {
+    pub(crate) fn mark_accepted(&mut self, line: &[u8]) {
         self.rows += 1;
         if self.last.is_empty() {
             return;
@@ -102,15 +102,15 @@ impl SnapshotRows {
             return self.from.before.clone();
         }
         let text = |value: &Vec<u8>| String::from_utf8_lossy(value).into_owned();
-        Some(self.with(Some(self.last.iter().map(text).collect())))
+        Some(self.progress_upto(Some(self.last.iter().map(text).collect())))
     }
 
     /// Returns what has been copied once there are no more rows.
     pub(crate) fn all(&self) -> CopyProgress {
-        self.with(None)
+        self.progress_upto(None)
     }
 
-    fn with(&self, upto: Option<Vec<String>>) -> CopyProgress {
+    fn progress_upto(&self, upto: Option<Vec<String>>) -> CopyProgress {
         let mut copied = self.from.before.clone().unwrap_or_else(|| CopyProgress {
             key: self.from.key.iter().map(|(name, _)| name.clone()).collect(),
             rows: 0,

@@ -5,7 +5,7 @@ use std::time::Instant;
 use tracing::{debug, warn};
 
 use super::Step;
-use super::hand_over::{Mark, Undelivered, give};
+use super::hand_over::{Mark, Undelivered, send_record};
 use crate::delivery::failure::RefusalCause;
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::{DeadLetterCounts, LastDeadLetter};
@@ -39,7 +39,7 @@ pub(super) struct Failure {
 
 impl Failure {
     /// Returns the failure if the sink rejects a record, or `None` if the record is not the reason.
-    fn of_record(error: &SinkError) -> Option<Self> {
+    fn from_sink_error(error: &SinkError) -> Option<Self> {
         let kind = match error {
             SinkError::TooLarge { .. }
             | SinkError::RecordRefused {
@@ -72,13 +72,13 @@ impl Failure {
     }
 
     /// Returns the failure for an undelivered event, or `None` if the event is not the reason.
-    pub(super) fn of(error: &Undelivered) -> Option<Self> {
+    pub(super) fn from_undelivered(error: &Undelivered) -> Option<Self> {
         match error {
             Undelivered::Route(error) => Some(Self {
                 kind: Kind::Unroutable,
                 reason: error.to_string(),
             }),
-            Undelivered::Produce(error) => Self::of_record(error),
+            Undelivered::Produce(error) => Self::from_sink_error(error),
             Undelivered::DeadLetter { .. } | Undelivered::Order(_) => None,
         }
     }
@@ -107,7 +107,7 @@ impl DeadLetters {
     /// Creates an instance for `pipeline`, if its settings enable dead letters. `prefix` is the
     /// prefix of an outbox of messages; rows contain the name of their table.
     pub(crate) fn new(pipeline: &str, prefix: &str, settings: &DeadLetterSettings) -> Option<Self> {
-        settings.are_sent().then(|| Self {
+        settings.is_enabled().then(|| Self {
             settings: settings.clone(),
             pipeline: pipeline.to_owned(),
             prefix: prefix.to_owned(),
@@ -121,12 +121,12 @@ impl DeadLetters {
         self.counts
     }
 
-    pub(crate) fn go_on_counting(&mut self, before: DeadLetterCounts) {
+    pub(crate) fn resume_counts(&mut self, before: DeadLetterCounts) {
         self.counts = before;
     }
 
     /// Returns whether such a failure results in a dead letter.
-    pub(super) fn are_for(&self, failure: &Failure) -> bool {
+    pub(super) fn is_sent_for(&self, failure: &Failure) -> bool {
         let becomes = match failure.kind {
             Kind::Oversize => self.settings.oversize,
             Kind::Unroutable | Kind::Untimely => self.settings.unroutable,
@@ -188,7 +188,7 @@ impl DeadLetters {
             ];
             let topic = &self.settings.topic;
             let letter = self.writer.write(topic, remains, mark, &about, extent);
-            give(&letter, watermark, sink)
+            send_record(&letter, watermark, sink)
         };
         let (first, smaller) = failure.kind.extents(self.settings.oversize);
         let mut sent = send(first)?;
@@ -199,12 +199,12 @@ impl DeadLetters {
             sent = send(extent)?;
         }
         if sent == Ok(Step::Done) {
-            self.count(failure, mark.1, remains);
+            self.record_failure(failure, mark.1, remains);
         }
         Ok(sent)
     }
 
-    fn count(&mut self, failure: &Failure, at: &[u8], remains: Remains<'_>) {
+    fn record_failure(&mut self, failure: &Failure, at: &[u8], remains: Remains<'_>) {
         match failure.kind {
             Kind::Oversize => self.counts.oversize += 1,
             Kind::Unroutable | Kind::Untimely => self.counts.unroutable += 1,

@@ -2,7 +2,7 @@
 
 use super::Step;
 use super::dead_letters::{DeadLetters, Failure};
-use super::hand_over::{Mark, Undelivered, give};
+use super::hand_over::{Mark, Undelivered, send_record};
 use crate::delivery::watermark::Watermark;
 use crate::model::lsn::Position;
 use crate::outbox::columns::{Mapping, Row};
@@ -53,7 +53,7 @@ impl Delivery {
     ) -> Result<Step, CoreError> {
         let id = || mapping.id(row);
         if let Some(duplicate_filter) = &mut self.duplicate_filter
-            && duplicate_filter.has(at, id)?
+            && duplicate_filter.is_delivered(at, id)?
         {
             return Ok(Step::Done);
         }
@@ -74,7 +74,7 @@ impl Delivery {
         sink: &mut impl Sink,
     ) -> Result<Step, CoreError> {
         self.hand_over(mapping, row, (POSITION_HEADER, &at.text()), sink)
-            .map_err(|error| error.at(at, || mapping.describe(row)))
+            .map_err(|error| error.into_core_error(at, || mapping.describe(row)))
     }
 
     /// Processes a message of the stream that is not an event: sends a dead letter if the settings
@@ -88,13 +88,13 @@ impl Delivery {
         sink: &mut impl Sink,
     ) -> Result<Step, CoreError> {
         if let Some(duplicate_filter) = &mut self.duplicate_filter
-            && duplicate_filter.has(at, || None)?
+            && duplicate_filter.is_delivered(at, || None)?
         {
             return Ok(Step::Done);
         }
         let failure = Failure::malformed(&error);
         let letters = self.dead_letters.as_mut();
-        let Some(letters) = letters.filter(|letters| letters.are_for(&failure)) else {
+        let Some(letters) = letters.filter(|letters| letters.is_sent_for(&failure)) else {
             return Err(CoreError::Envelope {
                 at,
                 prefix: prefix.to_owned(),
@@ -104,7 +104,7 @@ impl Delivery {
         let mark = (POSITION_HEADER, &at.text()[..]);
         let step = letters
             .deliver(&failure, mark, remains, &mut self.watermark, sink)
-            .map_err(|error| error.at(at, || "message".to_owned()))?;
+            .map_err(|error| error.into_core_error(at, || "message".to_owned()))?;
         if let (Some(duplicate_filter), Step::Done) = (&mut self.duplicate_filter, &step) {
             duplicate_filter.delivered(at, None);
         }
@@ -140,7 +140,7 @@ impl Delivery {
         }
         let routed = self.router.route_with(mapping, row, name, value);
         let record = routed.map_err(Undelivered::Route)?;
-        give(&record, &mut self.watermark, sink)?.map_err(Undelivered::Produce)
+        send_record(&record, &mut self.watermark, sink)?.map_err(Undelivered::Produce)
     }
 
     fn dead_letter(
@@ -150,10 +150,12 @@ impl Delivery {
         remains: Remains<'_>,
         sink: &mut impl Sink,
     ) -> Result<Step, Undelivered> {
-        let (Some(letters), Some(failure)) = (&mut self.dead_letters, Failure::of(&error)) else {
+        let (Some(letters), Some(failure)) =
+            (&mut self.dead_letters, Failure::from_undelivered(&error))
+        else {
             return Err(error);
         };
-        match letters.are_for(&failure) {
+        match letters.is_sent_for(&failure) {
             true => letters.deliver(&failure, mark, remains, &mut self.watermark, sink),
             false => Err(error),
         }

@@ -6,7 +6,7 @@ use super::*;
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::model::window::Window;
 use crate::outbox::Record;
-use crate::pipeline::recovery::{Remedy, of_core};
+use crate::pipeline::recovery::{Remedy, core_remedy};
 use crate::pipeline::settings::Undeliverable;
 use crate::sink::{Produced, SinkError};
 
@@ -37,9 +37,9 @@ pub fn core(data: &[u8]) {
     };
     let mut stream = Stream::new(kind);
     while stream.step(&mut rest).is_some() {
-        stream.hold();
+        stream.check_invariants();
     }
-    stream.end();
+    stream.deliver_all();
 }
 
 /// A sink that checks and counts records.
@@ -136,13 +136,13 @@ impl Stream {
         *rest = after;
         match letter {
             b'w' => {
-                let len = u16::from_be_bytes(take(rest)?);
+                let len = u16::from_be_bytes(take_bytes(rest)?);
                 let (data, after) = rest.split_at_checked(usize::from(len))?;
                 *rest = after;
                 self.message(data)?;
             }
             b'k' => {
-                let wal_end = Lsn(u64::from_be_bytes(take(rest)?));
+                let wal_end = Lsn(u64::from_be_bytes(take_bytes(rest)?));
                 let frame = Frame::Keepalive {
                     wal_end,
                     reply_requested: true,
@@ -151,7 +151,7 @@ impl Stream {
                 assert_eq!(step.expect("a keepalive is never wrong"), Step::Answer);
             }
             b'd' => {
-                let [which] = take(rest)?;
+                let [which] = take_bytes(rest)?;
                 if let Some(which) = usize::from(which).checked_rem(self.sink.held.len()) {
                     let (tag, _) = self.sink.held.remove(which);
                     self.deliveries.delivered([tag]);
@@ -185,17 +185,17 @@ impl Stream {
         let place = self.core.place();
         loop {
             match self.core.frame(&frame, &mut self.sink) {
-                Ok(Step::Done) => return self.count(data),
+                Ok(Step::Done) => return self.count_message(data),
                 Ok(Step::Answer) => panic!("a message is not answered"),
                 Ok(Step::Full | Step::NewTopic(_)) => {
                     assert_eq!(self.core.place(), place, "it was left as it was");
-                    self.hold();
+                    self.check_invariants();
                     self.step(&mut &b"d\0"[..])?;
                 }
                 Ok(Step::SetAside(_)) => panic!("no table may be set aside"),
                 Ok(Step::NewTable(oid)) => self.core.describe_table(oid, Vec::new()),
                 Err(error) => {
-                    assert_eq!(of_core(&error), Remedy::Halt);
+                    assert_eq!(core_remedy(&error), Remedy::Halt);
                     return None;
                 }
             }
@@ -203,7 +203,7 @@ impl Stream {
     }
 
     /// Counts a message that was processed.
-    fn count(&mut self, data: &[u8]) -> Option<()> {
+    fn count_message(&mut self, data: &[u8]) -> Option<()> {
         let is_log = matches!(self.core.source, Source::Messages(_));
         match Message::decode(data).expect("it was taken") {
             Message::Begin(_) => self.sink.counted = 0,
@@ -219,7 +219,7 @@ impl Stream {
     }
 
     /// Checks the conditions that always apply.
-    fn hold(&mut self) {
+    fn check_invariants(&mut self) {
         let confirmed = self.core.delivery.watermark.confirmed().lsn();
         assert!(confirmed >= self.confirmed, "it never goes back");
         assert!(confirmed <= self.core.delivery.watermark.received());
@@ -239,14 +239,14 @@ impl Stream {
     }
 
     /// Delivers everything, and checks that everything received is confirmed then.
-    fn end(&mut self) {
+    fn deliver_all(&mut self) {
         self.step(&mut &b"a"[..]);
-        self.hold();
+        self.check_invariants();
         assert_eq!(self.confirmed, self.core.delivery.watermark.received());
     }
 }
 
-fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+fn take_bytes<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     let (head, after) = rest.split_first_chunk()?;
     *rest = after;
     Some(*head)

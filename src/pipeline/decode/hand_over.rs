@@ -37,7 +37,7 @@ impl From<OrderError> for Undelivered {
 
 impl Undelivered {
     /// Converts the error for the event at this position. `row` returns a description of the row.
-    pub(super) fn at(self, at: Position, row: impl FnOnce() -> String) -> CoreError {
+    pub(super) fn into_core_error(self, at: Position, row: impl FnOnce() -> String) -> CoreError {
         match self {
             Self::Route(error) => CoreError::Route {
                 at,
@@ -62,7 +62,7 @@ impl Undelivered {
 
 /// Counts a record and passes it to the sink. The inner error means that the sink rejected it.
 #[inline]
-pub(super) fn give(
+pub(super) fn send_record(
     record: &Record<'_>,
     watermark: &mut Watermark,
     sink: &mut impl Sink,

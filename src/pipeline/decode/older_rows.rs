@@ -35,7 +35,7 @@ impl RowTable {
         [relation.namespace, relation.name] == OUTBOX_ROW
     }
 
-    pub(super) fn of(relation: &Relation<'_>) -> Result<Self, MappingError> {
+    pub(super) fn from_relation(relation: &Relation<'_>) -> Result<Self, MappingError> {
         let mut places = [0; COLUMNS.len()];
         for (place, name) in places.iter_mut().zip(COLUMNS) {
             let mut columns = relation.columns.iter();
@@ -56,7 +56,7 @@ impl RowTable {
         })
     }
 
-    pub(super) fn has(&self, relation: u32) -> bool {
+    pub(super) fn matches(&self, relation: u32) -> bool {
         self.oid == relation
     }
 

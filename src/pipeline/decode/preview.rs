@@ -46,12 +46,12 @@ pub(crate) struct Preview {
     /// The events that were processed before.
     delivered: Option<Delivered>,
     /// The result.
-    pub found: Found,
+    pub found: PreviewReport,
 }
 
 /// The contents of a range of WAL.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct PreviewReport {
     /// Number of transactions with events.
     pub transactions: u64,
     pub events: u64,
@@ -66,7 +66,7 @@ pub(crate) struct Found {
     /// Number of rows of other tables, and of messages with another prefix.
     pub foreign: u64,
     /// The first events.
-    pub first: Vec<Shown>,
+    pub first: Vec<PreviewedEvent>,
     /// Position of the last event.
     pub last: Option<Position>,
     /// End of the transaction with the requested commit record, and its number of row messages.
@@ -75,7 +75,7 @@ pub(crate) struct Found {
 
 /// One event, without its payload.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Shown {
+pub(crate) struct PreviewedEvent {
     at: Position,
     row: String,
     /// The event's topic, or why it can't be converted to a record.
@@ -83,15 +83,15 @@ pub(crate) struct Shown {
     dealt_with: bool,
 }
 
-impl Shown {
+impl PreviewedEvent {
     /// Returns the event's position.
     #[must_use]
-    pub(crate) fn at(&self) -> Position {
+    pub(crate) fn position(&self) -> Position {
         self.at
     }
 }
 
-impl fmt::Display for Shown {
+impl fmt::Display for PreviewedEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, row, fate, .. } = self;
         match fate {
@@ -126,7 +126,7 @@ impl Preview {
             position: None,
             until,
             delivered,
-            found: Found::default(),
+            found: PreviewReport::default(),
         })
     }
 
@@ -180,12 +180,13 @@ impl Preview {
             } => {
                 let mut values = [None; COLUMNS_MAX];
                 match source.row(at, relation, tuple, &self.others, &mut values) {
-                    Ok(None) => self.passed_over(),
+                    Ok(None) => self.count_skipped(),
                     Ok(Some(table)) => {
-                        let (row, fate) = fate(&mut self.router, table.mapping(), &values, at);
+                        let (row, fate) =
+                            describe_row(&mut self.router, table.mapping(), &values, at);
                         self.counted(row, fate);
                     }
-                    Err(CoreError::ForeignTable { .. }) => self.passed_over(),
+                    Err(CoreError::ForeignTable { .. }) => self.count_skipped(),
                     Err(error) => {
                         let reason = self.unmapped.clone().unwrap_or_else(|| error.to_string());
                         self.counted("row".to_owned(), Err(reason));
@@ -196,16 +197,16 @@ impl Preview {
                 let older = source.older(at, tuple);
                 let found = older.map_err(|error| error.to_string());
                 let found = found.and_then(|older| {
-                    let bound = older.map(|older| Ok((source.mapping_of(&older)?, older)));
+                    let bound = older.map(|older| Ok((source.mapping_for(&older)?, older)));
                     bound
                         .transpose()
                         .map_err(|error: MappingError| error.to_string())
                 });
                 match found {
-                    Ok(None) => self.passed_over(),
+                    Ok(None) => self.count_skipped(),
                     Ok(Some((mapping, older))) => {
                         let (row, fate) =
-                            fate(&mut self.router, &mapping, &older.lay_out(&mapping), at);
+                            describe_row(&mut self.router, &mapping, &older.lay_out(&mapping), at);
                         self.counted(row, fate);
                     }
                     Err(reason) => self.counted("row".to_owned(), Err(reason)),
@@ -217,8 +218,8 @@ impl Preview {
                 let (row, fate) = event(&mut self.router, source, at, content);
                 self.counted(row, fate);
             }
-            Meaning::RowBeside { .. } | Meaning::Foreign => self.passed_over(),
-            Meaning::Changed { .. } => self.next(),
+            Meaning::RowBeside { .. } | Meaning::Foreign => self.count_skipped(),
+            Meaning::Changed { .. } => self.advance(),
             Meaning::OutsideOfTransactions { .. } | Meaning::Nothing => {}
         }
         true
@@ -272,23 +273,23 @@ impl Preview {
         }
         if found.first.len() < SHOWN_MAX {
             let fate = fate.map_err(|reason| reason.chars().take(REASON_CHARS_MAX).collect());
-            found.first.push(Shown {
+            found.first.push(PreviewedEvent {
                 at,
                 row,
                 fate,
                 dealt_with,
             });
         }
-        self.next();
+        self.advance();
     }
 
     /// Counts a row or a message that is not an event of this outbox.
-    fn passed_over(&mut self) {
+    fn count_skipped(&mut self) {
         self.found.foreign += u64::from(self.position.is_some());
-        self.next();
+        self.advance();
     }
 
-    fn next(&mut self) {
+    fn advance(&mut self) {
         if let Some(position) = &mut self.position {
             position.index += 1;
         }
@@ -296,7 +297,7 @@ impl Preview {
 }
 
 /// Returns a description of the row, and its topic or why it has none.
-fn fate(
+fn describe_row(
     router: &mut Router,
     mapping: &Mapping,
     row: &Row<'_>,
@@ -320,7 +321,7 @@ fn event(
         Ok(envelope) => {
             let mut texts = Texts::default();
             let row = envelope.row(source.mapping(), &mut texts);
-            fate(router, source.mapping(), &row, at)
+            describe_row(router, source.mapping(), &row, at)
         }
         Err(error) => ("message".to_owned(), Err(error.to_string())),
     }

@@ -49,7 +49,7 @@ impl Range {
         entry.position <= at && entry.until.is_none_or(|until| at.commit < until)
     }
 
-    fn last(&self) -> Lsn {
+    fn last_lsn(&self) -> Lsn {
         Lsn(self.last.load(Ordering::Relaxed))
     }
 }
@@ -85,7 +85,7 @@ impl SetAsideTables {
         if self.entries.is_empty() {
             return false;
         }
-        let found = self.of(relation, table);
+        let found = self.entries_for(relation, table);
         let is_found = !found.is_empty();
         if is_found {
             self.relations.insert(relation, found);
@@ -93,7 +93,7 @@ impl SetAsideTables {
         is_found
     }
 
-    fn of(&self, relation: u32, table: &TableName) -> Vec<usize> {
+    fn entries_for(&self, relation: u32, table: &TableName) -> Vec<usize> {
         let table = table.to_string();
         let entries = self.entries.iter().enumerate();
         let of = entries.filter(|(_, range)| range.entry.is_of(&table, relation, &self.cluster));
@@ -111,7 +111,7 @@ impl SetAsideTables {
     }
 
     /// Returns whether there are entries about the relation.
-    pub(super) fn has(&self, relation: u32) -> bool {
+    pub(super) fn has_entries(&self, relation: u32) -> bool {
         self.relations.contains_key(&relation)
     }
 
@@ -121,7 +121,7 @@ impl SetAsideTables {
     }
 
     /// Returns the number of rows omitted since the last call.
-    pub(super) fn take_rows(&self) -> u64 {
+    pub(super) fn take_row_count(&self) -> u64 {
         self.rows.swap(0, Ordering::Relaxed)
     }
 
@@ -140,7 +140,7 @@ impl SetAsideTables {
 
     /// Counts an omitted row.
     #[cold]
-    pub(super) fn count(&self, relation: u32, at: Position) {
+    pub(super) fn count_row(&self, relation: u32, at: Position) {
         if let Some(entries) = self.relations.get(&relation) {
             self.count_in(entries, at);
         }
@@ -151,7 +151,7 @@ impl SetAsideTables {
         if self.entries.is_empty() {
             return false;
         }
-        let entries = self.of(relation, table);
+        let entries = self.entries_for(relation, table);
         let is_left_out = entries.iter().any(|&index| self.entries[index].covers(at));
         if is_left_out {
             self.count_in(&entries, at);
@@ -188,7 +188,7 @@ impl SetAsideTables {
             .map(|entry| (*entry).clone())
             .collect();
         let before = replayed.before;
-        let last = self.last_of(&entries);
+        let last = self.last_lsn_of(&entries);
         if before >= self.known_from && last < before {
             return Some(TableNote::Resumed { entries, before });
         }
@@ -209,9 +209,14 @@ impl SetAsideTables {
         })
     }
 
-    fn last_of(&self, entries: &[SetAside]) -> Lsn {
+    fn last_lsn_of(&self, entries: &[SetAside]) -> Lsn {
         let is_one = |range: &&Range| entries.iter().any(|entry| entry.id == range.entry.id);
-        let last = self.entries.iter().filter(is_one).map(Range::last).max();
+        let last = self
+            .entries
+            .iter()
+            .filter(is_one)
+            .map(Range::last_lsn)
+            .max();
         last.unwrap_or_default()
     }
 
@@ -225,7 +230,7 @@ impl SetAsideTables {
                 entries, replayed, ..
             } => (&entries[..], Some(replayed.before)),
         };
-        let last = self.last_of(closed);
+        let last = self.last_lsn_of(closed);
         for range in &mut self.entries {
             if closed.iter().any(|entry| entry.id == range.entry.id) {
                 range.entry.until = before;

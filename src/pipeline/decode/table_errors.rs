@@ -58,9 +58,9 @@ impl Core {
 
     /// Returns the number of rows that were omitted since the last call because their table is set
     /// aside.
-    pub(crate) fn take_rows_left_out(&self) -> u64 {
+    pub(crate) fn take_omitted_row_count(&self) -> u64 {
         match &self.source {
-            Source::Table(source) => source.set_aside.take_rows(),
+            Source::Table(source) => source.set_aside.take_row_count(),
             Source::Messages(_) => 0,
         }
     }

@@ -68,7 +68,7 @@ impl Table {
 
     /// Counts one processed row.
     #[inline]
-    pub(super) fn count(&self) {
+    pub(super) fn count_row(&self) {
         let rows = self.rows.load(Ordering::Relaxed);
         self.rows.store(rows + 1, Ordering::Relaxed);
     }
@@ -138,7 +138,7 @@ impl TableSource {
     /// Updates each table after entries about tables that are set aside have changed.
     pub(super) fn mark_set_aside(&mut self) {
         for (oid, table) in self.oids.iter().zip(&mut self.tables) {
-            table.is_set_aside = self.set_aside.has(*oid);
+            table.is_set_aside = self.set_aside.has_entries(*oid);
         }
     }
 
@@ -172,7 +172,7 @@ impl TableSource {
     #[inline]
     pub(super) fn has_older_rows(&self, relation: u32) -> bool {
         let row_table = self.row_table.as_ref();
-        row_table.is_some_and(|row_table| row_table.has(relation))
+        row_table.is_some_and(|row_table| row_table.matches(relation))
     }
 
     /// Returns the older row that a row of `walpost.outbox_row` contains, or `None` if it was
@@ -204,7 +204,7 @@ impl TableSource {
     }
 
     /// Returns the mapping for an older row.
-    pub(super) fn mapping_of(&self, row: &OlderRow) -> Result<Mapping, MappingError> {
+    pub(super) fn mapping_for(&self, row: &OlderRow) -> Result<Mapping, MappingError> {
         self.bind(&row.table, row.oid, &row.columns())
     }
 
@@ -258,7 +258,7 @@ impl TableSource {
         at: &str,
     ) -> Result<bool, MappingError> {
         if self.publication.is_some() && RowTable::is(relation) {
-            self.row_table = Some(RowTable::of(relation)?);
+            self.row_table = Some(RowTable::from_relation(relation)?);
             return Ok(true);
         }
         let place = self.oids.binary_search(&relation.oid);
@@ -357,15 +357,15 @@ impl TableSource {
 
     /// For an outbox of several tables: reports how many rows of each table have arrived since the
     /// last call.
-    pub(super) fn tell_rows(&self, stats: &PipelineStats) {
+    pub(super) fn report_rows(&self, stats: &PipelineStats) {
         if self.outbox.is_several() {
             stats.rows_of_tables(self.tables.iter().filter_map(Table::counted));
         }
     }
 
-    /// Like [`Self::tell_rows`], for one table. With a thousand tables, the stream describes each
+    /// Like [`Self::report_rows`], for one table. With a thousand tables, the stream describes each
     /// in turn.
-    pub(super) fn tell_rows_of(&self, oid: u32, stats: &PipelineStats) {
+    pub(super) fn report_rows_of(&self, oid: u32, stats: &PipelineStats) {
         if self.outbox.is_several() {
             stats.rows_of_tables(self.table(oid).and_then(Table::counted));
         }

@@ -70,16 +70,16 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        Self::of(Outbox::Table("public.outbox".parse().expect("table")))
+        Self::for_outbox(Outbox::Table("public.outbox".parse().expect("table")))
     }
 
     fn as_messages() -> Self {
-        Self::of(Outbox::Messages {
+        Self::for_outbox(Outbox::Messages {
             prefix: "ours".to_owned(),
         })
     }
 
-    fn of(outbox: Outbox) -> Self {
+    fn for_outbox(outbox: Outbox) -> Self {
         let window = Window {
             records: 100,
             bytes: 100_000,
@@ -108,7 +108,7 @@ impl Scene {
         assert_eq!(self.send(message).expect("goes on"), Step::Done);
     }
 
-    fn taken(&self) -> Vec<&str> {
+    fn accepted(&self) -> Vec<&str> {
         self.sink
             .taken
             .iter()
@@ -264,7 +264,7 @@ fn messages_become_records_and_each_of_the_transaction_has_an_index() {
         scene.done(&message);
     }
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "outbox.event.order key a 00000000/00000200:0000000000",
             "outbox.event.order key b 00000000/00000200:0000000002",
@@ -293,7 +293,7 @@ fn messages_are_nothing_to_a_table() {
         scene.done(&message);
     }
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         ["outbox.event.order key b 00000000/00000200:0000000000"]
     );
 }
@@ -308,7 +308,7 @@ fn a_message_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
     assert_eq!(step, Step::NewTopic("outbox.event.order".to_owned()));
     scene.done(&published("a"));
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         ["outbox.event.order key a 00000000/00000200:0000000000"]
     );
 }
@@ -370,7 +370,7 @@ fn rows_become_records_with_their_positions_and_the_end_is_confirmed_once_delive
         scene.done(&message);
     }
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "outbox.event.order key a 00000000/00000200:0000000000",
             "outbox.event.order key b 00000000/00000200:0000000001",
@@ -406,7 +406,7 @@ fn every_row_message_has_an_index_whatever_becomes_of_it() {
         scene.done(&message);
     }
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         ["outbox.event.order key c 00000000/00000200:0000000002"]
     );
 }
@@ -425,7 +425,7 @@ fn a_frame_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
     );
     scene.done(&insert("a"));
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         ["outbox.event.order key a 00000000/00000200:0000000000"]
     );
     assert_eq!(scene.core.delivery.watermark.in_flight().records, 1);
@@ -478,7 +478,7 @@ fn the_mapping_follows_the_table() {
     let row = tuple(b'N', &["value", "key2", "id2", "invoice"]);
     scene.done(&[&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat());
     assert_eq!(
-        scene.taken()[1],
+        scene.accepted()[1],
         "outbox.event.invoice key2 value 00000000/00000200:0000000001"
     );
 }
@@ -492,7 +492,7 @@ fn a_partition_may_be_described_beside_its_root() {
     leaf[1..5].copy_from_slice(&(OUTBOX + 1).to_be_bytes());
     scene.done(&leaf);
     scene.done(&insert("a"));
-    assert_eq!(scene.taken().len(), 1);
+    assert_eq!(scene.accepted().len(), 1);
 }
 
 #[test]
@@ -590,7 +590,7 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     scene.done(&outbox());
     scene.done(&insert("a"));
     scene.done(&insert("b"));
-    let last = scene.core.last().expect("an event");
+    let last = scene.core.last_delivered().expect("an event");
     let position = Position {
         commit: Lsn(0x200),
         index: 1,
@@ -608,10 +608,10 @@ fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
     for id in ["a", "b"] {
         scene.done(&insert(id));
     }
-    assert_eq!(scene.core.last(), None, "nothing new");
+    assert_eq!(scene.core.last_delivered(), None, "nothing new");
     scene.done(&insert("c"));
     scene.done(&commit(0x200));
-    let taken = scene.taken();
+    let taken = scene.accepted();
     assert_eq!(taken.len(), 1);
     assert!(
         taken[0].contains("00000000/00000200:0000000002"),
@@ -658,13 +658,13 @@ fn a_row_that_was_copied_has_an_index_among_those_of_its_transaction() {
         scene.done(&message);
     }
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "outbox.event.order key a 00000000/00000200:0000000001",
             "outbox.event.order key b 00000000/00000200:0000000003",
         ]
     );
-    let last = scene.core.last().expect("an event");
+    let last = scene.core.last_delivered().expect("an event");
     assert_eq!(last.position().index, 3);
 }
 
@@ -679,7 +679,7 @@ fn after_a_reconnect_a_half_sent_transaction_comes_again_from_its_first_row() {
         scene.done(&message);
     }
     let positions: Vec<_> = scene
-        .taken()
+        .accepted()
         .iter()
         .map(|shown| &shown[shown.len() - 10..])
         .collect();
@@ -720,7 +720,7 @@ fn a_keepalive_amid_a_transaction_that_has_to_come_again_says_nothing_about_it()
         let step = scene.core.frame(&frame, &mut scene.sink);
         assert_eq!(step.expect("goes on"), Step::Done);
         scene.done(&insert("b"));
-        scene.core.last()
+        scene.core.last_delivered()
     };
     let last = delivered(&mut Scene::new(), None);
     assert!(last.is_some());
@@ -729,7 +729,7 @@ fn a_keepalive_amid_a_transaction_that_has_to_come_again_says_nothing_about_it()
     assert!(!scene.core.is_proved());
     scene.done(&commit(0x200));
     assert!(scene.core.is_proved());
-    assert!(scene.taken().is_empty());
+    assert!(scene.accepted().is_empty());
 }
 
 #[test]
@@ -779,7 +779,7 @@ fn a_copied_row_is_known_by_its_key_wherever_the_table_has_it_by_now() {
     scene.done(&row("y", "a"));
     scene.done(&row("b", "z"));
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "outbox.event.order key z 00000000/00000200:0000000001",
             "outbox.event.order key a 00000000/00000200:0000000002",

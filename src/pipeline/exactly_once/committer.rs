@@ -43,7 +43,7 @@ pub(crate) struct Committed {
 
 impl TransactionCommitter {
     /// Resumes from `checkpoint` on a server in this state.
-    pub(crate) fn open(
+    pub(crate) fn resume(
         checkpoint: &Checkpoint,
         server: &ServerState,
         resume: &Resume,
@@ -72,8 +72,8 @@ impl TransactionCommitter {
     }
 
     /// Records that the server has requested a status update.
-    pub(crate) fn ask(&mut self) {
-        self.schedule.ask();
+    pub(crate) fn request_checkpoint(&mut self) {
+        self.schedule.request_checkpoint();
     }
 
     /// Returns whether a commit is in progress, during which nothing can be produced.
@@ -109,10 +109,10 @@ impl TransactionCommitter {
         let received = core.delivery.watermark.received();
         // Transactions that are sent again at first end before the checkpoint's position.
         self.checkpoint.safe_lsn = received.max(self.checkpoint.safe_lsn);
-        let last = core.last().map(Delivered::UpTo);
+        let last = core.last_delivered().map(Delivered::UpTo);
         self.checkpoint.delivered = last.or(self.checkpoint.delivered.take());
         self.checkpoint.snapshot = core.copied();
-        self.note_copied();
+        self.update_copied();
         let commit = sink.commit(&mut self.checkpoint);
         self.under_way = Some(UnderWay {
             safe: self.checkpoint.safe_lsn,
@@ -125,7 +125,7 @@ impl TransactionCommitter {
     /// Updates the checkpoint for a copy of older rows. Transactions whose commit record is before
     /// the start of the stream were copied and are omitted. Once the stream has passed the copy's
     /// last snapshot, the same applies to all transactions before that.
-    fn note_copied(&mut self) {
+    fn update_copied(&mut self) {
         let Some(copied) = &self.checkpoint.snapshot else {
             return;
         };

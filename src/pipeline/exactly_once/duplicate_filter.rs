@@ -47,13 +47,13 @@ impl DuplicateFilter {
     }
 
     /// Returns whether Kafka has the event at this position.
-    pub(crate) fn has<'r>(
+    pub(crate) fn is_delivered<'r>(
         &mut self,
         at: Position,
         id: impl FnOnce() -> Option<&'r [u8]>,
     ) -> Result<bool, HistoryError> {
         match &mut self.overlap {
-            Some(overlap) => overlap.has(at, || id().map(cut)),
+            Some(overlap) => overlap.is_delivered(at, || id().map(cut)),
             None => Ok(false),
         }
     }
@@ -74,7 +74,7 @@ impl DuplicateFilter {
             Some(overlap) => overlap.commit(next.commit, end, next.index)?,
             None => false,
         };
-        Ok(self.end(is_over))
+        Ok(self.end_overlap(is_over))
     }
 
     /// Processes a message that the server has nothing to send before `lsn`. Returns the same as
@@ -84,10 +84,10 @@ impl DuplicateFilter {
             Some(overlap) => overlap.idle(lsn)?,
             None => false,
         };
-        Ok(self.end(is_over))
+        Ok(self.end_overlap(is_over))
     }
 
-    fn end(&mut self, is_over: bool) -> Option<Lsn> {
+    fn end_overlap(&mut self, is_over: bool) -> Option<Lsn> {
         is_over.then(|| {
             self.overlap = None;
             self.safe
@@ -99,7 +99,7 @@ impl DuplicateFilter {
         self.overlap.is_none()
     }
 
-    pub(crate) fn last(&self) -> Option<Last> {
+    pub(crate) fn last_event(&self) -> Option<Last> {
         let (position, begin) = self.last?;
         Some(Last {
             commit_lsn: position.commit,

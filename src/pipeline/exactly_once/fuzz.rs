@@ -34,7 +34,7 @@ pub fn checkpoint(data: &[u8]) {
     };
     assert_eq!(checkpoint.resume(&here), Ok(as_it_was));
     if let Some(Delivered::UpTo(last)) = &checkpoint.delivered {
-        comes_again(last);
+        check_redelivery(last);
     }
 
     // A standby was promoted that had everything, a part or nothing of it.
@@ -83,7 +83,7 @@ pub fn checkpoint(data: &[u8]) {
 }
 
 /// Sends the last transaction again, and checks that only its delivered part is omitted.
-fn comes_again(last: &Last) {
+fn check_redelivery(last: &Last) {
     let position = last.position();
     let id = last.event_id.as_deref().map(str::as_bytes);
     let delivered = Some(Delivered::UpTo(last.clone()));
@@ -97,10 +97,10 @@ fn comes_again(last: &Last) {
         xid: last.xid,
     };
     overlap.begin(&begin).expect("it is the one it was");
-    assert_eq!(overlap.has(position, || id), Ok(true));
+    assert_eq!(overlap.is_delivered(position, || id), Ok(true));
     if let Some(index) = position.index.checked_add(1) {
         let next = Position { index, ..position };
-        assert_eq!(overlap.has(next, || None), Ok(false));
+        assert_eq!(overlap.is_delivered(next, || None), Ok(false));
         let end = position.commit;
         assert_eq!(overlap.commit(position.commit, end, index), Ok(true));
     }

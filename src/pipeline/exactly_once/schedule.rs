@@ -51,7 +51,7 @@ impl CommitSchedule {
     }
 
     /// Records that the server has requested a status update.
-    pub(crate) fn ask(&mut self) {
+    pub(crate) fn request_checkpoint(&mut self) {
         self.asked = true;
     }
 
@@ -163,7 +163,7 @@ mod tests {
             schedule.due(now, nothing, true, false),
             Some(now + IDLE_CHECKPOINT_INTERVAL)
         );
-        schedule.ask();
+        schedule.request_checkpoint();
         assert_eq!(
             schedule.due(now, nothing, true, false),
             Some(now + REQUESTED_CHECKPOINT_DELAY)

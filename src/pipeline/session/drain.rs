@@ -20,7 +20,7 @@ const LAST_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 impl Session<'_> {
     /// Waits until everything in flight is durable, `until` has passed, or the server shuts down.
     /// Then confirms what is durable, and closes the connection.
-    pub(in crate::pipeline) async fn end(
+    pub(in crate::pipeline) async fn drain(
         mut self,
         core: &mut Core,
         sink: &mut impl Sink,
@@ -40,8 +40,8 @@ impl Session<'_> {
         };
         self.log_unacknowledged(&settled, core);
         let durable = core.delivery.watermark.confirmed();
-        let last = timeout(LAST_STATUS_TIMEOUT, self.confirms.last(durable)).await;
-        let confirmed = last.unwrap_or_else(|_| self.confirms.now(durable));
+        let last = timeout(LAST_STATUS_TIMEOUT, self.confirms.flush(durable)).await;
+        let confirmed = last.unwrap_or_else(|_| self.confirms.confirmable(durable));
         let stats = core.delivery.watermark.stats();
         stats.progressed(&core.delivery.watermark.progress(confirmed, false));
         session_state.confirmed = Some(confirmed);

@@ -47,11 +47,11 @@ impl Session<'_> {
         let in_flight = core.delivery.watermark.in_flight().records > 0;
         let (carried, copies) = (core.delivery.watermark.carried(), self.copying.is_some());
         let events = |written| copies || carried > written;
-        let (confirmed, worth) = self.confirms.may(durable, events, now);
+        let (confirmed, worth) = self.confirms.advance(durable, events, now);
         if let Some(since) = self.stopping_since {
             // The server accepts no more writes, so a position that is not in `walpost.slot_state`
             // yet can never be confirmed.
-            let cannot_confirm = self.confirms.are_over() && confirmed < durable;
+            let cannot_confirm = self.confirms.is_writer_closed() && confirmed < durable;
             if cannot_confirm || now >= since + SHUTDOWN_GRACE {
                 return Err(match in_flight || has_more || self.is_committing() {
                     true => StreamError::ServerStoppingUnacknowledged,
@@ -88,7 +88,7 @@ impl Session<'_> {
     /// Keeps the connection, and thereby the slot, until `ready` resolves or the connection has to
     /// be closed because it has failed or the slot monitor has ended. Reads no frames and confirms
     /// no higher position.
-    pub(in crate::pipeline) async fn hold(
+    pub(in crate::pipeline) async fn keep_alive_until(
         &mut self,
         watched: &Watched,
         ready: impl Future<Output = ()>,

@@ -64,7 +64,7 @@ impl Link {
         self.connection
             .start(&target.slot, from, &target.publication, messages)
             .await?;
-        let slot = catalog.look(target).await?.slot;
+        let slot = catalog.observe(target).await?.slot;
         let slot = slot.ok_or_else(|| Problem::NoSlot {
             slot: target.slot.clone(),
             init: target.init_slot(),
@@ -87,7 +87,7 @@ impl Link {
 /// If `link` has acquired the slot, keeps the slot without reading anything, until the connection
 /// is lost. `confirmed` is the position of the slot. If `link` has not acquired the slot, never
 /// resolves.
-pub(super) async fn hold(
+pub(super) async fn hold_slot(
     link: &mut Option<Link>,
     confirmed: Confirmed,
     link_timeout: Duration,

@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 use super::error::SlotError;
 use super::publication::WatchedPublication;
 use super::{RECORDING_TIMEOUT, SLOT_QUERY_INTERVAL};
-use crate::pipeline::confirms::Writer;
+use crate::pipeline::confirms::SlotStateWriter;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery;
@@ -42,8 +42,8 @@ pub(super) async fn monitor_until_lost(
     watched: &Watched,
 ) -> WalBudgetError {
     loop {
-        match watched.ask(&*catalog).await {
-            Ok(true) => return watched.over(),
+        match watched.check_slot(&*catalog).await {
+            Ok(true) => return watched.over_budget_error(),
             Ok(false) => {}
             Err(error @ CatalogError::Lost(_)) => return error.into(),
             Err(error) => debug!(%error, "catalog query failed"),
@@ -66,14 +66,14 @@ pub(super) async fn monitor_slot<D: Database>(
     publication: WatchedPublication,
     mut catalog: D::Catalog,
     walsender: i32,
-    mut writer: Option<Writer>,
+    mut writer: Option<SlotStateWriter>,
 ) -> MonitorEvent {
     let target = &watched.target;
     let mut requests = position_requests(&catalog, target).await;
     for turn in 1_u32.. {
-        match watched.ask(&catalog).await {
+        match watched.check_slot(&catalog).await {
             // A session that is draining continues, and must learn of a shutdown of the server.
-            Ok(true) => watched.note_over(),
+            Ok(true) => watched.mark_over_budget(),
             Ok(false) => {}
             Err(error) => debug!(%error, "catalog query failed"),
         }
@@ -89,7 +89,7 @@ pub(super) async fn monitor_slot<D: Database>(
         let since = Instant::now();
         let looked = loop {
             if !reopen {
-                break catalog.look(target).await;
+                break catalog.observe(target).await;
             }
             let reason = match reopened(&database, target, walsender).await {
                 Ok((open, observed)) => {
@@ -134,7 +134,7 @@ async fn reopened<D: Database>(
     walsender: i32,
 ) -> Result<(D::Catalog, Observed), PipelineError> {
     let catalog = database.catalog().await?;
-    let observed = catalog.look(target).await?;
+    let observed = catalog.observe(target).await?;
     let pid = observed.slot.as_ref().and_then(|slot| slot.active_pid);
     match pid == Some(walsender) {
         true => Ok((catalog, observed)),
@@ -155,7 +155,7 @@ async fn position_requests(catalog: &impl CatalogQueries, target: &Target) -> Ar
 /// Resolves when the connection has ended; until then, writes the positions that may be confirmed.
 async fn closed(
     catalog: &mut impl CatalogQueries,
-    writer: &mut Option<Writer>,
+    writer: &mut Option<SlotStateWriter>,
     requests: &Notifications,
 ) {
     let Some(writer) = writer else {
@@ -165,19 +165,19 @@ async fn closed(
         let wanted = tokio::select! {
             biased;
             () = catalog.closed() => return,
-            wanted = writer.wanted() => wanted,
+            wanted = writer.next_request() => wanted,
             () = requests.next() => {
                 writer.request();
                 continue;
             }
         };
-        match catalog.write_slot_state(&writer.of, wanted).await {
-            Ok(()) => writer.has_written(wanted),
+        match catalog.write_slot_state(&writer.slot, wanted).await {
+            Ok(()) => writer.mark_written(wanted),
             Err(CatalogError::Lost(_)) => return catalog.closed().await,
             Err(error) => {
-                if writer.has_failed(Instant::now()) {
+                if writer.record_failure(Instant::now()) {
                     warn!(
-                        pipeline = writer.of.pipeline, %error,
+                        pipeline = writer.slot.pipeline, %error,
                         "failed to record the delivered position in walpost.slot_state; nothing is confirmed until it is recorded"
                     );
                 }

@@ -18,10 +18,10 @@ use crate::postgres::target::{Outbox, Target};
 
 /// The contents of the publication since the pipeline started, shared by all clones.
 #[derive(Clone, Default)]
-pub(crate) struct WatchedPublication(Arc<Mutex<Seen>>);
+pub(crate) struct WatchedPublication(Arc<Mutex<PublicationSeen>>);
 
 #[derive(Default)]
-struct Seen {
+struct PublicationSeen {
     /// Every table that it has contained.
     tables: HashSet<TableName>,
     /// Its row filter when the pipeline started; `None` if it has not been read yet.
@@ -63,7 +63,7 @@ impl WatchedPublication {
             Ok(hidden) => hidden,
             Err(error) => return debug!(%error, "catalog query failed"),
         };
-        let mut seen = self.seen();
+        let mut seen = self.lock_seen();
         let found = seen.left_out(&watched.target, publication, &unpublished);
         let found = found.or_else(|| hidden_rows_warning(&watched.target, &hidden));
         watched.stats().record_left_out(found);
@@ -72,14 +72,14 @@ impl WatchedPublication {
     /// Records how the tables are published. Failures to connect are reported elsewhere.
     pub(super) async fn record(&self, catalog: &impl CatalogQueries, watched: &Watched) {
         let delivered = watched.stats().totals().delivered;
-        let refresh = self.seen().refresh(Instant::now(), delivered);
+        let refresh = self.lock_seen().refresh(Instant::now(), delivered);
         let recorded = catalog.record_tables(watched.pipeline(), &watched.target, refresh);
         let why = match recorded.await {
-            Ok(None) => return self.seen().has_warned = false,
+            Ok(None) => return self.lock_seen().has_warned = false,
             Ok(Some(why)) => why,
             Err(error) => error.to_string(),
         };
-        if std::mem::replace(&mut self.seen().has_warned, true) {
+        if std::mem::replace(&mut self.lock_seen().has_warned, true) {
             return debug!(why, "failed to record the tables of the publication");
         }
         warn!(
@@ -89,12 +89,12 @@ impl WatchedPublication {
         );
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn lock_seen(&self) -> MutexGuard<'_, PublicationSeen> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seen {
+impl PublicationSeen {
     /// Returns whether to record that the tables are published as before. If no events were
     /// delivered since the last time, there is no row that could be sent twice.
     fn refresh(&mut self, now: Instant, delivered: u64) -> Refresh {
@@ -190,7 +190,7 @@ mod tests {
         target(Outbox::Tables(patterns))
     }
 
-    fn with(tables: &[&str], filter: Option<&str>) -> ObservedPublication {
+    fn publication(tables: &[&str], filter: Option<&str>) -> ObservedPublication {
         ObservedPublication {
             tables: tables.iter().map(|name| table(name)).collect(),
             row_filter: filter.map(str::to_owned),
@@ -200,11 +200,11 @@ mod tests {
 
     #[test]
     fn reports_tables_that_the_publication_contained_before() {
-        let mut seen = Seen::default();
+        let mut seen = PublicationSeen::default();
         let unpublished = [table("tenant_a.outbox"), table("tenant_c.outbox")];
-        let both = with(&["tenant_a.outbox", "tenant_b.outbox"], None);
+        let both = publication(&["tenant_a.outbox", "tenant_b.outbox"], None);
         assert_eq!(seen.left_out(&several(), &both, &unpublished[1..]), None);
-        let one = with(&["tenant_b.outbox"], None);
+        let one = publication(&["tenant_b.outbox"], None);
         let (what, remedy) = seen
             .left_out(&several(), &one, &unpublished)
             .expect("a table is missing");
@@ -219,18 +219,21 @@ mod tests {
     #[test]
     fn reports_row_filters_that_were_added_or_changed() {
         let single = target(Outbox::Table(table("public.outbox")));
-        let mut seen = Seen::default();
-        let first = with(&[], Some("(a)"));
+        let mut seen = PublicationSeen::default();
+        let first = publication(&[], Some("(a)"));
         assert_eq!(seen.left_out(&single, &first, &[]), None);
-        let changed = with(&[], Some("(false)"));
+        let changed = publication(&[], Some("(false)"));
         let (what, remedy) = seen.left_out(&single, &changed, &[]).expect("changed");
         assert!(what.contains("(false)"), "{what}");
         let command = "ALTER PUBLICATION tenants SET TABLE public.outbox";
         assert!(remedy.contains(command), "{remedy}");
-        assert_eq!(seen.left_out(&single, &with(&[], None), &[]), None);
+        assert_eq!(seen.left_out(&single, &publication(&[], None), &[]), None);
 
-        let mut seen = Seen::default();
-        assert_eq!(seen.left_out(&several(), &with(&[], None), &[]), None);
+        let mut seen = PublicationSeen::default();
+        assert_eq!(
+            seen.left_out(&several(), &publication(&[], None), &[]),
+            None
+        );
         assert!(seen.left_out(&several(), &first, &[]).is_some());
     }
 }

@@ -44,7 +44,7 @@ impl TableWatch {
     }
 
     /// Resolves when the slot monitor has read different entries than before. Cancel safe.
-    pub(super) async fn changed(&mut self) {
+    pub(super) async fn wait_for_change(&mut self) {
         match self.read.changed().await {
             Ok(()) => self.pending.clone_from(&self.read.borrow_and_update()),
             Err(_) => std::future::pending().await,
@@ -52,7 +52,7 @@ impl TableWatch {
     }
 
     /// Returns what to record next.
-    pub(super) fn next(&mut self, core: &Core) -> Option<TableNote> {
+    pub(super) fn next_note(&mut self, core: &Core) -> Option<TableNote> {
         if self.pending.is_empty() {
             return None;
         }
@@ -64,8 +64,8 @@ impl TableWatch {
     }
 
     /// Counts omitted rows, and logs their number at intervals.
-    pub(super) fn count(&mut self, settings: &PipelineSettings, core: &Core) {
-        let rows = core.take_rows_left_out();
+    pub(super) fn count_omitted_rows(&mut self, settings: &PipelineSettings, core: &Core) {
+        let rows = core.take_omitted_row_count();
         if rows == 0 {
             return;
         }
@@ -191,7 +191,7 @@ pub(super) fn remind(settings: &PipelineSettings, entries: &[SetAside]) {
 /// rows have other topics.
 pub(super) fn is_topic_of_row(settings: &PipelineSettings, topic: &str, error: &SinkError) -> bool {
     let is_shared = settings.outbox.topic.constant() == Some(topic)
-        || settings.dead_letters.are_sent() && settings.dead_letters.topic == topic;
+        || settings.dead_letters.is_enabled() && settings.dead_letters.topic == topic;
     settings.sets_tables_aside()
         && !is_shared
         && matches!(

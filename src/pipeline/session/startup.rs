@@ -44,7 +44,7 @@ pub(in crate::pipeline) async fn open<'s>(
             core,
             session_state,
         };
-        let checked = Checked::by(&mut start).await?;
+        let checked = Checked::check(&mut start).await?;
         let connected = checked.connect(&mut start, sink).await?;
         let planned = connected.plan(&mut start).await?;
         let slot_taken = planned.take_slot(&mut start).await?;

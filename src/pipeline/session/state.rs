@@ -105,7 +105,7 @@ impl SessionState {
     }
 
     /// Records that another process had the slot, and may have moved it legitimately.
-    pub(crate) fn note_another_owner(&mut self) {
+    pub(crate) fn record_other_owner(&mut self) {
         self.another_owner = true;
     }
 
@@ -137,7 +137,11 @@ impl SessionState {
     }
 
     /// Records which server will stream, and returns the identity of the slot from now on.
-    pub(super) fn note_server(&mut self, settings: &PipelineSettings, found: &Identity) -> SlotOf {
+    pub(super) fn record_server(
+        &mut self,
+        settings: &PipelineSettings,
+        found: &Identity,
+    ) -> SlotOf {
         if self.system_id.is_some() && self.timeline != found.timeline {
             let (from, to) = (self.timeline, found.timeline);
             warn!(

@@ -86,7 +86,7 @@ fn slot_beyond_what_was_confirmed_was_moved_by_someone() {
 #[test]
 fn another_owner_of_the_slot_explains_its_place_once() {
     let (mut session_state, of) = session_state();
-    session_state.note_another_owner();
+    session_state.record_other_owner();
     assert!(session_state.check_slot(&of, None, BEYOND).is_ok());
     let moved = session_state.check_slot(&of, None, BEYOND);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
@@ -101,7 +101,7 @@ fn what_was_confirmed_without_being_written_down_was_not_moved() {
     let moved = session_state.check_slot(&of, before, BEYOND);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
     // The memory of an instance that lost the slot to another one is not evidence.
-    session_state.note_another_owner();
+    session_state.record_other_owner();
     let moved = session_state.check_slot(&of, before, CONFIRMED);
     assert!(matches!(moved, Err(SlotError::SlotMoved { .. })));
 }
@@ -111,9 +111,9 @@ fn what_was_confirmed_without_being_written_down_was_not_moved() {
 fn what_is_written_down_counts_whoever_had_the_slot() {
     let (mut session_state, of) = session_state();
     session_state.confirmed = None;
-    session_state.note_another_owner();
+    session_state.record_other_owner();
     assert!(session_state.check_slot(&of, Some(BEYOND), BEYOND).is_ok());
-    session_state.note_another_owner();
+    session_state.record_other_owner();
     let moved = session_state.check_slot(&of, Some(CONFIRMED), BEYOND);
     let Err(SlotError::SlotMoved { then, .. }) = moved else {
         panic!("{moved:?}");

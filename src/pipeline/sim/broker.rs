@@ -277,7 +277,7 @@ impl Producer {
         }
         let fate = world.dice.u8(0..100);
         let checkpoint = (fate != 0).then_some(checkpoint);
-        if !world.cluster.end(number, checkpoint) {
+        if !world.cluster.end_transaction(number, checkpoint) {
             return Err(SinkError::Fenced("commit".to_owned()));
         }
         if fate < 3 {

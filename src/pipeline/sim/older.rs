@@ -36,7 +36,7 @@ impl World {
 
     /// Returns the ID of an event that is committed now. Of two transactions, the one that commits
     /// last may have the lower ID.
-    pub(super) fn take_id(&mut self) -> u64 {
+    pub(super) fn next_id(&mut self) -> u64 {
         let open = self.database.open_ids.len();
         if open > 0 && self.chance(20) {
             let which = self.dice.usize(0..open);

@@ -59,9 +59,9 @@ struct Walsender {
 }
 
 /// The end of the connection.
-struct Ended;
+struct ConnectionEnded;
 
-type Going<T> = Result<T, Ended>;
+type Going<T> = Result<T, ConnectionEnded>;
 
 impl Walsender {
     async fn run(mut self) {
@@ -83,7 +83,7 @@ impl Walsender {
                     (world.database.timeline, world.database.end)
                 };
                 let row = [SYSTEM_ID, &timeline.to_string(), &end.to_string(), "sim"];
-                self.answer(&row).await?;
+                self.send_row(&row).await?;
             } else if query.starts_with("TIMELINE_HISTORY") {
                 let history: String = {
                     let world = self.shared.lock();
@@ -92,9 +92,9 @@ impl Walsender {
                     };
                     world.database.history.iter().map(line).collect()
                 };
-                self.answer(&["history", &history]).await?;
+                self.send_row(&["history", &history]).await?;
             } else if query == "SELECT pg_backend_pid()" {
-                self.answer(&["1"]).await?;
+                self.send_row(&["1"]).await?;
             } else if query.starts_with("START_REPLICATION") {
                 return self.replicate(&query).await;
             } else if query.starts_with("CREATE_REPLICATION_SLOT") {
@@ -119,7 +119,7 @@ impl Walsender {
             Some(snapshot) => {
                 let snapshot_lsn = snapshot.snapshot_lsn.to_string();
                 self.snapshot = Some(snapshot);
-                self.answer(&["temporary", &snapshot_lsn]).await
+                self.send_row(&["temporary", &snapshot_lsn]).await
             }
             None => {
                 let error = b"SERROR\0VERROR\0C55P03\0Mcanceling statement due to lock timeout\0\0";
@@ -170,7 +170,7 @@ impl Walsender {
         sleep(Duration::from_micros(pause)).await;
         match self.shared.lock().database.incarnation == self.incarnation {
             true => Ok(()),
-            false => Err(Ended),
+            false => Err(ConnectionEnded),
         }
     }
 
@@ -203,7 +203,7 @@ impl Walsender {
         };
         let mut idle_at = start;
         loop {
-            self.hear(Duration::ZERO).await?;
+            self.process_messages(Duration::ZERO).await?;
             let (transaction, end, active, reply, pause) = {
                 let mut world = self.shared.lock();
                 let reply = world.chance(5);
@@ -217,7 +217,7 @@ impl Walsender {
                 )
             };
             if !active {
-                return Err(Ended);
+                return Err(ConnectionEnded);
             }
             match transaction {
                 Some(transaction) => {
@@ -237,7 +237,7 @@ impl Walsender {
                     let changed = self.shared.changed.clone();
                     tokio::select! {
                         () = changed.notified() => {}
-                        heard = self.hear(Duration::from_millis(50)) => heard?,
+                        heard = self.process_messages(Duration::from_millis(50)) => heard?,
                     }
                 }
             }
@@ -261,7 +261,7 @@ impl Walsender {
             if self.shared.lock().chance(3) {
                 self.keepalive(transaction.commit, true).await?;
             }
-            self.hear(Duration::ZERO).await?;
+            self.process_messages(Duration::ZERO).await?;
         }
         let end = transaction.end.0.to_be_bytes();
         self.sent = self.sent.max(transaction.end);
@@ -279,7 +279,7 @@ impl Walsender {
         self.send(b'd', &body.concat()).await
     }
 
-    async fn answer(&mut self, row: &[&str]) -> Going<()> {
+    async fn send_row(&mut self, row: &[&str]) -> Going<()> {
         let mut body = u16::try_from(row.len())
             .expect("few")
             .to_be_bytes()
@@ -308,18 +308,22 @@ impl Walsender {
         while !rest.is_empty() {
             match timeout(Duration::from_millis(20), self.stream.write(rest)).await {
                 Ok(Ok(count)) => rest = &rest[count..],
-                Ok(Err(_)) => return Err(Ended),
-                Err(_) => self.hear(Duration::ZERO).await?,
+                Ok(Err(_)) => return Err(ConnectionEnded),
+                Err(_) => self.process_messages(Duration::ZERO).await?,
             }
         }
-        if self.left == 0 { Err(Ended) } else { Ok(()) }
+        if self.left == 0 {
+            Err(ConnectionEnded)
+        } else {
+            Ok(())
+        }
     }
 
     /// Processes the client's messages, and waits for at most this long.
-    async fn hear(&mut self, within: Duration) -> Going<()> {
+    async fn process_messages(&mut self, within: Duration) -> Going<()> {
         match timeout(within, self.stream.read_buf(&mut self.input)).await {
             Ok(Ok(1..)) => {}
-            Ok(_) => return Err(Ended),
+            Ok(_) => return Err(ConnectionEnded),
             Err(_) => return Ok(()),
         }
         while let Some((tag, body)) = self.next_message() {
@@ -331,9 +335,9 @@ impl Walsender {
                 }
                 (b'c', _) => {
                     self.send_end().await?;
-                    return Err(Ended);
+                    return Err(ConnectionEnded);
                 }
-                _ => return Err(Ended),
+                _ => return Err(ConnectionEnded),
             }
         }
         Ok(())
@@ -341,21 +345,24 @@ impl Walsender {
 
     async fn send_end(&mut self) -> Going<()> {
         let end = b"c\0\0\0\x04C\0\0\0\x0eCOPY 0 0\0\0Z\0\0\0\x05I";
-        self.stream.write_all(end).await.map_err(|_| Ended)
+        self.stream
+            .write_all(end)
+            .await
+            .map_err(|_| ConnectionEnded)
     }
 
     async fn query(&mut self) -> Going<String> {
         loop {
             if let Some((tag, body)) = self.next_message() {
                 if tag != b'Q' {
-                    return Err(Ended);
+                    return Err(ConnectionEnded);
                 }
                 let text = &body[..body.len() - 1];
                 return Ok(String::from_utf8_lossy(text).into_owned());
             }
             match self.stream.read_buf(&mut self.input).await {
                 Ok(1..) => {}
-                _ => return Err(Ended),
+                _ => return Err(ConnectionEnded),
             }
         }
     }

@@ -271,7 +271,7 @@ impl World {
         }
         let events = (0..count)
             .map(|_| Event {
-                id: self.take_id(),
+                id: self.next_id(),
                 partition: self.dice.usize(0..PARTITIONS),
             })
             .collect();
@@ -511,7 +511,7 @@ impl World {
     }
 
     /// Checks the contents of Kafka.
-    pub(super) fn judge(&mut self) {
+    pub(super) fn check_records(&mut self) {
         for partition in 0..PARTITIONS {
             if let Err(what) = self.judge_partition(partition) {
                 self.break_rule(format!("partition {partition}: {what}"));
@@ -597,7 +597,7 @@ impl Cluster {
 
     /// Ends a transaction, and returns whether it was still open. Commits it if there is a
     /// checkpoint, and aborts it otherwise.
-    pub(super) fn end(&mut self, number: u64, checkpoint: Option<Checkpoint>) -> bool {
+    pub(super) fn end_transaction(&mut self, number: u64, checkpoint: Option<Checkpoint>) -> bool {
         match self.transactions.get_mut(&number) {
             Some(fate @ Fate::Open) => {
                 *fate = match checkpoint {

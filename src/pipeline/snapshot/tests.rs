@@ -166,7 +166,7 @@ fn open_copy_is_continued_by_the_same_table_only() {
     };
     let continues = |snapshots: &[TableSnapshot], outbox: &Outbox| {
         let found = Unfinished::find(snapshots, outbox, BEFORE).expect("it is open");
-        found.is_of(outbox.table())
+        found.is_for(outbox.table())
     };
     let of_a = [begun(Some("public.a"))];
     for (outbox, expected) in [

@@ -67,18 +67,18 @@ impl Budget {
     }
 
     /// Evaluates the amount of WAL that the slot retains.
-    pub(crate) fn judge(&mut self, retained_bytes: u64, now: Instant) -> Finding {
+    pub(crate) fn evaluate(&mut self, retained_bytes: u64, now: Instant) -> Finding {
         let beyond = |limit: Option<u64>| limit.is_some_and(|limit| retained_bytes > limit);
         if beyond(self.limits.max_bytes) {
             if self.limits.on_max == OnMax::DropSlot {
                 return Finding::Drop;
             }
             // The outage for `warn` continues, but is not logged in addition.
-            return said(&mut self.held, now).map_or(Finding::Nothing, Finding::Held);
+            return log_elapsed(&mut self.held, now).map_or(Finding::Nothing, Finding::Held);
         }
         let held = self.held.ended(now);
         if beyond(self.limits.warn_bytes) {
-            let warn = said(&mut self.warned, now).map_or(Finding::Nothing, Finding::Warn);
+            let warn = log_elapsed(&mut self.warned, now).map_or(Finding::Nothing, Finding::Warn);
             return held.map_or(warn, Finding::BelowMax);
         }
         let warned = self.warned.ended(now);
@@ -87,7 +87,7 @@ impl Budget {
 }
 
 /// Records a failure, and returns how long the outage has lasted if that should be logged now.
-fn said(outage: &mut Outage, now: Instant) -> Option<Duration> {
+fn log_elapsed(outage: &mut Outage, now: Instant) -> Option<Duration> {
     match outage.failed(now) {
         Say::Begins => Some(Duration::ZERO),
         Say::Lasts(lasts, _) => Some(lasts),
@@ -99,12 +99,12 @@ fn said(outage: &mut Outage, now: Instant) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn found(limits: WalBudget, kept: &[(u64, u64)]) -> Vec<(u64, Finding)> {
+    fn findings(limits: WalBudget, kept: &[(u64, u64)]) -> Vec<(u64, Finding)> {
         let start = Instant::now();
         let mut budget = Budget::new(limits);
         let mut found = Vec::new();
         for (second, kept) in kept {
-            let finding = budget.judge(*kept, start + Duration::from_secs(*second));
+            let finding = budget.evaluate(*kept, start + Duration::from_secs(*second));
             if finding != Finding::Nothing {
                 found.push((*second, finding));
             }
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn without_limits_nothing_is_said() {
-        assert_eq!(found(WalBudget::default(), &[(0, u64::MAX)]), []);
+        assert_eq!(findings(WalBudget::default(), &[(0, u64::MAX)]), []);
     }
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
         };
         let seconds = Duration::from_secs;
         assert_eq!(
-            found(
+            findings(
                 limits,
                 &[(0, 10), (5, 11), (10, 99), (70, 12), (75, 10), (80, 3)]
             ),
@@ -146,7 +146,7 @@ mod tests {
         };
         let seconds = Duration::from_secs;
         assert_eq!(
-            found(
+            findings(
                 limits,
                 &[
                     (0, 15),
@@ -173,7 +173,7 @@ mod tests {
             ..limits
         };
         assert_eq!(
-            found(alone, &[(0, 21), (5, 20)]),
+            findings(alone, &[(0, 21), (5, 20)]),
             [
                 (0, Finding::Held(seconds(0))),
                 (5, Finding::Within(seconds(5)))
@@ -189,7 +189,7 @@ mod tests {
             on_max: OnMax::DropSlot,
         };
         assert_eq!(
-            found(limits, &[(0, 20), (5, 21), (10, 22)]),
+            findings(limits, &[(0, 20), (5, 21), (10, 22)]),
             [(5, Finding::Drop), (10, Finding::Drop)]
         );
     }

@@ -58,7 +58,7 @@ impl Watched {
     }
 
     /// Records that the slot must be dropped.
-    pub(crate) fn note_over(&self) {
+    pub(crate) fn mark_over_budget(&self) {
         self.is_over.send_replace(true);
     }
 
@@ -100,7 +100,10 @@ impl Watched {
 
     /// Queries the state of the slot, for monitoring, and logs the message that the budget
     /// requires. Returns whether the slot must be dropped.
-    pub(crate) async fn ask(&self, catalog: &impl CatalogQueries) -> Result<bool, CatalogError> {
+    pub(crate) async fn check_slot(
+        &self,
+        catalog: &impl CatalogQueries,
+    ) -> Result<bool, CatalogError> {
         let vitals = catalog.vitals(&self.pipeline, &self.target).await?;
         let kept = vitals.retained_bytes();
         if let Some(entries) = &vitals.set_aside {
@@ -115,8 +118,8 @@ impl Watched {
         self.stats.database_says(vitals);
         let Some(kept) = kept else { return Ok(false) };
         let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
-        let finding = budget.judge(kept, Instant::now());
-        self.tell(kept, finding);
+        let finding = budget.evaluate(kept, Instant::now());
+        self.log_finding(kept, finding);
         Ok(finding == Finding::Drop)
     }
 
@@ -131,14 +134,14 @@ impl Watched {
     }
 
     /// Returns the error that ends the session that has the slot.
-    pub(crate) fn over(&self) -> WalBudgetError {
+    pub(crate) fn over_budget_error(&self) -> WalBudgetError {
         WalBudgetError::OverBudget {
             slot: self.target.slot.clone(),
             max: ByteSize::b(self.limits.max_bytes.unwrap_or_default()),
         }
     }
 
-    fn tell(&self, kept: u64, finding: Finding) {
+    fn log_finding(&self, kept: u64, finding: Finding) {
         let (pipeline, slot) = (&self.pipeline, &self.target.slot);
         let size = |limit: Option<u64>| ByteSize::b(limit.unwrap_or_default());
         let (warn, max) = (size(self.limits.warn_bytes), size(self.limits.max_bytes));
@@ -179,7 +182,7 @@ pub(crate) async fn drop_slot(
     let (pipeline, target) = (&settings.name, &settings.target);
     let (Some(max), OnMax::DropSlot) = (settings.wal_budget.max_bytes, settings.wal_budget.on_max)
     else {
-        return watched.over();
+        return watched.over_budget_error();
     };
     let max_size = ByteSize::b(max);
     warn!(
@@ -197,7 +200,7 @@ pub(crate) async fn drop_slot(
         }
         let entries = catalog.dropped_slots(pipeline, target).await?;
         // Updates the status that is visible while other pipelines run.
-        if let Err(error) = watched.ask(&catalog).await {
+        if let Err(error) = watched.check_slot(&catalog).await {
             debug!(%error, "catalog query failed");
         }
         Ok((outcome, entries))
@@ -212,9 +215,9 @@ pub(crate) async fn drop_slot(
             pid,
         }
         .into(),
-        Ok(Ok((Outcome::Changed, _))) => watched.over(),
+        Ok(Ok((Outcome::Changed, _))) => watched.over_budget_error(),
         Ok(Err(error)) => WalBudgetError::Catalog(error),
-        Err(_) => watched.over(),
+        Err(_) => watched.over_budget_error(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn insert_of(aggregate: &str) -> Vec<u8> {
+fn insert_row(aggregate: &str) -> Vec<u8> {
     let row = tuple(b'N', &["id", aggregate, "key", "text"]);
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
 }
@@ -20,15 +20,15 @@ fn topics_ahead_are_those_of_rows_that_have_one_each_once() {
     scene.done(&begin(0x200));
     scene.done(&outbox());
     let ahead = [
-        insert_of("a"),
-        insert_of("b"),
-        insert_of("no topic"),
+        insert_row("a"),
+        insert_row("b"),
+        insert_row("no topic"),
         commit(0x200),
         begin(0x300),
-        insert_of("a"),
-        insert_of("c"),
+        insert_row("a"),
+        insert_row("c"),
         outbox(),
-        insert_of("d"),
+        insert_row("d"),
     ];
     let expected = ["outbox.event.a", "outbox.event.b", "outbox.event.c"];
     assert_eq!(
@@ -36,10 +36,10 @@ fn topics_ahead_are_those_of_rows_that_have_one_each_once() {
         expected,
         "none behind a table that may have changed"
     );
-    assert!(scene.taken().is_empty());
-    scene.done(&insert_of("a"));
+    assert!(scene.accepted().is_empty());
+    scene.done(&insert_row("a"));
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         ["outbox.event.a key text 00000000/00000200:0000000000"],
         "what was looked at has not been taken"
     );
@@ -68,7 +68,7 @@ fn topics_of_rows_that_kafka_may_have_are_not_ahead() {
         scene.done(&begin(0x200));
         scene.done(&outbox());
         scene.done(&insert("a"));
-        Delivered::UpTo(scene.core.last().expect("one was delivered"))
+        Delivered::UpTo(scene.core.last_delivered().expect("one was delivered"))
     };
     let mut scene = Scene::new();
     scene
@@ -76,7 +76,7 @@ fn topics_of_rows_that_kafka_may_have_are_not_ahead() {
         .leave_out(Some(delivered), Lsn(0x100), Lsn(0x100));
     scene.done(&begin(0x200));
     scene.done(&outbox());
-    assert!(topics_ahead(&scene, &[insert_of("a")]).is_empty());
+    assert!(topics_ahead(&scene, &[insert_row("a")]).is_empty());
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn topics_of_rows_that_the_copy_may_have_are_not_ahead() {
         });
         scene.done(&begin(0x200));
         scene.done(&outbox());
-        topics_ahead(&scene, &[insert_of("a")])
+        topics_ahead(&scene, &[insert_row("a")])
     };
     assert!(ahead(0x201).is_empty());
     assert_eq!(ahead(0x200), ["outbox.event.a"]);

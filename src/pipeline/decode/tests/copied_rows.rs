@@ -58,7 +58,7 @@ fn a_copy_is_resumed_behind_the_whole_key_of_its_last_row() {
     assert_eq!(step.expect("waits"), Step::Full);
     assert_eq!(scene.core.copied(), Some(copied.clone()));
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "outbox.event.order key text 00000000/000001FF:0000000000",
             "outbox.event.order key text 00000000/000001FF:0000000001",
@@ -69,7 +69,7 @@ fn a_copy_is_resumed_behind_the_whole_key_of_its_last_row() {
     assert_eq!(scene.core.copied(), Some(copied.clone()));
     let step = scene.copy(&line("c", "order", ["west", "10"]));
     assert_eq!(step.expect("goes on"), Step::Done);
-    assert!(scene.taken()[0].ends_with(":0000000002"));
+    assert!(scene.accepted()[0].ends_with(":0000000002"));
     scene.core.end_snapshot().expect("there was one");
     let second = Chunk {
         snapshot_lsn: Lsn(0x200),
@@ -92,7 +92,7 @@ fn a_row_whose_key_can_not_be_compared_stops_the_copy() {
         assert!(text.contains(word), "{word:?} in {text:?}");
     }
     assert_eq!(scene.core.copied(), None);
-    assert!(scene.taken().is_empty());
+    assert!(scene.accepted().is_empty());
 }
 
 #[test]
@@ -116,6 +116,6 @@ fn topics_ahead_in_a_copy_are_those_of_its_next_lines() {
         ["outbox.event.order", "outbox.event.bill"],
         "none behind what can't be read"
     );
-    assert!(scene.taken().is_empty());
+    assert!(scene.accepted().is_empty());
     assert_eq!(scene.core.copied(), None, "what was looked at is not taken");
 }

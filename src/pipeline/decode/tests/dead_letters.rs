@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::delivery::failure::RefusalCause;
-use crate::pipeline::recovery::{Remedy, of_core};
+use crate::pipeline::recovery::{Remedy, core_remedy};
 use crate::pipeline::settings::Undeliverable;
 
 const TOPIC: &str = "walpost-dead-letters";
@@ -61,7 +61,7 @@ fn an_event_that_is_too_large_leaves_its_payload_out() {
     scene.sink.answers = vec![too_large()];
     scene.done(&insert("a"));
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         ["walpost-dead-letters key - 00000000/00000200:0000000000"]
     );
     for (name, value) in [
@@ -80,7 +80,7 @@ fn an_event_that_is_too_large_leaves_its_payload_out() {
     scene.done(&insert("b"));
     scene.done(&commit(0x200));
     assert_eq!(
-        scene.taken()[1],
+        scene.accepted()[1],
         "outbox.event.order key b 00000000/00000200:0000000001"
     );
     assert_eq!(scene.counts(), (1, 0));
@@ -101,7 +101,7 @@ fn an_event_that_no_record_can_be_made_of_keeps_its_payload() {
     scene.sink.answers = vec![Err(no_partition)];
     scene.done(&insert("b"));
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "walpost-dead-letters key a 00000000/00000200:0000000000",
             "walpost-dead-letters key b 00000000/00000200:0000000001",
@@ -151,7 +151,7 @@ fn an_event_whose_topic_can_not_be_used_keeps_its_payload() {
         scene.done(&insert("a"));
         scene.done(&insert("b"));
         assert_eq!(
-            scene.taken(),
+            scene.accepted(),
             [
                 "walpost-dead-letters key a 00000000/00000200:0000000000",
                 "outbox.event.order key b 00000000/00000200:0000000001",
@@ -166,8 +166,8 @@ fn each_setting_is_for_its_own_kind_and_without_one_all_halt() {
     let halts = |mut scene: Scene, row: &[u8], answer: Option<Result<Produced, SinkError>>| {
         scene.sink.answers = answer.into_iter().collect();
         let error = scene.send(row).expect_err("halts");
-        assert_eq!(of_core(&error), Remedy::Halt, "{error}");
-        assert!(scene.taken().is_empty());
+        assert_eq!(core_remedy(&error), Remedy::Halt, "{error}");
+        assert!(scene.accepted().is_empty());
     };
     let only = |oversize, unroutable| Scene::new().with_dead_letters(oversize, unroutable);
     halts(only(true, false), &lost("a"), None);
@@ -186,7 +186,7 @@ fn each_setting_is_for_its_own_kind_and_without_one_all_halt() {
     scene
         .send(&insert("a"))
         .expect_err("it is not about the event");
-    assert!(scene.taken().is_empty());
+    assert!(scene.accepted().is_empty());
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn a_dead_letter_that_is_too_large_gets_smaller_until_the_sink_takes_it() {
     ] {
         let mut scene = after(refusals, true);
         scene.done(&lost("a"));
-        assert_eq!(scene.taken(), [format!("walpost-dead-letters {rest}")]);
+        assert_eq!(scene.accepted(), [format!("walpost-dead-letters {rest}")]);
         assert_eq!(scene.header("walpost-error"), Some("unroutable"));
         let payload_bytes = (refusals >= 2).then_some("1");
         assert_eq!(scene.header("walpost-payload-bytes"), payload_bytes);
@@ -219,7 +219,7 @@ fn a_dead_letter_that_is_too_large_gets_smaller_until_the_sink_takes_it() {
     for (refusals, oversize) in [(5, true), (2, false)] {
         let mut scene = after(refusals, oversize);
         let error = scene.send(&lost("a")).expect_err("halts");
-        assert_eq!(of_core(&error), Remedy::Halt);
+        assert_eq!(core_remedy(&error), Remedy::Halt);
         let text = error.to_string();
         for word in [
             "dead letter of row with id a",
@@ -231,7 +231,7 @@ fn a_dead_letter_that_is_too_large_gets_smaller_until_the_sink_takes_it() {
         }
         assert_eq!(scene.core.delivery.watermark.in_flight().records, 0);
         assert_eq!(scene.counts(), (0, 0));
-        assert!(scene.taken().is_empty(), "{:?}", scene.taken());
+        assert!(scene.accepted().is_empty(), "{:?}", scene.accepted());
     }
 }
 
@@ -249,7 +249,7 @@ fn a_dead_letter_that_has_to_wait_is_counted_once() {
 
     // The core is re-created with its sink.
     let mut next = Scene::new().with_dead_letters(true, true);
-    next.core.go_on_counting(None, scene.core.dead_letters());
+    next.core.resume_counts(None, scene.core.dead_letters());
     assert_eq!(next.counts(), (0, 1));
 }
 
@@ -259,7 +259,7 @@ fn a_message_that_can_not_be_read_is_its_own_payload_or_leaves_it_out() {
     scene.done(&logical(true, "ours", b"\x02?"));
     scene.done(&published("b"));
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "walpost-dead-letters - \u{2}? 00000000/00000200:0000000000",
             "outbox.event.order key b 00000000/00000200:0000000001",
@@ -274,7 +274,7 @@ fn a_message_that_can_not_be_read_is_its_own_payload_or_leaves_it_out() {
     // Regardless of its size, the pipeline continues without an operator.
     scene.sink.answers = vec![too_large(), too_large()];
     scene.done(&logical(true, "ours", b"\x03?"));
-    let letter = scene.taken().pop().expect("a letter");
+    let letter = scene.accepted().pop().expect("a letter");
     assert_eq!(
         letter,
         "walpost-dead-letters - - 00000000/00000200:0000000003"
@@ -309,7 +309,7 @@ fn a_message_that_was_not_read_is_left_alone_or_a_dead_letter_or_halts() {
     }
     scene.done(&published("b"));
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "walpost-dead-letters - - 00000000/00000200:0000000002",
             "outbox.event.order key b 00000000/00000200:0000000003",
@@ -319,7 +319,7 @@ fn a_message_that_was_not_read_is_left_alone_or_a_dead_letter_or_halts() {
     assert_eq!((left.foreign, left.nontransactional), (2, 1));
     let halts = |mut scene: Scene, head: &[u8], text: &str| {
         let error = send(&mut scene, head).expect_err("halts");
-        assert_eq!(of_core(&error), Remedy::Halt);
+        assert_eq!(core_remedy(&error), Remedy::Halt);
         assert!(error.to_string().contains(text), "{error}");
     };
     let as_messages = |letters| Scene::as_messages().with_dead_letters(false, letters);
@@ -340,7 +340,7 @@ fn a_dead_letter_that_kafka_has_is_left_out() {
         scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
         let mut scene = scene.with_dead_letters(true, true);
         scene.done(bad);
-        let last = scene.core.last().expect("it counts as delivered");
+        let last = scene.core.last_delivered().expect("it counts as delivered");
         assert_eq!(last.position().index, 0);
 
         // The event is omitted even if it would halt the pipeline now.
@@ -351,7 +351,7 @@ fn a_dead_letter_that_kafka_has_is_left_out() {
             let mut scene = scene.with_dead_letters(still, still);
             scene.done(bad);
             scene.done(other);
-            let taken = scene.taken();
+            let taken = scene.accepted();
             assert_eq!(taken.len(), 1, "{taken:?}");
             assert!(taken[0].contains(":0000000001"), "{taken:?}");
         }

@@ -3,21 +3,21 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::pipeline::decode::preview::{Found, Preview, Until};
+use crate::pipeline::decode::preview::{Preview, PreviewReport, Until};
 
-fn of(outbox: Outbox, until: Until, delivered: Option<Delivered>) -> Preview {
+fn preview(outbox: Outbox, until: Until, delivered: Option<Delivered>) -> Preview {
     Preview::new(outbox, OutboxSettings::default(), until, delivered).expect("settings fit")
 }
 
-fn of_table(until: Until, delivered: Option<Delivered>) -> Preview {
+fn table_preview(until: Until, delivered: Option<Delivered>) -> Preview {
     let table = Outbox::Table("public.outbox".parse().expect("table"));
-    of(table, until, delivered)
+    preview(table, until, delivered)
 }
 
 const ALL: Until = Until::Before(Lsn(u64::MAX));
 
 /// Returns what is found in these messages, none of which ends the range.
-fn found(mut preview: Preview, messages: &[Vec<u8>]) -> Found {
+fn report(mut preview: Preview, messages: &[Vec<u8>]) -> PreviewReport {
     for message in messages {
         assert!(preview.message(message), "it goes on");
     }
@@ -25,10 +25,10 @@ fn found(mut preview: Preview, messages: &[Vec<u8>]) -> Found {
 }
 
 /// Returns the first events as text, and the rest of what was found.
-fn shown(mut found: Found) -> (Vec<String>, Found) {
+fn first_events(mut found: PreviewReport) -> (Vec<String>, PreviewReport) {
     let first = std::mem::take(&mut found.first);
     for event in &first {
-        let at = event.at().to_string();
+        let at = event.position().to_string();
         assert!(event.to_string().starts_with(&at), "{event}");
     }
     (first.iter().map(ToString::to_string).collect(), found)
@@ -41,14 +41,14 @@ fn topics(counts: &[(&str, u64)]) -> BTreeMap<String, u64> {
         .collect()
 }
 
-fn at(commit: u64, index: u64) -> Position {
+fn position(commit: u64, index: u64) -> Position {
     Position {
         commit: Lsn(commit),
         index,
     }
 }
 
-fn insert_of(id: &str, aggregate: &str) -> Vec<u8> {
+fn insert_row(id: &str, aggregate: &str) -> Vec<u8> {
     let row = tuple(b'N', &[id, aggregate, "key", "text"]);
     [&b"I"[..], &OUTBOX.to_be_bytes(), &row].concat()
 }
@@ -72,20 +72,20 @@ fn events_of_a_table_are_counted_by_their_topics_and_shown_with_their_positions(
         begin(0x200),
         outbox(),
         other,
-        insert_of("a", "order"),
+        insert_row("a", "order"),
         row_of_other,
         delete(),
-        insert_of("b", "no topic"),
-        insert_of("c", "order"),
+        insert_row("b", "no topic"),
+        insert_row("c", "order"),
         commit(0x200),
         begin(0x300),
         published("nothing to a table"),
-        insert_of("d", "bill"),
+        insert_row("d", "bill"),
         commit(0x300),
         begin(0x400),
         commit(0x400),
     ];
-    let (events, found) = shown(found(of_table(ALL, None), &messages));
+    let (events, found) = first_events(report(table_preview(ALL, None), &messages));
     let [a, b, c, d] = &events[..] else {
         panic!("{events:?}");
     };
@@ -103,14 +103,14 @@ fn events_of_a_table_are_counted_by_their_topics_and_shown_with_their_positions(
         d,
         "00000000/00000300:0000000000 row with id d, for topic outbox.event.bill"
     );
-    let expected = Found {
+    let expected = PreviewReport {
         transactions: 2,
         events: 4,
         unroutable: 1,
         topics: topics(&[("outbox.event.bill", 1), ("outbox.event.order", 2)]),
         foreign: 1,
-        last: Some(at(0x300, 0)),
-        ..Found::default()
+        last: Some(position(0x300, 0)),
+        ..PreviewReport::default()
     };
     assert_eq!(found, expected);
 }
@@ -131,8 +131,8 @@ fn events_in_messages_are_those_of_transactions_with_the_prefix() {
         logical(true, "ours", b"\x02"),
         commit(0x200),
     ];
-    let preview = of(outbox_of_messages, ALL, None);
-    let (events, found) = shown(found(preview, &messages));
+    let preview = preview(outbox_of_messages, ALL, None);
+    let (events, found) = first_events(report(preview, &messages));
     assert_eq!(events.len(), 2, "{events:?}");
     let start = "00000000/00000200:0000000002 row with id abababab-";
     let end = ", for topic outbox.event.order";
@@ -141,14 +141,14 @@ fn events_in_messages_are_those_of_transactions_with_the_prefix() {
     let start = "00000000/00000200:0000000003 message, which can't become a record: ";
     assert!(events[1].starts_with(start), "{events:?}");
     assert!(events[1].contains("0x02"), "{events:?}");
-    let expected = Found {
+    let expected = PreviewReport {
         transactions: 1,
         events: 2,
         unroutable: 1,
         topics: topics(&[("outbox.event.order", 1)]),
         foreign: 2,
-        last: Some(at(0x200, 3)),
-        ..Found::default()
+        last: Some(position(0x200, 3)),
+        ..PreviewReport::default()
     };
     assert_eq!(found, expected);
 }
@@ -156,7 +156,7 @@ fn events_in_messages_are_those_of_transactions_with_the_prefix() {
 #[test]
 fn a_stretch_ends_with_the_transaction_that_is_not_in_it() {
     let check = |until, last: u64| {
-        let mut preview = of_table(until, None);
+        let mut preview = table_preview(until, None);
         assert!(preview.message(&outbox()));
         let [other, row_of_other] = other();
         assert!(preview.message(&other));
@@ -170,7 +170,7 @@ fn a_stretch_ends_with_the_transaction_that_is_not_in_it() {
         let count = last - 0x1fe;
         let found = preview.found;
         assert_eq!((found.events, found.foreign), (count, count));
-        assert_eq!(found.last, Some(at(last, 0)));
+        assert_eq!(found.last, Some(position(last, 0)));
     };
     check(Until::Before(Lsn(0x200)), 0x1ff);
     check(Until::Before(Lsn(0x201)), 0x200);
@@ -187,12 +187,12 @@ fn the_end_of_the_transaction_that_is_sought_is_told_with_its_number_of_row_mess
         insert("c"),
         commit(0x300),
     ];
-    let until = || of_table(Until::Commit(Lsn(0x300)), None);
-    assert_eq!(found(until(), &first).end, None);
+    let until = || table_preview(Until::Commit(Lsn(0x300)), None);
+    assert_eq!(report(until(), &first).end, None);
     let all = [&first[..], &second].concat();
-    assert_eq!(found(until(), &all).end, Some((Lsn(0x310), 3)));
-    let before = of_table(Until::Before(Lsn(0x310)), None);
-    assert_eq!(found(before, &all).end, None);
+    assert_eq!(report(until(), &all).end, Some((Lsn(0x310), 3)));
+    let before = table_preview(Until::Before(Lsn(0x310)), None);
+    assert_eq!(report(before, &all).end, None);
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn events_that_were_dealt_with_before_are_marked() {
         commit(0x400),
     ];
     let check = |delivered, count: usize| {
-        let (events, found) = shown(found(of_table(ALL, delivered), &messages));
+        let (events, found) = first_events(report(table_preview(ALL, delivered), &messages));
         assert_eq!((events.len(), found.events), (5, 5));
         assert_eq!(found.dealt_with, count as u64);
         for (number, event) in events.iter().enumerate() {
@@ -234,21 +234,21 @@ fn events_that_were_dealt_with_before_are_marked() {
 }
 
 #[test]
-fn of_many_events_some_are_shown_and_of_many_topics_some_are_told_apart() {
-    let topic = |number: usize| insert_of("a", &number.to_string());
+fn shows_only_some_of_many_events_and_counts_only_some_of_many_topics() {
+    let topic = |number: usize| insert_row("a", &number.to_string());
     let mut messages = vec![begin(0x200), outbox()];
     messages.extend((0..1002).map(topic));
     // A topic that was among the first is still counted individually.
     messages.push(topic(7));
-    let found = found(of_table(ALL, None), &messages);
+    let found = report(table_preview(ALL, None), &messages);
     assert_eq!((found.transactions, found.events), (1, 1003));
     assert_eq!(found.topics.len(), 1001);
     assert_eq!(found.topics[""], 2);
     assert_eq!(found.topics["outbox.event.7"], 2);
     assert_eq!(found.topics["outbox.event.999"], 1);
     assert_eq!(found.first.len(), 20);
-    assert_eq!(found.first[19].at(), at(0x200, 19));
-    assert_eq!(found.last, Some(at(0x200, 1002)));
+    assert_eq!(found.first[19].position(), position(0x200, 19));
+    assert_eq!(found.last, Some(position(0x200, 1002)));
 }
 
 #[test]
@@ -261,10 +261,10 @@ fn what_can_not_be_read_is_shown_with_the_reason_and_ends_nothing() {
         b"?".to_vec(),
         outbox(),
         insert("c"),
-        insert_of("d", &"é".repeat(5000)),
+        insert_row("d", &"é".repeat(5000)),
         commit(0x200),
     ];
-    let (events, found) = shown(found(of_table(ALL, None), &messages));
+    let (events, found) = first_events(report(table_preview(ALL, None), &messages));
     let starts = [
         "0 row, which can't become a record: ",
         "1 row, which can't become a record: ",

@@ -8,7 +8,7 @@ use crate::postgres::table_pattern::TablePatterns;
 fn several(settings: OutboxSettings) -> Scene {
     let patterns = ["tenant_*.outbox".to_owned(), "public.outbox".to_owned()];
     let outbox = Outbox::Tables(TablePatterns::new(&patterns).expect("patterns"));
-    let mut scene = Scene::of(outbox.clone());
+    let mut scene = Scene::for_outbox(outbox.clone());
     let mut watermark = Watermark::new(
         Window {
             records: 100,
@@ -44,8 +44,8 @@ fn described(oid: u32, schema: &str, name: &str, columns: &[&str]) -> Vec<u8> {
 }
 
 /// Returns the row counts that monitoring shows for each table.
-fn told(scene: &Scene) -> Vec<(String, u64)> {
-    scene.core.tell_rows();
+fn reported_rows(scene: &Scene) -> Vec<(String, u64)> {
+    scene.core.report_rows();
     let stats = scene.core.delivery.watermark.stats();
     stats.tables().into_iter().collect()
 }
@@ -78,7 +78,7 @@ fn each_table_has_columns_of_its_own_and_all_share_one_count() {
         scene.done(&message);
     }
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "tenant_a.outbox.order key a 00000000/00000200:0000000000",
             "tenant_b.outbox.order key b 00000000/00000200:0000000001",
@@ -92,8 +92,8 @@ fn each_table_has_columns_of_its_own_and_all_share_one_count() {
         of("tenant_a.outbox", 2),
         of("tenant_b.outbox", 1),
     ];
-    assert_eq!(told(&scene), each);
-    assert_eq!(told(&scene), each, "each row once");
+    assert_eq!(reported_rows(&scene), each);
+    assert_eq!(reported_rows(&scene), each, "each row once");
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn a_table_that_is_renamed_is_none_of_them_any_more_and_one_may_become_one() {
     scene.done(&described(3, "tenant_a", "old", &COLUMNS));
     let of = |table: &str, rows| (table.to_owned(), rows);
     assert_eq!(
-        told(&scene),
+        reported_rows(&scene),
         [of("tenant_a.outbox", 1), of("tenant_c.outbox", 1)]
     );
     let error = scene.send(&row(3, &["3", "order", "key", "c"]));
@@ -157,7 +157,7 @@ fn a_table_whose_columns_are_not_known_is_asked_for_where_records_depend_on_that
     scene.done(&described(5, "other", "outbox", &COLUMNS));
     scene.done(&row(3, &["1", "order", "key", "a"]));
     scene.done(&row(4, &["2", "order", "key", "b"]));
-    let optional = scene.taken();
+    let optional = scene.accepted();
     let optional = optional
         .iter()
         .map(|record| record.contains("\"optional\":true"));
@@ -224,7 +224,7 @@ fn rows_from_before_a_table_was_added_are_events_of_it() {
         scene.done(&message);
     }
     assert_eq!(
-        scene.taken(),
+        scene.accepted(),
         [
             "tenant_b.order key a\" 00000000/00000200:0000000000",
             "tenant_b.order key - 00000000/00000200:0000000002",
@@ -292,5 +292,5 @@ fn older_rows_wait_for_the_columns_of_their_table_where_records_depend_on_them()
     assert_eq!(scene.send(&message).expect("waits"), Step::NewTable(4));
     scene.core.describe_table(4, Vec::new());
     scene.done(&message);
-    assert_eq!(scene.taken().len(), 1);
+    assert_eq!(scene.accepted().len(), 1);
 }

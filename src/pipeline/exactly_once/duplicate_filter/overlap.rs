@@ -58,7 +58,7 @@ impl Overlap {
     /// # Errors
     /// The row is the last published one and has a different ID than when it was published, or
     /// Kafka should have it but does not.
-    pub(crate) fn has<'r>(
+    pub(crate) fn is_delivered<'r>(
         &mut self,
         at: Position,
         id: impl FnOnce() -> Option<&'r [u8]>,
@@ -107,7 +107,7 @@ impl Overlap {
             }
             self.awaited = false;
         }
-        Ok(self.is_over(end))
+        Ok(self.is_past(end))
     }
 
     /// Processes a message that the server has nothing to send before `lsn`. Returns the same as
@@ -117,7 +117,7 @@ impl Overlap {
     /// A transaction that should have arrived before that did not.
     pub(crate) fn idle(&mut self, lsn: Lsn) -> Result<bool, HistoryError> {
         self.reached(lsn)?;
-        Ok(self.is_over(lsn))
+        Ok(self.is_past(lsn))
     }
 
     /// Checks that nothing is missing before `next`, the position that the WAL has reached.
@@ -133,7 +133,7 @@ impl Overlap {
         }
     }
 
-    fn is_over(&self, reached: Lsn) -> bool {
+    fn is_past(&self, reached: Lsn) -> bool {
         let leaves_out = match &self.delivered {
             Some(Delivered::Before(lsn)) => reached < *lsn,
             Some(Delivered::UpTo(_)) | None => self.awaited,

@@ -11,7 +11,7 @@ use crate::model::lsn::Lsn;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::error::ExactlyOnceError;
-use crate::pipeline::session::link::{Link, hold};
+use crate::pipeline::session::link::{Link, hold_slot};
 use crate::pipeline::session::monitor::monitor_until_lost;
 use crate::pipeline::settings::Delivery;
 use crate::pipeline::snapshot;
@@ -48,13 +48,13 @@ pub(super) struct Checked<C> {
 }
 
 impl<C: CatalogQueries> Checked<C> {
-    pub(super) async fn by<D: Database<Catalog = C>>(
+    pub(super) async fn check<D: Database<Catalog = C>>(
         start: &mut Startup<'_, '_, D>,
     ) -> Result<Self, PipelineError> {
         let (settings, target) = (start.settings, &start.settings.target);
         let catalog = start.database.catalog().await?;
         start.session_state.access.accepted();
-        let observed = catalog.look(target).await?;
+        let observed = catalog.observe(target).await?;
         let session_state = &mut *start.session_state;
         session_state
             .crashes
@@ -110,7 +110,7 @@ impl<C: CatalogQueries> Checked<C> {
         }
         let mut names = Vec::new();
         for (name, table) in published(&catalog, &observed, target).await? {
-            match settings.mapping_of(&name, Some(&table)) {
+            match settings.mapping_for(&name, Some(&table)) {
                 Err(error) if settings.sets_tables_aside() => {
                     warn!(pipeline = settings.name, %error, "the table is set aside when a row of it arrives");
                 }
@@ -154,7 +154,7 @@ impl<C: CatalogQueries> Checked<C> {
                     found = sink.take_over() => found?,
                     // Taking over waits for Kafka, for as long as Kafka is unavailable.
                     error = monitor_until_lost(&mut self.catalog, &start.session_state.watched) => return Err(error.into()),
-                    error = hold(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
+                    error = hold_slot(&mut taken, confirmed, settings.link_timeout) => return Err(error.into()),
                 };
                 Some(found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {
                     adopt: settings.adopt(),
@@ -170,7 +170,7 @@ impl<C: CatalogQueries> Checked<C> {
             None => start.link(&self.catalog).await?,
         };
         link.connection.pause();
-        let of = start.session_state.note_server(settings, &link.identity);
+        let of = start.session_state.record_server(settings, &link.identity);
         let checkpoint = match found {
             Some(Err(mut missing)) => {
                 match self.first_checkpoint(start, &of, &link.identity).await? {
@@ -202,7 +202,7 @@ impl<C: CatalogQueries> Checked<C> {
     ) -> Result<Option<Link>, PipelineError> {
         let settings = start.settings;
         let mut link = start.link(&self.catalog).await?;
-        let of = start.session_state.note_server(settings, &link.identity);
+        let of = start.session_state.record_server(settings, &link.identity);
         let recorded = start.slot_state(&self.catalog, &of).await?.flatten();
         let recorded = recorded.map(|state| state.confirmed);
         if !snapshot::has_nothing_to_copy(settings, &self.catalog, &self.observed, recorded).await {

@@ -9,7 +9,7 @@ use crate::delivery::checkpoint::{Checkpoint, Phantom, ServerState};
 use crate::model::lifecycle::State;
 use crate::model::lsn::Lsn;
 use crate::model::set_aside::SetAside;
-use crate::pipeline::confirms::{Confirms, Writer};
+use crate::pipeline::confirms::{ConfirmationGate, SlotStateWriter};
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::committer::TransactionCommitter;
@@ -177,7 +177,7 @@ impl<D: Database> Startup<'_, '_, D> {
                  positions are in Kafka and never happened in the database"
             );
         }
-        let committer = TransactionCommitter::open(&checkpoint, server, &resume, self.core, now);
+        let committer = TransactionCommitter::resume(&checkpoint, server, &resume, self.core, now);
         Ok((committer, resume.reach()))
     }
 }
@@ -198,9 +198,9 @@ impl Recorded {
         start: &mut Startup<'_, '_, D>,
         resume: Lsn,
         now: Instant,
-    ) -> Result<(Confirms, Option<Writer>), CatalogError> {
+    ) -> Result<(ConfirmationGate, Option<SlotStateWriter>), CatalogError> {
         let Some(before) = self.state else {
-            return Ok((Confirms::unrecorded(), None));
+            return Ok((ConfirmationGate::always_open(), None));
         };
         // Exactly-once delivers nothing without a checkpoint, and records the first position that
         // it confirms before confirming it. Until then the slot counts as unread, so that a first
@@ -215,16 +215,16 @@ impl Recorded {
         match written {
             Ok(()) => {
                 let confirmed = start.core.delivery.watermark.confirmed();
-                let (confirms, writer) = Confirms::written(self.of, confirmed, now);
+                let (confirms, writer) = ConfirmationGate::with_writer(self.of, confirmed, now);
                 Ok((confirms, Some(writer)))
             }
             // The existing row would be interpreted as everything that was confirmed.
             Err(error) if before.is_some() => Err(error),
-            Err(error) if recovery::of_catalog(&error) == recovery::Remedy::Halt => {
+            Err(error) if recovery::catalog_remedy(&error) == recovery::Remedy::Halt => {
                 start
                     .session_state
                     .warn_unrecorded(&self.of, &error.to_string());
-                Ok((Confirms::unrecorded(), None))
+                Ok((ConfirmationGate::always_open(), None))
             }
             Err(error) => Err(error),
         }

@@ -4,7 +4,7 @@ const CONFIRMED: Lsn = Lsn(100);
 /// After the last transaction, which ends at 310.
 const SAFE: Lsn = Lsn(350);
 
-fn last() -> Last {
+fn last_event() -> Last {
     Last {
         commit_lsn: Lsn(300),
         index: 1,
@@ -14,17 +14,17 @@ fn last() -> Last {
     }
 }
 
-fn of(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Overlap {
+fn overlap_from(delivered: Option<Delivered>, safe: Lsn, confirmed: Lsn) -> Overlap {
     Overlap::new(delivered, safe, confirmed).expect("something comes again")
 }
 
 /// Returns a stream that resumes in the middle of the last transaction.
 fn midway() -> Overlap {
-    of(Some(Delivered::UpTo(last())), CONFIRMED, CONFIRMED)
+    overlap_from(Some(Delivered::UpTo(last_event())), CONFIRMED, CONFIRMED)
 }
 
 fn overlap() -> Overlap {
-    of(Some(Delivered::UpTo(last())), SAFE, CONFIRMED)
+    overlap_from(Some(Delivered::UpTo(last_event())), SAFE, CONFIRMED)
 }
 
 fn begin(commit: u64) -> Begin {
@@ -35,7 +35,7 @@ fn begin(commit: u64) -> Begin {
     }
 }
 
-fn at(commit: u64, index: u64) -> Position {
+fn position(commit: u64, index: u64) -> Position {
     Position {
         commit: Lsn(commit),
         index,
@@ -43,9 +43,9 @@ fn at(commit: u64, index: u64) -> Position {
 }
 
 /// Returns whether Kafka has the row, whose ID is correct.
-fn has(overlap: &mut Overlap, commit: u64, index: u64) -> bool {
+fn is_delivered(overlap: &mut Overlap, commit: u64, index: u64) -> bool {
     overlap
-        .has(at(commit, index), || Some(b"b"))
+        .is_delivered(position(commit, index), || Some(b"b"))
         .expect("known")
 }
 
@@ -57,19 +57,19 @@ fn commit(overlap: &mut Overlap, commit: u64, rows: u64) -> Result<bool, History
 fn exactly_what_was_delivered_is_left_out() {
     let mut overlap = midway();
     overlap.begin(&begin(200)).expect("before");
-    assert!(has(&mut overlap, 200, 5));
+    assert!(is_delivered(&mut overlap, 200, 5));
     assert_eq!(commit(&mut overlap, 200, 6), Ok(false));
     overlap.begin(&begin(300)).expect("the same");
-    assert!(has(&mut overlap, 300, 0));
-    assert!(has(&mut overlap, 300, 1));
-    assert!(!has(&mut overlap, 300, 2));
+    assert!(is_delivered(&mut overlap, 300, 0));
+    assert!(is_delivered(&mut overlap, 300, 1));
+    assert!(!is_delivered(&mut overlap, 300, 2));
     assert_eq!(commit(&mut overlap, 300, 3), Ok(true));
 }
 
 #[test]
 fn where_nothing_comes_again_nothing_is_kept() {
     let none = |delivered, safe, confirmed| Overlap::new(delivered, safe, confirmed).is_none();
-    let up_to = || Some(Delivered::UpTo(last()));
+    let up_to = || Some(Delivered::UpTo(last_event()));
     assert!(none(None, CONFIRMED, CONFIRMED));
     assert!(!none(None, SAFE, CONFIRMED));
     assert!(none(up_to(), SAFE, SAFE));
@@ -90,13 +90,13 @@ fn a_transaction_in_the_place_of_the_last_one_is_noticed() {
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
     // PostgreSQL omits transactions whose commit record is before the confirmed position, but not
     // one whose commit record is exactly there.
-    let mut there = of(Some(Delivered::UpTo(last())), SAFE, Lsn(300));
+    let mut there = overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(300));
     let error = there.begin(&begin(400)).expect_err("missing");
     assert!(matches!(error, HistoryError::TransactionMissing { .. }));
     // The transaction is not sent again if the slot is after it.
-    let mut overlap = of(Some(Delivered::UpTo(last())), SAFE, Lsn(310));
+    let mut overlap = overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(310));
     overlap.begin(&begin(400)).expect("the next");
-    assert!(!has(&mut overlap, 400, 0));
+    assert!(!is_delivered(&mut overlap, 400, 0));
     assert_eq!(commit(&mut overlap, 400, 1), Ok(true));
 }
 
@@ -112,12 +112,12 @@ fn an_idle_log_beyond_the_last_one_is_noticed() {
 fn the_log_has_proved_itself_when_it_is_past_what_is_safe() {
     let mut overlap = overlap();
     overlap.begin(&begin(300)).expect("the same");
-    assert!(has(&mut overlap, 300, 1));
+    assert!(is_delivered(&mut overlap, 300, 1));
     assert_eq!(commit(&mut overlap, 300, 2), Ok(false));
     assert_eq!(overlap.idle(Lsn(349)), Ok(false));
     assert_eq!(overlap.idle(SAFE), Ok(true));
     // Without a published event, it is enough to reach `SAFE`.
-    let mut overlap = of(None, SAFE, CONFIRMED);
+    let mut overlap = overlap_from(None, SAFE, CONFIRMED);
     assert_eq!(commit(&mut overlap, 320, 0), Ok(false));
     assert_eq!(commit(&mut overlap, 340, 0), Ok(true));
 }
@@ -125,17 +125,23 @@ fn the_log_has_proved_itself_when_it_is_past_what_is_safe() {
 #[test]
 fn an_event_that_kafka_should_have_and_has_not_is_noticed() {
     let is_noticed = |mut overlap: Overlap, at: Position| {
-        let found = overlap.has(at, || None);
+        let found = overlap.is_delivered(at, || None);
         matches!(found, Err(HistoryError::NotPublished { .. }))
     };
-    let beyond_last = || of(Some(Delivered::UpTo(last())), SAFE, Lsn(310));
-    assert!(is_noticed(beyond_last(), at(349, 0)));
-    assert!(!is_noticed(beyond_last(), at(350, 0)));
+    let beyond_last = || overlap_from(Some(Delivered::UpTo(last_event())), SAFE, Lsn(310));
+    assert!(is_noticed(beyond_last(), position(349, 0)));
+    assert!(!is_noticed(beyond_last(), position(350, 0)));
     // The last transaction was delivered completely.
-    assert!(is_noticed(overlap(), at(300, 2)));
-    assert!(is_noticed(of(None, SAFE, CONFIRMED), at(200, 0)));
+    assert!(is_noticed(overlap(), position(300, 2)));
+    assert!(is_noticed(
+        overlap_from(None, SAFE, CONFIRMED),
+        position(200, 0)
+    ));
     let before = Some(Delivered::Before(Lsn(300)));
-    assert!(is_noticed(of(before, SAFE, CONFIRMED), at(300, 0)));
+    assert!(is_noticed(
+        overlap_from(before, SAFE, CONFIRMED),
+        position(300, 0)
+    ));
 }
 
 #[test]
@@ -154,7 +160,7 @@ fn another_transaction_at_the_same_place_is_noticed() {
         ..begin(300)
     };
     assert_eq!(what(overlap().begin(&other)), "commit time");
-    let id = |id: Option<&'static [u8]>| overlap().has(at(300, 1), || id).map(drop);
+    let id = |id: Option<&'static [u8]>| overlap().is_delivered(position(300, 1), || id).map(drop);
     assert_eq!(id(Some(b"b")), Ok(()));
     assert_eq!(what(id(Some(b"c"))), "event id");
     assert_eq!(what(id(None)), "event id");
@@ -167,12 +173,12 @@ fn another_transaction_at_the_same_place_is_noticed() {
 
 #[test]
 fn after_a_failover_what_was_before_it_is_left_out() {
-    let mut overlap = of(Some(Delivered::Before(Lsn(300))), CONFIRMED, CONFIRMED);
+    let mut overlap = overlap_from(Some(Delivered::Before(Lsn(300))), CONFIRMED, CONFIRMED);
     overlap.begin(&begin(200)).expect("any");
-    assert!(has(&mut overlap, 200, 0));
+    assert!(is_delivered(&mut overlap, 200, 0));
     assert_eq!(commit(&mut overlap, 200, 1), Ok(false));
     assert_eq!(overlap.idle(Lsn(299)), Ok(false));
     overlap.begin(&begin(300)).expect("any");
-    assert!(!has(&mut overlap, 300, 0));
+    assert!(!is_delivered(&mut overlap, 300, 0));
     assert_eq!(commit(&mut overlap, 300, 1), Ok(true));
 }
