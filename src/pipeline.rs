@@ -134,10 +134,10 @@ pub(crate) async fn run<S: Sink>(
         let error = match opened {
             Ok(None) => return stopped(pipeline, &session_state, &carrier.core),
             Ok(Some(session)) => {
-                if let Some(lasted) = outage.ended(Instant::now()) {
+                if let Some(lasted) = outage.end(Instant::now()) {
                     info!(pipeline, elapsed = %Elapsed(lasted), "connected to PostgreSQL again");
                 }
-                if let Some(lasted) = waiting.ended(Instant::now()) {
+                if let Some(lasted) = waiting.end(Instant::now()) {
                     info!(pipeline, elapsed = %Elapsed(lasted), "taken over: the slot is free");
                 }
                 let mut session = session;
@@ -280,7 +280,7 @@ pub(crate) async fn run<S: Sink>(
                         tokio::select! {
                             biased;
                             () = drain_ordered(&mut orders) => {}
-                            () = session.keep_alive_until(session_state.watched(), carrier.sink.answers()) => {}
+                            () = session.keep_alive_until(session_state.watched(), carrier.sink.wait_for_response()) => {}
                         }
                     }
                 }

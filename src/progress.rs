@@ -19,7 +19,7 @@ static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 /// The progress of one operation. If dropped before [`Progress::finish`], its bar disappears.
 pub(crate) struct Progress {
     what: String,
-    pace: Pace,
+    pace: PaceMeter,
     /// `None` if there is no terminal.
     bar: Option<ProgressBar>,
 }
@@ -41,7 +41,7 @@ impl Progress {
         });
         Self {
             what: what.to_owned(),
-            pace: Pace::new(total, Instant::now()),
+            pace: PaceMeter::new(total, Instant::now()),
             bar,
         }
     }
@@ -56,7 +56,7 @@ impl Progress {
             }
             None => {
                 if let Some(told) = self.pace.advance(count, Instant::now()) {
-                    tell(&self.what, &told, false);
+                    log_progress(&self.what, &told, false);
                 }
             }
         }
@@ -74,7 +74,7 @@ impl Progress {
             bar.finish_and_clear();
             BARS.remove(&bar);
         }
-        tell(&self.what, &self.pace.told(Instant::now()), true);
+        log_progress(&self.what, &self.pace.measure(Instant::now()), true);
     }
 }
 
@@ -99,8 +99,8 @@ fn style(has_total: bool) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-fn tell(what: &str, told: &Told, is_over: bool) {
-    let Told {
+fn log_progress(what: &str, told: &Measurement, is_over: bool) {
+    let Measurement {
         done,
         total,
         per_second,
@@ -114,7 +114,7 @@ fn tell(what: &str, told: &Told, is_over: bool) {
 }
 
 /// The pure part: determines when to log the progress, and with which values.
-struct Pace {
+struct PaceMeter {
     total: Option<u64>,
     done: u64,
     began: Instant,
@@ -123,7 +123,7 @@ struct Pace {
 
 /// The values to log.
 #[derive(Debug, PartialEq, Eq)]
-struct Told {
+struct Measurement {
     done: u64,
     total: Option<u64>,
     per_second: u64,
@@ -131,7 +131,7 @@ struct Told {
     left: Option<Duration>,
 }
 
-impl Pace {
+impl PaceMeter {
     fn new(total: Option<u64>, now: Instant) -> Self {
         Self {
             total,
@@ -141,16 +141,16 @@ impl Pace {
         }
     }
 
-    fn advance(&mut self, count: u64, now: Instant) -> Option<Told> {
+    fn advance(&mut self, count: u64, now: Instant) -> Option<Measurement> {
         self.done += count;
         if now.duration_since(self.told) < LOG_INTERVAL {
             return None;
         }
         self.told = now;
-        Some(self.told(now))
+        Some(self.measure(now))
     }
 
-    fn told(&self, now: Instant) -> Told {
+    fn measure(&self, now: Instant) -> Measurement {
         // Avoids a division by zero if the operation ends immediately.
         let millis = now.duration_since(self.began).as_millis().max(1);
         let per_second = u128::from(self.done) * 1000 / millis;
@@ -158,7 +158,7 @@ impl Pace {
             let rows = u128::from(total.saturating_sub(self.done));
             Duration::from_secs(u64::try_from(rows / per_second).unwrap_or(u64::MAX))
         });
-        Told {
+        Measurement {
             done: self.done,
             total: self.total,
             per_second: u64::try_from(per_second).unwrap_or(u64::MAX),
@@ -195,10 +195,10 @@ pub(crate) fn is_terminal() -> bool {
 mod tests {
     use super::*;
 
-    fn pace(total: Option<u64>) -> (Pace, impl Fn(u64) -> Instant) {
+    fn pace(total: Option<u64>) -> (PaceMeter, impl Fn(u64) -> Instant) {
         let start = Instant::now();
         let at = move |seconds| start + Duration::from_secs(seconds);
-        (Pace::new(total, start), at)
+        (PaceMeter::new(total, start), at)
     }
 
     #[test]
@@ -225,7 +225,7 @@ mod tests {
         let told = pace.advance(5, at(10)).expect("something to tell");
         assert_eq!((told.total, told.left), (None, None));
         let (pace, at) = self::pace(Some(10));
-        assert_eq!(pace.told(at(0)).left, None, "nothing is done yet");
+        assert_eq!(pace.measure(at(0)).left, None, "nothing is done yet");
     }
 
     #[test]

@@ -14,10 +14,10 @@
 //! key of a row up to which everything is in Kafka, and one at its end. Rows sent after the last of
 //! these entries are sent again when the run is resumed.
 //!
-//! [`Plan::of_dropped_slots`] sends rows that may be missing after slots were dropped. The end of
+//! [`ReplayPlan::for_dropped_slots`] sends rows that may be missing after slots were dropped. The end of
 //! such a run closes their entries in the journal.
 //!
-//! [`Plan::of_set_aside`] sends the rows that may be missing if a table is set aside. The end of
+//! [`ReplayPlan::for_set_aside`] sends the rows that may be missing if a table is set aside. The end of
 //! such a run records the LSN before which it has sent all of them; the pipeline records whether
 //! the stream takes over there.
 //!
@@ -31,7 +31,7 @@ use tracing::warn;
 use uuid::Uuid;
 
 pub(crate) use self::run::{Begun, LockHolder};
-use self::run::{Note, Planned, RecordedRun, SentRows, State, lock, lock_entries};
+use self::run::{PlannedRows, RecordedRun, RunNote, SentRows, State, lock, lock_entries};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
 pub(crate) use self::set_aside::HandOver;
@@ -337,7 +337,7 @@ pub(crate) enum ReplayError {
 impl ReplayError {
     /// Creates the error for a row that was not passed to the sink. `row` returns a description of
     /// it.
-    fn of(error: Undelivered, row: impl FnOnce() -> String) -> Self {
+    fn from_undelivered(error: Undelivered, row: impl FnOnce() -> String) -> Self {
         match error {
             Undelivered::Route(error) => Self::Route { row: row(), error },
             Undelivered::Produce(error) => Self::Produce { row: row(), error },
@@ -370,7 +370,7 @@ impl ReplayError {
 
     /// Creates the error for a failed statement, depending on whether the server rejects the value
     /// of the flag.
-    fn wrong(flag: &'static str, error: CatalogError) -> Self {
+    fn from_statement_error(flag: &'static str, error: CatalogError) -> Self {
         match &error {
             // Raised by the files in sql/, for example because a function of theirs is missing.
             CatalogError::Server(server) if server.routine == "exec_stmt_raise" => {
@@ -390,7 +390,7 @@ impl ReplayError {
 }
 
 /// A run, before it is sent.
-pub(crate) struct Plan<'s> {
+pub(crate) struct ReplayPlan<'s> {
     settings: &'s PipelineSettings,
     table: &'s TableName,
     columns: Vec<String>,
@@ -401,7 +401,7 @@ pub(crate) struct Plan<'s> {
     reader: Catalog,
     /// The connection that writes the journal.
     writer: Catalog,
-    planned: Planned,
+    planned: PlannedRows,
     /// The condition for the rows that journal entries are about; empty if rows were selected
     /// instead.
     recorded_rows: String,
@@ -423,14 +423,14 @@ pub(crate) struct Plan<'s> {
 
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum ReplayEnd {
     /// All rows are in Kafka.
     Complete,
     /// The run was asked to stop.
     Stopped,
 }
 
-impl<'s> Plan<'s> {
+impl<'s> ReplayPlan<'s> {
     /// Determines which rows `selection` contains now. Changes nothing.
     ///
     /// # Errors
@@ -443,33 +443,33 @@ impl<'s> Plan<'s> {
         let writer = Catalog::open(&settings.postgres).await?;
         // Nothing is sent that can't be recorded.
         writer.journal(&settings.name, &settings.target).await?;
-        let mut plan = Self::begin(settings, table, writer).await?;
+        let mut plan = Self::start_run(settings, table, writer).await?;
         let rows = Table {
             name: plan.table,
             columns: &plan.columns,
             version: &plan.version,
         };
-        let selected = selection.look_up(settings, &plan.reader, &rows).await?;
+        let selected = selection.resolve(settings, &plan.reader, &rows).await?;
         plan.planned.selected = Some(selected);
         plan.counted().await
     }
 
     /// Starts a new run, whose rows are not determined yet.
-    async fn begin(
+    async fn start_run(
         settings: &'s PipelineSettings,
         table: &'s TableName,
         writer: Catalog,
     ) -> Result<Self, ReplayError> {
         let run = uuid::Builder::from_random_bytes(fastrand::u128(..).to_ne_bytes()).into_uuid();
         lock(&writer, run).await?;
-        Self::open(settings, table, writer, run).await
+        Self::resume_run(settings, table, writer, run).await
     }
 
     /// Determines the number of rows, and the last row.
     async fn counted(mut self) -> Result<Self, ReplayError> {
         self.count().await?;
         self.planned.rows = self.rows;
-        self.planned.until = self.last().await?;
+        self.planned.until = self.last_key().await?;
         Ok(self)
     }
 
@@ -477,14 +477,14 @@ impl<'s> Plan<'s> {
     ///
     /// # Errors
     /// No slot was dropped, the rows can't be determined yet, or a query failed.
-    pub(crate) async fn of_dropped_slots(
+    pub(crate) async fn for_dropped_slots(
         settings: &'s PipelineSettings,
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
         lock_entries(&writer, &settings.target.slot, DROPPED_SLOTS_FLAG).await?;
         let (closes, condition) = dropped_slots::rows(settings, table, &writer).await?;
-        let mut plan = Self::begin(settings, table, writer).await?;
+        let mut plan = Self::start_run(settings, table, writer).await?;
         // The entries determine the rows, also when the run is resumed.
         plan.planned.selected = Some(Selected::default());
         plan.planned.dropped_slots.clone_from(&closes);
@@ -497,13 +497,13 @@ impl<'s> Plan<'s> {
     ///
     /// # Errors
     /// The table is not set aside, the rows can't be determined yet, or a catalog query failed.
-    pub(crate) async fn of_set_aside(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
+    pub(crate) async fn for_set_aside(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
         lock_entries(&writer, &settings.target.slot, SET_ASIDE_FLAG).await?;
-        let (entries, condition) = set_aside::open(settings, table, &writer).await?;
-        let before = set_aside::end(table, &writer, &condition).await?;
-        let mut plan = Self::begin(settings, table, writer).await?;
+        let (entries, condition) = set_aside::open_entries(settings, table, &writer).await?;
+        let before = set_aside::end_lsn(table, &writer, &condition).await?;
+        let mut plan = Self::start_run(settings, table, writer).await?;
         let snapshot_xmin = set_aside::snapshot_xmin(&plan.reader).await?;
         plan.planned.selected = Some(Selected::default());
         plan.planned.set_aside = entries;
@@ -559,7 +559,7 @@ impl<'s> Plan<'s> {
                 command,
             });
         }
-        let mut plan = Self::open(settings, table, writer, run).await?;
+        let mut plan = Self::resume_run(settings, table, writer, run).await?;
         if planned.table != plan.planned.table {
             let reason = format!("it is about table {}", planned.table);
             return Err(entry.unreadable(reason));
@@ -608,7 +608,7 @@ impl<'s> Plan<'s> {
         Ok(plan)
     }
 
-    async fn open(
+    async fn resume_run(
         settings: &'s PipelineSettings,
         table: &'s TableName,
         writer: Catalog,
@@ -646,7 +646,7 @@ impl<'s> Plan<'s> {
             table,
             columns: columns.into_iter().map(|(name, _)| name).collect(),
             mapping,
-            planned: Planned {
+            planned: PlannedRows {
                 table: table.to_string(),
                 selected: None,
                 order: order.into_iter().map(|column| column.name).collect(),
@@ -676,13 +676,13 @@ impl<'s> Plan<'s> {
     /// journal entries.
     #[must_use]
     pub(crate) fn closes(&self) -> bool {
-        !self.closes.is_empty() || self.of_set_aside_table()
+        !self.closes.is_empty() || self.is_for_set_aside_table()
     }
 
     /// Returns whether the run concerns a table that is set aside, which the stream takes over when
     /// the run ends.
     #[must_use]
-    pub(crate) fn of_set_aside_table(&self) -> bool {
+    pub(crate) fn is_for_set_aside_table(&self) -> bool {
         !self.planned.set_aside.is_empty()
     }
 
@@ -745,24 +745,24 @@ impl<'s> Plan<'s> {
         rate: Option<u32>,
         stop: &mut watch::Receiver<bool>,
         told: impl FnMut(u64),
-    ) -> Result<Ended, ReplayError> {
+    ) -> Result<ReplayEnd, ReplayError> {
         if !self.is_resumed {
-            self.note(State::Begun, 0, None, Some(&self.planned))
+            self.record_progress(State::Begun, 0, None, Some(&self.planned))
                 .await?;
         }
         let mut sender = Sender::new(self, sink, watermark, told);
         let ended = sender.send_all(rate, stop).await;
-        if !matches!(ended, Ok(Ended::Complete)) {
+        if !matches!(ended, Ok(ReplayEnd::Complete)) {
             sender.settle().await;
         }
-        self.tell_dead_letters(sender.dead_letters());
+        self.log_dead_letters(sender.dead_letters());
         let sent = self.sent_before + sender.acknowledged;
         match ended {
-            Ok(Ended::Complete) => self.note(State::Done, sent, None, None).await?,
-            Ok(Ended::Stopped) | Err(_) => {
+            Ok(ReplayEnd::Complete) => self.record_progress(State::Done, sent, None, None).await?,
+            Ok(ReplayEnd::Stopped) | Err(_) => {
                 // If the run failed, that error matters more than a failure to record the progress.
                 let last = sender.last.as_ref();
-                let noted = self.note(
+                let noted = self.record_progress(
                     State::Going,
                     self.sent_before + sender.last_number(),
                     last,
@@ -776,7 +776,7 @@ impl<'s> Plan<'s> {
         ended
     }
 
-    fn tell_dead_letters(&self, counts: DeadLetterCounts) {
+    fn log_dead_letters(&self, counts: DeadLetterCounts) {
         let DeadLetterCounts {
             oversize,
             unroutable,
@@ -789,16 +789,16 @@ impl<'s> Plan<'s> {
         }
     }
 
-    async fn note(
+    async fn record_progress(
         &self,
         state: State,
         sent: u64,
         last: Option<&(u64, Vec<String>)>,
-        plan: Option<&Planned>,
+        plan: Option<&PlannedRows>,
     ) -> Result<(), ReplayError> {
         let sent_rows = self.planned.sent_rows.as_ref();
         let sent_rows = sent_rows.filter(|_| state == State::Done);
-        let note = Note {
+        let note = RunNote {
             run: self.run,
             state,
             sent,
@@ -876,7 +876,7 @@ mod tests {
                 routine: routine.to_owned(),
                 ..ServerError::default()
             };
-            ReplayError::wrong("--where", CatalogError::Server(Box::new(error)))
+            ReplayError::from_statement_error("--where", CatalogError::Server(Box::new(error)))
         };
         assert!(matches!(
             error("ParseFuncOrColumn"),

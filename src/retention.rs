@@ -27,7 +27,7 @@ use jiff::SignedDuration;
 
 use self::look::{Maintained, Partitioning};
 use self::mark::{MarkKind, end_of_comment, other_lines};
-use self::plan::{Detached, Found, Partition, Range, Step, Wait};
+use self::plan::{Detached, Partition, RemovalWait, RetentionFacts, RetentionStep, TimeRange};
 use crate::model::dropped_slot::{DroppedSlot, replay_command};
 use crate::model::lsn::Lsn;
 use crate::pipeline::settings::{PipelineSettings, Retention};
@@ -134,7 +134,7 @@ pub(crate) enum RetentionError {
     DefaultHasRows {
         partition: TableName,
         default: TableName,
-        range: Range,
+        range: TimeRange,
     },
     /// Another object has the name.
     #[error(
@@ -214,13 +214,13 @@ pub(crate) enum RetentionError {
 
 /// The result of a pass.
 #[derive(Debug, Default)]
-pub(crate) struct Report {
+pub(crate) struct RetentionReport {
     /// Number of tables that the pass covered.
     pub tables: usize,
     /// Steps that were performed, or would be in a dry run.
     pub done: Vec<String>,
     /// Steps that have to wait.
-    pub waits: Vec<Wait>,
+    pub waits: Vec<RemovalWait>,
     /// Problems that require an operator or another attempt.
     pub troubles: Vec<RetentionError>,
 }
@@ -233,9 +233,9 @@ pub(crate) async fn pass(
     catalog: &Catalog,
     settings: &PipelineSettings,
     dry_run: bool,
-) -> Result<Report, CatalogError> {
+) -> Result<RetentionReport, CatalogError> {
     let tables = tables(catalog, &settings.target).await?;
-    let mut all = Report::default();
+    let mut all = RetentionReport::default();
     for target in &tables {
         let pass = pass_of_table(catalog, settings, target, tables.len(), dry_run);
         let report = pass.await?;
@@ -285,7 +285,7 @@ async fn pass_of_table(
     target: &Target,
     among: usize,
     dry_run: bool,
-) -> Result<Report, CatalogError> {
+) -> Result<RetentionReport, CatalogError> {
     let commands = &target.commands;
     let done = maintain(catalog, settings, target, among, dry_run).await;
     let mut report = done.map_err(|error| error.with_commands(commands))?;
@@ -303,11 +303,11 @@ async fn maintain(
     target: &Target,
     among: usize,
     dry_run: bool,
-) -> Result<Report, CatalogError> {
+) -> Result<RetentionReport, CatalogError> {
     let retention = settings.retention;
-    let mut report = Report {
+    let mut report = RetentionReport {
         tables: 1,
-        ..Report::default()
+        ..RetentionReport::default()
     };
     let Some(table) = target.outbox.table() else {
         return Ok(report);
@@ -323,7 +323,7 @@ async fn maintain(
             return Ok(report);
         }
     };
-    if let Some(trouble) = maintained.trouble(target, retention) {
+    if let Some(trouble) = maintained.find_problem(target, retention) {
         report.troubles.push(trouble);
         return Ok(report);
     }
@@ -353,7 +353,7 @@ async fn maintain(
         is_complete: false,
     };
     if maintained.partitioning.is_some() {
-        let found = pass.look(None).await?;
+        let found = pass.query_table(None).await?;
         pass.make(&found, retention.ahead, dry_run).await?;
     }
     match (keep, maintained.partitioning) {
@@ -416,7 +416,7 @@ impl Maintained {
     }
 
     /// Returns the problem that prevents partitions from being created or dropped, if any.
-    fn trouble(&self, target: &Target, retention: Retention) -> Option<RetentionError> {
+    fn find_problem(&self, target: &Target, retention: Retention) -> Option<RetentionError> {
         let table = self.name.clone();
         let user = || identifier(&self.user);
         let partitioned = match self.partitioning {
@@ -449,7 +449,7 @@ impl Maintained {
     }
 }
 
-impl Step {
+impl RetentionStep {
     /// Describes the step for a dry run.
     fn intent(&self) -> String {
         match self {
@@ -473,15 +473,18 @@ struct Pass<'a> {
     /// How long to wait for slots that are about to pass a mark. With many tables, this is shorter
     /// for each, because the next pass finds that the slots have passed.
     patience: Duration,
-    report: &'a mut Report,
+    report: &'a mut RetentionReport,
     /// The table was found to lack no events. Events that go missing later are too recent to be
     /// removed in this pass.
     is_complete: bool,
 }
 
 impl Pass<'_> {
-    async fn look(&mut self, target: Option<&Target>) -> Result<Found, CatalogError> {
-        let mut found = look::found(self.client, self.outbox).await?;
+    async fn query_table(
+        &mut self,
+        target: Option<&Target>,
+    ) -> Result<RetentionFacts, CatalogError> {
+        let mut found = look::query_facts(self.client, self.outbox).await?;
         if let Some(target) = target {
             found.slot = self.slowest(target).await?;
         }
@@ -635,7 +638,7 @@ impl Pass<'_> {
         let said = self.report.troubles.len();
         loop {
             self.report.troubles.truncate(said);
-            let found = self.look(Some(target)).await?;
+            let found = self.query_table(Some(target)).await?;
             let (steps, waits) = plan::removals(&found, keep);
             if dry_run {
                 let would = steps.iter().map(|step| format!("would {}", step.intent()));
@@ -645,9 +648,9 @@ impl Pass<'_> {
             }
             let mut is_going_on = false;
             for step in &steps {
-                is_going_on |= self.take(step).await?;
+                is_going_on |= self.perform_step(step).await?;
             }
-            let is_about_to = |wait: &Wait| matches!(wait, Wait::Slot { .. });
+            let is_about_to = |wait: &RemovalWait| matches!(wait, RemovalWait::Slot { .. });
             is_going_on |= waits.iter().any(is_about_to);
             self.report.waits = waits;
             if !is_going_on || Instant::now() >= until {
@@ -659,27 +662,27 @@ impl Pass<'_> {
 
     /// Performs a step, and adds the result to the report. Returns false if it could not be
     /// performed.
-    async fn take(&mut self, step: &Step) -> Result<bool, CatalogError> {
+    async fn perform_step(&mut self, step: &RetentionStep) -> Result<bool, CatalogError> {
         let (table, sql, done) = match step {
-            Step::Make(name, range) => (
+            RetentionStep::Make(name, range) => (
                 name,
                 self.make_sql(name, *range),
-                Some(ahead::made(name, *range)),
+                Some(ahead::describe_created(name, *range)),
             ),
-            Step::Close(Partition { name, .. }) => {
+            RetentionStep::Close(Partition { name, .. }) => {
                 let sql = self.mark_sql(name, MarkKind::Closed);
                 (name, sql, None)
             }
-            Step::NoteDelivered(Partition { name, .. }) => {
+            RetentionStep::NoteDelivered(Partition { name, .. }) => {
                 let sql = self.mark_sql(name, MarkKind::Delivered);
                 (name, sql, Some(format!("partition {name} is delivered")))
             }
-            Step::Detach(partition) => {
+            RetentionStep::Detach(partition) => {
                 let name = &partition.name;
                 let sql = self.detach_sql(partition);
                 (name, sql, Some(format!("partition {name} detached")))
             }
-            Step::Finalize(Partition { name, .. }) => {
+            RetentionStep::Finalize(Partition { name, .. }) => {
                 let root = self.outbox.name.quoted();
                 let sql = format!(
                     "ALTER TABLE {root} DETACH PARTITION {} FINALIZE",
@@ -687,16 +690,16 @@ impl Pass<'_> {
                 );
                 (name, sql, Some(format!("partition {name} detached")))
             }
-            Step::NoteDetached(Detached { name, .. }) => {
+            RetentionStep::NoteDetached(Detached { name, .. }) => {
                 let sql = self.mark_sql(name, MarkKind::Detached);
                 (name, sql, None)
             }
-            Step::Drop(table) => {
+            RetentionStep::Drop(table) => {
                 let (name, sql) = (&table.name, drop_sql(table));
                 (name, sql, Some(format!("table {name} dropped")))
             }
         };
-        if matches!(step, Step::Finalize(_)) && !self.wait_for_users().await? {
+        if matches!(step, RetentionStep::Finalize(_)) && !self.wait_for_users().await? {
             return Ok(false);
         }
         match self.attempt(&bounded(&sql)).await? {
@@ -708,7 +711,7 @@ impl Pass<'_> {
             Some(failed) => {
                 let trouble = match is_busy(&failed.code) {
                     true => failed.busy(table),
-                    false => self.trouble_of(step, failed),
+                    false => self.step_error(step, failed),
                 };
                 self.report.troubles.push(trouble);
                 Ok(false)
@@ -752,7 +755,7 @@ impl Pass<'_> {
 
     /// Begins a transaction in which no other session can change the table. Returns false if this
     /// is not possible, and adds the reason to the report.
-    async fn begin(&mut self) -> Result<bool, CatalogError> {
+    async fn begin_locked(&mut self) -> Result<bool, CatalogError> {
         let table = self.outbox.name.clone();
         let failed = self.attempt("").await?;
         Ok(self.report_failed(&table, failed))
@@ -768,7 +771,7 @@ impl Pass<'_> {
         let mut tries = 0;
         loop {
             tries += 1;
-            let Err(error) = self.open(sql).await else {
+            let Err(error) = self.begin_transaction(sql).await else {
                 return Ok(None);
             };
             let code = match &error {
@@ -787,7 +790,7 @@ impl Pass<'_> {
         }
     }
 
-    async fn open(&self, sql: &str) -> Result<(), CatalogError> {
+    async fn begin_transaction(&self, sql: &str) -> Result<(), CatalogError> {
         self.client.batch_execute(BEGIN_READ_COMMITTED).await?;
         self.catalog
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
@@ -808,16 +811,18 @@ impl Pass<'_> {
         Ok(self.client.batch_execute(sql).await?)
     }
 
-    fn trouble_of(&self, step: &Step, failed: Failed) -> RetentionError {
+    fn step_error(&self, step: &RetentionStep, failed: Failed) -> RetentionError {
         match (step, failed.code.as_str(), &self.outbox.default) {
             // check_violation
-            (Step::Make(name, range), "23514", Some(default)) => RetentionError::DefaultHasRows {
-                partition: name.clone(),
-                default: default.clone(),
-                range: *range,
-            },
+            (RetentionStep::Make(name, range), "23514", Some(default)) => {
+                RetentionError::DefaultHasRows {
+                    partition: name.clone(),
+                    default: default.clone(),
+                    range: *range,
+                }
+            }
             // duplicate_table
-            (Step::Make(name, _), "42P07", _) => RetentionError::NameTaken(name.clone()),
+            (RetentionStep::Make(name, _), "42P07", _) => RetentionError::NameTaken(name.clone()),
             _ => failed.error.into(),
         }
     }

@@ -53,18 +53,18 @@ pub trait Sink {
     /// transaction, and returns the last checkpoint, if there is one. From then on, records are
     /// invisible to consumers until they are committed.
     fn take_over(&mut self) -> TakeOver<'_> {
-        Box::pin(std::future::ready(Err(no_transactions())))
+        Box::pin(std::future::ready(Err(transactions_unsupported())))
     }
 
     /// For exactly-once delivery: makes the records produced since the last commit and `checkpoint`
     /// durable and visible together, or not at all. Until this resolves, nothing may be produced.
     /// The sink adds what it knows about its topics to the checkpoint.
     fn commit(&mut self, _checkpoint: &mut Checkpoint) -> Commit {
-        Box::pin(std::future::ready(Err(no_transactions())))
+        Box::pin(std::future::ready(Err(transactions_unsupported())))
     }
 
     /// Waits until the destination responds, even if it rejects the connection.
-    fn answers(&mut self) -> Answer {
+    fn wait_for_response(&mut self) -> Answer {
         Box::pin(std::future::ready(()))
     }
 
@@ -87,7 +87,7 @@ pub(crate) type TakeOver<'s> =
 pub(crate) type Commit = Pin<Box<dyn Future<Output = Result<(), SinkError>> + Send>>;
 
 /// Returns the error of a sink that was created without transactions.
-pub(crate) fn no_transactions() -> SinkError {
+pub(crate) fn transactions_unsupported() -> SinkError {
     SinkError::Configuration("the sink has no transactions".to_owned())
 }
 

@@ -34,12 +34,12 @@ const RELEASE_POLL: Duration = Duration::from_millis(50);
 
 /// The requested position of the slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum SkipTarget {
     Lsn(Lsn),
     Position(Position),
 }
 
-impl FromStr for Place {
+impl FromStr for SkipTarget {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -55,7 +55,7 @@ impl FromStr for Place {
     }
 }
 
-impl Place {
+impl SkipTarget {
     fn lsn(self) -> Lsn {
         match self {
             Self::Lsn(lsn) => lsn,
@@ -64,7 +64,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SkipTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Lsn(lsn) => lsn.fmt(f),
@@ -98,10 +98,10 @@ pub(crate) enum SkipError {
     Behind {
         slot: String,
         confirmed: Lsn,
-        to: Place,
+        to: SkipTarget,
     },
     #[error("WAL ends at {end}, and {to} is beyond that")]
-    Beyond { end: Lsn, to: Place },
+    Beyond { end: Lsn, to: SkipTarget },
     #[error(
         "no row of a transaction that slot {slot:?} would send has the position {to}. Take it from the log line that \
          says halted, or from walpost-position"
@@ -120,7 +120,7 @@ pub(crate) enum SkipError {
 }
 
 /// The changes that a skip will make.
-pub(crate) struct Plan {
+pub(crate) struct SkipPlan {
     pub(crate) confirmed: Lsn,
     pub(crate) to: Lsn,
     pub(crate) found: PreviewReport,
@@ -137,7 +137,7 @@ pub(crate) struct Skip<'s> {
     settings: &'s PipelineSettings,
     catalog: Catalog,
     journal: Vec<Written>,
-    pub(crate) plan: Plan,
+    pub(crate) plan: SkipPlan,
 }
 
 impl<'s> Skip<'s> {
@@ -145,7 +145,10 @@ impl<'s> Skip<'s> {
     ///
     /// # Errors
     /// The skip is not possible, or a server query failed.
-    pub(crate) async fn to(settings: &'s PipelineSettings, to: Place) -> Result<Self, SkipError> {
+    pub(crate) async fn to(
+        settings: &'s PipelineSettings,
+        to: SkipTarget,
+    ) -> Result<Self, SkipError> {
         let catalog = Catalog::open(&settings.postgres).await?;
         // Without a journal, nothing is moved, so this is checked first.
         let journal = catalog.journal(&settings.name, &settings.target).await?;
@@ -185,7 +188,7 @@ impl<'s> Skip<'s> {
             plan,
         } = self;
         let (pipeline, slot) = (&settings.name, &settings.target.slot);
-        let Plan {
+        let SkipPlan {
             confirmed,
             to,
             is_moved,
@@ -235,8 +238,8 @@ impl<'s> Skip<'s> {
 async fn plan(
     settings: &PipelineSettings,
     catalog: &Catalog,
-    to: Place,
-) -> Result<Plan, SkipError> {
+    to: SkipTarget,
+) -> Result<SkipPlan, SkipError> {
     let target = &settings.target;
     let observed = catalog.look(target).await?;
     let mut problems = observed.problems(target).into_iter();
@@ -270,15 +273,15 @@ async fn plan(
         });
     }
     let is_behind = match to {
-        Place::Lsn(lsn) => lsn <= confirmed,
+        SkipTarget::Lsn(lsn) => lsn <= confirmed,
         // A transaction whose commit record is at the slot's position has not been sent yet.
-        Place::Position(position) => position.commit < confirmed,
+        SkipTarget::Position(position) => position.commit < confirmed,
     };
-    if let Place::Lsn(lsn) = to
+    if let SkipTarget::Lsn(lsn) = to
         && lsn == confirmed
-        && let Some(written) = moved(settings, catalog, lsn).await?
+        && let Some(written) = unconfirmed_move(settings, catalog, lsn).await?
     {
-        return Ok(Plan {
+        return Ok(SkipPlan {
             confirmed: written,
             to: lsn,
             found: PreviewReport::default(),
@@ -304,8 +307,8 @@ async fn plan(
         .and_then(|(_, resumed)| resumed.delivered.clone());
 
     let until = match to {
-        Place::Lsn(lsn) => Until::Before(lsn),
-        Place::Position(position) => Until::Commit(position.commit),
+        SkipTarget::Lsn(lsn) => Until::Before(lsn),
+        SkipTarget::Position(position) => Until::Commit(position.commit),
     };
     let new_preview = || {
         let (outbox, columns) = (target.outbox.clone(), settings.outbox.clone());
@@ -333,14 +336,14 @@ async fn plan(
     }
     let preview = preview.found;
     let to = match (to, preview.end) {
-        (Place::Lsn(lsn), _) => lsn,
-        (Place::Position(position), Some((end, rows))) if position.index < rows => end,
-        (Place::Position(to), _) => {
+        (SkipTarget::Lsn(lsn), _) => lsn,
+        (SkipTarget::Position(position), Some((end, rows))) if position.index < rows => end,
+        (SkipTarget::Position(to), _) => {
             let slot = slot_name();
             return Err(SkipError::NoSuchRow { slot, to });
         }
     };
-    Ok(Plan {
+    Ok(SkipPlan {
         confirmed,
         to,
         found: preview,
@@ -397,7 +400,7 @@ async fn read_slot(
 
 /// If the slot is at this position but Walpost has not confirmed it up to there, returns the
 /// position up to which Walpost has.
-async fn moved(
+async fn unconfirmed_move(
     settings: &PipelineSettings,
     catalog: &Catalog,
     to: Lsn,

@@ -15,7 +15,7 @@ use self::configuration::{Ask, Reread};
 use self::control::{Answer, Asked, Control, Request};
 use self::definitions::{Defined, Definitions, Reading};
 use self::pipelines::{Pipelines, STOPPING, Said};
-use self::places::Places;
+use self::places::WatchedFiles;
 use self::systemd::Systemd;
 use crate::model::exit::Exit;
 use crate::observe::http;
@@ -42,7 +42,7 @@ const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 #[must_use]
 pub(crate) fn run<D: Definitions>(
     definitions: D,
-    places: Places,
+    places: WatchedFiles,
     first: Reading<D::Definition>,
     listener: Option<http::Listener>,
     control: Option<Control>,
@@ -63,7 +63,7 @@ pub(crate) fn runtime() -> io::Result<Runtime> {
 
 async fn supervise<D: Definitions>(
     definitions: D,
-    places: Places,
+    places: WatchedFiles,
     first: Reading<D::Definition>,
     listener: Option<http::Listener>,
     control: Option<Control>,
@@ -96,7 +96,9 @@ async fn supervise<D: Definitions>(
         registry: Arc::clone(&registry),
     };
     let (asks, mut asked) = mpsc::channel(1);
-    let shown = listener.map_or(Ok(()), |listener| show(listener, Arc::clone(&registry)));
+    let shown = listener.map_or(Ok(()), |listener| {
+        serve_http(listener, Arc::clone(&registry))
+    });
     let controlled = control
         .as_ref()
         .map_or(Ok(()), |control| control.serve(asks));
@@ -107,27 +109,27 @@ async fn supervise<D: Definitions>(
         error!("{what}: {reason}");
         return Exit::Failed;
     }
-    supervisor.begin(first);
+    supervisor.start_pipelines(first);
     if let Some(systemd) = Systemd::from_env() {
-        tokio::spawn(systemd.tell(Arc::clone(&registry), orders.subscribe()));
+        tokio::spawn(systemd.report_state(Arc::clone(&registry), orders.subscribe()));
     }
     tokio::spawn(watch_over(registry));
-    while !supervisor.pipelines.are_over() {
+    while !supervisor.pipelines.all_ended() {
         let signal = tokio::select! {
             Some(ending) = endings.recv() => {
-                supervisor.pipelines.ended(ending);
+                supervisor.pipelines.handle_ended(ending);
                 continue;
             }
-            request = next(&mut asked) => {
-                supervisor.answer(request);
+            request = next_request(&mut asked) => {
+                supervisor.handle_request(request);
                 continue;
             }
             Some(reread) = readings.recv() => {
-                supervisor.take(reread);
+                supervisor.apply_reread(reread);
                 continue;
             }
             _ = hangup.recv() => {
-                supervisor.ask_to_read(Ask { why: "SIGHUP", is_accepted: false, answer: None });
+                supervisor.request_reading(Ask { why: "SIGHUP", is_accepted: false, answer: None });
                 continue;
             }
             _ = terminate.recv() => "SIGTERM",
@@ -151,7 +153,7 @@ async fn supervise<D: Definitions>(
 }
 
 /// Returns the next request, or waits indefinitely if there is no control socket.
-async fn next(asked: &mut mpsc::Receiver<Asked>) -> Asked {
+async fn next_request(asked: &mut mpsc::Receiver<Asked>) -> Asked {
     match asked.recv().await {
         Some(request) => request,
         None => pending().await,
@@ -167,7 +169,7 @@ struct Supervisor<D> {
 }
 
 impl<D: PartialEq> Supervisor<D> {
-    fn begin(&mut self, first: Reading<D>) {
+    fn start_pipelines(&mut self, first: Reading<D>) {
         let Reading { defined, failures } = first;
         if !failures.is_empty() {
             let failures = failures.join("; ");
@@ -177,13 +179,13 @@ impl<D: PartialEq> Supervisor<D> {
         self.pipelines.apply(defined);
     }
 
-    fn ask_to_read(&self, ask: Ask) {
+    fn request_reading(&self, ask: Ask) {
         // Sending can't fail while the process runs: the receiving thread lives as long as the process.
         let _ = self.asks_to_read.send(ask);
     }
 
     /// Applies a configuration that was read. Refuses to remove most pipelines of a source unless the request accepts that.
-    fn take(&mut self, Reread { ask, result }: Reread<D>) {
+    fn apply_reread(&mut self, Reread { ask, result }: Reread<D>) {
         let why = ask.why;
         let mut said = Answer::default();
         let mut failed = Vec::new();
@@ -214,7 +216,7 @@ impl<D: PartialEq> Supervisor<D> {
     }
 
     fn apply(&mut self, next: Vec<Defined<D>>, is_accepted: bool) -> Said {
-        if self.pipelines.are_stopping() {
+        if self.pipelines.is_stopping() {
             return Err(STOPPING.to_owned());
         }
         let changes = self.pipelines.changes(&next);
@@ -231,7 +233,7 @@ impl<D: PartialEq> Supervisor<D> {
         Ok(changes.to_string())
     }
 
-    fn answer(&mut self, (request, answer): Asked) {
+    fn handle_request(&mut self, (request, answer): Asked) {
         let names = match &request {
             Request::Stop(names) | Request::Start(names) | Request::Restart(names) => names.clone(),
             Request::List => {
@@ -244,7 +246,7 @@ impl<D: PartialEq> Supervisor<D> {
                 return;
             }
             Request::Reload { accept } => {
-                return self.ask_to_read(Ask {
+                return self.request_reading(Ask {
                     why: "walpost pipeline reload",
                     is_accepted: *accept,
                     answer: Some(answer),
@@ -276,7 +278,7 @@ impl<D: PartialEq> Supervisor<D> {
 }
 
 /// Starts to serve the state of the pipelines over HTTP.
-fn show(listener: http::Listener, registry: Arc<Registry>) -> io::Result<()> {
+fn serve_http(listener: http::Listener, registry: Arc<Registry>) -> io::Result<()> {
     let address = listener.address()?;
     let serving = listener.serve(registry)?;
     info!("metrics, health and status at http://{address}");

@@ -170,18 +170,18 @@ pub(crate) struct Reporter<'t> {
 }
 
 impl Reporter<'_> {
-    fn found(&mut self, finding: Finding) -> io::Result<()> {
+    fn add_finding(&mut self, finding: Finding) -> io::Result<()> {
         (self.tell)(&finding)
     }
 
     fn unexpected(&mut self, finding: impl FnOnce() -> Finding) -> io::Result<()> {
         match self.tells_unexpected {
-            true => self.found(finding()),
+            true => self.add_finding(finding()),
             false => Ok(()),
         }
     }
 
-    fn note(&mut self, note: String) {
+    fn add_note(&mut self, note: String) {
         self.notes.push(note);
     }
 }
@@ -228,7 +228,9 @@ pub(crate) fn verify(
             table,
             options,
         };
-        let read = look.at(&catalog, &mut entries, &mut reporter).await;
+        let read = look
+            .read_snapshot(&catalog, &mut entries, &mut reporter)
+            .await;
         read.map_err(|error| match error {
             VerifyError::Catalog(error) => error.with_commands(&settings.target.commands).into(),
             error => error,
@@ -282,7 +284,7 @@ pub(crate) fn verify(
     };
     let firsts =
         matching::bring_together(entries, reporter.counts.records, &context, &mut reporter)?;
-    order::look_through(
+    order::check_order(
         journal,
         &firsts,
         options.memory / 4,
@@ -292,7 +294,7 @@ pub(crate) fn verify(
     if reporter.counts.missing > 0 {
         reporter.notes.extend(database.journal.given_up);
         if !settings.dead_letters.is_enabled() {
-            reporter.note(UNKNOWN_DEAD_LETTERS.to_owned());
+            reporter.add_note(UNKNOWN_DEAD_LETTERS.to_owned());
         }
     }
     Ok(Report {
@@ -338,7 +340,7 @@ struct JournalFindings {
 }
 
 impl DatabaseReader<'_> {
-    async fn at(
+    async fn read_snapshot(
         &self,
         catalog: &Catalog,
         entries: &mut Spill,
@@ -370,7 +372,7 @@ impl DatabaseReader<'_> {
         };
         let progress = Progress::new("rows read", total);
         let read = plan.read(catalog, progress, entries, reporter).await?;
-        let gaps_after = self.note_what_is_left_out(&observed, reporter);
+        let gaps_after = self.note_omissions(&observed, reporter);
         let (delivered, confirmed) = self.wait(catalog, read.after, reporter).await?;
         Ok(Database {
             read,
@@ -421,29 +423,29 @@ impl DatabaseReader<'_> {
 
     /// Notes configurations that cause rows never to be delivered, or event numbers to be missing
     /// in the topics. Returns the commit after which gaps are significant.
-    fn note_what_is_left_out(&self, observed: &Observed, reporter: &mut Reporter<'_>) -> Lsn {
+    fn note_omissions(&self, observed: &Observed, reporter: &mut Reporter<'_>) -> Lsn {
         let target = &self.settings.target;
         let Some(publication) = &observed.publication else {
             return Lsn::ZERO;
         };
         if let Some(problem @ Problem::NotPublished { .. }) = observed.publication_problem(target) {
-            reporter.note(problem.to_string());
+            reporter.add_note(problem.to_string());
         }
         let name = &target.publication;
         if let Some(filter) = &publication.row_filter {
-            reporter.note(format!(
+            reporter.add_note(format!(
                 "publication {name:?} leaves out rows that don't fulfil {filter}: those are missing"
             ));
         }
         if publication.more_than_inserts {
-            reporter.note(format!(
+            reporter.add_note(format!(
                 "publication {name:?} publishes more than inserts, so gaps were not searched for"
             ));
             return Lsn(u64::MAX);
         }
         let is_one_topic = self.settings.outbox.topic.constant().is_some();
         if target.outbox.is_several() && !is_one_topic {
-            reporter.note(
+            reporter.add_note(
                 "a transaction's events of other tables may be in other topics, so gaps were not searched for"
                     .to_owned(),
             );
@@ -466,14 +468,14 @@ impl DatabaseReader<'_> {
         let mut request_due = Instant::now();
         loop {
             let Some(found) = catalog.slot(slot).await? else {
-                reporter.note(format!(
+                reporter.add_note(format!(
                     "replication slot {slot:?} does not exist: nothing that is not there will come"
                 ));
                 return Ok((End::Reached, goal));
             };
             let confirmed = found.confirmed;
             if found.wal_status.as_deref() == Some("lost") {
-                reporter.note(format!(
+                reporter.add_note(format!(
                     "replication slot {slot:?} is lost: nothing that is not there will come"
                 ));
                 return Ok((End::Reached, confirmed));
@@ -486,7 +488,7 @@ impl DatabaseReader<'_> {
                     None => "nobody reads it",
                     Some(_) => "that took longer than --wait",
                 };
-                reporter.note(format!(
+                reporter.add_note(format!(
                     "replication slot {slot:?} is confirmed up to {confirmed}, the table was read at {goal}, and {why}: what \
                      is not there counts as pending, since it may still come"
                 ));

@@ -261,7 +261,7 @@ async fn produce<'s>(
     for body in bodies {
         let frame = Frame::decode(body).unwrap();
         while core.frame(&frame, sink).unwrap() == Step::Full {
-            core.delivery.watermark.room().await;
+            core.delivery.watermark.wait_for_room().await;
         }
         sink.flush(true).unwrap();
     }

@@ -406,7 +406,7 @@ fn as_superuser(settings: &PipelineSettings) -> String {
         quote_value(settings.postgres.dbname())
     );
     let table = table.to_string();
-    let init = Commands::of_pipeline(&settings.name).print([
+    let init = Commands::for_pipeline(&settings.name).print([
         "init",
         "--postgres",
         &connection,

@@ -13,7 +13,7 @@ use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
 use crate::retention;
-use crate::retention::{Report, RetentionError};
+use crate::retention::{RetentionError, RetentionReport};
 
 /// Flags of `walpost maintain`.
 #[derive(Debug, Args)]
@@ -58,13 +58,13 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
     exit
 }
 
-async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<Report, CatalogError> {
+async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<RetentionReport, CatalogError> {
     let catalog = Catalog::open(&settings.postgres).await?;
     retention::pass(&catalog, settings, dry_run).await
 }
 
 /// Prints the results of a pass.
-fn told(settings: &PipelineSettings, report: &Report) -> Exit {
+fn told(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
     let name = &settings.name;
     let target = &settings.target;
     if report.tables == 0 && !target.outbox.is_messages() {

@@ -79,7 +79,7 @@ pub(crate) fn run(command: &PipelineCommand) -> Exit {
             return Exit::Usage;
         }
     };
-    let answer = match control::ask(&path, &request) {
+    let answer = match control::send_request(&path, &request) {
         Ok(answer) => answer,
         Err(reason) => {
             error!("{}", unanswered(&path, &reason));

@@ -28,7 +28,7 @@ use crate::postgres::table::TableName;
 use crate::progress::Progress;
 use crate::replay::already_delivered::OpenEntries;
 use crate::replay::selection::{Aggregate, Bound, Selection};
-use crate::replay::{Ended, HandOver, Plan, ReplayError};
+use crate::replay::{HandOver, ReplayEnd, ReplayError, ReplayPlan};
 use crate::sink::Sink;
 use crate::sink::stdout::StdoutSink;
 
@@ -170,8 +170,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
     });
     runtime.shutdown_background();
     match done {
-        Ok(Ended::Complete) => Exit::Done,
-        Ok(Ended::Stopped) => Exit::Failed,
+        Ok(ReplayEnd::Complete) => Exit::Done,
+        Ok(ReplayEnd::Stopped) => Exit::Failed,
         Err(reason) => {
             let reason = reason.with_commands(&settings.target.commands);
             error!(pipeline = settings.name, "{reason}");
@@ -231,12 +231,12 @@ fn exit(reason: &ReplayError) -> Exit {
     }
 }
 
-async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended, Failure> {
+async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<ReplayEnd, Failure> {
     let name = &settings.name;
     let plan = match args.resume {
-        Some(run) => Plan::resume(settings, run, args.condition.as_deref()).await?,
-        None if args.set_aside => Plan::of_set_aside(settings).await?,
-        None if args.dropped_slots => Plan::of_dropped_slots(settings).await?,
+        Some(run) => ReplayPlan::resume(settings, run, args.condition.as_deref()).await?,
+        None if args.set_aside => ReplayPlan::for_set_aside(settings).await?,
+        None if args.dropped_slots => ReplayPlan::for_dropped_slots(settings).await?,
         None => {
             let selection = Selection {
                 from: args.from.clone(),
@@ -251,7 +251,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
             {
                 return Err(Failure::NoSelection(table.clone()));
             }
-            Plan::new(settings, &selection).await?
+            ReplayPlan::new(settings, &selection).await?
         }
     };
     say!("{name}: {}", plan.describe());
@@ -274,11 +274,11 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
     }
     if args.dry_run {
         say!("{name}: nothing was sent");
-        return Ok(Ended::Complete);
+        return Ok(ReplayEnd::Complete);
     }
     if plan.rows == 0 && args.resume.is_none() && !plan.closes() {
         say!("{name}: there is nothing to send");
-        return Ok(Ended::Complete);
+        return Ok(ReplayEnd::Complete);
     }
     if let (true, Some(begun)) = (args.yes, plan.begun.as_ref().filter(|begun| !begun.is_ours)) {
         return Err(Failure::OfAnother {
@@ -322,7 +322,7 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
 }
 
 /// Records that events which may be missing were delivered.
-async fn settle(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended, Failure> {
+async fn settle(settings: &PipelineSettings, args: &ReplayArgs) -> Result<ReplayEnd, Failure> {
     let name = &settings.name;
     let open = OpenEntries::find(settings).await?;
     for line in open.describe() {
@@ -333,23 +333,23 @@ async fn settle(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Ended,
     );
     if args.dry_run {
         say!("{name}: nothing was recorded");
-        return Ok(Ended::Complete);
+        return Ok(ReplayEnd::Complete);
     }
     if !args.yes && !consent::is_given(name).await {
         return Err(Failure::NotAsked(name.clone()));
     }
     let id = open.settle().await?;
     info!(pipeline = name, journal = id, "settled without sending");
-    Ok(Ended::Complete)
+    Ok(ReplayEnd::Complete)
 }
 
 async fn send(
-    plan: &Plan<'_>,
+    plan: &ReplayPlan<'_>,
     name: &str,
     rate: Option<u32>,
     mut sink: impl Sink,
     watermark: Watermark,
-) -> Result<Ended, Failure> {
+) -> Result<ReplayEnd, Failure> {
     let run = plan.run;
     let mut stop = stop_at_signals().map_err(Failure::Signals)?;
     info!(pipeline = name, %run, rows = plan.rows, "replaying");
@@ -358,21 +358,21 @@ async fn send(
     let ended = plan.send(&mut sink, watermark, rate, &mut stop, told).await;
     let rows = progress.done();
     match ended {
-        Ok(Ended::Complete) => {
+        Ok(ReplayEnd::Complete) => {
             progress.finish();
             info!(pipeline = name, %run, rows, "replayed");
-            match plan.of_set_aside_table() {
+            match plan.is_for_set_aside_table() {
                 true => hand_over(plan, name).await,
-                false => Ok(Ended::Complete),
+                false => Ok(ReplayEnd::Complete),
             }
         }
-        Ok(Ended::Stopped) => {
+        Ok(ReplayEnd::Stopped) => {
             drop(progress);
             info!(
                 pipeline = name, %run, rows,
                 "stopped. To resume it: {}", plan.resumption()
             );
-            Ok(Ended::Stopped)
+            Ok(ReplayEnd::Stopped)
         }
         Err(reason) => {
             let command = plan.resumption();
@@ -382,15 +382,15 @@ async fn send(
 }
 
 /// Waits until the pipeline has handled a table whose rows were all sent.
-async fn hand_over(plan: &Plan<'_>, name: &str) -> Result<Ended, Failure> {
+async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failure> {
     match plan.hand_over().await? {
         HandOver::Resumed => {
             say!("{name}: the table is delivered from the stream again");
-            Ok(Ended::Complete)
+            Ok(ReplayEnd::Complete)
         }
         HandOver::Pending => {
             say!("{name}: the stream delivers the table again when walpost run is at work");
-            Ok(Ended::Complete)
+            Ok(ReplayEnd::Complete)
         }
         HandOver::Missed(reason) => Err(Failure::StillSetAside(reason)),
     }

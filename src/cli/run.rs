@@ -17,7 +17,7 @@ use crate::postgres::provision::Provision;
 use crate::supervisor;
 use crate::supervisor::control::{self, Control};
 use crate::supervisor::definitions::Definitions;
-use crate::supervisor::places::Places;
+use crate::supervisor::places::WatchedFiles;
 
 /// How long `--init` waits for a lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,7 +70,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         variable,
         || variables().collect(),
     );
-    let places = Places::of(definitions.places());
+    let places = WatchedFiles::capture(definitions.places());
     let first = match definitions.read() {
         Ok(first) => first,
         Err(reason) => {

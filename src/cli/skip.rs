@@ -11,7 +11,7 @@ use crate::model::exit::Exit;
 use crate::pipeline::recovery;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::target::Outbox;
-use crate::skip::{Place, Plan, Skip, SkipError};
+use crate::skip::{Skip, SkipError, SkipPlan, SkipTarget};
 
 /// Flags of `walpost skip`.
 #[derive(Debug, Args)]
@@ -19,7 +19,7 @@ pub(crate) struct SkipArgs {
     /// Skip what is committed before this LSN; or the transaction of this position, and what is
     /// before it
     #[arg(long, value_name = "LSN|POSITION")]
-    to: Place,
+    to: SkipTarget,
     /// Show what would be skipped, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -93,9 +93,9 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
     Ok(skip.run().await?)
 }
 
-fn show(settings: &PipelineSettings, plan: &Plan) {
+fn show(settings: &PipelineSettings, plan: &SkipPlan) {
     let name = &settings.name;
-    let Plan {
+    let SkipPlan {
         confirmed,
         to,
         found,

@@ -251,7 +251,7 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
         pipelines.push(Found {
             name: name.clone(),
             problems: problems(
-                &Commands::of_pipeline(name),
+                &Commands::for_pipeline(name),
                 &connector,
                 Some(&of_connector),
                 None,

@@ -36,7 +36,7 @@ pub struct Checkpoint {
     /// The row messages that have been processed; `None` before the first.
     pub delivered: Option<Delivered>,
     /// Number of partitions of each topic, when its first record was sent. Incomplete if there are
-    /// very many topics: see [`Checkpoint::note_partitions`].
+    /// very many topics: see [`Checkpoint::record_partitions`].
     pub partitions: BTreeMap<String, usize>,
     /// The rows older than the stream that have been copied; `None` once the stream has passed
     /// their snapshots.
@@ -312,7 +312,7 @@ impl Checkpoint {
     /// written with every commit. If this is exceeded, topics that are not `in_use` are removed; if
     /// all are in use, the new topic is not recorded. The only consequence is that a change in the
     /// number of partitions of such a topic goes unnoticed.
-    pub fn note_partitions(
+    pub fn record_partitions(
         &mut self,
         topic: &str,
         found: usize,
@@ -417,7 +417,7 @@ impl Checkpoint {
             }),
             _ => None,
         };
-        let snapshot = self.copied(left);
+        let snapshot = self.copy_progress(left);
         let resume = match phantom {
             Some(Phantom { from, .. }) => Resume {
                 epoch: self.next_epoch(),
@@ -452,12 +452,12 @@ impl Checkpoint {
     /// The server has a different history.
     pub fn copied_on(&self, server: &ServerState) -> Result<Option<CopyProgress>, HistoryError> {
         match self.snapshot {
-            Some(_) => Ok(self.copied(self.left_at(server)?)),
+            Some(_) => Ok(self.copy_progress(self.left_at(server)?)),
             None => Ok(None),
         }
     }
 
-    fn copied(&self, left: Option<Lsn>) -> Option<CopyProgress> {
+    fn copy_progress(&self, left: Option<Lsn>) -> Option<CopyProgress> {
         let copied = self.snapshot.clone()?;
         Some(match left {
             Some(at) => copied.left_at(at),

@@ -55,7 +55,7 @@ impl KeyType {
     /// Returns how to compare columns of this type, from PostgreSQL 18,
     /// `src/include/catalog/pg_type.dat`.
     #[must_use]
-    pub fn of(type_oid: u32) -> Option<Self> {
+    pub fn from_type_oid(type_oid: u32) -> Option<Self> {
         match type_oid {
             20 | 21 | 23 => Some(Self::Integer),
             17 | 2950 => Some(Self::Bytes),
@@ -135,7 +135,7 @@ impl CopyProgress {
     ///
     /// # Errors
     /// The key can't be compared.
-    pub fn has(&self, commit: Lsn, key: &[(&[u8], KeyType)]) -> Result<bool, KeyError> {
+    pub fn contains(&self, commit: Lsn, key: &[(&[u8], KeyType)]) -> Result<bool, KeyError> {
         for chunk in &self.chunks {
             let Some(upto) = &chunk.upto else {
                 return Ok(commit < chunk.snapshot_lsn);
@@ -191,7 +191,7 @@ mod tests {
                 (id.as_bytes(), KeyType::Bytes),
             ];
             assert_eq!(
-                copied.has(Lsn(commit), &key),
+                copied.contains(Lsn(commit), &key),
                 Ok(expected),
                 "{commit} {n} {id}"
             );
@@ -232,17 +232,21 @@ mod tests {
                 (b"a".as_slice(), KeyType::Bytes),
             ]
         };
-        assert_eq!(copied.has(Lsn(1), &key("10")), Ok(false));
-        assert_eq!(copied.has(Lsn(1), &key("9")), Ok(true));
-        assert_eq!(copied.has(Lsn(1), &key("x")), Err(KeyError));
-        assert_eq!(copied.has(Lsn(1), &key("9")[..1]), Err(KeyError));
+        assert_eq!(copied.contains(Lsn(1), &key("10")), Ok(false));
+        assert_eq!(copied.contains(Lsn(1), &key("9")), Ok(true));
+        assert_eq!(copied.contains(Lsn(1), &key("x")), Err(KeyError));
+        assert_eq!(copied.contains(Lsn(1), &key("9")[..1]), Err(KeyError));
     }
 
     #[test]
     fn key_is_compared_as_the_type_of_its_column_wants_it() {
         let of = |name, types: &[u32], kind| {
             for type_oid in types {
-                assert_eq!(KeyType::of(*type_oid), kind, "{name}: {type_oid}");
+                assert_eq!(
+                    KeyType::from_type_oid(*type_oid),
+                    kind,
+                    "{name}: {type_oid}"
+                );
             }
         };
         of("int2, int4, int8", &[21, 23, 20], Some(KeyType::Integer));

@@ -126,7 +126,7 @@ mod tests {
     use crate::outbox::dead_letter::{Extent, Remains, Writer};
     use crate::outbox::headers::POSITION_HEADER;
 
-    fn at(index: u64) -> Position {
+    fn position(index: u64) -> Position {
         Position {
             commit: Lsn(100),
             index,
@@ -138,14 +138,14 @@ mod tests {
             reason: "too large".to_owned(),
             permanent: true,
             refused: Some(Box::new(RefusedRecord {
-                at: at(index),
+                at: position(index),
                 topic: "t".to_owned(),
                 bytes: 1,
                 content: 1,
                 cause: RefusalCause::Size,
                 reason: "too large".to_owned(),
             })),
-            refused_until: Some(at(index + 10)),
+            refused_until: Some(position(index + 10)),
         }
     }
 
@@ -158,13 +158,13 @@ mod tests {
         let mut isolation = Isolation::default();
         assert!(isolation.failed(&failure(5), in_flight(40)));
         assert!(isolation.batching().single);
-        assert_eq!(isolation.suspects(), Some(at(5)..=at(15)));
+        assert_eq!(isolation.suspects(), Some(position(5)..=position(15)));
         // A record before the suspects is rejected along with others, so it becomes the first
         // suspect.
         assert!(isolation.failed(&failure(2), in_flight(40)));
-        assert_eq!(isolation.suspects(), Some(at(2)..=at(12)));
+        assert_eq!(isolation.suspects(), Some(position(2)..=position(12)));
         assert!(isolation.failed(&failure(7), in_flight(1)));
-        assert_eq!(isolation.batching().refused[0].at, at(7));
+        assert_eq!(isolation.batching().refused[0].at, position(7));
         assert!(!isolation.batching().single);
         assert!(!isolation.failed(&failure(7), in_flight(1)));
         isolation.forget(Lsn(100));
@@ -205,7 +205,7 @@ mod tests {
         };
         let mut writer = Writer::default();
         let mut is = |topic, index, payload: &[u8]| {
-            let mark = (POSITION_HEADER, &at(index).text()[..]);
+            let mark = (POSITION_HEADER, &position(index).text()[..]);
             let letter = writer.write(topic, Remains::Unread(0), mark, &[], Extent::Whole);
             refused.is(&Record {
                 key: Some(b"key"),

@@ -49,7 +49,7 @@ pub struct LifecycleSnapshot {
 impl Lifecycle {
     /// Records the start of an outage, or another failed attempt during one. There is at most one
     /// open outage of the brokers, and one of all other kinds.
-    pub(crate) fn note_outage(&mut self, kind: ErrorKind, reason: &str) {
+    pub(crate) fn record_outage(&mut self, kind: ErrorKind, reason: &str) {
         let open = |outage: &&mut Outage| {
             outage.ended_micros.is_none()
                 && (outage.kind == ErrorKind::KafkaBroker) == (kind == ErrorKind::KafkaBroker)

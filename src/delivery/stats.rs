@@ -353,7 +353,7 @@ impl PipelineStats {
     /// Records that a session is being restarted, and why.
     pub fn reconnects(&self, kind: ErrorKind, reason: &str) {
         add(&self.reconnects, 1);
-        self.lifecycle().note_outage(kind, reason);
+        self.lifecycle().record_outage(kind, reason);
     }
 
     /// Counts an error of the given kind.
@@ -369,7 +369,7 @@ impl PipelineStats {
         {
             let mut lifecycle = self.lifecycle();
             lifecycle.kafka_down = Some(reason.to_owned());
-            lifecycle.note_outage(ErrorKind::KafkaBroker, reason);
+            lifecycle.record_outage(ErrorKind::KafkaBroker, reason);
         }
         self.failed(
             ErrorKind::KafkaBroker,
@@ -465,7 +465,7 @@ impl PipelineStats {
     }
 
     /// Counts rows read by a snapshot. Called once per batch of rows.
-    pub fn copied(&self, rows: u64) {
+    pub fn add_copied_rows(&self, rows: u64) {
         add(&self.snapshot_rows, rows);
     }
 

@@ -340,7 +340,7 @@ impl Watermark {
     /// The watermark exceeds what was received. This is a defect that must not reach PostgreSQL.
     pub fn confirmed(&mut self) -> Confirmed {
         while let Some(&end) = self.ends.front() {
-            let counter = &self.deliveries.slots.at(self.head).counter;
+            let counter = &self.deliveries.slots.slot_at(self.head).counter;
             if counter.load(Ordering::Acquire) != 0 {
                 break;
             }
@@ -378,7 +378,7 @@ impl Watermark {
             before.is_none_or(|before| before <= lsn),
             "a checkpoint up to {lsn} came after one up to {before:?}",
         );
-        let mut settled = Settled::of(&self.deliveries.stats);
+        let mut settled = Settled::new(&self.deliveries.stats);
         while let Some((end, times)) = self.uncovered.front()
             && *end <= lsn
         {
@@ -408,7 +408,7 @@ impl Watermark {
         let oldest = match (self.uncovered.front(), &self.open) {
             (Some((_, times)), _) => times.committed,
             (None, _) if !self.ends.is_empty() => {
-                self.deliveries.slots.at(self.head).times().committed
+                self.deliveries.slots.slot_at(self.head).times().committed
             }
             // A row that waits for its topic has not been counted as sent yet.
             (None, Some(open)) if open.records > 0 || waits => self.begun_micros,
@@ -480,7 +480,7 @@ impl Watermark {
     /// Waits until [`Watermark::reserve`] may succeed, or a delivery has failed. If the window is
     /// full, waits until a quarter of it is free, so that many records share the cost of sleeping
     /// and waking.
-    pub async fn room(&self) {
+    pub async fn wait_for_room(&self) {
         if self.one_at_a_time {
             return self.empty().await;
         }
@@ -531,14 +531,14 @@ impl Watermark {
             times.read = 0;
         }
         let slot = (self.head + self.ends.len()) % TRANSACTIONS_MAX;
-        let slot = self.deliveries.slots.at(slot);
+        let slot = self.deliveries.slots.slot_at(slot);
         slot.timed(times);
         // The counter becomes OPEN - delivered + records - OPEN: the number of records still in
         // flight.
         let sealed = OPEN_TRANSACTION - records;
         let before = slot.counter.fetch_sub(sealed, Ordering::AcqRel);
         if before == sealed {
-            Settled::of(&self.deliveries.stats).add(|| times);
+            Settled::new(&self.deliveries.stats).add(|| times);
         }
         self.ends.push_back(end);
     }
@@ -573,7 +573,7 @@ impl Deliveries {
     /// many tags at once, because the state shared with the reading side is updated once per call.
     pub fn delivered(&self, tags: impl IntoIterator<Item = Tag>) -> u64 {
         let mut delivered = Window::default();
-        let mut settled = Settled::of(&self.stats);
+        let mut settled = Settled::new(&self.stats);
         let mut transaction: Option<Transaction> = None;
         for tag in tags {
             delivered.records += 1;
@@ -606,7 +606,7 @@ impl Deliveries {
 
     fn count(&self, of: Option<Transaction>, settled: &mut Settled<'_>) {
         if let Some(Transaction { slot, records }) = of {
-            let slot = self.slots.at(slot);
+            let slot = self.slots.slot_at(slot);
             let before = slot.counter.fetch_sub(records, Ordering::AcqRel);
             if before == records {
                 settled.add(|| slot.times());
@@ -680,7 +680,7 @@ const SEGMENT_TRANSACTIONS: usize = 1 << 11;
 
 impl Slots {
     #[inline]
-    fn at(&self, slot: usize) -> &Slot {
+    fn slot_at(&self, slot: usize) -> &Slot {
         let segment = &self.0[slot / SEGMENT_TRANSACTIONS % self.0.len()];
         let slots = segment.get_or_init(|| Box::new(std::array::from_fn(|_| Slot::default())));
         &slots[slot % SEGMENT_TRANSACTIONS]
@@ -733,7 +733,7 @@ struct Settled<'s> {
 }
 
 impl<'s> Settled<'s> {
-    fn of(stats: &'s PipelineStats) -> Self {
+    fn new(stats: &'s PipelineStats) -> Self {
         Self {
             stats,
             times: Times::default(),

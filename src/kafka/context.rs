@@ -205,15 +205,15 @@ impl Context {
         self.has_answered.store(true, Ordering::Relaxed);
         if self.down.swap(false, Ordering::Relaxed) {
             self.deliveries.stats().kafka_answered();
-            if let Some(lasted) = lock(&self.cluster).ended(Instant::now()) {
+            if let Some(lasted) = lock(&self.cluster).end(Instant::now()) {
                 info!(pipeline = self.pipeline, elapsed = %Elapsed(lasted), "Kafka is reachable again");
             }
         }
-        lock(&self.broker).ended(Instant::now());
+        lock(&self.broker).end(Instant::now());
         lock(&self.refusal).take();
         lock(&self.cause).take();
         self.credentials.accepted();
-        if let Some(lasted) = lock(&self.refused).ended(Instant::now()) {
+        if let Some(lasted) = lock(&self.refused).end(Instant::now()) {
             info!(pipeline = self.pipeline, elapsed = %Elapsed(lasted), "Kafka accepts the connection again");
         }
     }

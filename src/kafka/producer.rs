@@ -35,7 +35,8 @@ use crate::model::lsn::Lsn;
 use crate::model::window::Window;
 use crate::outbox::Record;
 use crate::sink::{
-    Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver, no_transactions,
+    Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver,
+    transactions_unsupported,
 };
 
 /// Kafka as a [`Sink`].
@@ -509,7 +510,7 @@ impl Sink for KafkaSink {
                 self.fit()?;
             }
             let Some(transactions) = &mut self.transactions else {
-                return Err(no_transactions());
+                return Err(transactions_unsupported());
             };
             if std::mem::replace(&mut transactions.taken_over, true) {
                 let again = "it has taken over before".to_owned();
@@ -522,7 +523,7 @@ impl Sink for KafkaSink {
 
     fn commit(&mut self, checkpoint: &mut Checkpoint) -> Commit {
         let Some(transactions) = &mut self.transactions else {
-            return Box::pin(std::future::ready(Err(no_transactions())));
+            return Box::pin(std::future::ready(Err(transactions_unsupported())));
         };
         match transactions.produce(&self.producer, &self.known, checkpoint) {
             Ok(()) => Box::pin(transaction::commit(
@@ -533,7 +534,7 @@ impl Sink for KafkaSink {
         }
     }
 
-    fn answers(&mut self) -> Answer {
+    fn wait_for_response(&mut self) -> Answer {
         let (producer, brokers) = (Arc::clone(&self.producer), Arc::clone(&self.brokers));
         Box::pin(async move {
             loop {
@@ -637,7 +638,7 @@ impl Transactions {
         let bytes_max = self.checkpoints.partitions_bytes_max();
         for (topic, found) in std::mem::take(&mut self.partitions) {
             let in_use = |topic: &str| known.contains_key(topic);
-            let before = checkpoint.note_partitions(&topic, found, bytes_max, in_use);
+            let before = checkpoint.record_partitions(&topic, found, bytes_max, in_use);
             if let Some(before) = before
                 && before != found
             {

@@ -108,7 +108,7 @@ impl Checkpoints {
         })
     }
 
-    /// Returns the limit for [`Checkpoint::note_partitions`].
+    /// Returns the limit for [`Checkpoint::record_partitions`].
     pub(super) fn partitions_bytes_max(&self) -> usize {
         let largest = self.config.get("message.max.bytes");
         let largest = largest.and_then(|bytes| bytes.trim().parse::<usize>().ok());

@@ -31,7 +31,7 @@ impl Commands {
 
     /// Creates commands for a pipeline of which only the name is known.
     #[must_use]
-    pub(crate) fn of_pipeline(name: &str) -> Self {
+    pub(crate) fn for_pipeline(name: &str) -> Self {
         Self::new(Options {
             common: vec![("--pipeline", name.to_owned())],
             records: Vec::new(),

@@ -80,7 +80,7 @@ impl Outage {
     }
 
     /// Ends the outage. Returns how long it lasted, or `None` if there was none.
-    pub(crate) fn ended(&mut self, now: Instant) -> Option<Duration> {
+    pub(crate) fn end(&mut self, now: Instant) -> Option<Duration> {
         self.state
             .take()
             .map(|since| now.duration_since(since.began))
@@ -96,7 +96,7 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut outage = Outage::default();
-        assert_eq!(outage.ended(at(0)), None);
+        assert_eq!(outage.end(at(0)), None);
         let said: Vec<_> = (0..150)
             .map(|second| (second, outage.failed(at(second))))
             .collect();
@@ -112,7 +112,7 @@ mod tests {
                 (120, Say::Lasts(Duration::from_secs(120), 121)),
             ]
         );
-        assert_eq!(outage.ended(at(150)), Some(Duration::from_secs(150)));
+        assert_eq!(outage.end(at(150)), Some(Duration::from_secs(150)));
         assert_eq!(outage.failed(at(151)), Say::Begins);
     }
 }

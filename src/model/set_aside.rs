@@ -48,7 +48,7 @@ impl SetAside {
     /// Returns whether this entry is about a table, given its name, its OID and its cluster. The name matches even if the
     /// table has been re-created since, and the OID matches even if it has been renamed.
     #[must_use]
-    pub(crate) fn is_of(&self, table: &str, relation: u32, cluster: &str) -> bool {
+    pub(crate) fn is_about(&self, table: &str, relation: u32, cluster: &str) -> bool {
         self.table == table || self.relation == relation && self.cluster.as_deref() == Some(cluster)
     }
 

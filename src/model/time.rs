@@ -18,7 +18,7 @@ pub fn unix_micros() -> u64 {
 
 /// Converts a PostgreSQL timestamp to microseconds since 1970. Returns zero for times before 1970.
 #[must_use]
-pub(crate) fn of_postgres(micros: i64) -> u64 {
+pub(crate) fn from_postgres_micros(micros: i64) -> u64 {
     u64::try_from(micros.saturating_add(POSTGRES_EPOCH_MICROS)).unwrap_or_default()
 }
 

@@ -243,7 +243,7 @@ mod tests {
         let problems: Vec<_> = problems.iter().map(lasting).collect();
         let not_ready = not_ready.map(|why| (why, 5.0));
         Summary::of(
-            &Commands::of_pipeline("p"),
+            &Commands::for_pipeline("p"),
             &lifecycle,
             1.0,
             not_ready,

@@ -176,7 +176,7 @@ impl Watchdog {
                 return None;
             }
             Verdict::Fine => {
-                let lasted = self.open.remove(&kind)?.said.ended(facts.now)?;
+                let lasted = self.open.remove(&kind)?.said.end(facts.now)?;
                 return Some(Line::Over(kind, whole(lasted)));
             }
             Verdict::Wrong(problem) => (problem, false),

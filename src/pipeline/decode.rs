@@ -21,7 +21,7 @@ use crate::delivery::chunks::CopyProgress;
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::model::lsn::{Lsn, Position};
-use crate::model::time::of_postgres;
+use crate::model::time::from_postgres_micros;
 use crate::outbox::columns::{COLUMNS_MAX, MappingError};
 use crate::outbox::connect::ColumnFacts;
 use crate::outbox::dead_letter::Remains;
@@ -492,7 +492,7 @@ impl Core {
     #[inline]
     fn begin(&mut self, begin: &Begin) -> Result<Step, CoreError> {
         self.delivery.watermark.begin(begin.commit)?;
-        let committed = of_postgres(begin.time_micros);
+        let committed = from_postgres_micros(begin.time_micros);
         self.delivery.watermark.committed_at(committed);
         if let Some(duplicate_filter) = &mut self.delivery.duplicate_filter {
             duplicate_filter.begin(begin)?;

@@ -258,7 +258,7 @@ impl Session<'_> {
                     session_state.adaptive_window.committed(committed.in_flight, committed.took);
                     core.delivery.watermark.allow(session_state.adaptive_window.window());
                 }
-                () = core.delivery.watermark.room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
+                () = core.delivery.watermark.wait_for_room(), if matches!(wait, Wait::Room) => wait = Wait::Nothing,
                 ended = wait.wait() => {
                     match ended? {
                         WaitResult::Topic(topic, prepared) => sink.prepared(topic, prepared)?,

@@ -217,7 +217,8 @@ pub(super) async fn plan(
     let key: Vec<_> = match delivered {
         Some(_) => {
             let kinds = columns.into_iter();
-            let kinds = kinds.map(|(name, type_oid)| Some((name, KeyType::of(type_oid)?)));
+            let kinds =
+                kinds.map(|(name, type_oid)| Some((name, KeyType::from_type_oid(type_oid)?)));
             kinds.collect::<Option<_>>().unwrap_or_default()
         }
         None => Vec::new(),
@@ -511,7 +512,7 @@ fn resume_columns(copied: &CopyProgress, table: &ObservedTable) -> Option<Vec<(S
     let columns = &table.columns;
     let column = |name: &String| {
         let (name, type_oid) = columns.iter().find(|(column, _)| column == name)?;
-        KeyType::of(*type_oid)?;
+        KeyType::from_type_oid(*type_oid)?;
         Some((name.clone(), *type_oid))
     };
     let order: Option<Vec<_>> = copied.key.iter().map(column).collect();
@@ -859,7 +860,7 @@ impl Copying {
     fn count_rows(&mut self, core: &Core) {
         let more = self.rows - self.counted;
         self.counted = self.rows;
-        core.delivery.watermark.stats().copied(more);
+        core.delivery.watermark.stats().add_copied_rows(more);
         if let Some(progress) = &mut self.progress {
             progress.advance(more);
         }

@@ -37,8 +37,9 @@ pub(super) async fn examine(
     let locked = catalog.lock_table(version, Statement::Condition).await?;
     for statement in statements(&locked.source(), condition) {
         let prepared = catalog.client().prepare(&statement).await;
-        let prepared = prepared
-            .map_err(|error| ReplayError::wrong(WHERE_FLAG, catalog.denied_select(error, table)))?;
+        let prepared = prepared.map_err(|error| {
+            ReplayError::from_statement_error(WHERE_FLAG, catalog.denied_select(error, table))
+        })?;
         if !prepared.params().is_empty() {
             return Err(ReplayError::Parameters);
         }

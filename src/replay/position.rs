@@ -76,7 +76,7 @@ async fn topics(
 ) -> Result<Vec<String>, ReplayError> {
     let topic = match &outbox.topic {
         Topic::Template(template) => expression(template, table),
-        Topic::Route(route) => text_of(&route.column),
+        Topic::Route(route) => as_text_sql(&route.column),
     };
     let columns = format!("DISTINCT {topic} AS topic");
     let rest = format!(" WHERE {topic} IS NOT NULL ORDER BY topic");
@@ -102,7 +102,7 @@ async fn topics(
 
 /// Returns SQL for a column's value as text, or NULL. Unlike a cast, `concat` calls only the output
 /// function of the type.
-fn text_of(column: &str) -> String {
+fn as_text_sql(column: &str) -> String {
     let column = escape_identifier(column);
     format!("CASE num_nulls({column}) WHEN 0 THEN concat({column}) END")
 }
@@ -111,7 +111,7 @@ fn text_of(column: &str) -> String {
 fn expression(template: &Template, table: &TableName) -> String {
     let parts = template.parts().iter().map(|part| match part {
         Part::Literal(text) => escape_literal(text),
-        Part::Column(name) | Part::Time(name) => text_of(name),
+        Part::Column(name) | Part::Time(name) => as_text_sql(name),
         Part::TableSchema => escape_literal(&table.schema),
         Part::TableName => escape_literal(&table.name),
     });

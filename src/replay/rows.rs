@@ -1,10 +1,10 @@
 //! Reads the rows of a run. Each statement is composed while the table is locked.
 
-use super::{Plan, ReplayError, texts};
+use super::{ReplayError, ReplayPlan, texts};
 use crate::postgres::catalog::copy::{Query, Reader};
 use crate::postgres::catalog::{CatalogError, CreatedAt, LockedTable, RowOrder, Statement};
 
-impl Plan<'_> {
+impl ReplayPlan<'_> {
     /// Returns the kind of statement that reads the rows to be sent.
     fn statement(&self) -> Statement {
         let selected = self.planned.selected();
@@ -58,7 +58,7 @@ impl Plan<'_> {
             .reader
             .select_first(locked, "count(*)", &filter)
             .await
-            .map_err(|error| ReplayError::wrong(flag, error))?;
+            .map_err(|error| ReplayError::from_statement_error(flag, error))?;
         let count = row.as_ref().and_then(|row| row.get(0)?.parse().ok());
         self.rows = count.ok_or_else(|| CatalogError::Unexpected("count(*)".to_owned()))?;
         self.described = described;
@@ -66,7 +66,7 @@ impl Plan<'_> {
     }
 
     /// Returns the key of the last row.
-    pub(super) async fn last(&self) -> Result<Option<Vec<String>>, ReplayError> {
+    pub(super) async fn last_key(&self) -> Result<Option<Vec<String>>, ReplayError> {
         let locked = self.lock().await?;
         let order = locked.row_order(CreatedAt::First).await?;
         let rest = format!(

@@ -21,14 +21,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The contents of a journal entry about a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Note {
+pub(super) struct RunNote {
     pub(super) run: Uuid,
     pub(super) state: State,
     /// Number of rows that Kafka has.
     pub(super) sent: u64,
     /// At the start of the run.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub(super) plan: Option<Planned>,
+    pub(super) plan: Option<PlannedRows>,
     /// Key of the last row up to which Kafka has all rows.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) last: Option<Vec<String>>,
@@ -63,7 +63,7 @@ pub(super) enum State {
 /// The subject of a run at its start. It was written by a role that may add to the journal: the
 /// role that resumes the run uses only values from it, and no SQL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Planned {
+pub(super) struct PlannedRows {
     pub(super) table: String,
     /// The selected rows.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -85,7 +85,7 @@ pub(super) struct Planned {
     pub(super) sent_rows: Option<SentRows>,
 }
 
-impl Planned {
+impl PlannedRows {
     /// Returns which rows were selected, or `None` if the entry does not contain this.
     pub(super) fn selected(&self) -> Option<Selected> {
         // The journal entries about dropped slots or a table that was set aside determine the rows.
@@ -101,7 +101,7 @@ pub(super) struct RecordedRun {
     /// The entry about its start.
     pub(super) entry: EntryId,
     pub(super) begun: Begun,
-    pub(super) planned: Planned,
+    pub(super) planned: PlannedRows,
     pub(super) last: Option<Vec<String>>,
     pub(super) sent: u64,
 }
@@ -161,7 +161,7 @@ impl RecordedRun {
                 continue;
             }
             let entry_id = EntryId(entry.id);
-            let note: Note = serde_json::from_value(entry.detail)
+            let note: RunNote = serde_json::from_value(entry.detail)
                 .map_err(|error| entry_id.unreadable(error.to_string()))?;
             match &mut found {
                 None => {
@@ -283,11 +283,11 @@ mod tests {
 
     #[test]
     fn a_note_of_the_journal_is_read_as_it_was_written() {
-        let note = Note {
+        let note = RunNote {
             run: Uuid::nil(),
             state: State::Begun,
             sent: 3,
-            plan: Some(Planned {
+            plan: Some(PlannedRows {
                 table: "public.outbox".to_owned(),
                 selected: Some(Selected {
                     ids: vec!["1".to_owned()],
@@ -308,7 +308,7 @@ mod tests {
         };
         let json = serde_json::to_value(&note).expect("JSON");
         assert_eq!(json["state"], "begun");
-        let read: Note = serde_json::from_value(json).expect("a note");
+        let read: RunNote = serde_json::from_value(json).expect("a note");
         assert_eq!(
             (read.run, read.sent, read.plan),
             (note.run, note.sent, note.plan)
@@ -331,7 +331,7 @@ mod tests {
             if detail.get(ALREADY_DELIVERED).is_some() {
                 continue;
             }
-            let note: Note = serde_json::from_value(detail.clone()).expect("a note");
+            let note: RunNote = serde_json::from_value(detail.clone()).expect("a note");
             let written = serde_json::to_value(&note).expect("JSON");
             assert_eq!(&written, detail);
             notes += 1;

@@ -193,7 +193,7 @@ pub(super) struct Table<'t> {
 
 impl Selection {
     /// Looks up everything that the selection refers to.
-    pub(super) async fn look_up(
+    pub(super) async fn resolve(
         &self,
         settings: &PipelineSettings,
         catalog: &Catalog,
@@ -210,10 +210,10 @@ impl Selection {
                     table.expect("created_at", flag)?;
                     Some(Edge::CreatedAt(time(catalog, text, flag).await?))
                 }
-                Some(Bound::Id(id)) => Some(Edge::Key(key_of(catalog, table, id, flag).await?)),
+                Some(Bound::Id(id)) => Some(Edge::Key(query_key(catalog, table, id, flag).await?)),
                 Some(Bound::Position(at)) => {
                     let id = position::id(settings, catalog, table.name, *at, flag).await?;
-                    Some(Edge::Key(key_of(catalog, table, &id, flag).await?))
+                    Some(Edge::Key(query_key(catalog, table, &id, flag).await?))
                 }
             };
         }
@@ -258,12 +258,12 @@ async fn time(catalog: &Catalog, text: &str, flag: &'static str) -> Result<Strin
     let sql = "SELECT $1::text::timestamptz::text";
     match catalog.client().query_one(sql, &[&text]).await {
         Ok(row) => Ok(row.try_get(0).map_err(CatalogError::from)?),
-        Err(error) => Err(ReplayError::wrong(flag, error.into())),
+        Err(error) => Err(ReplayError::from_statement_error(flag, error.into())),
     }
 }
 
 /// Returns the key values of the row with this ID.
-async fn key_of(
+async fn query_key(
     catalog: &Catalog,
     table: &Table<'_>,
     id: &str,
@@ -288,7 +288,7 @@ async fn key_of(
             text: id.to_owned(),
             error: server,
         },
-        error => ReplayError::wrong(flag, error),
+        error => ReplayError::from_statement_error(flag, error),
     })?;
     let Some(row) = row else {
         return Err(ReplayError::NoRow {

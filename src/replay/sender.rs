@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
 use super::run::State;
-use super::{Ended, Plan, ReplayError};
+use super::{ReplayEnd, ReplayError, ReplayPlan};
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
 use crate::outbox::columns::Row;
@@ -31,7 +31,7 @@ const CATCH_UP_LIMIT: Duration = Duration::from_millis(100);
 
 /// Sends the rows of a run.
 pub(super) struct Sender<'p, S, F> {
-    plan: &'p Plan<'p>,
+    plan: &'p ReplayPlan<'p>,
     sink: &'p mut S,
     delivery: Delivery,
     /// Number of rows that the sink has accepted.
@@ -51,13 +51,18 @@ pub(super) struct Sender<'p, S, F> {
 }
 
 /// The result of waiting.
-enum Waited {
+enum SendReadiness {
     Enough,
     Stop,
 }
 
 impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
-    pub(super) fn new(plan: &'p Plan<'p>, sink: &'p mut S, watermark: Watermark, told: F) -> Self {
+    pub(super) fn new(
+        plan: &'p ReplayPlan<'p>,
+        sink: &'p mut S,
+        watermark: Watermark,
+        told: F,
+    ) -> Self {
         let now = Instant::now();
         let mut delivery = Delivery::new(watermark);
         delivery.dead_letters = plan.dead_letters();
@@ -81,28 +86,28 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         &mut self,
         rate: Option<u32>,
         stop: &mut watch::Receiver<bool>,
-    ) -> Result<Ended, ReplayError> {
+    ) -> Result<ReplayEnd, ReplayError> {
         let plan = self.plan;
         let mut rows = plan.copy().await?;
         let mut rate = rate.map(Rate::new);
         while let Some(copied) = rows.next().await? {
             if let Some(rate) = &mut rate
                 && let Some(due) = rate.due(Instant::now())
-                && let Waited::Stop = self.wait_until(due, stop).await?
+                && let SendReadiness::Stop = self.wait_until(due, stop).await?
             {
-                return Ok(Ended::Stopped);
+                return Ok(ReplayEnd::Stopped);
             }
             if *stop.borrow() {
-                return Ok(Ended::Stopped);
+                return Ok(ReplayEnd::Stopped);
             }
-            if let Waited::Stop = self.row(&copied, stop).await? {
-                return Ok(Ended::Stopped);
+            if let SendReadiness::Stop = self.row(&copied, stop).await? {
+                return Ok(ReplayEnd::Stopped);
             }
             self.mark(&copied).await?;
         }
         match self.drained(stop).await? {
-            Waited::Enough => Ok(Ended::Complete),
-            Waited::Stop => Ok(Ended::Stopped),
+            SendReadiness::Enough => Ok(ReplayEnd::Complete),
+            SendReadiness::Stop => Ok(ReplayEnd::Stopped),
         }
     }
 
@@ -116,7 +121,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         }
         // The cause of a failure is known already.
         let _ = timeout(limit, self.drained(&mut stop)).await;
-        self.look();
+        self.update_sent();
     }
 
     /// Passes one row, or a dead letter in its place, to the sink.
@@ -124,22 +129,24 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         &mut self,
         copied: &Copied<'_>,
         stop: &mut watch::Receiver<bool>,
-    ) -> Result<Waited, ReplayError> {
+    ) -> Result<SendReadiness, ReplayError> {
         self.delivery.watermark.begin_row()?;
         loop {
             check(&self.delivery.watermark)?;
             match self.hand_over(&copied.row)? {
                 Step::Done | Step::Answer => break,
                 Step::Full => {
-                    if let Waited::Stop = room(&self.delivery.watermark, self.sink, stop).await? {
-                        return Ok(Waited::Stop);
+                    if let SendReadiness::Stop =
+                        wait_for_room(&self.delivery.watermark, self.sink, stop).await?
+                    {
+                        return Ok(SendReadiness::Stop);
                     }
                 }
                 Step::NewTopic(topic) => {
                     let preparation = self.sink.prepare(&topic, Vec::new);
                     let prepared = tokio::select! {
                         biased;
-                        () = stopped(stop) => return Ok(Waited::Stop),
+                        () = stopped(stop) => return Ok(SendReadiness::Stop),
                         prepared = preparation => prepared,
                     };
                     let ready = prepared.and_then(|state| self.sink.prepared(&topic, state));
@@ -154,7 +161,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         }
         self.delivery.watermark.end_row()?;
         self.taken += 1;
-        Ok(Waited::Enough)
+        Ok(SendReadiness::Enough)
     }
 
     fn hand_over(&mut self, row: &Row<'_>) -> Result<Step, ReplayError> {
@@ -163,7 +170,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         let run = self.plan.run.hyphenated().encode_lower(&mut run).as_bytes();
         let mark = (REPLAY_HEADER, run);
         let handed = self.delivery.hand_over(mapping, row, mark, self.sink);
-        handed.map_err(|error| ReplayError::of(error, || mapping.describe(row)))
+        handed.map_err(|error| ReplayError::from_undelivered(error, || mapping.describe(row)))
     }
 
     /// Remembers the row at intervals, and records the progress in the journal.
@@ -178,19 +185,21 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         }
         self.marked_at = now;
         self.marks.push_back((self.taken, self.latest.clone()));
-        self.look();
+        self.update_sent();
         if now.duration_since(self.noted_at) >= self.note_pause {
             self.noted_at = now;
             self.note_pause = (self.note_pause * 2).min(JOURNAL_INTERVAL);
             let sent = self.plan.sent_before + self.last_number();
             let last = self.last.as_ref();
-            self.plan.note(State::Going, sent, last, None).await?;
+            self.plan
+                .record_progress(State::Going, sent, last, None)
+                .await?;
         }
         Ok(())
     }
 
     /// Updates how many rows Kafka has.
-    pub(super) fn look(&mut self) {
+    pub(super) fn update_sent(&mut self) {
         let acknowledged = self.delivery.watermark.durable_rows();
         (self.told)(acknowledged - self.acknowledged);
         self.acknowledged = acknowledged;
@@ -218,31 +227,34 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         &mut self,
         due: Instant,
         stop: &mut watch::Receiver<bool>,
-    ) -> Result<Waited, ReplayError> {
+    ) -> Result<SendReadiness, ReplayError> {
         self.sink.flush(false)?;
         loop {
             check(&self.delivery.watermark)?;
             tokio::select! {
                 biased;
-                () = stopped(stop) => return Ok(Waited::Stop),
-                () = sleep_until(due) => return Ok(Waited::Enough),
+                () = stopped(stop) => return Ok(SendReadiness::Stop),
+                () = sleep_until(due) => return Ok(SendReadiness::Enough),
                 () = sleep(SINK_MAINTENANCE_INTERVAL) => self.sink.tend(),
             }
         }
     }
 
     /// Resolves when everything that the sink accepted is in Kafka.
-    async fn drained(&mut self, stop: &mut watch::Receiver<bool>) -> Result<Waited, ReplayError> {
+    async fn drained(
+        &mut self,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<SendReadiness, ReplayError> {
         self.sink.flush(false)?;
         loop {
             check(&self.delivery.watermark)?;
-            self.look();
+            self.update_sent();
             if self.delivery.watermark.in_flight().records == 0 {
-                return Ok(Waited::Enough);
+                return Ok(SendReadiness::Enough);
             }
             tokio::select! {
                 biased;
-                () = stopped(stop) => return Ok(Waited::Stop),
+                () = stopped(stop) => return Ok(SendReadiness::Stop),
                 () = self.delivery.watermark.empty() => {}
                 () = sleep(SINK_MAINTENANCE_INTERVAL) => self.sink.tend(),
             }
@@ -251,19 +263,19 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
 }
 
 /// Resolves when there may be space for another record.
-async fn room(
+async fn wait_for_room(
     watermark: &Watermark,
     sink: &mut impl Sink,
     stop: &mut watch::Receiver<bool>,
-) -> Result<Waited, ReplayError> {
+) -> Result<SendReadiness, ReplayError> {
     sink.flush(false)?;
     tokio::select! {
         biased;
-        () = stopped(stop) => return Ok(Waited::Stop),
-        () = watermark.room() => {}
+        () = stopped(stop) => return Ok(SendReadiness::Stop),
+        () = watermark.wait_for_room() => {}
         () = sleep(SINK_MAINTENANCE_INTERVAL) => sink.tend(),
     }
-    Ok(Waited::Enough)
+    Ok(SendReadiness::Enough)
 }
 
 /// Returns an error if a record was rejected, because this blocks all later records.

@@ -36,7 +36,7 @@ pub(crate) enum HandOver {
 
 /// Returns the open journal entries about the table, and the condition for rows that may be
 /// missing.
-pub(super) async fn open(
+pub(super) async fn open_entries(
     settings: &PipelineSettings,
     table: &TableName,
     catalog: &Catalog,
@@ -59,13 +59,13 @@ pub(super) async fn open(
         let (slot, init) = (target.slot.clone(), target.init_slot());
         return Err(Problem::NoSlot { slot, init }.into());
     }
-    let condition = missing(catalog, &entries).await?;
+    let condition = missing_condition(catalog, &entries).await?;
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
 }
 
 /// Returns an LSN such that every snapshot taken from now on contains all rows whose commit LSN is
 /// before it.
-pub(super) async fn end(
+pub(super) async fn end_lsn(
     table: &TableName,
     catalog: &Catalog,
     condition: &str,
@@ -106,7 +106,7 @@ pub(super) async fn condition(
     if open.len() != ids.len() {
         return Ok(None);
     }
-    Ok(Some(missing(catalog, &open).await?))
+    Ok(Some(missing_condition(catalog, &open).await?))
 }
 
 /// Waits until the pipeline has recorded the consequence of the end of a run about these entries.
@@ -148,7 +148,10 @@ async fn entries(
         .await
 }
 
-async fn missing(catalog: &Catalog, entries: &[SetAside]) -> Result<String, CatalogError> {
+async fn missing_condition(
+    catalog: &Catalog,
+    entries: &[SetAside],
+) -> Result<String, CatalogError> {
     let cluster = catalog.cluster().await?;
     let since = entries
         .iter()

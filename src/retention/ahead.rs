@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::plan::{self, Found, Partition, Range, Step};
+use super::plan::{self, Partition, RetentionFacts, RetentionStep, TimeRange};
 use super::{Pass, RetentionError, bounded};
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::sql::{escape_identifier, escape_literal};
@@ -16,7 +16,7 @@ impl Pass<'_> {
     /// Creates the missing partitions.
     pub(super) async fn make(
         &mut self,
-        found: &Found,
+        found: &RetentionFacts,
         ahead: u32,
         dry_run: bool,
     ) -> Result<(), CatalogError> {
@@ -25,7 +25,7 @@ impl Pass<'_> {
             let table = self.outbox.name.clone();
             self.report.troubles.push(RetentionError::NoModel(table));
         }
-        let steps = plan::missing(&self.outbox.name, found, ahead);
+        let steps = plan::plan_missing(&self.outbox.name, found, ahead);
         if dry_run {
             let would = steps.iter().map(|step| format!("would {}", step.intent()));
             self.report.done.extend(would);
@@ -34,7 +34,7 @@ impl Pass<'_> {
         for steps in steps.chunks(PARTITIONS_PER_TRANSACTION) {
             if steps.len() == 1 || !self.make_together(steps).await? {
                 for step in steps {
-                    self.take(step).await?;
+                    self.perform_step(step).await?;
                 }
             }
         }
@@ -43,15 +43,15 @@ impl Pass<'_> {
 
     /// Creates several partitions in one transaction, all or none. Returns false if that fails or
     /// takes too long.
-    async fn make_together(&mut self, steps: &[Step]) -> Result<bool, CatalogError> {
+    async fn make_together(&mut self, steps: &[RetentionStep]) -> Result<bool, CatalogError> {
         let (mut create, mut attach) = (Vec::new(), String::new());
         let mut done = Vec::with_capacity(steps.len());
         for step in steps {
-            if let Step::Make(name, range) = step {
+            if let RetentionStep::Make(name, range) = step {
                 create.push(self.create_sql(name));
                 let statement = escape_literal(&self.attach_sql(name, *range));
                 let _ = write!(attach, "EXECUTE {statement}; ");
-                done.push(made(name, *range));
+                done.push(describe_created(name, *range));
             }
         }
         // ATTACH locks the default partition, and sessions that write to it wait. Therefore all
@@ -68,7 +68,7 @@ impl Pass<'_> {
 
     /// Returns the statements that create a partition. CREATE TABLE ... PARTITION OF would block
     /// writers; ATTACH does not.
-    pub(super) fn make_sql(&self, name: &TableName, range: Range) -> String {
+    pub(super) fn make_sql(&self, name: &TableName, range: TimeRange) -> String {
         format!(
             "{}; {}",
             self.create_sql(name),
@@ -90,7 +90,7 @@ impl Pass<'_> {
         )
     }
 
-    fn attach_sql(&self, name: &TableName, range: Range) -> String {
+    fn attach_sql(&self, name: &TableName, range: TimeRange) -> String {
         let (root, name) = (self.outbox.name.quoted(), name.quoted());
         let bound = |time: jiff::Timestamp| escape_literal(&time.to_string());
         let (from, to) = (bound(range.lower), bound(range.upper));
@@ -99,6 +99,6 @@ impl Pass<'_> {
 }
 
 /// Describes a partition that was created, for the report.
-pub(super) fn made(name: &TableName, range: Range) -> String {
+pub(super) fn describe_created(name: &TableName, range: TimeRange) -> String {
     format!("partition {name} made for {range}")
 }

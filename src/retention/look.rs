@@ -5,7 +5,7 @@ use jiff::Timestamp;
 
 use super::RetentionError;
 use super::mark::{Origin, end_of_comment};
-use super::plan::{Bounds, Detached, Found, Partition};
+use super::plan::{Bounds, Detached, Partition, RetentionFacts};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::table::{TableName, identifier};
@@ -167,7 +167,10 @@ fn name(row: &Row, schema: usize, name: usize) -> Result<TableName, CatalogError
 }
 
 /// Queries the facts for the plan of a table that is partitioned by time, except for the slots.
-pub(crate) async fn found(client: &Client, outbox: &Maintained) -> Result<Found, CatalogError> {
+pub(crate) async fn query_facts(
+    client: &Client,
+    outbox: &Maintained,
+) -> Result<RetentionFacts, CatalogError> {
     let now = micros("now()");
     let row = client.query_one(&format!("SELECT {now}"), &[]).await?;
     let now = clock(&row)?;
@@ -188,7 +191,7 @@ pub(crate) async fn found(client: &Client, outbox: &Maintained) -> Result<Found,
         None => None,
     };
     let origin = &outbox.origin;
-    Ok(Found {
+    Ok(RetentionFacts {
         now,
         oldest_open,
         partitions: partitions(client, origin).await?,

@@ -6,7 +6,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
-use super::{Report, RetentionError, pass_of_table};
+use super::{RetentionError, RetentionReport, pass_of_table};
 use crate::model::outage::{Outage, Say};
 use crate::model::rounded::Elapsed;
 use crate::pipeline::settings::PipelineSettings;
@@ -34,14 +34,14 @@ impl Drop for Maintenance {
 
 /// Starts passes over the pipeline's tables on the current runtime, if a retention is configured.
 #[must_use]
-pub(crate) fn beside(settings: &PipelineSettings) -> Option<Maintenance> {
+pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
     let keep = settings.retention.keep?;
     let every = (keep / 10).clamp(Duration::from_secs(1), PASS_INTERVAL_MAX);
     let settings = settings.clone();
     Some(Maintenance(tokio::spawn(async move {
         let mut outage = Outage::default();
         loop {
-            tell(&settings, &mut outage, pass(&settings).await);
+            log_problems(&settings, &mut outage, pass(&settings).await);
             sleep(every).await;
         }
     })))
@@ -62,7 +62,7 @@ async fn pass(settings: &PipelineSettings) -> Vec<String> {
     for target in &tables {
         let pass = pass_of_table(&catalog, settings, target, tables.len(), false);
         match in_time(pass).await {
-            Ok(report) => troubles.extend(told(&settings.name, report)),
+            Ok(report) => troubles.extend(log_report(&settings.name, report)),
             // A problem with one table, or a connection that is still busy with it, does not affect
             // the next table.
             Err(reason) => {
@@ -88,7 +88,7 @@ async fn in_time<T>(asked: impl Future<Output = Result<T, CatalogError>>) -> Res
 }
 
 /// Logs the result of a pass, and returns the problems.
-fn told(pipeline: &str, report: Report) -> Vec<String> {
+fn log_report(pipeline: &str, report: RetentionReport) -> Vec<String> {
     for done in report.done {
         info!(pipeline, "maintenance: {done}");
     }
@@ -101,10 +101,10 @@ fn told(pipeline: &str, report: Report) -> Vec<String> {
     troubles.iter().map(ToString::to_string).collect()
 }
 
-fn tell(settings: &PipelineSettings, outage: &mut Outage, mut troubles: Vec<String>) {
+fn log_problems(settings: &PipelineSettings, outage: &mut Outage, mut troubles: Vec<String>) {
     let pipeline = &settings.name;
     if troubles.is_empty() {
-        if let Some(lasted) = outage.ended(Instant::now()) {
+        if let Some(lasted) = outage.end(Instant::now()) {
             info!(pipeline, elapsed = %Elapsed(lasted), "maintenance succeeds again");
         }
         return;

@@ -16,7 +16,7 @@ const ROWS_PREFIX: &str = "rows before ";
 
 /// How far the removal of a partition has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mark {
+pub(crate) enum PartitionMark {
     /// The time range has ended, and the rows that the partition contained then were committed
     /// before this WAL position.
     Closed(Lsn),
@@ -45,16 +45,19 @@ impl Origin {
 
     /// Returns the mark in a partition's comment, if it concerns this table.
     #[must_use]
-    pub(crate) fn read(&self, comment: Option<&str>) -> Option<Mark> {
-        Mark::read(&self.line(comment)?)
+    pub(crate) fn read(&self, comment: Option<&str>) -> Option<PartitionMark> {
+        PartitionMark::read(&self.line(comment)?)
     }
 
     /// Returns the mark in the table's own comment, and the time before which rows are concerned.
     #[must_use]
-    pub(crate) fn read_generation(&self, comment: Option<&str>) -> Option<(Timestamp, Mark)> {
+    pub(crate) fn read_generation(
+        &self,
+        comment: Option<&str>,
+    ) -> Option<(Timestamp, PartitionMark)> {
         let line = self.line(comment)?;
         let (before, mark) = line.strip_prefix(ROWS_PREFIX)?.split_once(' ')?;
-        Some((before.parse().ok()?, Mark::read(mark)?))
+        Some((before.parse().ok()?, PartitionMark::read(mark)?))
     }
 
     /// Returns Walpost's line, without its fixed start and end.
@@ -67,7 +70,7 @@ impl Origin {
     }
 }
 
-impl Mark {
+impl PartitionMark {
     fn read(what: &str) -> Option<Self> {
         let lsn = |text: &str| text.parse().ok();
         if let Some(text) = what.strip_prefix("closed at ") {
@@ -162,16 +165,16 @@ mod tests {
         let lsn = Lsn(0x16B_3748);
         assert_eq!(
             read(&comment(MarkKind::Closed, "0/16B3748")),
-            Some(Mark::Closed(lsn))
+            Some(PartitionMark::Closed(lsn))
         );
         assert_eq!(
             read(&comment(MarkKind::Detached, "0/16B3748")),
-            Some(Mark::Detached(lsn))
+            Some(PartitionMark::Detached(lsn))
         );
         let time = "2025-11-22T01:02:03.000004Z";
         assert_eq!(
             read(&comment(MarkKind::Delivered, time)),
-            Some(Mark::Delivered(time.parse().expect("a time")))
+            Some(PartitionMark::Delivered(time.parse().expect("a time")))
         );
     }
 
@@ -181,9 +184,12 @@ mod tests {
         let [before_time, at_time] = [before, at].map(|text| text.parse().expect("a time"));
         let read = |text: &str| origin().read_generation(Some(text));
         let closed = comment(MarkKind::RowsClosed, &format!("{before} closed at 0/1"));
-        assert_eq!(read(&closed), Some((before_time, Mark::Closed(Lsn(1)))));
+        assert_eq!(
+            read(&closed),
+            Some((before_time, PartitionMark::Closed(Lsn(1))))
+        );
         let delivered = comment(MarkKind::RowsDelivered(before_time), at);
-        let expected = Some((before_time, Mark::Delivered(at_time)));
+        let expected = Some((before_time, PartitionMark::Delivered(at_time)));
         assert_eq!(read(&delivered), expected);
         // A mark for rows of a table is not one for a partition, and vice versa.
         assert_eq!(origin().read(Some(&closed)), None);
@@ -194,7 +200,10 @@ mod tests {
     fn lines_of_others_are_no_marks() {
         let ours = comment(MarkKind::Closed, "0/1");
         let both = format!("Kept for the auditors\n{ours}");
-        assert_eq!(origin().read(Some(&both)), Some(Mark::Closed(Lsn(1))));
+        assert_eq!(
+            origin().read(Some(&both)),
+            Some(PartitionMark::Closed(Lsn(1)))
+        );
         for text in ["", "walpost: closed at 0/1", "closed", "walpost: gone"] {
             assert_eq!(origin().read(Some(text)), None, "{text:?}");
         }

@@ -7,13 +7,13 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-use super::mark::Mark;
+use super::mark::PartitionMark;
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 
 /// The facts about a table that is partitioned by time.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct RetentionFacts {
     /// The time of the database server.
     pub now: Timestamp,
     /// Start of the oldest visible transaction, and PID of its server process.
@@ -37,7 +37,7 @@ pub(crate) struct Partition {
     /// Whether detaching it was started and not completed.
     pub is_pending: bool,
     /// Its current mark.
-    pub mark: Option<Mark>,
+    pub mark: Option<PartitionMark>,
 }
 
 /// A table that was a partition.
@@ -47,7 +47,7 @@ pub(crate) struct Detached {
     pub oid: u32,
     pub name: TableName,
     /// Its current mark.
-    pub mark: Option<Mark>,
+    pub mark: Option<PartitionMark>,
     /// The end of its comment, which contains the mark.
     pub comment_end: String,
 }
@@ -63,14 +63,14 @@ pub(crate) struct Bounds {
 
 /// A time range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Range {
+pub(crate) struct TimeRange {
     /// The lower bound, inclusive.
     pub lower: Timestamp,
     /// The upper bound, exclusive.
     pub upper: Timestamp,
 }
 
-impl fmt::Display for Range {
+impl fmt::Display for TimeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} to {}", self.lower, self.upper)
     }
@@ -85,9 +85,9 @@ enum Width {
 
 /// A step to perform.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum RetentionStep {
     /// Create a partition for this range.
-    Make(TableName, Range),
+    Make(TableName, TimeRange),
     /// The partition's time range has ended: record the current WAL position.
     Close(Partition),
     /// The slots have passed that position: record the time.
@@ -104,7 +104,7 @@ pub(crate) enum Step {
 
 /// Why something has not been done yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Wait {
+pub(crate) enum RemovalWait {
     /// A slot has not passed a position.
     #[error("{table} waits until slot {slot:?}, confirmed up to {confirmed}, has passed {needed}")]
     Slot {
@@ -150,7 +150,11 @@ pub(crate) enum Wait {
 
 /// Returns steps that create the partitions that `table` lacks: the current one, and `ahead` more.
 #[must_use]
-pub(crate) fn missing(table: &TableName, found: &Found, ahead: u32) -> Vec<Step> {
+pub(crate) fn plan_missing(
+    table: &TableName,
+    found: &RetentionFacts,
+    ahead: u32,
+) -> Vec<RetentionStep> {
     let Some(model) = model(found) else {
         return Vec::new();
     };
@@ -162,7 +166,7 @@ pub(crate) fn missing(table: &TableName, found: &Found, ahead: u32) -> Vec<Step>
             break;
         };
         if !found.partitions.iter().any(|p| p.overlaps(range)) {
-            steps.push(Step::Make(name(table, range, width), range));
+            steps.push(RetentionStep::Make(name(table, range, width), range));
         }
         at = range.upper;
     }
@@ -171,12 +175,15 @@ pub(crate) fn missing(table: &TableName, found: &Found, ahead: u32) -> Vec<Step>
 
 /// Returns what to do with partitions that are older than `keep`, and what to wait for.
 #[must_use]
-pub(crate) fn removals(found: &Found, keep: SignedDuration) -> (Vec<Step>, Vec<Wait>) {
+pub(crate) fn removals(
+    found: &RetentionFacts,
+    keep: SignedDuration,
+) -> (Vec<RetentionStep>, Vec<RemovalWait>) {
     let (mut steps, mut waits) = (Vec::new(), Vec::new());
     let Some((slot, confirmed)) = &found.slot else {
         return (steps, waits);
     };
-    let behind = |table: &TableName, needed| Wait::Slot {
+    let behind = |table: &TableName, needed| RemovalWait::Slot {
         table: table.clone(),
         slot: slot.clone(),
         confirmed: *confirmed,
@@ -189,42 +196,46 @@ pub(crate) fn removals(found: &Found, keep: SignedDuration) -> (Vec<Step>, Vec<W
         let table = partition.name.clone();
         if partition.is_pending {
             match partition.mark {
-                Some(Mark::Delivered(_)) => steps.push(Step::Finalize(partition.clone())),
-                _ => waits.push(Wait::Pending { table }),
+                Some(PartitionMark::Delivered(_)) => {
+                    steps.push(RetentionStep::Finalize(partition.clone()))
+                }
+                _ => waits.push(RemovalWait::Pending { table }),
             }
             continue;
         }
         match partition.mark {
             // A partition that was detached and attached again starts over.
-            None | Some(Mark::Detached(_)) => steps.push(Step::Close(partition.clone())),
-            Some(Mark::Closed(needed)) if needed <= *confirmed => {
-                steps.push(Step::NoteDelivered(partition.clone()));
+            None | Some(PartitionMark::Detached(_)) => {
+                steps.push(RetentionStep::Close(partition.clone()))
             }
-            Some(Mark::Closed(needed)) => waits.push(behind(&table, needed)),
+            Some(PartitionMark::Closed(needed)) if needed <= *confirmed => {
+                steps.push(RetentionStep::NoteDelivered(partition.clone()));
+            }
+            Some(PartitionMark::Closed(needed)) => waits.push(behind(&table, needed)),
             // The clock went backwards, so the recorded time does not count.
-            Some(Mark::Delivered(at)) if at > found.now => {
-                steps.push(Step::NoteDelivered(partition.clone()));
+            Some(PartitionMark::Delivered(at)) if at > found.now => {
+                steps.push(RetentionStep::NoteDelivered(partition.clone()));
             }
-            Some(Mark::Delivered(at)) => {
+            Some(PartitionMark::Delivered(at)) => {
                 let until = at.checked_add(keep).unwrap_or(Timestamp::MAX);
                 match found.oldest_open {
-                    _ if until > found.now => waits.push(Wait::Age { table, until }),
+                    _ if until > found.now => waits.push(RemovalWait::Age { table, until }),
                     Some((began, pid)) if Some(began) < partition.bounds.upper => {
-                        waits.push(Wait::Transaction { table, pid, began });
+                        waits.push(RemovalWait::Transaction { table, pid, began });
                     }
-                    _ => steps.push(Step::Detach(partition.clone())),
+                    _ => steps.push(RetentionStep::Detach(partition.clone())),
                 }
             }
         }
     }
     for detached in &found.detached {
         match detached.mark {
-            Some(Mark::Detached(needed)) if needed <= *confirmed => {
-                steps.push(Step::Drop(detached.clone()));
+            Some(PartitionMark::Detached(needed)) if needed <= *confirmed => {
+                steps.push(RetentionStep::Drop(detached.clone()));
             }
-            Some(Mark::Detached(needed)) => waits.push(behind(&detached.name, needed)),
+            Some(PartitionMark::Detached(needed)) => waits.push(behind(&detached.name, needed)),
             // The table was detached, but this was not recorded.
-            Some(_) => steps.push(Step::NoteDetached(detached.clone())),
+            Some(_) => steps.push(RetentionStep::NoteDetached(detached.clone())),
             None => {}
         }
     }
@@ -232,7 +243,7 @@ pub(crate) fn removals(found: &Found, keep: SignedDuration) -> (Vec<Step>, Vec<W
 }
 
 impl Partition {
-    fn overlaps(&self, range: Range) -> bool {
+    fn overlaps(&self, range: TimeRange) -> bool {
         let Bounds { lower, upper } = self.bounds;
         !self.is_default
             && lower.is_none_or(|lower| lower < range.upper)
@@ -245,15 +256,15 @@ impl Partition {
         self.range().is_some()
     }
 
-    fn range(&self) -> Option<Range> {
+    fn range(&self) -> Option<TimeRange> {
         let (lower, upper) = (self.bounds.lower?, self.bounds.upper?);
-        Some(Range { lower, upper })
+        Some(TimeRange { lower, upper })
     }
 }
 
 /// Returns the range that serves as a model for others: the last one that has started, or else the
 /// first one.
-fn model(found: &Found) -> Option<Range> {
+fn model(found: &RetentionFacts) -> Option<TimeRange> {
     let ranges = || found.partitions.iter().filter_map(Partition::range);
     ranges()
         .filter(|range| range.lower <= found.now)
@@ -261,7 +272,7 @@ fn model(found: &Found) -> Option<Range> {
         .or_else(|| ranges().min_by_key(|range| range.lower))
 }
 
-fn width(range: Range) -> Width {
+fn width(range: TimeRange) -> Width {
     match month_at(range.lower) {
         Some(month) if month == range => Width::Month,
         _ => Width::Fixed(range.upper.duration_since(range.lower)),
@@ -270,24 +281,24 @@ fn width(range: Range) -> Width {
 
 /// Returns the range that contains `at`, has this width and is aligned with `model`. Returns `None`
 /// outside the supported calendar.
-fn range_at(model: Range, width: Width, at: Timestamp) -> Option<Range> {
+fn range_at(model: TimeRange, width: Width, at: Timestamp) -> Option<TimeRange> {
     let length = match width {
         Width::Month => return month_at(at),
         Width::Fixed(length) => i64::try_from(length.as_micros()).ok().filter(|l| *l > 0)?,
     };
     let start = model.lower.as_microsecond();
     let lower = start + (at.as_microsecond() - start).div_euclid(length) * length;
-    Some(Range {
+    Some(TimeRange {
         lower: Timestamp::from_microsecond(lower).ok()?,
         upper: Timestamp::from_microsecond(lower.checked_add(length)?).ok()?,
     })
 }
 
 /// Returns the UTC month that contains `at`.
-fn month_at(at: Timestamp) -> Option<Range> {
+fn month_at(at: Timestamp) -> Option<TimeRange> {
     let day = at.to_zoned(TimeZone::UTC).date();
     let begin = |date: Date| Some(date.to_zoned(TimeZone::UTC).ok()?.timestamp());
-    Some(Range {
+    Some(TimeRange {
         lower: begin(day.first_of_month())?,
         upper: begin(day.last_of_month().tomorrow().ok()?)?,
     })
@@ -295,7 +306,7 @@ fn month_at(at: Timestamp) -> Option<Range> {
 
 /// Returns the name of a table's partition. It contains as much of the start time as the width
 /// requires, in the format that sql/outbox_partitioned.sql uses for days.
-fn name(table: &TableName, range: Range, width: Width) -> TableName {
+fn name(table: &TableName, range: TimeRange, width: Width) -> TableName {
     let is_whole = |unit: i64| match width {
         Width::Month => true,
         Width::Fixed(length) => {

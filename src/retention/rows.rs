@@ -15,8 +15,8 @@ use crate::postgres::sql::Client;
 use jiff::{SignedDuration, Timestamp};
 
 use super::look::{self, Maintained};
-use super::mark::{Mark, MarkKind};
-use super::plan::Wait;
+use super::mark::{MarkKind, PartitionMark};
+use super::plan::RemovalWait;
 use super::{Pass, RetentionError, SLOT_POLL_INTERVAL, SLOT_TIMEOUT};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::CatalogError;
@@ -33,11 +33,11 @@ struct Batch {
 }
 
 /// The result of waiting for the slots.
-enum Waited {
+enum SlotWait {
     /// The slots have passed the position.
     Passed,
     /// The slots have not passed the position.
-    For(Wait),
+    For(RemovalWait),
     /// No slot shows what was delivered.
     Unknown,
 }
@@ -63,8 +63,8 @@ impl Pass<'_> {
                 return Ok(());
             };
             let kind = match self.outbox.origin.read_generation(comment.as_deref()) {
-                Some((_, Mark::Closed(needed))) if needed > confirmed => {
-                    self.report.waits = vec![Wait::Slot {
+                Some((_, PartitionMark::Closed(needed))) if needed > confirmed => {
+                    self.report.waits = vec![RemovalWait::Slot {
                         table,
                         slot,
                         confirmed,
@@ -76,13 +76,15 @@ impl Pass<'_> {
                     tokio::time::sleep(SLOT_POLL_INTERVAL).await;
                     continue;
                 }
-                Some((before, Mark::Closed(_))) => MarkKind::RowsDelivered(before),
+                Some((before, PartitionMark::Closed(_))) => MarkKind::RowsDelivered(before),
                 // The clock went backwards, so the recorded time does not count.
-                Some((before, Mark::Delivered(at))) if at > now => MarkKind::RowsDelivered(before),
-                Some((before, Mark::Delivered(at))) => {
+                Some((before, PartitionMark::Delivered(at))) if at > now => {
+                    MarkKind::RowsDelivered(before)
+                }
+                Some((before, PartitionMark::Delivered(at))) => {
                     let end = at.checked_add(keep).unwrap_or(Timestamp::MAX);
                     if end > now {
-                        self.report.waits = vec![Wait::Age { table, until: end }];
+                        self.report.waits = vec![RemovalWait::Age { table, until: end }];
                         return Ok(());
                     }
                     if dry_run {
@@ -115,7 +117,7 @@ impl Pass<'_> {
         let table = self.outbox.name.clone();
         let mut deleted = 0;
         let (is_done, waits) = loop {
-            if !self.begin().await? {
+            if !self.begin_locked().await? {
                 break (false, None);
             }
             let batch = read(self.client, self.outbox, before).await?;
@@ -125,11 +127,11 @@ impl Pass<'_> {
             }
             let needed = look::position(self.client).await?;
             match self.wait_for(target, needed).await? {
-                Waited::Passed => {}
-                Waited::For(wait) => break (false, Some(wait)),
-                Waited::Unknown => break (false, None),
+                SlotWait::Passed => {}
+                SlotWait::For(wait) => break (false, Some(wait)),
+                SlotWait::Unknown => break (false, None),
             }
-            if !self.begin().await? {
+            if !self.begin_locked().await? {
                 break (false, None);
             }
             let gone = delete(self.client, self.outbox, &batch).await?;
@@ -137,7 +139,7 @@ impl Pass<'_> {
             deleted += gone;
             if gone == 0 {
                 // Another session has locked them.
-                break (false, Some(Wait::Rows(table.clone())));
+                break (false, Some(RemovalWait::Rows(table.clone())));
             }
         };
         if deleted > 0 {
@@ -149,22 +151,22 @@ impl Pass<'_> {
     }
 
     /// Waits for a while until the slots have passed a position. Returns whether they have.
-    async fn wait_for(&mut self, target: &Target, needed: Lsn) -> Result<Waited, CatalogError> {
+    async fn wait_for(&mut self, target: &Target, needed: Lsn) -> Result<SlotWait, CatalogError> {
         let until = Instant::now() + SLOT_TIMEOUT;
         loop {
             let table = self.outbox.name.clone();
             let wait = match self.slowest(target).await? {
-                Some((_, confirmed)) if confirmed >= needed => return Ok(Waited::Passed),
-                Some((slot, confirmed)) => Wait::Slot {
+                Some((_, confirmed)) if confirmed >= needed => return Ok(SlotWait::Passed),
+                Some((slot, confirmed)) => RemovalWait::Slot {
                     table,
                     slot,
                     confirmed,
                     needed,
                 },
-                None => return Ok(Waited::Unknown),
+                None => return Ok(SlotWait::Unknown),
             };
             if Instant::now() >= until {
-                return Ok(Waited::For(wait));
+                return Ok(SlotWait::For(wait));
             }
             tokio::time::sleep(SLOT_POLL_INTERVAL).await;
         }

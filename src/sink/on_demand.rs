@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::{
-    Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver, no_transactions,
+    Answer, Commit, Preparation, Prepared, Produced, Sink, SinkError, TakeOver,
+    transactions_unsupported,
 };
 use crate::delivery::checkpoint::Checkpoint;
 use crate::delivery::watermark::Tag;
@@ -31,17 +32,17 @@ pub(crate) struct OnDemand<S, M> {
 impl<S: Sink, M: Fn() -> Result<S, SinkError>> OnDemand<S, M> {
     /// Creates a wrapper for a sink that already exists, and is never dropped for being idle.
     pub(crate) fn at_once(sink: S) -> Self {
-        Self::of(Some(sink), None)
+        Self::with_sink(Some(sink), None)
     }
 
     /// Creates a wrapper that calls `make` for the first record, and again after the sink was
     /// dropped for being idle. Not for sinks with transactions, because these depend on what was
     /// produced before.
     pub(crate) fn later(make: M) -> Self {
-        Self::of(None, Some(make))
+        Self::with_sink(None, Some(make))
     }
 
-    fn of(sink: Option<S>, make: Option<M>) -> Self {
+    fn with_sink(sink: Option<S>, make: Option<M>) -> Self {
         Self {
             sink,
             make,
@@ -52,13 +53,13 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> OnDemand<S, M> {
         }
     }
 
-    fn made(&mut self) -> Result<&mut S, SinkError> {
+    fn get_or_make(&mut self) -> Result<&mut S, SinkError> {
         if self.sink.is_none()
             && let Some(make) = &self.make
         {
             self.sink = Some(make()?);
         }
-        self.sink.as_mut().ok_or_else(no_transactions)
+        self.sink.as_mut().ok_or_else(transactions_unsupported)
     }
 }
 
@@ -77,7 +78,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
     }
 
     fn prepare(&mut self, topic: &str, ahead: impl FnOnce() -> Vec<String>) -> Preparation {
-        let preparation = match self.made() {
+        let preparation = match self.get_or_make() {
             Ok(sink) => sink.prepare(topic, ahead),
             Err(error) => return Box::pin(std::future::ready(Err(error))),
         };
@@ -91,7 +92,7 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
     }
 
     fn prepared(&mut self, topic: &str, prepared: Prepared) -> Result<(), SinkError> {
-        self.made()?.prepared(topic, prepared)
+        self.get_or_make()?.prepared(topic, prepared)
     }
 
     fn read_more(&mut self) {
@@ -103,20 +104,20 @@ impl<S: Sink, M: Fn() -> Result<S, SinkError>> Sink for OnDemand<S, M> {
     fn take_over(&mut self) -> TakeOver<'_> {
         match &mut self.sink {
             Some(sink) => sink.take_over(),
-            None => Box::pin(std::future::ready(Err(no_transactions()))),
+            None => Box::pin(std::future::ready(Err(transactions_unsupported()))),
         }
     }
 
     fn commit(&mut self, checkpoint: &mut Checkpoint) -> Commit {
         match &mut self.sink {
             Some(sink) => sink.commit(checkpoint),
-            None => Box::pin(std::future::ready(Err(no_transactions()))),
+            None => Box::pin(std::future::ready(Err(transactions_unsupported()))),
         }
     }
 
-    fn answers(&mut self) -> Answer {
+    fn wait_for_response(&mut self) -> Answer {
         match &mut self.sink {
-            Some(sink) => sink.answers(),
+            Some(sink) => sink.wait_for_response(),
             None => Box::pin(std::future::ready(())),
         }
     }
@@ -177,7 +178,7 @@ mod tests {
             self.is_called("read_more");
         }
 
-        fn answers(&mut self) -> Answer {
+        fn wait_for_response(&mut self) -> Answer {
             self.is_called("answers");
             Box::pin(std::future::ready(()))
         }
@@ -295,7 +296,7 @@ mod tests {
         assert_eq!(sink.flush(true), broken);
         assert_eq!(sink.flush(false), Ok(()));
         sink.read_more();
-        sink.answers().await;
+        sink.wait_for_response().await;
         sink.tend();
         let expected = ["flush true", "flush false", "read_more", "answers", "tend"];
         assert_eq!(*calls.borrow(), expected);

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc as to_async, oneshot};
 
 use super::control::Answer;
 use super::definitions::{Definitions, Reading};
-use super::places::{POLL_INTERVAL, Places};
+use super::places::{POLL_INTERVAL, WatchedFiles};
 
 /// A request to reload the configuration.
 pub(super) struct Ask {
@@ -34,7 +34,7 @@ pub(super) struct Reread<D> {
 /// Returns an error if the thread can't be started.
 pub(super) fn watch<D: Definitions>(
     mut definitions: D,
-    mut places: Places,
+    mut places: WatchedFiles,
     reread: to_async::Sender<Reread<D::Definition>>,
 ) -> io::Result<mpsc::Sender<Ask>> {
     let (asks, asked) = mpsc::channel();
@@ -59,7 +59,7 @@ pub(super) fn watch<D: Definitions>(
                     Err(RecvTimeoutError::Timeout) => continue,
                 };
                 // Captured before the files are read, so that no change is missed.
-                places = Places::of(definitions.places());
+                places = WatchedFiles::capture(definitions.places());
                 let result = definitions.read();
                 if reread.blocking_send(Reread { ask, result }).is_err() {
                     return;
@@ -111,7 +111,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("walpost.toml");
         fs::write(&file, "before").expect("a file");
-        let places = Places::of(vec![file.clone()]);
+        let places = WatchedFiles::capture(vec![file.clone()]);
         fs::write(&file, "changed").expect("a file");
         let (reread, mut results) = to_async::channel(1);
         let asks = watch(Written { file, reads: 0 }, places, reread).expect("a thread");

@@ -185,7 +185,7 @@ async fn accept(listener: UnixListener, asked: mpsc::Sender<Asked>) {
             Ok((stream, _)) => {
                 let asked = asked.clone();
                 tokio::spawn(async move {
-                    if let Err(error) = answer(stream, &asked).await {
+                    if let Err(error) = serve_client(stream, &asked).await {
                         debug!(%error, "control socket");
                     }
                     drop(seat);
@@ -199,7 +199,7 @@ async fn accept(listener: UnixListener, asked: mpsc::Sender<Asked>) {
     }
 }
 
-async fn answer(mut stream: UnixStream, asked: &mpsc::Sender<Asked>) -> io::Result<()> {
+async fn serve_client(mut stream: UnixStream, asked: &mpsc::Sender<Asked>) -> io::Result<()> {
     let client = stream.peer_cred()?.uid();
     if !may_ask(client) {
         warn!(
@@ -234,7 +234,7 @@ fn may_ask(uid: u32) -> bool {
 ///
 /// # Errors
 /// Returns an error if no process answers.
-pub(crate) fn ask(path: &Path, request: &Request) -> io::Result<Answer> {
+pub(crate) fn send_request(path: &Path, request: &Request) -> io::Result<Answer> {
     use std::io::{BufRead, BufReader, Read, Write};
 
     let mut stream = StdUnixStream::connect(path)?;

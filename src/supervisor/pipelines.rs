@@ -91,7 +91,7 @@ enum Then {
 impl Phase {
     /// Returns the next step for a pipeline that ended in this phase. `None` if it ended by itself, or if it halted while it
     /// was being stopped.
-    fn next(self, ended: Ended) -> Option<Then> {
+    fn next_step(self, ended: Ended) -> Option<Then> {
         match (self, ended) {
             (Self::Draining(Then::Stop), Ended::Halted | Ended::Defect) => None,
             // The new definition may fix the cause of a halt.
@@ -150,7 +150,7 @@ impl<D: PartialEq> Pipelines<D> {
                     "removed from the configuration: it is stopped, and its slot {slot:?} stays, for which PostgreSQL retains WAL. \
                      Where it is not needed any more: SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
                 );
-                self.end(gone, Then::Remove, None);
+                self.end_pipeline(gone, Then::Remove, None);
             }
         }
         self.all.retain(|entry| {
@@ -191,12 +191,12 @@ impl<D: PartialEq> Pipelines<D> {
                 Phase::Draining(Then::Start) => continue,
                 _ => Then::Start,
             };
-            self.end(at, then, None);
+            self.end_pipeline(at, then, None);
         }
         let order = |entry: &Entry<D>| names.iter().position(|name| *name == entry.settings.name);
         self.all
             .sort_by_key(|entry| order(entry).unwrap_or(usize::MAX));
-        self.show();
+        self.publish();
     }
 
     fn position(&self, name: &str) -> Option<usize> {
@@ -245,19 +245,19 @@ impl<D: PartialEq> Pipelines<D> {
     }
 
     /// Publishes the current set of pipelines in the registry.
-    fn show(&self) {
+    fn publish(&self) {
         let stats = self.all.iter().map(|entry| Arc::clone(&entry.stats));
         self.registry.replace(stats);
     }
 
     /// Stops a pipeline on request. The result is sent to `waits` once it has stopped.
     pub(super) fn stop(&mut self, name: &str, waits: oneshot::Sender<Said>) {
-        self.asked(name, Then::Stop, waits);
+        self.handle_request(name, Then::Stop, waits);
     }
 
     /// Like [`Self::stop`], but starts the pipeline again afterwards.
     pub(super) fn restart(&mut self, name: &str, waits: oneshot::Sender<Said>) {
-        self.asked(name, Then::Start, waits);
+        self.handle_request(name, Then::Start, waits);
     }
 
     /// Starts a pipeline that has halted or was stopped.
@@ -267,10 +267,10 @@ impl<D: PartialEq> Pipelines<D> {
             let _ = waits.send(Ok(format!("{name} is running already")));
             return;
         }
-        self.asked(name, Then::Start, waits);
+        self.handle_request(name, Then::Start, waits);
     }
 
-    fn asked(&mut self, name: &str, then: Then, waits: oneshot::Sender<Said>) {
+    fn handle_request(&mut self, name: &str, then: Then, waits: oneshot::Sender<Said>) {
         let found = self.position(name).filter(|&at| {
             // This pipeline is no longer in the configuration.
             self.all[at].phase != Phase::Draining(Then::Remove)
@@ -286,14 +286,17 @@ impl<D: PartialEq> Pipelines<D> {
                         Then::Start => "starting again",
                     }
                 );
-                return self.end(at, then, Some(waits));
+                return self.end_pipeline(at, then, Some(waits));
             }
-            None => format!("there is no pipeline {name:?}; there are: {}", self.names()),
+            None => format!(
+                "there is no pipeline {name:?}; there are: {}",
+                self.joined_names()
+            ),
         };
         let _ = waits.send(Err(refused));
     }
 
-    fn names(&self) -> String {
+    fn joined_names(&self) -> String {
         let names: Vec<_> = self
             .all
             .iter()
@@ -303,7 +306,7 @@ impl<D: PartialEq> Pipelines<D> {
     }
 
     /// Ends the pipeline if it has not ended yet, then takes the step `then`.
-    fn end(&mut self, at: usize, then: Then, waits: Option<oneshot::Sender<Said>>) {
+    fn end_pipeline(&mut self, at: usize, then: Then, waits: Option<oneshot::Sender<Said>>) {
         let entry = &mut self.all[at];
         entry.waiting.extend(waits);
         match entry.phase {
@@ -314,12 +317,12 @@ impl<D: PartialEq> Pipelines<D> {
                     Then::Start | Then::Remove => Order::Drain,
                 });
             }
-            Phase::Over(_) => self.go_on(at, then),
+            Phase::Over(_) => self.take_step(at, then),
         }
     }
 
     /// Takes the step `then` after the pipeline has ended, and answers the requests that waited for it.
-    fn go_on(&mut self, at: usize, then: Then) {
+    fn take_step(&mut self, at: usize, then: Then) {
         let entry = &mut self.all[at];
         let name = entry.settings.name.clone();
         let waiting = std::mem::take(&mut entry.waiting);
@@ -335,7 +338,7 @@ impl<D: PartialEq> Pipelines<D> {
             }
             Then::Start => {
                 self.start(at);
-                self.show();
+                self.publish();
                 format!("{name} is started; its counters begin again at 0")
             }
             Then::Remove => {
@@ -350,19 +353,19 @@ impl<D: PartialEq> Pipelines<D> {
     }
 
     /// Handles the end of a pipeline.
-    pub(super) fn ended(&mut self, (start, ended): Ending) {
+    pub(super) fn handle_ended(&mut self, (start, ended): Ending) {
         let Some(at) = self.all.iter().position(|entry| entry.start == start) else {
             return;
         };
         let entry = &mut self.all[at];
         let phase = std::mem::replace(&mut entry.phase, Phase::Over(ended));
-        match phase.next(ended) {
+        match phase.next_step(ended) {
             Some(Then::Remove) => {
-                self.go_on(at, Then::Remove);
+                self.take_step(at, Then::Remove);
                 self.all.remove(at);
-                self.show();
+                self.publish();
             }
-            Some(then) => self.go_on(at, then),
+            Some(then) => self.take_step(at, then),
             None if ended == Ended::Stopped => {}
             None => {
                 let name = entry.settings.name.clone();
@@ -386,13 +389,13 @@ impl<D: PartialEq> Pipelines<D> {
     }
 
     /// Returns whether the pipelines are draining because the process is stopping.
-    pub(super) fn are_stopping(&self) -> bool {
+    pub(super) fn is_stopping(&self) -> bool {
         self.is_stopping
     }
 
     /// Returns whether no pipeline is left that could run again. Before shutdown, a pipeline stopped by the operator counts
     /// as one that could, because it can be started again.
-    pub(super) fn are_over(&self) -> bool {
+    pub(super) fn all_ended(&self) -> bool {
         let mut all = self.all.iter();
         match self.is_stopping {
             true => all.all(|entry| matches!(entry.phase, Phase::Over(_))),
@@ -507,7 +510,7 @@ async fn run_into_sink(
     orders: watch::Receiver<Order>,
     stats: Arc<PipelineStats>,
 ) -> Result<(), PipelineError> {
-    let _maintenance = maintenance::beside(settings);
+    let _maintenance = maintenance::start(settings);
     let postgres = &settings.postgres;
     match settings.producer() {
         None => {
@@ -544,7 +547,7 @@ fn watch_ended(
     match runtime() {
         Ok(runtime) => {
             runtime.block_on(async {
-                let _maintenance = maintenance::beside(settings);
+                let _maintenance = maintenance::start(settings);
                 tokio::select! {
                     () = pipeline::watch_ended(settings, stats) => {}
                     () = async { while orders.changed().await.is_ok() {} } => {}
@@ -610,11 +613,11 @@ mod tests {
             (Stop, Halted, None),
             (Stop, Defect, None),
         ] {
-            let found = Phase::Draining(then).next(ended);
+            let found = Phase::Draining(then).next_step(ended);
             assert_eq!(found, expected, "{then:?} {ended:?}");
         }
         for ended in [Stopped, Halted, Defect] {
-            assert_eq!(Phase::Running.next(ended), None);
+            assert_eq!(Phase::Running.next_step(ended), None);
         }
     }
 

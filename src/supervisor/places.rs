@@ -10,7 +10,7 @@ pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The metadata of a file or folder, or `None` if it does not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Mark {
+struct FileVersion {
     path: PathBuf,
     /// Device, inode, size, and the times of the last change of content (mtime) and of content or metadata (ctime).
     seen: Option<(u64, u64, u64, [i64; 4])>,
@@ -18,16 +18,16 @@ struct Mark {
 
 /// Files and folders, and the metadata that they and the folders' files had when they were read.
 #[derive(Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct WatchedFiles {
     paths: Vec<PathBuf>,
-    taken: Vec<Mark>,
+    taken: Vec<FileVersion>,
     /// The changed metadata seen by the last check.
-    changed: Option<Vec<Mark>>,
+    changed: Option<Vec<FileVersion>>,
 }
 
-impl Places {
+impl WatchedFiles {
     /// Captures the current metadata. Call this before reading the files, so that no change is missed.
-    pub(crate) fn of(paths: Vec<PathBuf>) -> Self {
+    pub(crate) fn capture(paths: Vec<PathBuf>) -> Self {
         Self {
             taken: marks(&paths),
             paths,
@@ -53,7 +53,7 @@ impl Places {
     }
 }
 
-fn marks(places: &[PathBuf]) -> Vec<Mark> {
+fn marks(places: &[PathBuf]) -> Vec<FileVersion> {
     let mut marks = Vec::new();
     for place in places {
         marks.push(mark(place));
@@ -68,7 +68,7 @@ fn marks(places: &[PathBuf]) -> Vec<Mark> {
 }
 
 /// Returns a file's metadata, following symbolic links: Kubernetes updates all files of a ConfigMap by replacing one link.
-fn mark(path: &Path) -> Mark {
+fn mark(path: &Path) -> FileVersion {
     let seen = |file: Metadata| {
         (
             file.dev(),
@@ -83,7 +83,7 @@ fn mark(path: &Path) -> Mark {
             ],
         )
     };
-    Mark {
+    FileVersion {
         path: path.to_owned(),
         seen: fs::metadata(path).ok().map(seen),
     }
@@ -99,7 +99,7 @@ mod tests {
         let (file, inside) = (folder.path().join("a.toml"), folder.path().join("d"));
         fs::create_dir(&inside).expect("a folder");
         let all = [file.clone(), inside.clone()];
-        let mut places = Places::of(all.to_vec());
+        let mut places = WatchedFiles::capture(all.to_vec());
         assert!(!places.have_changed());
         fs::write(&file, "1").expect("a file");
         assert!(!places.have_changed(), "it can be half written");
@@ -113,7 +113,7 @@ mod tests {
         fs::remove_file(inside.join("b.toml")).expect("removed");
         assert!(!places.have_changed());
         fs::write(inside.join("b.toml"), "3").expect("a file");
-        places = Places::of(all.to_vec());
+        places = WatchedFiles::capture(all.to_vec());
         assert!(!places.have_changed(), "what was taken is no change");
     }
 
@@ -125,7 +125,7 @@ mod tests {
         fs::write(path("2"), "x").expect("a file");
         std::os::unix::fs::symlink("1", path("data")).expect("a link");
         let all = [path("data")];
-        let mut places = Places::of(all.to_vec());
+        let mut places = WatchedFiles::capture(all.to_vec());
         std::os::unix::fs::symlink("2", path("next")).expect("a link");
         fs::rename(path("next"), path("data")).expect("renamed");
         assert!(!places.have_changed());

@@ -45,7 +45,7 @@ impl Systemd {
         let number = |name| env::var(name).ok()?.parse::<u64>().ok();
         let is_ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
         let watchdog = number("WATCHDOG_USEC").filter(|micros| *micros > 0 && is_ours);
-        match open(&address) {
+        match open_socket(&address) {
             Ok((socket, address)) => Some(Self {
                 socket,
                 address,
@@ -59,7 +59,11 @@ impl Systemd {
     }
 
     /// Reports the state until the process ends.
-    pub(super) async fn tell(self, registry: Arc<Registry>, mut orders: watch::Receiver<Order>) {
+    pub(super) async fn report_state(
+        self,
+        registry: Arc<Registry>,
+        mut orders: watch::Receiver<Order>,
+    ) {
         let mut news = News::new(self.watchdog, Instant::now());
         let look = self
             .watchdog
@@ -96,7 +100,7 @@ async fn is_to_drain(orders: &mut watch::Receiver<Order>) {
 }
 
 /// Opens the socket. A name that begins with `@` is in the abstract namespace and has no file.
-fn open(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
+fn open_socket(address: &OsStr) -> io::Result<(UnixDatagram, SocketAddr)> {
     let address = match address.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(address)?,
@@ -298,11 +302,11 @@ mod tests {
         let name = format!("walpost-test-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(&name).expect("an address");
         let there = UnixDatagram::bind_addr(&address).expect("a socket");
-        let (here, address) = open(OsStr::new(&format!("@{name}"))).expect("a socket");
+        let (here, address) = open_socket(OsStr::new(&format!("@{name}"))).expect("a socket");
         here.send_to_addr(b"READY=1\n", &address).expect("sent");
         let mut found = [0; 32];
         let length = there.recv(&mut found).expect("received");
         assert_eq!(&found[..length], b"READY=1\n");
-        assert!(open(OsStr::new(&format!("/{}", "x".repeat(200)))).is_err());
+        assert!(open_socket(OsStr::new(&format!("/{}", "x".repeat(200)))).is_err());
     }
 }

@@ -49,7 +49,7 @@ impl DeadLetters {
             Err(_) if !settings.dead_letters.is_enabled() => return letters,
             Err(error) => error.to_string(),
         };
-        reporter.note(format!(
+        reporter.add_note(format!(
             "dead letters in topic {:?} were not all read, and their events can be among the missing: {why}",
             letters.topic
         ));
@@ -80,7 +80,7 @@ impl DeadLetters {
         if !is_ours {
             return;
         }
-        for id in ids_of(message.headers(), id).into_iter().flatten() {
+        for id in event_ids(message.headers(), id).into_iter().flatten() {
             if self.ids.insert(id.into()) {
                 self.bytes += id.len() + 64;
             }
@@ -95,7 +95,7 @@ impl DeadLetters {
 /// Returns the IDs of the event in a dead letter: the header `id`, which the settings define, and
 /// the column `id`. Members of the headers column, which the row's author chose, follow the header
 /// with the event's position and can't have the name `EVENT_ID`.
-fn ids_of<'h>(
+fn event_ids<'h>(
     headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
     id: &str,
 ) -> [Option<&'h [u8]>; 2] {
@@ -123,7 +123,7 @@ mod tests {
             let headers = headers
                 .iter()
                 .map(|(name, value)| (*name, value.map(str::as_bytes)));
-            let found = ids_of(headers, "id");
+            let found = event_ids(headers, "id");
             assert_eq!(found, expected.map(|id| id.map(str::as_bytes)));
         };
         let (mark, again) = ((POSITION_HEADER, Some("0/1:0")), (REPLAY_HEADER, Some("r")));

@@ -27,23 +27,26 @@ impl Marks {
     }
 
     pub(super) fn set(&mut self, number: u64) {
-        if let Some(word) = self.word(number).and_then(|at| self.words.get_mut(at)) {
+        if let Some(word) = self
+            .word_index(number)
+            .and_then(|at| self.words.get_mut(at))
+        {
             *word |= 1 << (number % 64);
         }
     }
 
-    pub(super) fn has(&self, number: u64) -> bool {
-        let word = self.word(number).and_then(|at| self.words.get(at));
+    pub(super) fn contains(&self, number: u64) -> bool {
+        let word = self.word_index(number).and_then(|at| self.words.get(at));
         word.is_some_and(|word| word >> (number % 64) & 1 == 1)
     }
 
-    fn word(&self, number: u64) -> Option<usize> {
+    fn word_index(&self, number: u64) -> Option<usize> {
         usize::try_from(number / 64).ok()
     }
 }
 
 /// Returns the hash that determines an entry's part of a spill.
-pub(super) fn hash_of(entry: &[u8]) -> u64 {
+pub(super) fn part_hash(entry: &[u8]) -> u64 {
     Entry::decode(entry).map_or(0, |entry| hash(entry.id))
 }
 
@@ -56,14 +59,14 @@ pub(super) fn bring_together(
     reporter: &mut Reporter<'_>,
 ) -> io::Result<Marks> {
     let mut firsts = Marks::new(records);
-    entries.read(hash_of, |portion| {
+    entries.read(part_hash, |portion| {
         let mut entries: Vec<_> = portion
             .iter()
             .map(|bytes| Entry::decode(bytes))
             .collect::<io::Result<_>>()?;
         entries.sort_unstable_by_key(|entry| (entry.id, order(&entry.what)));
         for same in entries.chunk_by(|one, other| one.id == other.id) {
-            let event = Event::of(same);
+            let event = Event::from_entries(same);
             event.report(context, reporter, &mut firsts)?;
         }
         Ok(())
@@ -90,7 +93,7 @@ struct Event<'e> {
 }
 
 impl<'e> Event<'e> {
-    fn of(entries: &[Entry<'e>]) -> Self {
+    fn from_entries(entries: &[Entry<'e>]) -> Self {
         let mut event = Self {
             id: entries.first().map_or(b"", |entry| entry.id),
             rows: Vec::new(),
@@ -182,7 +185,7 @@ impl<'e> Event<'e> {
         }
         reporter.counts.repeated += 1;
         let first = self.records.iter().take(REPORTED_LOCATIONS_MAX);
-        reporter.found(Finding::Repeated {
+        reporter.add_finding(Finding::Repeated {
             id: self.name(),
             copies: self.records.len(),
             at: first.map(|record| context.location(record)).collect(),
@@ -197,7 +200,7 @@ impl<'e> Event<'e> {
     ) -> io::Result<()> {
         if context.dead_letters.contains(self.id) {
             reporter.counts.dead_letters += 1;
-            return reporter.found(Finding::DeadLetter {
+            return reporter.add_finding(Finding::DeadLetter {
                 id: self.name(),
                 topic: context.dead_letters.topic.clone(),
             });
@@ -221,7 +224,7 @@ impl<'e> Event<'e> {
             return Ok(());
         }
         reporter.counts.missing += 1;
-        reporter.found(Finding::Missing {
+        reporter.add_finding(Finding::Missing {
             id: self.name(),
             topic: topic.name.clone(),
         })
@@ -260,7 +263,7 @@ impl<'e> Event<'e> {
             return Ok(());
         };
         reporter.counts.misplaced += 1;
-        reporter.found(Finding::Misplaced {
+        reporter.add_finding(Finding::Misplaced {
             id: self.name(),
             at: context.location(record),
             topic: context.topic(self.rows[0].topic).name.clone(),

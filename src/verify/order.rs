@@ -16,7 +16,7 @@ const REPORTED_GAPS_MAX: usize = 20;
 
 /// Checks the records in the order in which they were read. `firsts` contains the first records of
 /// events in the table. The origin of all other records is unknown.
-pub(super) fn look_through(
+pub(super) fn check_order(
     journal: Journal,
     firsts: &Marks,
     memory: u64,
@@ -33,7 +33,7 @@ pub(super) fn look_through(
         let Some(position) = record.position else {
             return Ok(());
         };
-        let is_known = firsts.has(record.number);
+        let is_known = firsts.contains(record.number);
         let whole = &context.whole;
         let is_whole = position.commit > whole.after && position.commit < whole.before;
         if is_whole && !context.copies.contains(&position.commit) {
@@ -45,7 +45,7 @@ pub(super) fn look_through(
             _ if !is_known => Ok(()),
             Some(behind) if position < behind => {
                 reporter.counts.out_of_order += 1;
-                reporter.found(Finding::OutOfOrder {
+                reporter.add_finding(Finding::OutOfOrder {
                     id: String::from_utf8_lossy(entry.id).into_owned(),
                     at: context.location(&record),
                     position,
@@ -84,7 +84,7 @@ fn holes(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<()> {
             if let Some(event) = transaction.first().filter(|_| !missing.is_empty()) {
                 reporter.counts.gaps += 1;
                 let commit = event.position.commit;
-                reporter.found(Finding::Gap { commit, missing })?;
+                reporter.add_finding(Finding::Gap { commit, missing })?;
             }
         }
         Ok(())

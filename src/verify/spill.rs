@@ -110,7 +110,7 @@ impl Spill {
     }
 
     pub(super) fn push(&mut self, hash: u64, entry: &[u8]) -> io::Result<()> {
-        self.parts[part_of(hash)].push(entry)
+        self.parts[part_index(hash)].push(entry)
     }
 
     /// Calls `look` with all entries in portions. Entries for which `hash_of` returns the same hash
@@ -154,7 +154,7 @@ impl Spill {
 
 /// Returns the part for a hash. The upper bits select the part, because the lower bits select the
 /// portion.
-fn part_of(hash: u64) -> usize {
+fn part_index(hash: u64) -> usize {
     // The result is less than `FILES_MAX`.
     usize::try_from(hash >> (u64::BITS - FILES_MAX.ilog2())).unwrap_or(0)
 }

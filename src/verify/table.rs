@@ -164,7 +164,7 @@ impl Plan {
                 Ok(record) => record,
                 Err(error) => {
                     reporter.counts.unroutable += 1;
-                    reporter.found(Finding::Unroutable {
+                    reporter.add_finding(Finding::Unroutable {
                         row: self.mapping.describe(&row),
                         reason: error.to_string(),
                     })?;

@@ -149,14 +149,16 @@ impl Scene {
         let count = self.records.len() as u64;
         let marks = matching::bring_together(entries, count, &self.context, &mut reporter);
         let marks = marks.expect("readable");
-        order::look_through(journal, &marks, memory, &self.context, &mut reporter)
+        order::check_order(journal, &marks, memory, &self.context, &mut reporter)
             .expect("readable");
         let counts = reporter.counts;
         findings.sort_unstable();
         Verified {
             findings,
             counts,
-            firsts: (0..count).filter(|number| marks.has(*number)).collect(),
+            firsts: (0..count)
+                .filter(|number| marks.contains(*number))
+                .collect(),
         }
     }
 
@@ -536,7 +538,7 @@ fn entries_of_an_event_are_spread_by_their_id() {
     for id in [&b"a"[..], b"b"] {
         for what in [row, record] {
             Entry { what, id }.encode(&mut bytes);
-            assert_eq!(matching::hash_of(&bytes), spill::hash(id));
+            assert_eq!(matching::part_hash(&bytes), spill::hash(id));
         }
     }
 }

@@ -70,7 +70,7 @@ impl Plan<'_> {
                     .spans(&name, &partitions, self.since, self.deadline)
                     .map_err(ReadError::from)?,
                 None => {
-                    reporter.note(format!("topic {name:?} does not exist"));
+                    reporter.add_note(format!("topic {name:?} does not exist"));
                     Vec::new()
                 }
             };
@@ -130,8 +130,8 @@ impl Plan<'_> {
             let Some((place, first)) = places.get_mut(&message.partition()) else {
                 return Ok(ControlFlow::Continue(()));
             };
-            let position = taker.take(message, *place, reporter)?;
-            first.note(message, position);
+            let position = taker.add_record(message, *place, reporter)?;
+            first.record_first(message, position);
             if reporter.counts.records.is_multiple_of(PROGRESS_RECORDS) {
                 progress.advance(PROGRESS_RECORDS);
             }
@@ -142,7 +142,7 @@ impl Plan<'_> {
             self.is_cut(span, first.unwrap_or_default(), *number, read);
         }
         if spans.iter().any(|span| span.is_cut) {
-            reporter.note(format!(
+            reporter.add_note(format!(
                 "topic {name:?} has lost its first records, for their age or by hand: rows that may be among them count as \
                  expired, and transactions that may have been cut are not searched for gaps"
             ));
@@ -152,7 +152,7 @@ impl Plan<'_> {
                 topic = name,
                 "an open transaction in the topic hides the records after it"
             );
-            reporter.note(format!(
+            reporter.add_note(format!(
                 "topic {name:?} has an open transaction: what it hides counts as pending"
             ));
         }
@@ -185,7 +185,7 @@ struct First {
 }
 
 impl First {
-    fn note(&mut self, message: &ReadRecord<'_>, position: Option<Position>) {
+    fn record_first(&mut self, message: &ReadRecord<'_>, position: Option<Position>) {
         if self.commit.is_none() {
             self.commit = position.map(|position| position.commit);
         }
@@ -204,7 +204,7 @@ struct Taker<'t> {
 }
 
 impl Taker<'_> {
-    fn take(
+    fn add_record(
         &mut self,
         message: &ReadRecord<'_>,
         place: u32,

@@ -422,21 +422,21 @@ fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
     const BYTES: usize = 10_000;
     let mut checkpoint = Checkpoint::first(1, &server());
     let used = "used";
-    checkpoint.note_partitions(used, 3, BYTES, |_| false);
+    checkpoint.record_partitions(used, 3, BYTES, |_| false);
     for number in 0..100_000 {
         let topic = format!("topic-{number}");
-        checkpoint.note_partitions(&topic, 1, BYTES, |known| known == used);
+        checkpoint.record_partitions(&topic, 1, BYTES, |known| known == used);
         assert!(checkpoint.partitions.contains_key(&topic));
     }
     assert!(checkpoint.encode().len() < BYTES + 500);
     assert_eq!(
-        checkpoint.note_partitions(used, 4, BYTES, |_| true),
+        checkpoint.record_partitions(used, 4, BYTES, |_| true),
         Some(3)
     );
     // All topics are in use.
     let known = checkpoint.partitions.clone();
     for number in 0..1000 {
-        checkpoint.note_partitions(&format!("late-{number}"), 1, BYTES, |_| true);
+        checkpoint.record_partitions(&format!("late-{number}"), 1, BYTES, |_| true);
     }
     assert!(checkpoint.partitions.contains_key(used));
     assert!(checkpoint.encode().len() < BYTES + 500);
@@ -446,7 +446,7 @@ fn topics_without_end_take_bounded_room_and_those_in_use_are_kept() {
             .all(|topic| checkpoint.partitions.contains_key(topic))
     );
     // With a lower limit than before.
-    checkpoint.note_partitions(used, 4, 100, |_| true);
+    checkpoint.record_partitions(used, 4, 100, |_| true);
     assert!(checkpoint.encode().len() < 600);
 }
 
@@ -456,10 +456,10 @@ fn topics_are_forgotten_only_as_far_as_room_is_missing() {
     let noted = |topics: &[&str], bytes_max, in_use: bool| {
         let mut checkpoint = Checkpoint::first(1, &server());
         for topic in ["aa", "bb", "cc"] {
-            checkpoint.note_partitions(topic, 1, room(3), |_| false);
+            checkpoint.record_partitions(topic, 1, room(3), |_| false);
         }
         for topic in topics {
-            checkpoint.note_partitions(topic, 1, bytes_max, |_| in_use);
+            checkpoint.record_partitions(topic, 1, bytes_max, |_| in_use);
         }
         checkpoint.partitions.into_keys().collect::<Vec<_>>()
     };

@@ -506,7 +506,7 @@ fn a_full_window_wakes_its_waiter_once_a_quarter_is_free() {
         let tags = transaction(&mut watermark, 10, 8);
         let deliveries = watermark.deliveries();
         let wakes = Arc::new(Wakes::default());
-        let mut room = Box::pin(watermark.room());
+        let mut room = Box::pin(watermark.wait_for_room());
         assert!(wakes.poll(room.as_mut()).is_pending());
         deliveries.delivered([tags[0]]);
         assert_eq!(wakes.count(), 0, "an eighth");

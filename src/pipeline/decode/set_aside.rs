@@ -96,7 +96,7 @@ impl SetAsideTables {
     fn entries_for(&self, relation: u32, table: &TableName) -> Vec<usize> {
         let table = table.to_string();
         let entries = self.entries.iter().enumerate();
-        let of = entries.filter(|(_, range)| range.entry.is_of(&table, relation, &self.cluster));
+        let of = entries.filter(|(_, range)| range.entry.is_about(&table, relation, &self.cluster));
         of.map(|(index, _)| index).collect()
     }
 
@@ -135,7 +135,8 @@ impl SetAsideTables {
     /// Returns whether a row of this table at this position must be omitted.
     pub(super) fn covers_table(&self, relation: u32, table: &str, at: Position) -> bool {
         let mut entries = self.entries.iter();
-        entries.any(|range| range.covers(at) && range.entry.is_of(table, relation, &self.cluster))
+        entries
+            .any(|range| range.covers(at) && range.entry.is_about(table, relation, &self.cluster))
     }
 
     /// Counts an omitted row.

@@ -293,7 +293,7 @@ impl TableSource {
         let column = |name: &String| {
             let mut columns = relation.columns.iter().enumerate();
             let (index, column) = columns.find(|(_, column)| column.name == name)?;
-            Some((index, KeyType::of(column.type_oid)?))
+            Some((index, KeyType::from_type_oid(column.type_oid)?))
         };
         let key = self.copied.iter().flat_map(|copied| &copied.key);
         let table = Table {
@@ -347,7 +347,7 @@ impl TableSource {
         });
         let has = key
             .ok_or(KeyError)
-            .and_then(|key| copied.has(at.commit, &key));
+            .and_then(|key| copied.contains(at.commit, &key));
         has.map_err(|error| CoreError::BadLine {
             at,
             table: table.name.to_string(),

@@ -390,7 +390,7 @@ impl Sink for SimSink {
         Ok(())
     }
 
-    fn answers(&mut self) -> Answer {
+    fn wait_for_response(&mut self) -> Answer {
         let producer = Arc::clone(&self.producer);
         Box::pin(async move {
             while !producer.shared.lock().cluster.is_up {

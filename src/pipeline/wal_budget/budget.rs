@@ -76,12 +76,12 @@ impl Budget {
             // The outage for `warn` continues, but is not logged in addition.
             return log_elapsed(&mut self.held, now).map_or(Finding::Nothing, Finding::Held);
         }
-        let held = self.held.ended(now);
+        let held = self.held.end(now);
         if beyond(self.limits.warn_bytes) {
             let warn = log_elapsed(&mut self.warned, now).map_or(Finding::Nothing, Finding::Warn);
             return held.map_or(warn, Finding::BelowMax);
         }
-        let warned = self.warned.ended(now);
+        let warned = self.warned.end(now);
         warned.max(held).map_or(Finding::Nothing, Finding::Within)
     }
 }

@@ -73,7 +73,8 @@ impl Catalog {
         };
         if entries.iter().any(|entry| entry.until.is_none()) {
             let cluster = self.cluster().await?;
-            entries.retain(|entry| entry.until.is_none() && entry.is_of(table, relation, &cluster));
+            entries
+                .retain(|entry| entry.until.is_none() && entry.is_about(table, relation, &cluster));
         } else {
             entries.clear();
         }

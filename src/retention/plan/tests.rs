@@ -25,8 +25,8 @@ fn partition(name: &str, lower: &str, upper: &str) -> Partition {
 }
 
 /// Returns facts as of noon on 2025-11-22, with the slot at 0/100.
-fn found(partitions: Vec<Partition>) -> Found {
-    Found {
+fn found(partitions: Vec<Partition>) -> RetentionFacts {
+    RetentionFacts {
         now: time("2025-11-22T12:00:00Z"),
         oldest_open: None,
         partitions,
@@ -37,10 +37,10 @@ fn found(partitions: Vec<Partition>) -> Found {
 
 /// Returns the partitions that are created, as "name lower upper".
 fn made(partitions: Vec<Partition>, ahead: u32) -> Vec<String> {
-    missing(&table("outbox"), &found(partitions), ahead)
+    plan_missing(&table("outbox"), &found(partitions), ahead)
         .into_iter()
         .map(|step| match step {
-            Step::Make(name, range) => format!("{} {range}", name.name),
+            RetentionStep::Make(name, range) => format!("{} {range}", name.name),
             other => panic!("{other:?}"),
         })
         .collect()
@@ -101,8 +101,10 @@ fn gaps_are_filled_and_what_is_there_is_left_alone() {
 fn a_name_has_at_most_63_bytes() {
     let long = table(&"ä".repeat(31));
     let day = partition("d", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
-    for step in missing(&long, &found(vec![day]), 1) {
-        let Step::Make(name, _) = step else { panic!() };
+    for step in plan_missing(&long, &found(vec![day]), 1) {
+        let RetentionStep::Make(name, _) = step else {
+            panic!()
+        };
         assert_eq!(name.name.len(), 62);
         assert!(name.name.ends_with("ä_p20251123"), "{}", name.name);
     }
@@ -111,47 +113,47 @@ fn a_name_has_at_most_63_bytes() {
 const RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
 /// Returns the steps and waits for a partition of 2025-11-20 with this mark.
-fn steps(mark: Option<Mark>) -> (Vec<Step>, Vec<Wait>) {
+fn steps(mark: Option<PartitionMark>) -> (Vec<RetentionStep>, Vec<RemovalWait>) {
     removals(&found(vec![old(mark)]), RETENTION)
 }
 
-fn old(mark: Option<Mark>) -> Partition {
+fn old(mark: Option<PartitionMark>) -> Partition {
     Partition {
         mark,
         ..partition("o", "2025-11-20T00:00:00Z", "2025-11-21T00:00:00Z")
     }
 }
 
-fn delivered(at: &str) -> Option<Mark> {
-    Some(Mark::Delivered(time(at)))
+fn delivered(at: &str) -> Option<PartitionMark> {
+    Some(PartitionMark::Delivered(time(at)))
 }
 
 #[test]
 fn a_partition_goes_step_by_step_and_never_before_the_slot() {
-    let closed = |lsn| Some(Mark::Closed(Lsn(lsn)));
-    assert!(matches!(steps(None).0[..], [Step::Close(_)]));
+    let closed = |lsn| Some(PartitionMark::Closed(Lsn(lsn)));
+    assert!(matches!(steps(None).0[..], [RetentionStep::Close(_)]));
     assert!(matches!(
         steps(closed(0x100)).0[..],
-        [Step::NoteDelivered(_)]
+        [RetentionStep::NoteDelivered(_)]
     ));
     let (done, waits) = steps(closed(0x101));
     assert!(done.is_empty());
     assert!(matches!(
         waits[..],
-        [Wait::Slot {
+        [RemovalWait::Slot {
             needed: Lsn(0x101),
             ..
         }]
     ));
     let (done, waits) = steps(delivered("2025-11-21T12:00:01Z"));
     assert!(done.is_empty());
-    assert!(matches!(waits[..], [Wait::Age { .. }]));
+    assert!(matches!(waits[..], [RemovalWait::Age { .. }]));
     let (done, _) = steps(delivered("2025-11-21T12:00:00Z"));
-    assert!(matches!(done[..], [Step::Detach(_)]));
+    assert!(matches!(done[..], [RetentionStep::Detach(_)]));
     // The partition was attached again by hand.
     assert!(matches!(
-        steps(Some(Mark::Detached(Lsn(1)))).0[..],
-        [Step::Close(_)]
+        steps(Some(PartitionMark::Detached(Lsn(1)))).0[..],
+        [RetentionStep::Close(_)]
     ));
 }
 
@@ -168,14 +170,14 @@ fn what_was_detached_is_dropped_when_the_slot_has_passed_its_place() {
         removals(&found, RETENTION)
     };
     assert!(matches!(
-        of(Some(Mark::Detached(Lsn(0x100)))).0[..],
-        [Step::Drop(_)]
+        of(Some(PartitionMark::Detached(Lsn(0x100)))).0[..],
+        [RetentionStep::Drop(_)]
     ));
-    let (done, waits) = of(Some(Mark::Detached(Lsn(0x101))));
+    let (done, waits) = of(Some(PartitionMark::Detached(Lsn(0x101))));
     assert!(done.is_empty() && waits.len() == 1);
     assert!(matches!(
         of(delivered("2025-11-21T00:00:00Z")).0[..],
-        [Step::NoteDetached(_)]
+        [RetentionStep::NoteDetached(_)]
     ));
     assert!(of(None).0.is_empty());
 }
@@ -190,7 +192,7 @@ fn without_a_slot_nothing_is_removed() {
 #[test]
 fn a_clock_that_went_back_begins_the_retention_anew() {
     let (done, _) = steps(delivered("2035-01-01T00:00:00Z"));
-    assert!(matches!(done[..], [Step::NoteDelivered(_)]));
+    assert!(matches!(done[..], [RetentionStep::NoteDelivered(_)]));
 }
 
 #[test]
@@ -218,10 +220,13 @@ fn a_transaction_that_began_in_its_time_holds_a_partition() {
     };
     let (done, waits) = of("2025-11-20T23:59:59Z");
     assert!(done.is_empty());
-    assert!(matches!(waits[..], [Wait::Transaction { pid: 7, .. }]));
+    assert!(matches!(
+        waits[..],
+        [RemovalWait::Transaction { pid: 7, .. }]
+    ));
     assert!(matches!(
         of("2025-11-21T00:00:00Z").0[..],
-        [Step::Detach(_)]
+        [RetentionStep::Detach(_)]
     ));
 }
 
@@ -236,9 +241,9 @@ fn a_detaching_that_was_interrupted_is_ended_if_it_was_ours() {
     };
     assert!(matches!(
         of(delivered("2025-11-21T00:00:00Z")).0[..],
-        [Step::Finalize(_)]
+        [RetentionStep::Finalize(_)]
     ));
     let (done, waits) = of(None);
     assert!(done.is_empty());
-    assert!(matches!(waits[..], [Wait::Pending { .. }]));
+    assert!(matches!(waits[..], [RemovalWait::Pending { .. }]));
 }

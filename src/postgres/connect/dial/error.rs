@@ -622,7 +622,7 @@ mod tests {
                 hint: Some(hint.to_owned()),
                 ..ServerError::default()
             };
-            error.complete_commands(&Commands::of_pipeline("orders"));
+            error.complete_commands(&Commands::for_pipeline("orders"));
             error.hint.expect("a hint")
         };
         let plain = completed(
