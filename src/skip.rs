@@ -427,7 +427,7 @@ async fn checkpoint(
     else {
         return Ok(None);
     };
-    let found = checkpoints.look().await?;
+    let found = checkpoints.read_last().await?;
     let found = found.ok_or_else(|| ExactlyOnceError::NoCheckpoint {
         adopt: settings.adopt(),
         pipeline: settings.name.clone(),

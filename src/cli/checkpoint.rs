@@ -129,7 +129,7 @@ enum Action {
 
 async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
     let found = match settings.checkpoints() {
-        Some(checkpoints) => checkpoints.look().await?,
+        Some(checkpoints) => checkpoints.read_last().await?,
         None => None,
     };
     let name = &settings.name;

@@ -102,9 +102,9 @@ pub(super) fn sink(
         (Some(program), _) => {
             let (pipeline, path) = (&reader.pipeline, program.path());
             let origin = format!("{TOKEN_COMMAND} of pipeline {pipeline:?}: {path}");
-            Credentials::of_program(origin, program)
+            Credentials::from_program(origin, program)
         }
-        (None, Some(endpoint)) => Credentials::of_endpoint(endpoint),
+        (None, Some(endpoint)) => Credentials::from_endpoint(endpoint),
         (None, None) => credentials(path, &file.origin, &reader.pipeline, over),
     };
     Ok(SinkSettings::Kafka {
@@ -189,7 +189,7 @@ fn endpoint(
         (None, Some(path)) => Ok(secret(&properties_again(path, &origin, &pipeline)?)),
         (fixed, _) => Ok(fixed.clone()),
     };
-    let taken = Endpoint::take(properties, read_secret);
+    let taken = Endpoint::from_properties(properties, read_secret);
     taken.map_err(|reason| reader.error("kafka", reason))
 }
 

@@ -61,7 +61,7 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
     let values = found
         .iter()
         .map(|(name, value, _)| ((*name).to_owned(), value.clone()));
-    if let Err(reason) = Endpoint::take(&mut values.collect(), || Ok(None)) {
+    if let Err(reason) = Endpoint::from_properties(&mut values.collect(), || Ok(None)) {
         return report.unsupported(&jaas.written, format!("can't be carried over: {reason}"));
     }
     for (name, value, taken) in found {

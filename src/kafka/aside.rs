@@ -7,15 +7,15 @@ use std::thread;
 ///
 /// Dropping a client blocks for up to 100 ms: rdkafka polls at that interval while it waits for a
 /// consumer to leave its group, or for the thread of an admin client to end.
-pub(super) struct Aside<T: Send + 'static>(Option<T>);
+pub(super) struct DropInBackground<T: Send + 'static>(Option<T>);
 
-impl<T: Send + 'static> Aside<T> {
+impl<T: Send + 'static> DropInBackground<T> {
     pub(super) fn new(client: T) -> Self {
         Self(Some(client))
     }
 }
 
-impl<T: Send + 'static> Deref for Aside<T> {
+impl<T: Send + 'static> Deref for DropInBackground<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -23,7 +23,7 @@ impl<T: Send + 'static> Deref for Aside<T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Aside<T> {
+impl<T: Send + 'static> Drop for DropInBackground<T> {
     fn drop(&mut self) {
         let client = self.0.take();
         // If the thread can't be created, the client is dropped on the current thread.
@@ -57,7 +57,7 @@ mod tests {
     fn whoever_drops_a_client_goes_on_while_it_goes() {
         let (go, may_go) = channel();
         let (was_told, told) = channel();
-        drop(Aside::new(Slow { may_go, was_told }));
+        drop(DropInBackground::new(Slow { may_go, was_told }));
         let _ = go.send(());
         assert_eq!(told.recv(), Ok(true));
     }

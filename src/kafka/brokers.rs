@@ -42,7 +42,7 @@ impl Brokers {
     }
 
     /// Adds the brokers again if that is due. Must be called every few seconds.
-    pub(super) fn keep(&self, producer: &BaseProducer<Context>) {
+    pub(super) fn readd_if_due(&self, producer: &BaseProducer<Context>) {
         let is_known = native::knows_brokers(producer);
         let mut loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner);
         if loss.is_due(is_known, Instant::now()) {

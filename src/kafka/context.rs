@@ -122,8 +122,8 @@ impl Context {
     }
 
     /// Records that no token could be obtained. The token is requested again later.
-    pub(super) fn no_token(&self, reason: &str) {
-        let is_valid = |tokens: &Tokens| tokens.are_valid();
+    pub(super) fn record_no_token(&self, reason: &str) {
+        let is_valid = |tokens: &Tokens| tokens.is_last_valid();
         match self.tokens().is_some_and(is_valid) {
             // Existing connections remain open until the last token expires.
             true => self.broker_failed(reason),
@@ -140,7 +140,7 @@ impl Context {
     pub(super) fn successor(&self, config: &ClientConfig) -> Self {
         let deliveries = Arc::clone(&self.deliveries);
         Self::new(&self.pipeline, self.grants.clone(), deliveries)
-            .proving(self.credentials.clone(), Login::of(config))
+            .proving(self.credentials.clone(), Login::for_config(config))
     }
 
     /// Returns the current login if it differs from the one that the producer uses.
@@ -151,7 +151,7 @@ impl Context {
         config.set("sasl.username", &before.username);
         config.set("sasl.password", &before.password);
         self.credentials.renew(&mut config);
-        let now = Login::of(&config).filter(|now| now != before)?;
+        let now = Login::for_config(&config).filter(|now| now != before)?;
         *known = Some(now.clone());
         Some(now)
     }
@@ -241,7 +241,7 @@ impl Context {
     }
 
     /// Reports a record that was not delivered and will not be.
-    pub(super) fn refused(&self, code: RDKafkaErrorCode, record: &Refused) {
+    pub(super) fn refused(&self, code: RDKafkaErrorCode, record: &AuthenticationFailure) {
         let topic = &record.topic;
         // If a topic was not allowed in the transaction, the rest of the transaction is purged with
         // another error code. Report the original error instead.
@@ -267,7 +267,7 @@ impl Context {
     fn refused_alone(
         &self,
         code: RDKafkaErrorCode,
-        record: &Refused,
+        record: &AuthenticationFailure,
     ) -> Option<Box<RefusedRecord>> {
         use RDKafkaErrorCode as Code;
         let cause = match code {
@@ -295,7 +295,7 @@ impl Context {
     /// librdkafka infers that the record is durable because a later one was accepted. But a broker
     /// that doesn't know the producer yet accepts the later record even though it rejected the
     /// earlier one moments before (librdkafka #4134).
-    pub(super) fn assumed(&self, record: &Refused) {
+    pub(super) fn assumed(&self, record: &AuthenticationFailure) {
         self.assumed.store(true, Ordering::SeqCst);
         self.deliveries.failed_with(DeliveryFailure {
             reason: format!(
@@ -382,7 +382,7 @@ impl Context {
     }
 
     /// Returns the broker's reason for rejecting the record, and how to fix it.
-    fn explain(&self, code: RDKafkaErrorCode, record: &Refused) -> String {
+    fn explain(&self, code: RDKafkaErrorCode, record: &AuthenticationFailure) -> String {
         let remedy = self.remedy(code, record);
         match record.reason.trim_end_matches('.') {
             "" => format!("{code}{remedy}"),
@@ -391,7 +391,7 @@ impl Context {
     }
 
     /// Returns how to fix the failure, as text to append to the reason.
-    fn remedy(&self, code: RDKafkaErrorCode, record: &Refused) -> String {
+    fn remedy(&self, code: RDKafkaErrorCode, record: &AuthenticationFailure) -> String {
         use RDKafkaErrorCode as Code;
         let topic = &record.topic;
         let configs = format!(
@@ -485,7 +485,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 const _: () = assert!(usize::BITS == u64::BITS, "Walpost needs a 64-bit platform");
 
 /// A record that was not delivered.
-pub(super) struct Refused {
+pub(super) struct AuthenticationFailure {
     pub(super) topic: String,
     pub(super) partition: i32,
     /// The broker's error message; empty if the broker sent none.

@@ -40,7 +40,7 @@ pub(super) struct Login {
 }
 
 impl Login {
-    pub(super) fn of(config: &ClientConfig) -> Option<Self> {
+    pub(super) fn for_config(config: &ClientConfig) -> Option<Self> {
         Some(Self {
             username: config.get("sasl.username")?.to_owned(),
             password: config.get("sasl.password")?.to_owned(),
@@ -75,17 +75,17 @@ impl Credentials {
 
     /// Creates credentials that get SASL/OAUTHBEARER tokens from the output of a program. `origin`
     /// names the place where the program is configured, for messages.
-    pub(crate) fn of_program(origin: String, program: Program) -> Self {
-        Self::of_tokens(origin, Tokens::printed_by(program))
+    pub(crate) fn from_program(origin: String, program: Program) -> Self {
+        Self::from_tokens(origin, Tokens::printed_by(program))
     }
 
     /// Creates credentials that request SASL/OAUTHBEARER tokens from the endpoint.
-    pub(crate) fn of_endpoint(endpoint: Endpoint) -> Self {
+    pub(crate) fn from_endpoint(endpoint: Endpoint) -> Self {
         let origin = format!("the token endpoint {}", endpoint.url());
-        Self::of_tokens(origin, Tokens::fetched_from(endpoint))
+        Self::from_tokens(origin, Tokens::fetched_from(endpoint))
     }
 
-    fn of_tokens(origin: String, tokens: Tokens) -> Self {
+    fn from_tokens(origin: String, tokens: Tokens) -> Self {
         Self(Arc::new(Source {
             origin,
             tokens: Some(tokens),
@@ -113,7 +113,7 @@ impl Credentials {
         let Some(tokens) = self.tokens() else {
             return Ok(());
         };
-        let token = tokens.get()?;
+        let token = tokens.get_token()?;
         match oauthbearer::set_token(client, &token) {
             true => Ok(()),
             false => Err(tokens.discard_unusable(&token)),

@@ -21,15 +21,15 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Checks the ends of a topic's partitions that are reported to one consumer.
-pub(super) struct Ends<'c, C: ConsumerContext + 'static> {
+pub(super) struct PartitionEnds<'c, C: ConsumerContext + 'static> {
     consumer: &'c BaseConsumer<C>,
     topic: &'c str,
     /// Partitions that are being read again.
-    again: HashMap<i32, Again>,
+    again: HashMap<i32, Retry>,
 }
 
 /// State of a partition that is being read again from its reported end.
-struct Again {
+struct Retry {
     /// The offset from which the partition is read again.
     from: i64,
     /// No record has been received since.
@@ -44,9 +44,9 @@ pub(super) fn read_from_leaders(mut config: ClientConfig) -> ClientConfig {
     config
 }
 
-impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
+impl<'c, C: ConsumerContext + 'static> PartitionEnds<'c, C> {
     /// Creates the checks for a topic that `consumer` starts to read.
-    pub(super) fn of(consumer: &'c BaseConsumer<C>, topic: &'c str) -> Self {
+    pub(super) fn new(consumer: &'c BaseConsumer<C>, topic: &'c str) -> Self {
         Self {
             consumer,
             topic,
@@ -71,7 +71,12 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
     ///
     /// # Errors
     /// The brokers don't respond.
-    pub(super) fn told(&mut self, partition: i32, start: i64, end: i64) -> KafkaResult<bool> {
+    pub(super) fn handle_reported_end(
+        &mut self,
+        partition: i32,
+        start: i64,
+        end: i64,
+    ) -> KafkaResult<bool> {
         let position = self.consumer.position()?;
         let position = position.find_partition(self.topic, partition);
         let at = match position.map(|found| found.offset()) {
@@ -92,7 +97,7 @@ impl<'c, C: ConsumerContext + 'static> Ends<'c, C> {
             return Ok(true);
         }
         std::thread::sleep(RETRY_DELAY);
-        let again = Again {
+        let again = Retry {
             from: at,
             is_quiet: true,
             was_all: is_all,

@@ -24,7 +24,7 @@ use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::{RDKafkaMessage, RDKafkaRespErr};
 
-use super::context::{Context, Refused, is_refusal};
+use super::context::{AuthenticationFailure, Context, is_refusal};
 use super::credentials::Login;
 use super::native::BROKER_TEXT_CHARS_MAX;
 use super::oauthbearer;
@@ -52,7 +52,7 @@ unsafe impl Sync for Events {}
 
 impl Events {
     /// Opens the event queue of `producer`. Events are processed only by [`Events::serve`].
-    pub(super) fn of(producer: Arc<BaseProducer<Context>>) -> Self {
+    pub(super) fn open(producer: Arc<BaseProducer<Context>>) -> Self {
         // SAFETY: the producer is valid.
         let queue = unsafe { rd_kafka_queue_get_main(producer.client().native_ptr()) };
         let queue = NonNull::new(queue).expect("a producer has a main queue");
@@ -64,7 +64,7 @@ impl Events {
         // SAFETY: the queue lives as long as `self`.
         let event = unsafe { rd_kafka_queue_poll(self.queue.as_ptr(), FOR_EVER) };
         if let Some(event) = NonNull::new(event) {
-            Event(event).tell(&self.producer);
+            Event(event).dispatch(&self.producer);
         }
     }
 
@@ -85,7 +85,7 @@ impl Drop for Events {
 struct Event(NonNull<rd_kafka_event_t>);
 
 impl Event {
-    fn tell(mut self, producer: &Arc<BaseProducer<Context>>) {
+    fn dispatch(mut self, producer: &Arc<BaseProducer<Context>>) {
         let context = producer.context();
         // SAFETY: the event is valid.
         match unsafe { rd_kafka_event_type(self.0.as_ptr()) } {
@@ -175,7 +175,7 @@ fn renew(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
     // A weak reference, so that dropping the producer does not wait for the program to exit.
     let (of_thread, tokens) = (Arc::downgrade(producer), tokens.clone());
     let renew = move || {
-        let token = tokens.get();
+        let token = tokens.get_token();
         let Some(producer) = Weak::upgrade(&of_thread) else {
             return;
         };
@@ -187,15 +187,15 @@ fn renew(producer: &Arc<BaseProducer<Context>>, tokens: &Tokens) {
         });
         if let Err(error) = set {
             let reason = error.to_string();
-            producer.context().no_token(&reason);
-            oauthbearer::no_token(producer.client(), &reason);
+            producer.context().record_no_token(&reason);
+            oauthbearer::fail_token(producer.client(), &reason);
         }
     };
     let started = thread::Builder::new()
         .name("kafka-token".to_owned())
         .spawn(renew);
     if let Err(error) = started {
-        oauthbearer::no_token(producer.client(), &error.to_string());
+        oauthbearer::fail_token(producer.client(), &error.to_string());
     }
 }
 
@@ -221,7 +221,7 @@ fn log_in(producer: &BaseProducer<Context>, login: &Login) {
 }
 
 /// Collects the known facts about a record that was not delivered.
-fn refused(message: &RDKafkaMessage) -> Refused {
+fn refused(message: &RDKafkaMessage) -> AuthenticationFailure {
     // SAFETY: a delivery report contains the record's topic, which lives as long as the report.
     let topic = unsafe { text(rd_kafka_topic_name(message.rkt)) };
     // SAFETY: a delivery report also contains the record's key and payload.
@@ -238,7 +238,7 @@ fn refused(message: &RDKafkaMessage) -> Refused {
         // SAFETY: the message is valid for the call, and the string lives as long as the message.
         None => unsafe { text(rd_kafka_message_produce_errstr(message)) },
     };
-    Refused {
+    AuthenticationFailure {
         topic,
         partition: message.partition,
         reason: reason.chars().take(BROKER_TEXT_CHARS_MAX).collect(),
@@ -262,8 +262,8 @@ fn position(message: &RDKafkaMessage) -> Option<String> {
     // SAFETY: the message is valid, its headers live as long as the message, and the value as long
     // as the headers.
     let bytes = unsafe {
-        found(rd_kafka_message_headers(message, &raw mut headers))?;
-        found(rd_kafka_header_get_last(
+        error_if_any(rd_kafka_message_headers(message, &raw mut headers))?;
+        error_if_any(rd_kafka_header_get_last(
             headers,
             name.as_ptr(),
             &raw mut value,
@@ -277,7 +277,7 @@ fn position(message: &RDKafkaMessage) -> Option<String> {
     Some(String::from_utf8_lossy(bytes).into_owned())
 }
 
-fn found(code: RDKafkaRespErr) -> Option<()> {
+fn error_if_any(code: RDKafkaRespErr) -> Option<()> {
     (RDKafkaErrorCode::from(code) == RDKafkaErrorCode::NoError).then_some(())
 }
 

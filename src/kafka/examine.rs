@@ -6,7 +6,7 @@ use rdkafka::admin::{AdminOptions, ConfigResource, ResourceSpecifier};
 use rdkafka::consumer::Consumer;
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 
-use super::topics::{Lookup, judge};
+use super::topics::{Lookup, interpret_metadata};
 use super::transaction::Checkpoints;
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,7 +70,7 @@ impl Checkpoints {
     fn shape(&self) -> Result<Shape, KafkaError> {
         let consumer = self.asking()?;
         let metadata = consumer.fetch_metadata(Some(self.topic()), REQUEST_TIMEOUT)?;
-        let replicas = match judge(&metadata) {
+        let replicas = match interpret_metadata(&metadata) {
             Lookup::Present(_) => metadata.topics().first().and_then(|topic| {
                 let partition = topic.partitions().first()?;
                 Some(partition.replicas().len())

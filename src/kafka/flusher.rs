@@ -20,12 +20,12 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// A thread that flushes on request. A separate thread is needed because the call blocks.
 pub(super) struct Flusher {
-    asked: Arc<Asked>,
+    asked: Arc<FlushRequest>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
-struct Asked {
+struct FlushRequest {
     flush: AtomicBool,
     end: AtomicBool,
 }
@@ -36,7 +36,7 @@ impl Flusher {
     /// # Errors
     /// The operating system can't create a thread.
     pub(super) fn start(producer: Arc<BaseProducer<Context>>) -> std::io::Result<Self> {
-        let asked = Arc::new(Asked::default());
+        let asked = Arc::new(FlushRequest::default());
         let orders = Arc::clone(&asked);
         let thread = thread::Builder::new()
             .name("kafka-flush".to_owned())

@@ -17,7 +17,7 @@ pub(crate) struct Grants {
 impl Grants {
     /// Creates the commands for the principal that connects with `config`.
     #[must_use]
-    pub(crate) fn of(config: &ClientConfig) -> Self {
+    pub(crate) fn for_config(config: &ClientConfig) -> Self {
         let get = |name| config.get(name).map(str::to_owned);
         Self {
             brokers: brokers(config),
@@ -88,7 +88,7 @@ mod tests {
         config.set("sasl.username", "x;touch /tmp/f;#");
         config.set("bootstrap.servers", "kafka:9092,$(id)");
         assert_eq!(
-            Grants::of(&config).topic("orders"),
+            Grants::for_config(&config).topic("orders"),
             "kafka-acls.sh --bootstrap-server 'kafka:9092,$(id)' --add --allow-principal 'User:x;touch /tmp/f;#' --operation Write \
              --topic orders"
         );

@@ -41,10 +41,10 @@ const TIMEOUT_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The smallest limit of the topics queried so far. Clones share their state.
 #[derive(Clone, Default)]
-pub struct BatchLimit(Arc<Mutex<Known>>);
+pub struct BatchLimit(Arc<Mutex<KnownLimit>>);
 
 #[derive(Default)]
-struct Known {
+struct KnownLimit {
     /// Whether to log a warning for compacted topics. Not if the user has configured tombstones.
     warns_of_compaction: bool,
     smallest: Option<Smallest>,
@@ -90,7 +90,7 @@ impl BatchLimit {
     /// Queries the limit of a topic from brokers that have just responded to another request. If
     /// the limit can't be determined, a batch may be rejected, and is then sent again in smaller
     /// batches.
-    pub(super) async fn ask(&self, producer: Arc<BaseProducer<Context>>, topic: String) {
+    pub(super) async fn query_limit(&self, producer: Arc<BaseProducer<Context>>, topic: String) {
         let unanswered = self.known().unanswered;
         if unanswered.is_some_and(|at| at.elapsed() < TIMEOUT_BACKOFF) {
             return;
@@ -102,12 +102,12 @@ impl BatchLimit {
         }
     }
 
-    /// Like [`BatchLimit::ask`], but also usable before any broker has responded. Blocks.
+    /// Like [`BatchLimit::query_limit`], but also usable before any broker has responded. Blocks.
     pub(super) fn learn(&self, producer: &BaseProducer<Context>, topic: &str) -> Result<(), Code> {
-        match of_topic(producer.client(), topic) {
+        match query_topic(producer.client(), topic) {
             Ok(shown) => {
                 match shown.batch_bytes {
-                    Some(bytes) => self.note(topic, bytes),
+                    Some(bytes) => self.record_limit(topic, bytes),
                     None => debug!(
                         topic,
                         "the brokers don't show {TOPIC_LIMIT_SETTING} of the topic"
@@ -126,7 +126,7 @@ impl BatchLimit {
         Ok(())
     }
 
-    fn note(&self, topic: &str, bytes: u32) {
+    fn record_limit(&self, topic: &str, bytes: u32) {
         let mut known = self.known();
         if known
             .smallest
@@ -138,13 +138,13 @@ impl BatchLimit {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownLimit> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Settings of a topic that the brokers return.
-struct Shown {
+struct TopicSettings {
     /// The largest batch that the topic accepts.
     batch_bytes: Option<u32>,
     /// Whether compaction removes records that are followed by a later one with the same key.
@@ -155,7 +155,7 @@ struct Shown {
 ///
 /// # Errors
 /// No broker responds, or the brokers deny the request.
-fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Shown, Code> {
+fn query_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<TopicSettings, Code> {
     let [bytes, policy] = native::topic_settings(
         client,
         topic,
@@ -164,7 +164,7 @@ fn of_topic<C: ClientContext>(client: &Client<C>, topic: &str) -> Result<Shown, 
     )?;
     // Replace 0, which is not a valid `batch.size`; nothing could be sent to such a topic anyway.
     let bytes = bytes.and_then(|bytes| bytes.parse().ok());
-    Ok(Shown {
+    Ok(TopicSettings {
         batch_bytes: bytes.map(|bytes: u32| bytes.max(1)),
         is_compacted: policy.is_some_and(|policy| policy.contains("compact")),
     })
@@ -195,12 +195,12 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Queries the limits of a topic, for a producer with the configuration `config`. Blocks.
-    pub(super) fn look_up<C: ClientContext>(
+    pub(super) fn query<C: ClientContext>(
         client: &Client<C>,
         topic: &str,
         config: &ClientConfig,
     ) -> Self {
-        let (topic, is_compacted) = match of_topic(client, topic) {
+        let (topic, is_compacted) = match query_topic(client, topic) {
             Ok(shown) => {
                 let bytes = shown.batch_bytes.ok_or("it is not shown to us".to_owned());
                 (bytes, shown.is_compacted)
@@ -209,8 +209,8 @@ impl Limits {
         };
         Self {
             topic,
-            batches: of_batches(config),
-            records: of_records(config),
+            batches: batch_bytes_max(config),
+            records: record_bytes_max(config),
             brokers: brokers(config),
             is_compacted,
         }
@@ -269,7 +269,7 @@ impl RecordLimit {
     /// Returns the smaller of the producer's limit and, if the topic is known, the topic's limit.
     #[must_use]
     pub(crate) fn new(properties: &Properties, topic: Option<(&str, &Limits)>) -> Self {
-        let producer = of_records(&client_config(properties, "walpost-check"));
+        let producer = record_bytes_max(&client_config(properties, "walpost-check"));
         let accepted = topic.and_then(|(name, limits)| {
             let limit = limits.topic.as_ref().ok()?;
             Some((name, limit.saturating_sub(BATCH_HEADER_BYTES)))
@@ -314,13 +314,13 @@ impl fmt::Display for RecordLimit {
 
 /// Returns the size of the largest batch of several records that a producer with this configuration
 /// makes.
-pub(super) fn of_batches(config: &ClientConfig) -> u32 {
+pub(super) fn batch_bytes_max(config: &ClientConfig) -> u32 {
     let batch = number(config, BATCH_BYTES).unwrap_or(u32::MAX);
-    batch.min(of_records(config))
+    batch.min(record_bytes_max(config))
 }
 
 /// Returns the size of the largest record that a producer with this configuration accepts.
-pub(super) fn of_records(config: &ClientConfig) -> u32 {
+pub(super) fn record_bytes_max(config: &ClientConfig) -> u32 {
     number(config, PRODUCER_LIMIT_PROPERTY).unwrap_or(PRODUCER_LIMIT_DEFAULT_BYTES)
 }
 

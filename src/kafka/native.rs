@@ -97,7 +97,7 @@ impl Topic {
         record: &Record<'_>,
         tag: Option<Tag>,
     ) -> Result<(), RDKafkaErrorCode> {
-        let headers = NativeHeaders::of(record)?;
+        let headers = NativeHeaders::from_record(record)?;
         let (key, key_len) = parts(record.key);
         let (value, value_len) = parts(record.payload);
         // SAFETY: each type tag is followed by arguments of the types that rdkafka.h specifies for
@@ -153,7 +153,7 @@ pub(super) fn flush(producer: &BaseProducer<Context>, within: Duration) -> bool 
 }
 
 /// Waits until a broker responds, for at most `within`.
-pub(super) fn meet(producer: &BaseProducer<Context>, within: Duration) {
+pub(super) fn wait_for_broker(producer: &BaseProducer<Context>, within: Duration) {
     let millis = c_int::try_from(within.as_millis()).unwrap_or(c_int::MAX);
     let mut metadata = null();
     // SAFETY: the producer is valid, no topic is passed, and the caller owns the result.
@@ -604,7 +604,7 @@ unsafe fn text(of: *const c_char) -> Option<String> {
 struct NativeHeaders(NonNull<rd_kafka_headers_t>);
 
 impl NativeHeaders {
-    fn of(record: &Record<'_>) -> Result<Self, RDKafkaErrorCode> {
+    fn from_record(record: &Record<'_>) -> Result<Self, RDKafkaErrorCode> {
         let named = record.headers.iter();
         // SAFETY: this creates an empty list.
         let list = unsafe { rd_kafka_headers_new(named.len()) };

@@ -36,7 +36,7 @@ pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> 
         rd_kafka_oauthbearer_set_token(
             client.native_ptr(),
             *value,
-            token.told_expiry_millis(now_millis()),
+            token.librdkafka_expiry_millis(now_millis()),
             *principal,
             extensions.as_mut_ptr(),
             extensions.len(),
@@ -49,7 +49,7 @@ pub(super) fn set_token<C: ClientContext>(client: &Client<C>, token: &Token) -> 
 
 /// Tells the client that no token could be obtained. librdkafka requests one again after ten
 /// seconds.
-pub(super) fn no_token<C: ClientContext>(client: &Client<C>, reason: &str) {
+pub(super) fn fail_token<C: ClientContext>(client: &Client<C>, reason: &str) {
     // librdkafka requires a reason that is not empty, and a C string can't contain NUL.
     if let Ok(reason) = CString::new(format!("no token: {reason}").replace('\0', "")) {
         // SAFETY: the client is valid, and the string is copied.

@@ -11,11 +11,11 @@ use super::events::Events;
 
 /// Processes a producer's events until it is dropped.
 pub(super) struct Poller {
-    shared: Arc<Shared>,
+    shared: Arc<PollerState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct PollerState {
     events: Events,
     end: AtomicBool,
 }
@@ -26,8 +26,8 @@ impl Poller {
     /// # Errors
     /// The operating system can't create a thread.
     pub(super) fn start(producer: Arc<BaseProducer<Context>>) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
-            events: Events::of(producer),
+        let shared = Arc::new(PollerState {
+            events: Events::open(producer),
             end: AtomicBool::new(false),
         });
         let of_thread = Arc::clone(&shared);

@@ -21,7 +21,7 @@ use super::properties::{
     Properties, client_config, create, create_with_context, describe, leave_producers,
 };
 use super::statistics;
-use super::topics::{Lookup, Topics, judge};
+use super::topics::{Lookup, Topics, interpret_metadata};
 use crate::delivery::watermark::Watermark;
 use crate::model::lsn::Lsn;
 use crate::model::window::Window;
@@ -76,7 +76,7 @@ impl BrokerFinding {
 }
 
 /// Queries the brokers and, if given, `topic`. Creates nothing.
-pub(crate) async fn look(
+pub(crate) async fn probe(
     properties: &Properties,
     credentials: &Credentials,
     topic: Option<String>,
@@ -86,7 +86,7 @@ pub(crate) async fn look(
     // With this setting, a consumer's metadata request does not create the topic.
     config.set("allow.auto.create.topics", "false");
     let brokers = Topics::new(config.clone(), None).brokers();
-    let grants = Grants::of(&config);
+    let grants = Grants::for_config(&config);
     let (asking, named, proving) = (config.clone(), brokers.clone(), credentials.clone());
     let asked = tokio::task::spawn_blocking(move || {
         let consumer: BaseConsumer = create(&asking)?;
@@ -98,9 +98,9 @@ pub(crate) async fn look(
         let Some(topic) = topic else {
             return Ok(BrokerFinding::Reachable { brokers });
         };
-        Ok::<_, rdkafka::error::KafkaError>(match judge(&metadata) {
+        Ok::<_, rdkafka::error::KafkaError>(match interpret_metadata(&metadata) {
             Lookup::Present(partitions) => BrokerFinding::Topic {
-                limits: Limits::look_up(consumer.client(), &topic, &producer),
+                limits: Limits::query(consumer.client(), &topic, &producer),
                 topic,
                 partitions,
             },
@@ -138,9 +138,9 @@ pub(crate) async fn look(
             Ok(Err(error)) => unreachable(describe(&error)),
             Err(error) => BrokerFinding::Unreachable(error.to_string()),
         },
-        trouble = trouble(config, credentials, METADATA_TIMEOUT) => match trouble {
-            Trouble::Refused(reason) => BrokerFinding::Refused(SinkError::Refused { brokers, reason }),
-            Trouble::Down(cause) => unreachable(cause.unwrap_or_else(|| CONNECTION_CLOSED.to_owned())),
+        trouble = find_cause(config, credentials, METADATA_TIMEOUT) => match trouble {
+            ConnectionFailure::Refused(reason) => BrokerFinding::Refused(SinkError::Refused { brokers, reason }),
+            ConnectionFailure::Down(cause) => unreachable(cause.unwrap_or_else(|| CONNECTION_CLOSED.to_owned())),
         },
     }
 }
@@ -176,7 +176,7 @@ fn identity(
     within: Duration,
 ) -> ProducerFinding {
     config.set("statistics.interval.ms", "50");
-    let grants = Grants::of(&config);
+    let grants = Grants::for_config(&config);
     let made: Result<BaseProducer<Identity>, _> = create_with_context(&config, Identity::default());
     // Problems with the properties or the token were already reported by the check of the brokers.
     let Ok(producer) = made else {
@@ -236,7 +236,7 @@ impl ProducerContext for Identity {
 }
 
 /// Why brokers don't respond.
-enum Trouble {
+enum ConnectionFailure {
     /// Authentication failed.
     Refused(String),
     /// No connection can be established; contains the last error of a broker connection.
@@ -247,25 +247,29 @@ enum Trouble {
 pub(super) async fn refusal(config: ClientConfig, credentials: &Credentials) -> Option<String> {
     match timeout(
         AUTHENTICATION_TIMEOUT,
-        trouble(config, credentials, AUTHENTICATION_TIMEOUT),
+        find_cause(config, credentials, AUTHENTICATION_TIMEOUT),
     )
     .await
     {
-        Ok(Trouble::Refused(reason)) => Some(reason),
-        Ok(Trouble::Down(_)) | Err(_) => None,
+        Ok(ConnectionFailure::Refused(reason)) => Some(reason),
+        Ok(ConnectionFailure::Down(_)) | Err(_) => None,
     }
 }
 
 /// Waits until it is known why brokers don't respond, for at most `limit`. Never resolves if they
 /// respond or the reason is not found. Uses a producer, because only a producer's events contain
 /// the reason.
-async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duration) -> Trouble {
+async fn find_cause(
+    config: ClientConfig,
+    credentials: &Credentials,
+    limit: Duration,
+) -> ConnectionFailure {
     let nothing = Window {
         records: 1,
         bytes: 1,
     };
     let deliveries = Watermark::new(nothing, Lsn::ZERO).deliveries();
-    let context = Context::new("check", Grants::of(&config), deliveries)
+    let context = Context::new("check", Grants::for_config(&config), deliveries)
         .proving(credentials.clone(), None)
         .silent();
     let made: Result<BaseProducer<Context>, _> = create_with_context(&config, context);
@@ -292,8 +296,8 @@ async fn trouble(config: ClientConfig, credentials: &Credentials, limit: Duratio
     };
     match context.refusal() {
         _ if answers => std::future::pending().await,
-        Some(reason) => Trouble::Refused(certificate::explain(&config, reason).await),
-        None if context.is_down() => Trouble::Down(context.cause()),
+        Some(reason) => ConnectionFailure::Refused(certificate::explain(&config, reason).await),
+        None if context.is_down() => ConnectionFailure::Down(context.cause()),
         None => std::future::pending().await,
     }
 }
@@ -307,7 +311,7 @@ mod tests {
     use super::*;
 
     /// Returns the finding for a mock cluster prepared with `prepare`.
-    fn said(
+    fn mock_finding(
         prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>),
     ) -> ProducerFinding {
         let cluster = MockCluster::new(1).expect("a mock cluster");
@@ -318,7 +322,7 @@ mod tests {
     }
 
     fn refused(prepare: impl FnOnce(&MockCluster<'static, DefaultProducerContext>)) -> String {
-        match said(prepare) {
+        match mock_finding(prepare) {
             ProducerFinding::Refused(reason) => reason,
             other => panic!("{other:?}"),
         }
@@ -348,8 +352,9 @@ mod tests {
             assert!(old.contains(text), "{text} in {old}");
         }
         // A temporary error is not a rejection.
-        assert_eq!(said(|_| {}), ProducerFinding::Taken);
-        let busy = |times| said(|cluster| cluster.request_errors(question, &vec![BUSY; times]));
+        assert_eq!(mock_finding(|_| {}), ProducerFinding::Taken);
+        let busy =
+            |times| mock_finding(|cluster| cluster.request_errors(question, &vec![BUSY; times]));
         assert_eq!(busy(1), ProducerFinding::Taken);
         // A lasting error that is retriable is not a rejection either, but the producer has not
         // been accepted.

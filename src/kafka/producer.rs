@@ -58,7 +58,7 @@ pub struct KafkaSink {
     asking: Option<JoinHandle<()>>,
     topics: Topics,
     /// Topics that exist, by name.
-    known: HashMap<Box<str>, Known>,
+    known: HashMap<Box<str>, KnownTopic>,
     /// State for exactly-once delivery; `None` for at-least-once.
     transactions: Option<Transactions>,
     asked_at: Instant,
@@ -100,7 +100,11 @@ impl Comparison {
     }
 
     /// Starts a comparison if one is due.
-    fn tend(&mut self, producer: &Arc<BaseProducer<Context>>, known: &HashMap<Box<str>, Known>) {
+    fn tend(
+        &mut self,
+        producer: &Arc<BaseProducer<Context>>,
+        known: &HashMap<Box<str>, KnownTopic>,
+    ) {
         if self.task.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }
@@ -133,16 +137,16 @@ struct Transactions {
 }
 
 /// A topic that exists.
-struct Known {
+struct KnownTopic {
     topic: Topic,
     /// A partition that librdkafka does not know and that is being looked up, and the value of
     /// [`KafkaSink::reads`] when the lookup was requested.
     doubted: Option<(i32, u64)>,
-    absent: Option<Absent>,
+    absent: Option<AbsentPartition>,
 }
 
 /// The result of looking up a partition.
-struct Absent {
+struct AbsentPartition {
     /// The first partition that the topic did not have, which is its number of partitions.
     first: usize,
     answered: Instant,
@@ -183,15 +187,18 @@ impl KafkaSink {
             records: 1,
             bytes: 1,
         };
-        Self::of(settings, Watermark::new(window, Lsn::ZERO).deliveries())
+        Self::with_deliveries(settings, Watermark::new(window, Lsn::ZERO).deliveries())
     }
 
-    fn of(settings: &ProducerSettings, deliveries: Arc<Deliveries>) -> Result<Self, SinkError> {
+    fn with_deliveries(
+        settings: &ProducerSettings,
+        deliveries: Arc<Deliveries>,
+    ) -> Result<Self, SinkError> {
         Self::new(
             &settings.pipeline,
             &settings.properties,
             settings.create_topics,
-            Checkpoints::of(settings),
+            Checkpoints::for_producer(settings),
             &settings.credentials,
             deliveries,
         )
@@ -218,8 +225,8 @@ impl KafkaSink {
                 config
             }
         };
-        let context = Context::new(pipeline, Grants::of(&config), deliveries)
-            .proving(credentials.clone(), Login::of(&config));
+        let context = Context::new(pipeline, Grants::for_config(&config), deliveries)
+            .proving(credentials.clone(), Login::for_config(&config));
         let flush = leaves_linger(properties);
         let mut topics = Topics::new(config, create_topics);
         topics.prove(credentials.clone());
@@ -247,7 +254,7 @@ impl KafkaSink {
     ) -> Result<Self, SinkError> {
         let mut settings = settings.clone();
         let properties = &mut settings.properties;
-        let configured = limits::of_batches(&client_config(properties, &settings.pipeline));
+        let configured = limits::batch_bytes_max(&client_config(properties, &settings.pipeline));
         if batching.single {
             properties.insert(BATCH_RECORDS.to_owned(), "1".to_owned());
         }
@@ -256,7 +263,7 @@ impl KafkaSink {
         if bytes < configured {
             properties.insert(BATCH_BYTES.to_owned(), bytes.to_string());
         }
-        let mut sink = Self::of(&settings, deliveries)?;
+        let mut sink = Self::with_deliveries(&settings, deliveries)?;
         sink.refused.clone_from(&batching.refused);
         sink.unusable = settings
             .dead_letter_topic
@@ -302,7 +309,7 @@ impl KafkaSink {
             flusher,
             unflushed: false,
             producer,
-            batch_bytes: limits::of_batches(topics.config()),
+            batch_bytes: limits::batch_bytes_max(topics.config()),
             limit: BatchLimit::default(),
             asking: None,
             topics,
@@ -334,7 +341,7 @@ impl KafkaSink {
                 self.batch_bytes
             )));
         }
-        let topics = self.topics.with(BATCH_BYTES, bytes);
+        let topics = self.topics.with_property(BATCH_BYTES, bytes);
         let context = self.producer.context().successor(topics.config());
         let mut fit = Self::with_config(topics, self.flusher.is_some(), context)?;
         fit.limit = self.limit.clone();
@@ -401,7 +408,7 @@ impl Sink for KafkaSink {
                         .iter()
                         .map(|(name, value)| name.len() + value.map_or(0, <[u8]>::len))
                         .sum::<usize>(),
-                limit: limits::of_records(self.topics.config()),
+                limit: limits::record_bytes_max(self.topics.config()),
                 brokers: self.topics.brokers(),
             }),
             (RDKafkaErrorCode::UnknownPartition, Some(partition)) => {
@@ -432,7 +439,7 @@ impl Sink for KafkaSink {
     }
 
     fn prepare(&mut self, topic: &str, ahead: impl FnOnce() -> Vec<String>) -> Preparation {
-        let wanted = self.known.get(topic).and_then(Known::wanted);
+        let wanted = self.known.get(topic).and_then(KnownTopic::wanted_partition);
         let unusable = self.unusable.as_ref();
         let unusable = unusable.filter(|unusable| wanted.is_none() && unusable.applies_to(topic));
         let unusable = unusable.map(Arc::clone);
@@ -455,13 +462,13 @@ impl Sink for KafkaSink {
                     lookup.prepare(topic.clone(), others).await
                 }
             };
-            if !matches!(prepared, Ok(Prepared::Usable { .. })) && seen.has(&topic) {
+            if !matches!(prepared, Ok(Prepared::Usable { .. })) && seen.contains(&topic) {
                 let (producer, topics) = (Arc::clone(&producer), [topic.clone()]);
                 let _ = spawn_blocking(move || seen.compare(&producer, &topics)).await;
             }
             let prepared = prepared?;
             if prepared != Prepared::Unusable {
-                limit.ask(Arc::clone(&producer), topic).await;
+                limit.query_limit(Arc::clone(&producer), topic).await;
                 if limit.below(batch_bytes).is_some() {
                     drained(producer).await;
                 }
@@ -478,10 +485,10 @@ impl Sink for KafkaSink {
             return Ok(());
         }
         let doubted = self.known.get(topic).and_then(|known| known.doubted);
-        let known = Known {
-            topic: open(&self.producer, topic)?,
+        let known = KnownTopic {
+            topic: open_topic(&self.producer, topic)?,
             doubted: None,
-            absent: doubted.map(|(partition, reads)| Absent {
+            absent: doubted.map(|(partition, reads)| AbsentPartition {
                 first: partitions,
                 answered: Instant::now(),
                 reads,
@@ -538,10 +545,10 @@ impl Sink for KafkaSink {
         let (producer, brokers) = (Arc::clone(&self.producer), Arc::clone(&self.brokers));
         Box::pin(async move {
             loop {
-                brokers.keep(&producer);
+                brokers.readd_if_due(&producer);
                 let asking = Arc::clone(&producer);
                 let asked = spawn_blocking(move || {
-                    ask(&asking, None) || asking.context().refusal().is_some()
+                    query_metadata(&asking, None) || asking.context().refusal().is_some()
                 });
                 if asked.await.unwrap_or(true) {
                     return;
@@ -561,13 +568,13 @@ impl Sink for KafkaSink {
             return;
         }
         self.asked_at = Instant::now();
-        self.brokers.keep(&self.producer);
+        self.brokers.readd_if_due(&self.producer);
         if !self.producer.context().is_down() {
             return;
         }
         let producer = Arc::clone(&self.producer);
         let topic = self.known.keys().next().cloned();
-        spawn_blocking(move || ask(&producer, topic.as_deref()));
+        spawn_blocking(move || query_metadata(&producer, topic.as_deref()));
     }
 
     /// Returns false during an outage, because the sink is what detects the end of the outage.
@@ -590,7 +597,7 @@ async fn drained(producer: Arc<BaseProducer<Context>>) {
 
 /// Requests metadata from the brokers, records the result in the context, and returns whether a
 /// broker responded.
-fn ask(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
+fn query_metadata(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
     let client = producer.client();
     match client.fetch_metadata(topic, REQUEST_TIMEOUT) {
         Ok(_) => client.context().answered(),
@@ -599,7 +606,7 @@ fn ask(producer: &BaseProducer<Context>, topic: Option<&str>) -> bool {
     !client.context().is_down()
 }
 
-impl Known {
+impl KnownTopic {
     /// Returns whether the brokers have reported that the topic lacks this partition, if that
     /// applies to the current row.
     fn is_absent(&mut self, partition: i32, reads: u64) -> bool {
@@ -612,7 +619,7 @@ impl Known {
     }
 
     /// Returns the partition to look up, if any.
-    fn wanted(&self) -> Option<Wanted> {
+    fn wanted_partition(&self) -> Option<Wanted> {
         let absent = self.absent.as_ref();
         let was_asked =
             absent.is_some_and(|absent| absent.answered.elapsed() < NEW_PARTITION_DELAY_INTERVAL);
@@ -632,7 +639,7 @@ impl Transactions {
     fn produce(
         &mut self,
         producer: &Arc<BaseProducer<Context>>,
-        known: &HashMap<Box<str>, Known>,
+        known: &HashMap<Box<str>, KnownTopic>,
         checkpoint: &mut Checkpoint,
     ) -> Result<(), SinkError> {
         let bytes_max = self.checkpoints.partitions_bytes_max();
@@ -654,13 +661,15 @@ impl Transactions {
         }
         let topic = match &self.topic {
             Some(topic) => topic,
-            None => self.topic.insert(open(producer, self.checkpoints.topic())?),
+            None => self
+                .topic
+                .insert(open_topic(producer, self.checkpoints.topic())?),
         };
         self.checkpoints.produce(topic, checkpoint)
     }
 }
 
-fn open(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Topic, SinkError> {
+fn open_topic(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Topic, SinkError> {
     Topic::open(producer, topic).map_err(|code| SinkError::Broken(code.to_string()))
 }
 
@@ -672,7 +681,7 @@ mod tests {
 
     use super::*;
     use crate::delivery::watermark::Watermark;
-    use crate::kafka::context::Refused;
+    use crate::kafka::context::AuthenticationFailure;
     use crate::kafka::properties::{brokers, transactional};
     use crate::kafka::settings::CheckpointSettings;
     use crate::model::lsn::Lsn;
@@ -698,7 +707,7 @@ mod tests {
             bytes: 10_000,
         };
         let mut watermark = Watermark::new(window, Lsn::ZERO);
-        let context = Context::new("test", Grants::of(&config), watermark.deliveries());
+        let context = Context::new("test", Grants::for_config(&config), watermark.deliveries());
         let is_transactional = config.get("transactional.id").is_some();
         let mut sink =
             KafkaSink::with_config(Topics::new(config, None), true, context).expect("sink");
@@ -714,7 +723,7 @@ mod tests {
     }
 
     /// Produces one record.
-    fn take(sink: &mut KafkaSink, watermark: &mut Watermark, payload: &[u8]) {
+    fn produce_one(sink: &mut KafkaSink, watermark: &mut Watermark, payload: &[u8]) {
         let tag = watermark.reserve(1).expect("open").expect("room");
         let record = Record {
             topic: TOPIC,
@@ -733,11 +742,11 @@ mod tests {
     }
 
     /// Creates a sink whose batches linger indefinitely, with one queued record.
-    fn taken() -> (Cluster, KafkaSink, Watermark) {
+    fn sink_with_record() -> (Cluster, KafkaSink, Watermark) {
         let (cluster, mut sink, mut watermark) = sink(|config| {
             config.set("linger.ms", NEVER_MILLIS);
         });
-        take(&mut sink, &mut watermark, b"x");
+        produce_one(&mut sink, &mut watermark, b"x");
         (cluster, sink, watermark)
     }
 
@@ -762,16 +771,16 @@ mod tests {
             configure(config);
         });
         // After this record is delivered, librdkafka can send the following ones immediately.
-        take(&mut sink, &mut watermark, b"before");
+        produce_one(&mut sink, &mut watermark, b"before");
         watermark.empty().await;
         cluster.request_errors(RDKafkaApiKey::Produce, &[code]);
         cluster
             .broker_round_trip_time(1, ROUND_TRIP)
             .expect("a slow broker");
-        take(&mut sink, &mut watermark, b"first");
+        produce_one(&mut sink, &mut watermark, b"first");
         tokio::time::sleep(ROUND_TRIP / 4).await;
         for payload in behind {
-            take(&mut sink, &mut watermark, payload);
+            produce_one(&mut sink, &mut watermark, payload);
         }
         let settled = tokio::time::timeout(TIMEOUT, watermark.empty()).await;
         assert!(settled.is_ok(), "neither delivered nor failed");
@@ -833,15 +842,15 @@ mod tests {
             config.set("linger.ms", "0");
             *config = transactional(config.clone(), "test");
         });
-        let checkpoints = Checkpoints::of(&settings).expect("exactly-once");
+        let checkpoints = Checkpoints::for_producer(&settings).expect("exactly-once");
         let producer = Arc::clone(&sink.producer);
         let commit = || transaction::commit(checkpoints.clone(), Arc::clone(&producer));
-        take(&mut sink, &mut watermark, b"first");
+        produce_one(&mut sink, &mut watermark, b"first");
         watermark.empty().await;
         assert_eq!(commit().await, Ok(()));
-        take(&mut sink, &mut watermark, b"second");
+        produce_one(&mut sink, &mut watermark, b"second");
         watermark.empty().await;
-        producer.context().assumed(&Refused {
+        producer.context().assumed(&AuthenticationFailure {
             topic: TOPIC.to_owned(),
             partition: 0,
             reason: String::new(),
@@ -926,7 +935,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_quiet_flush_sends_at_once() {
-        let (_cluster, mut sink, watermark) = taken();
+        let (_cluster, mut sink, watermark) = sink_with_record();
         let before = Instant::now();
         while watermark.in_flight().records > 0 {
             assert!(before.elapsed() < TIMEOUT, "not sent");
@@ -939,7 +948,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_busy_flush_lets_the_batch_fill() {
-        let (_cluster, mut sink, watermark) = taken();
+        let (_cluster, mut sink, watermark) = sink_with_record();
         sink.flush(true).expect("flush");
         let sent = tokio::time::timeout(Duration::from_millis(500), watermark.empty()).await;
         assert!(sent.is_err(), "a batch was sent before its time");

@@ -16,13 +16,13 @@ use rdkafka::{Offset, TopicPartitionList};
 use tracing::{debug, warn};
 
 use super::credentials::Credentials;
-use super::end::{self, Ends};
+use super::end::{self, PartitionEnds};
 use super::grants::Grants;
 use super::probe;
 use super::properties::{
     Properties, brokers, client_config, create_with_context, describe, leave_producers,
 };
-use super::topics::{Lookup, judge};
+use super::topics::{Lookup, interpret_metadata};
 use crate::sink::SinkError;
 
 /// Timeout for a single request.
@@ -36,16 +36,16 @@ const TOKEN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Reads ranges of topics.
 pub(crate) struct TopicReader {
     config: ClientConfig,
-    consumer: BaseConsumer<Quiet>,
+    consumer: BaseConsumer<SilentContext>,
     /// Also sees records after the start of an open transaction.
-    uncommitted: BaseConsumer<Quiet>,
+    uncommitted: BaseConsumer<SilentContext>,
     credentials: Credentials,
-    equipped: Mutex<Equipped>,
+    equipped: Mutex<ConsumerTokens>,
 }
 
 /// State of the consumers' tokens.
 #[derive(Default)]
-struct Equipped {
+struct ConsumerTokens {
     /// When a token was last set for both consumers.
     at: Option<Instant>,
     /// Whether that failed. The failure is logged only once.
@@ -122,15 +122,15 @@ impl<'r> ReadRecord<'r> {
 
 /// A context that does not log errors as warnings, because they are returned by the calls that
 /// fail.
-struct Quiet;
+struct SilentContext;
 
-impl ClientContext for Quiet {
+impl ClientContext for SilentContext {
     fn error(&self, error: KafkaError, reason: &str) {
         debug!(%error, reason, "while topics are read");
     }
 }
 
-impl ConsumerContext for Quiet {}
+impl ConsumerContext for SilentContext {}
 
 impl TopicReader {
     /// Creates a reader for the cluster of `properties`. `name` identifies the client to the
@@ -160,7 +160,7 @@ impl TopicReader {
                 // one second, nothing would be fetched during that second.
                 .set("fetch.queue.backoff.ms", "5")
                 .set("isolation.level", isolation);
-            create_with_context(&config, Quiet)
+            create_with_context(&config, SilentContext)
                 .map_err(|error| SinkError::Configuration(describe(&error)))
         };
         Ok(Self {
@@ -206,7 +206,7 @@ impl TopicReader {
             .consumer
             .fetch_metadata(Some(topic), REQUEST_TIMEOUT)
             .map_err(|error| self.broken(topic, &error))?;
-        match judge(&metadata) {
+        match interpret_metadata(&metadata) {
             Lookup::Missing => Ok(None),
             Lookup::Denied(reason) => Err(self.denied(topic, reason)),
             Lookup::Present(_) => {
@@ -230,7 +230,7 @@ impl TopicReader {
         deadline: Instant,
     ) -> Result<Vec<Span>, SinkError> {
         let broken = |error: KafkaError| self.broken(topic, &error);
-        let marks = |of: &BaseConsumer<Quiet>, partition| {
+        let marks = |of: &BaseConsumer<SilentContext>, partition| {
             self.equip();
             of.fetch_watermarks(topic, partition, REQUEST_TIMEOUT)
                 .map_err(broken)
@@ -309,7 +309,7 @@ impl TopicReader {
         self.consumer
             .assign(&list)
             .map_err(|error| self.broken(topic, &error))?;
-        let mut ends = Ends::of(&self.consumer, topic);
+        let mut ends = PartitionEnds::new(&self.consumer, topic);
         let mut heard = Instant::now();
         let mut last = KafkaError::MessageConsumption(Code::OperationTimedOut);
         while !open.is_empty() {
@@ -336,7 +336,7 @@ impl TopicReader {
                     let Some(&(start, end)) = open.get(&partition) else {
                         continue;
                     };
-                    match ends.told(partition, start, end) {
+                    match ends.handle_reported_end(partition, start, end) {
                         Ok(true) => {
                             heard = Instant::now();
                             open.remove(&partition);
@@ -396,7 +396,7 @@ impl TopicReader {
         SinkError::TopicDenied {
             topic: topic.to_owned(),
             reason,
-            grant: Grants::of(&self.config).read(topic),
+            grant: Grants::for_config(&self.config).read(topic),
         }
     }
 }

@@ -75,7 +75,7 @@ impl fmt::Display for Change {
 
 impl SeenTopics {
     /// Returns whether the topic has been seen.
-    pub(super) fn has(&self, topic: &str) -> bool {
+    pub(super) fn contains(&self, topic: &str) -> bool {
         self.lock().topics.contains_key(topic)
     }
 
@@ -84,13 +84,15 @@ impl SeenTopics {
         let pipeline = producer.context().pipeline();
         let mut changes = Vec::new();
         if let Some(cluster) = native::cluster_id(producer.client()) {
-            changes.extend(self.note_cluster(cluster));
+            changes.extend(self.record_cluster(cluster));
         }
         for names in topics.chunks(TOPICS_PER_REQUEST_MAX) {
             match native::describe_topics(producer.client(), names, REQUEST_TIMEOUT) {
                 Ok(found) => {
                     let found = found.into_iter();
-                    changes.extend(found.filter_map(|(topic, about)| self.note(topic, &about)));
+                    changes.extend(
+                        found.filter_map(|(topic, about)| self.record_topic(topic, &about)),
+                    );
                 }
                 // Delivery continues meanwhile, and the next comparison detects the same changes.
                 Err(code) => debug!(pipeline, reason = %code, "failed to look up topics"),
@@ -105,13 +107,13 @@ impl SeenTopics {
         debug!(
             pipeline,
             topics = topics.len(),
-            known = topics.iter().filter(|topic| self.has(topic)).count(),
+            known = topics.iter().filter(|topic| self.contains(topic)).count(),
             "compared topics"
         );
     }
 
     /// Records the cluster ID.
-    fn note_cluster(&self, now: String) -> Option<Change> {
+    fn record_cluster(&self, now: String) -> Option<Change> {
         let mut seen = self.lock();
         let before = seen.cluster.replace(now.clone())?;
         if before == now {
@@ -123,7 +125,7 @@ impl SeenTopics {
     }
 
     /// Records the response for a topic.
-    fn note(&self, topic: String, about: &Description) -> Option<Change> {
+    fn record_topic(&self, topic: String, about: &Description) -> Option<Change> {
         let mut seen = self.lock();
         let before = seen.topics.get_mut(topic.as_str());
         let id = match about {
@@ -175,7 +177,7 @@ impl NewTopics {
     /// [`MAX_LOOKUPS`] times.
     pub(super) fn next_lookups(&mut self, seen: &SeenTopics) -> Vec<String> {
         self.topics
-            .retain(|(topic, lookups)| *lookups < MAX_LOOKUPS && !seen.has(topic));
+            .retain(|(topic, lookups)| *lookups < MAX_LOOKUPS && !seen.contains(topic));
         let looked_up = self.topics.iter_mut().map(|(topic, lookups)| {
             *lookups += 1;
             topic.clone()
@@ -197,7 +199,7 @@ mod tests {
     #[test]
     fn reports_each_change_of_a_topic_once() {
         let seen = SeenTopics::default();
-        let note = |about: &Description| seen.note("t".to_owned(), about);
+        let note = |about: &Description| seen.record_topic("t".to_owned(), about);
         let topic = || "t".to_owned();
         assert_eq!(note(&Err(Code::UnknownTopicOrPartition)), None);
         assert_eq!(note(&with_id(1)), None);
@@ -216,15 +218,15 @@ mod tests {
     #[test]
     fn reports_another_cluster_once_and_not_for_each_of_its_topics() {
         let seen = SeenTopics::default();
-        assert_eq!(seen.note_cluster("a".to_owned()), None);
-        assert_eq!(seen.note("t".to_owned(), &with_id(1)), None);
-        let change = seen.note_cluster("b".to_owned());
+        assert_eq!(seen.record_cluster("a".to_owned()), None);
+        assert_eq!(seen.record_topic("t".to_owned(), &with_id(1)), None);
+        let change = seen.record_cluster("b".to_owned());
         assert!(
             matches!(change, Some(Change::OtherCluster { .. })),
             "{change:?}"
         );
-        assert_eq!(seen.note_cluster("b".to_owned()), None);
-        assert_eq!(seen.note("t".to_owned(), &with_id(2)), None);
+        assert_eq!(seen.record_cluster("b".to_owned()), None);
+        assert_eq!(seen.record_topic("t".to_owned(), &with_id(2)), None);
     }
 
     #[test]
@@ -234,9 +236,9 @@ mod tests {
         new.add("without an id");
         assert_eq!(new.next_lookups(&seen), ["found", "without an id"]);
         let unknown = Err(Code::UnknownTopicOrPartition);
-        assert_eq!(seen.note("found".to_owned(), &unknown), None);
+        assert_eq!(seen.record_topic("found".to_owned(), &unknown), None);
         assert_eq!(new.next_lookups(&seen), ["found", "without an id"]);
-        assert_eq!(seen.note("found".to_owned(), &with_id(1)), None);
+        assert_eq!(seen.record_topic("found".to_owned(), &with_id(1)), None);
         for _ in 2..MAX_LOOKUPS {
             // Adding another topic does not extend the lookups of this one.
             new.add("found");
@@ -250,7 +252,7 @@ mod tests {
     fn keeps_a_bounded_number_of_topics() {
         let seen = SeenTopics::default();
         for number in 0..TOPICS_MAX + 10 {
-            assert_eq!(seen.note(number.to_string(), &with_id(1)), None);
+            assert_eq!(seen.record_topic(number.to_string(), &with_id(1)), None);
         }
         assert_eq!(seen.lock().topics.len(), TOPICS_MAX);
     }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::model::statistics::Statistics;
 
 #[derive(Deserialize)]
-struct Document {
+struct StatisticsDocument {
     #[serde(default)]
     msg_cnt: u64,
     #[serde(default)]
@@ -18,7 +18,7 @@ struct Document {
 }
 
 #[derive(Deserialize)]
-struct OfProducer {
+struct ProducerStatistics {
     eos: Option<Eos>,
 }
 
@@ -44,7 +44,7 @@ struct Rtt {
 
 /// Parses librdkafka's JSON document; returns `None` if it is not valid.
 pub(super) fn read(document: &[u8]) -> Option<Statistics> {
-    let document: Document = serde_json::from_slice(document).ok()?;
+    let document: StatisticsDocument = serde_json::from_slice(document).ok()?;
     let brokers = document.brokers.values();
     Some(Statistics {
         queued_records: document.msg_cnt,
@@ -60,7 +60,7 @@ pub(super) fn read(document: &[u8]) -> Option<Statistics> {
 
 /// Returns whether a broker has assigned the producer ID that idempotence requires.
 pub(super) fn is_identified(document: &[u8]) -> bool {
-    let document: Option<OfProducer> = serde_json::from_slice(document).ok();
+    let document: Option<ProducerStatistics> = serde_json::from_slice(document).ok();
     let state = document.and_then(|document| document.eos);
     state.is_some_and(|state| state.idemp_state == "Assigned")
 }

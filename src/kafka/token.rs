@@ -107,8 +107,8 @@ impl Token {
         let text = std::str::from_utf8(output).map_err(|_| OutputError::Encoding)?;
         let text = text.trim();
         let mut token = match text.starts_with('{') {
-            true => Self::of_json(text, now_millis)?,
-            false => Self::of_word(text)?,
+            true => Self::from_json(text, now_millis)?,
+            false => Self::from_word(text)?,
         };
         token.extensions.extend_from_slice(extensions);
         // librdkafka checks this too, but its error message repeats the token.
@@ -143,16 +143,16 @@ impl Token {
     /// checks once a second whether that time has come, and the program takes some time as well. On
     /// the other hand, librdkafka reauthenticates after nine tenths of the session lifetime that
     /// the broker returns, which depends on the real expiry time.
-    pub(super) fn told_expiry_millis(&self, now_millis: i64) -> i64 {
+    pub(super) fn librdkafka_expiry_millis(&self, now_millis: i64) -> i64 {
         let left = self.expires_millis.saturating_sub(now_millis);
         now_millis.saturating_add(left - left / 4)
     }
 
-    fn of_word(text: &str) -> Result<Self, OutputError> {
+    fn from_word(text: &str) -> Result<Self, OutputError> {
         if text.contains(|c: char| c.is_whitespace() || c.is_control()) {
             return Err(OutputError::Words);
         }
-        let claims = Claims::of(text);
+        let claims = Claims::from_token(text);
         Ok(Self {
             expires_millis: claims.expires_millis().ok_or(OutputError::NoExpiry)?,
             principal: claims.principal(),
@@ -161,7 +161,7 @@ impl Token {
         })
     }
 
-    fn of_json(text: &str, now_millis: i64) -> Result<Self, OutputError> {
+    fn from_json(text: &str, now_millis: i64) -> Result<Self, OutputError> {
         let members: Map<String, Value> =
             serde_json::from_str(text).map_err(|error| OutputError::Json {
                 line: error.line(),
@@ -177,7 +177,7 @@ impl Token {
         let value = member(&TOKEN).and_then(|(_, value)| value.as_str());
         let value = value.map(str::trim).filter(|value| !value.is_empty());
         let value = value.ok_or(OutputError::NoToken)?;
-        let claims = Claims::of(value);
+        let claims = Claims::from_token(value);
         let expires_millis = if let Some((name, at)) = member(&EXPIRES_AT) {
             moment(at).ok_or(OutputError::Value(name))?
         } else if let Some((name, lifetime)) = member(&LIFETIME) {
@@ -239,7 +239,7 @@ struct Claims {
 }
 
 impl Claims {
-    fn of(token: &str) -> Self {
+    fn from_token(token: &str) -> Self {
         let mut parts = token.split('.');
         let (Some(_), Some(claims), Some(_)) = (parts.next(), parts.next(), parts.next()) else {
             return Self::default();
@@ -262,11 +262,11 @@ impl Claims {
 
 /// A source of tokens. Clones share the current token.
 #[derive(Clone)]
-pub(super) struct Tokens(Arc<Shared>);
+pub(super) struct Tokens(Arc<SharedTokens>);
 
-struct Shared {
+struct SharedTokens {
     issuer: Issuer,
-    state: Mutex<State>,
+    state: Mutex<TokenState>,
 }
 
 /// What issues the tokens.
@@ -276,7 +276,7 @@ enum Issuer {
 }
 
 #[derive(Default)]
-struct State {
+struct TokenState {
     last: Option<Issued>,
     failed: Option<(Instant, TokenError)>,
 }
@@ -301,15 +301,15 @@ impl Issued {
 
 impl Tokens {
     pub(super) fn printed_by(program: Program) -> Self {
-        Self::of(Issuer::Program(program))
+        Self::new(Issuer::Program(program))
     }
 
     pub(super) fn fetched_from(endpoint: Endpoint) -> Self {
-        Self::of(Issuer::Endpoint(endpoint))
+        Self::new(Issuer::Endpoint(endpoint))
     }
 
-    fn of(issuer: Issuer) -> Self {
-        Self(Arc::new(Shared {
+    fn new(issuer: Issuer) -> Self {
+        Self(Arc::new(SharedTokens {
             issuer,
             state: Mutex::default(),
         }))
@@ -328,7 +328,7 @@ impl Tokens {
     ///
     /// # Errors
     /// No token could be obtained.
-    pub(super) fn get(&self) -> Result<Arc<Token>, TokenError> {
+    pub(super) fn get_token(&self) -> Result<Arc<Token>, TokenError> {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(last) = state
             .last
@@ -344,7 +344,7 @@ impl Tokens {
         {
             return Err(error.clone());
         }
-        match self.ask() {
+        match self.request_token() {
             Ok(token) => {
                 let token = Arc::new(token);
                 state.failed = None;
@@ -364,7 +364,7 @@ impl Tokens {
 
     /// Discards a token that librdkafka has rejected, and returns the error for it.
     pub(super) fn discard_unusable(&self, token: &Token) -> TokenError {
-        let error = self.found(OutputError::Unusable);
+        let error = self.output_error(OutputError::Unusable);
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state
             .last
@@ -377,7 +377,7 @@ impl Tokens {
         error
     }
 
-    fn found(&self, found: OutputError) -> TokenError {
+    fn output_error(&self, found: OutputError) -> TokenError {
         match &self.0.issuer {
             Issuer::Program(program) => TokenError::Output {
                 program: program.path().to_owned(),
@@ -405,7 +405,7 @@ impl Tokens {
     }
 
     /// Returns whether the last token is still valid for clients that have it.
-    pub(super) fn are_valid(&self) -> bool {
+    pub(super) fn is_last_valid(&self) -> bool {
         let Ok(state) = self.0.state.try_lock() else {
             return true;
         };
@@ -414,7 +414,7 @@ impl Tokens {
         state.last.as_ref().is_some_and(is_valid)
     }
 
-    fn ask(&self) -> Result<Token, TokenError> {
+    fn request_token(&self) -> Result<Token, TokenError> {
         let read = match &self.0.issuer {
             Issuer::Program(program) => {
                 let output = program
@@ -426,14 +426,16 @@ impl Tokens {
                 Token::parse(&output, &[], now_millis())
             }
             Issuer::Endpoint(endpoint) => {
-                let answer = endpoint.ask().map_err(|error| TokenError::Endpoint {
-                    url: endpoint.url().to_owned(),
-                    error,
-                })?;
+                let answer = endpoint
+                    .request_token()
+                    .map_err(|error| TokenError::Endpoint {
+                        url: endpoint.url().to_owned(),
+                        error,
+                    })?;
                 Token::parse(&answer, endpoint.extensions(), now_millis())
             }
         };
-        read.map_err(|found| self.found(found))
+        read.map_err(|found| self.output_error(found))
     }
 }
 
@@ -578,43 +580,43 @@ mod tests {
         assert!(!issued.is_fresh(NOW + 51_000));
         // librdkafka requests another token after four fifths of this time, when the first one is
         // no longer fresh.
-        assert_eq!(issued.token.told_expiry_millis(NOW), NOW + 75_000);
+        assert_eq!(issued.token.librdkafka_expiry_millis(NOW), NOW + 75_000);
 
         let lasting = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
-        let first = lasting.get().expect("a token").value.clone();
-        assert_eq!(lasting.get().expect("a token").value, first);
+        let first = lasting.get_token().expect("a token").value.clone();
+        assert_eq!(lasting.get_token().expect("a token").value, first);
         // The token is so new that brokers would not accept another one either.
         assert!(!lasting.refused());
-        assert!(lasting.are_valid());
+        assert!(lasting.is_last_valid());
     }
 
     #[test]
     fn asks_for_another_token_when_brokers_refuse_an_old_one() {
         let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 1000}'");
-        let first = tokens.get().expect("a token").value.clone();
+        let first = tokens.get_token().expect("a token").value.clone();
         let mut state = tokens.0.state.lock().expect("nobody has panicked");
         let issued = state.last.as_mut().expect("a token");
         issued.at -= RETRY_DELAY + Duration::from_secs(1);
         drop(state);
         assert!(tokens.refused());
-        let second = tokens.get().expect("a token").value.clone();
+        let second = tokens.get_token().expect("a token").value.clone();
         assert_ne!(second, first, "the refused token was used again");
     }
 
     #[test]
     fn token_that_librdkafka_rejects_is_not_used_again() {
         let tokens = tokens("echo '{\"token\": \"'$$'\", \"lifetime\": 100}'");
-        let first = tokens.get().expect("a token");
+        let first = tokens.get_token().expect("a token");
         let error = tokens.discard_unusable(&first);
-        assert!(!tokens.are_valid());
+        assert!(!tokens.is_last_valid());
         // The next attempt waits, as after any failure.
-        assert_eq!(tokens.get().err(), Some(error));
+        assert_eq!(tokens.get_token().err(), Some(error));
         tokens.0.state.lock().expect("nobody has panicked").failed = None;
-        let second = tokens.get().expect("a token");
+        let second = tokens.get_token().expect("a token");
         assert_ne!(second.value, first.value);
         // A client that reports an old token late does not discard the current one.
         tokens.discard_unusable(&first);
-        assert_eq!(tokens.get().expect("a token").value, second.value);
+        assert_eq!(tokens.get_token().expect("a token").value, second.value);
     }
 
     #[test]
@@ -635,15 +637,15 @@ mod tests {
     #[test]
     fn program_that_fails_is_told_by_its_path_and_not_run_again_at_once() {
         let failing = tokens("exit 7");
-        assert!(!failing.are_valid());
-        let error = failing.get().err().expect("it fails");
+        assert!(!failing.is_last_valid());
+        let error = failing.get_token().err().expect("it fails");
         let text = error.to_string();
         let expected = "kafka_token_command: /bin/sh has ended with exit status: 7. ";
         assert!(text.starts_with(expected), "{text}");
         let state = failing.0.state.lock().expect("nobody has panicked");
         let first = state.failed.as_ref().map(|(at, _)| *at);
         drop(state);
-        assert_eq!(failing.get().err(), Some(error));
+        assert_eq!(failing.get_token().err(), Some(error));
         let state = failing.0.state.lock().expect("nobody has panicked");
         assert_eq!(state.failed.as_ref().map(|(at, _)| *at), first);
     }

@@ -137,7 +137,7 @@ impl Endpoint {
     /// # Errors
     /// The properties do not describe a supported endpoint. The message names the property and what
     /// was expected.
-    pub(crate) fn take(
+    pub(crate) fn from_properties(
         properties: &mut Properties,
         read_secret: impl Fn() -> Result<Option<String>, String> + Send + Sync + 'static,
     ) -> Result<Self, String> {
@@ -231,14 +231,14 @@ impl Endpoint {
     ///
     /// # Errors
     /// The request fails, or the status of the response is not 200.
-    pub(super) fn ask(&self) -> Result<Bytes, EndpointError> {
+    pub(super) fn request_token(&self) -> Result<Bytes, EndpointError> {
         let io = |error: io::Error| EndpointError::Io(error.to_string());
         let runtime = runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(io)?;
         let answer = runtime.block_on(async {
-            timeout(REQUEST_TIMEOUT, self.answer())
+            timeout(REQUEST_TIMEOUT, self.exchange())
                 .await
                 .map_err(|_| EndpointError::Slow)?
         });
@@ -247,7 +247,7 @@ impl Endpoint {
         answer
     }
 
-    async fn answer(&self) -> Result<Bytes, EndpointError> {
+    async fn exchange(&self) -> Result<Bytes, EndpointError> {
         let read = (self.read_secret)().map_err(EndpointError::Secret)?;
         let secret = read
             .filter(|secret| !secret.is_empty())
@@ -264,9 +264,9 @@ impl Endpoint {
         match self.is_tls {
             true => {
                 let stream = self.secured(stream, host).await?;
-                self.ask_over(TokioIo::new(stream), &secret).await
+                self.request_over(TokioIo::new(stream), &secret).await
             }
-            false => self.ask_over(TokioIo::new(stream), &secret).await,
+            false => self.request_over(TokioIo::new(stream), &secret).await,
         }
     }
 
@@ -296,7 +296,7 @@ impl Endpoint {
         }
     }
 
-    async fn ask_over(
+    async fn request_over(
         &self,
         stream: impl Read + Write + Unpin,
         secret: &str,
@@ -413,12 +413,13 @@ fn error_code(body: &[u8]) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    fn take(given: &[(&str, &str)]) -> Result<(Endpoint, Properties), String> {
+    fn from_given(given: &[(&str, &str)]) -> Result<(Endpoint, Properties), String> {
         let given = given
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let mut properties: Properties = given.collect();
-        let endpoint = Endpoint::take(&mut properties, || Ok(Some("secret".to_owned())))?;
+        let endpoint =
+            Endpoint::from_properties(&mut properties, || Ok(Some("secret".to_owned())))?;
         Ok((endpoint, properties))
     }
 
@@ -430,7 +431,7 @@ mod tests {
 
     #[test]
     fn what_is_asked_is_a_request_for_a_token_of_the_clients_own() {
-        let (endpoint, left) = take(&[
+        let (endpoint, left) = from_given(&[
             LEAST[0],
             LEAST[1],
             LEAST[2],
@@ -474,7 +475,7 @@ mod tests {
             "grant_type=client_credentials&scope=events%3Awrite%20a%26b"
         );
 
-        let encoded = take(&[LEAST[0], LEAST[1], LEAST[2], (URLENCODE, "true")]);
+        let encoded = from_given(&[LEAST[0], LEAST[1], LEAST[2], (URLENCODE, "true")]);
         let (endpoint, _) = encoded.expect("an endpoint");
         let request = endpoint.request("s/ä").expect("a request");
         let login = STANDARD.encode("shop%3A1:s%2F%C3%A4");
@@ -510,7 +511,7 @@ mod tests {
             let mut given = LEAST.to_vec();
             given.push((AUTHORITIES_FILE, "/etc/ca.pem"));
             given.push((name, value));
-            let error = take(&given).expect_err(value);
+            let error = from_given(&given).expect_err(value);
             assert!(error.contains(expected) && error.contains(name), "{error}");
         }
     }
@@ -527,7 +528,7 @@ mod tests {
                 Some("and login.example.com can"),
             ),
         ] {
-            let taken = take(&[LEAST[0], (URL, url), LEAST[2]]);
+            let taken = from_given(&[LEAST[0], (URL, url), LEAST[2]]);
             let warning = taken.expect("an endpoint").0.warning();
             match (host, warning) {
                 (Some(host), Some(warning)) => assert!(warning.contains(host), "{warning}"),

@@ -15,7 +15,7 @@ use super::native::{self, Description};
 use super::topics::{
     Creation, LOOKUP_DELAY_MAX, LOOKUP_DELAY_MIN, METADATA_TIMEOUT, Refusals, Topics,
 };
-use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason, UnusableTopics};
+use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, UnusableReason, UnusableTopics};
 use crate::sink::{Prepared, SinkError};
 
 /// Maximum number of topics looked up with one request.
@@ -34,7 +34,7 @@ enum Found {
     Usable,
     /// The topic exists, but can't be used yet.
     NotReady,
-    Unusable(Reason),
+    Unusable(UnusableReason),
 }
 
 /// A topic that is not usable so far.
@@ -92,16 +92,18 @@ impl TopicLookup {
             match self.describe(&names).await {
                 Ok(found) => {
                     self.producer.client().context().answered();
-                    if let Some(prepared) = self.judge(&mut pending, found).await? {
+                    if let Some(prepared) = self.evaluate_response(&mut pending, found).await? {
                         return Ok(prepared);
                     }
                 }
                 Err(code) if is_without_answer(code) => {
-                    refusals.note(&self.producer, &self.topics).await?
+                    refusals
+                        .record_no_response(&self.producer, &self.topics)
+                        .await?
                 }
                 Err(code) => {
                     debug!(topic = pending.topic, %code, "failed to look up several topics at once");
-                    return self.open(pending.topic).await;
+                    return self.prepare_topic(pending.topic).await;
                 }
             }
             tokio::time::sleep(pause).await;
@@ -118,7 +120,7 @@ impl TopicLookup {
     }
 
     /// Evaluates one response. Returns `None` if the brokers must be queried again.
-    async fn judge(
+    async fn evaluate_response(
         &self,
         pending: &mut Pending,
         found: Vec<(String, Description)>,
@@ -131,7 +133,7 @@ impl TopicLookup {
                     self.unusable.tried_auto_creation(true, now);
                 }
                 let topic = pending.topic.clone();
-                return self.open(topic).await.map(Some);
+                return self.prepare_topic(topic).await.map(Some);
             }
             Some(Found::Unusable(reason)) => reason,
             Some(Found::NotReady) | None => return Ok(None),
@@ -139,7 +141,7 @@ impl TopicLookup {
         let now = Instant::now();
         let waited = now.duration_since(*pending.since.get_or_insert(now));
         match (&reason, self.topics.create()) {
-            (Reason::Missing, Some(create)) => {
+            (UnusableReason::Missing, Some(create)) => {
                 let (topic, creation) = (&pending.topic, &mut pending.creation);
                 let created = creation.tend(&self.topics, topic, create, waited).await?;
                 for (name, reason) in std::mem::take(&mut creation.refused) {
@@ -150,8 +152,8 @@ impl TopicLookup {
                     Err(reason) => self.unusable.insert(topic, reason, now.into_std()),
                 }
             }
-            _ if waited >= pending.certain_after => self.note(pending, found),
-            (Reason::Missing, None) => {
+            _ if waited >= pending.certain_after => self.store_results(pending, found),
+            (UnusableReason::Missing, None) => {
                 self.try_auto_creation(pending).await;
                 return Ok(None);
             }
@@ -162,7 +164,7 @@ impl TopicLookup {
     }
 
     /// Stores the results of a conclusive response.
-    fn note(&self, pending: &Pending, found: Vec<(String, Description)>) {
+    fn store_results(&self, pending: &Pending, found: Vec<(String, Description)>) {
         let now = Instant::now().into_std();
         if pending.has_tried_auto_creation {
             self.unusable.tried_auto_creation(false, now);
@@ -172,7 +174,7 @@ impl TopicLookup {
             match read(&description) {
                 Found::Unusable(reason) if name == pending.topic => of_topic = Some(reason),
                 // Other missing topics are created when their first record is sent.
-                Found::Unusable(Reason::Missing) if self.topics.creates() => {}
+                Found::Unusable(UnusableReason::Missing) if self.topics.creates() => {}
                 Found::Unusable(reason) => of_others.push((name, reason)),
                 Found::Usable | Found::NotReady => {}
             }
@@ -207,7 +209,7 @@ impl TopicLookup {
     }
 
     /// Prepares a topic that exists.
-    async fn open(&self, topic: String) -> Result<Prepared, SinkError> {
+    async fn prepare_topic(&self, topic: String) -> Result<Prepared, SinkError> {
         let (topics, producer) = (self.topics.clone(), Arc::clone(&self.producer));
         let prepared = topics
             .prepare(producer, topic.clone(), None, Vec::new())
@@ -215,9 +217,9 @@ impl TopicLookup {
         // These errors mean that the topic was deleted since the lookup, or is no longer
         // accessible.
         let reason = match prepared {
-            Err(SinkError::TopicMissing { .. }) => Reason::Missing,
-            Err(SinkError::TopicDenied { reason, .. }) => Reason::Denied(reason),
-            Err(SinkError::TopicNotCreated { reason, .. }) => Reason::NotCreated(reason),
+            Err(SinkError::TopicMissing { .. }) => UnusableReason::Missing,
+            Err(SinkError::TopicDenied { reason, .. }) => UnusableReason::Denied(reason),
+            Err(SinkError::TopicNotCreated { reason, .. }) => UnusableReason::NotCreated(reason),
             prepared => return prepared,
         };
         let now = Instant::now().into_std();
@@ -227,11 +229,13 @@ impl TopicLookup {
 }
 
 fn read(description: &Description) -> Found {
-    let denied = |reason: &str| Found::Unusable(Reason::Denied(reason.to_owned()));
+    let denied = |reason: &str| Found::Unusable(UnusableReason::Denied(reason.to_owned()));
     match description {
         Ok(facts) if facts.partitions == 0 => Found::NotReady,
         Ok(_) => Found::Usable,
-        Err(Code::UnknownTopicOrPartition | Code::UnknownTopic) => Found::Unusable(Reason::Missing),
+        Err(Code::UnknownTopicOrPartition | Code::UnknownTopic) => {
+            Found::Unusable(UnusableReason::Missing)
+        }
         Err(Code::TopicAuthorizationFailed) => denied(NOT_AUTHORIZED),
         Err(Code::InvalidTopic) => denied(NAME_NOT_ACCEPTED),
         Err(_) => Found::NotReady,

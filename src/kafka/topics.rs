@@ -13,14 +13,14 @@ use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::aside::Aside;
+use super::aside::DropInBackground;
 use super::certificate;
 use super::context::Context;
 use super::credentials::Credentials;
 use super::grants::Grants;
 use super::native::{self, NewTopic, Refusal};
 use super::properties::{brokers, create, describe, leave_producers};
-use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, Reason};
+use super::unusable::{NAME_NOT_ACCEPTED, NOT_AUTHORIZED, UnusableReason};
 use crate::model::time::REFUSED_LOGIN_TIMEOUT;
 use crate::sink::{Prepared, SinkError};
 
@@ -173,7 +173,7 @@ impl Topics {
                     }
                 }
                 Ok(Lookup::Denied(reason)) => {
-                    return Err(self.unusable_error(&topic, Reason::Denied(reason)));
+                    return Err(self.unusable_error(&topic, UnusableReason::Denied(reason)));
                 }
                 Ok(Lookup::Missing) => {
                     producer.client().context().answered();
@@ -185,12 +185,12 @@ impl Topics {
                             .await?
                             .map_err(|reason| self.unusable_error(&topic, reason))?,
                         None if waited > CREATION_TIMEOUT => {
-                            return Err(self.unusable_error(&topic, Reason::Missing));
+                            return Err(self.unusable_error(&topic, UnusableReason::Missing));
                         }
                         None => {}
                     }
                 }
-                Err(()) => refusals.note(&producer, &self).await?,
+                Err(()) => refusals.record_no_response(&producer, &self).await?,
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LOOKUP_DELAY_MAX);
@@ -198,25 +198,25 @@ impl Topics {
     }
 
     /// Returns the error for a topic that can't be used.
-    pub(super) fn unusable_error(&self, topic: &str, reason: Reason) -> SinkError {
+    pub(super) fn unusable_error(&self, topic: &str, reason: UnusableReason) -> SinkError {
         let topic = topic.to_owned();
         match reason {
-            Reason::Missing => SinkError::TopicMissing {
+            UnusableReason::Missing => SinkError::TopicMissing {
                 topic,
                 brokers: self.brokers(),
             },
-            Reason::NotCreated(reason) => SinkError::TopicNotCreated {
+            UnusableReason::NotCreated(reason) => SinkError::TopicNotCreated {
                 topic,
                 brokers: self.brokers(),
                 reason,
             },
-            Reason::Denied(reason) => SinkError::TopicDenied {
-                grant: Grants::of(&self.config).topic(&topic),
+            UnusableReason::Denied(reason) => SinkError::TopicDenied {
+                grant: Grants::for_config(&self.config).topic(&topic),
                 topic,
                 reason,
             },
-            Reason::CreationDenied(reason) => SinkError::TopicDenied {
-                grant: Grants::of(&self.config).create(&topic),
+            UnusableReason::CreationDenied(reason) => SinkError::TopicDenied {
+                grant: Grants::for_config(&self.config).create(&topic),
                 topic,
                 reason,
             },
@@ -229,7 +229,7 @@ impl Topics {
     }
 
     /// Returns a copy for a replacement producer that differs in one property.
-    pub(super) fn with(&self, name: &str, value: u32) -> Self {
+    pub(super) fn with_property(&self, name: &str, value: u32) -> Self {
         let mut topics = self.clone();
         topics.credentials.renew(&mut topics.config);
         topics.config.set(name, value.to_string());
@@ -253,7 +253,9 @@ impl Topics {
     }
 
     /// Creates a client for administrative requests.
-    pub(super) async fn admin(&self) -> KafkaResult<Aside<AdminClient<DefaultClientContext>>> {
+    pub(super) async fn admin(
+        &self,
+    ) -> KafkaResult<DropInBackground<AdminClient<DefaultClientContext>>> {
         let config = leave_producers(self.config.clone());
         let credentials = self.credentials.clone();
         let make = move || {
@@ -261,7 +263,7 @@ impl Topics {
             credentials.renew(&mut config);
             let client: AdminClient<_> = create(&config)?;
             credentials.equip_or_warn(client.inner());
-            Ok(Aside::new(client))
+            Ok(DropInBackground::new(client))
         };
         match self.credentials.tokens() {
             None => make(),
@@ -277,7 +279,7 @@ impl Topics {
     ///
     /// # Errors
     /// The brokers reject the request, and would reject it again.
-    pub(super) async fn make(&self, new: NewTopic) -> Result<Made, SinkError> {
+    pub(super) async fn make(&self, new: NewTopic) -> Result<CreatedTopic, SinkError> {
         let topic = new.name.clone();
         let (made, _) = self.make_several(vec![new]).await?;
         made.map_err(|reason| self.unusable_error(&topic, reason))
@@ -291,14 +293,22 @@ impl Topics {
     async fn make_several(
         &self,
         topics: Vec<NewTopic>,
-    ) -> Result<(Result<Made, Reason>, Vec<(String, Reason)>), SinkError> {
+    ) -> Result<
+        (
+            Result<CreatedTopic, UnusableReason>,
+            Vec<(String, UnusableReason)>,
+        ),
+        SinkError,
+    > {
         let Some(first) = topics.first() else {
-            return Ok((Ok(Made::Exists), Vec::new()));
+            return Ok((Ok(CreatedTopic::Exists), Vec::new()));
         };
         let (topic, partitions) = (first.name.clone(), first.partitions);
         let failed = |code: Option<Code>, reason: String| match code {
-            Some(code) if is_of_the_moment(code) => Ok((Ok(Made::NotNow(reason)), Vec::new())),
-            _ => Err(self.unusable_error(&topic, Reason::NotCreated(reason))),
+            Some(code) if is_of_the_moment(code) => {
+                Ok((Ok(CreatedTopic::NotNow(reason)), Vec::new()))
+            }
+            _ => Err(self.unusable_error(&topic, UnusableReason::NotCreated(reason))),
         };
         let admin = match self.admin().await {
             Ok(admin) => admin,
@@ -313,13 +323,13 @@ impl Topics {
             Err(code) => return failed(Some(code), code.to_string()),
         };
         // If the response lacks this topic, the next lookup shows its state.
-        let mut of_topic = Ok(Made::Exists);
+        let mut of_topic = Ok(CreatedTopic::Exists);
         let mut refused = Vec::new();
         for (name, answer) in answers {
             let made = match answer {
                 Ok(()) => {
                     info!(topic = name, partitions, "topic created");
-                    Ok(Made::Created)
+                    Ok(CreatedTopic::Created)
                 }
                 Err(refusal) => {
                     debug!(topic = name, reason = %refusal, "topic not created");
@@ -337,20 +347,20 @@ impl Topics {
 }
 
 /// Interprets a broker's refusal to create a topic.
-fn made_despite(refusal: &Refusal) -> Result<Made, Reason> {
+fn made_despite(refusal: &Refusal) -> Result<CreatedTopic, UnusableReason> {
     match refusal.code {
         // Another instance created the topic first.
-        Code::TopicAlreadyExists => Ok(Made::Exists),
+        Code::TopicAlreadyExists => Ok(CreatedTopic::Exists),
         Code::TopicAuthorizationFailed | Code::ClusterAuthorizationFailed => Err(
-            Reason::CreationDenied(format!("it could not be created: {refusal}")),
+            UnusableReason::CreationDenied(format!("it could not be created: {refusal}")),
         ),
-        code if is_of_the_moment(code) => Ok(Made::NotNow(refusal.to_string())),
-        _ => Err(Reason::NotCreated(refusal.to_string())),
+        code if is_of_the_moment(code) => Ok(CreatedTopic::NotNow(refusal.to_string())),
+        _ => Err(UnusableReason::NotCreated(refusal.to_string())),
     }
 }
 
 /// The result of a request to create a topic.
-pub(super) enum Made {
+pub(super) enum CreatedTopic {
     Created,
     /// The brokers report that the topic already exists.
     Exists,
@@ -377,8 +387,8 @@ pub(super) struct Creation {
     /// Other topics to create with the first request.
     others: Vec<String>,
     /// Those of the other topics that the brokers refuse to create.
-    pub(super) refused: Vec<(String, Reason)>,
-    asked: Option<(Instant, Made)>,
+    pub(super) refused: Vec<(String, UnusableReason)>,
+    asked: Option<(Instant, CreatedTopic)>,
     told: Option<Instant>,
 }
 
@@ -404,9 +414,9 @@ impl Creation {
         topic: &str,
         create: CreateTopics,
         missing: Duration,
-    ) -> Result<Result<(), Reason>, SinkError> {
+    ) -> Result<Result<(), UnusableReason>, SinkError> {
         let is_due = match &self.asked {
-            None | Some((_, Made::NotNow(_))) => true,
+            None | Some((_, CreatedTopic::NotNow(_))) => true,
             Some((at, _)) => at.elapsed() > CREATION_TIMEOUT,
         };
         if is_due {
@@ -417,7 +427,7 @@ impl Creation {
             let is_alone = all.len() == 1;
             let made = match topics.make_several(all).await {
                 // The request may have failed because of the other topics.
-                Err(error) if !is_alone => Made::NotNow(error.to_string()),
+                Err(error) if !is_alone => CreatedTopic::NotNow(error.to_string()),
                 made => {
                     let (made, refused) = made?;
                     self.refused = refused;
@@ -436,7 +446,7 @@ impl Creation {
         {
             self.told = Some(Instant::now());
             let reason = match &self.asked {
-                Some((_, Made::NotNow(reason))) => reason,
+                Some((_, CreatedTopic::NotNow(reason))) => reason,
                 _ => "the brokers say that it exists, and their metadata does not show it",
             };
             warn!(
@@ -461,7 +471,7 @@ impl Refusals {
     ///
     /// # Errors
     /// Authentication has been failing for too long to be temporary.
-    pub(super) async fn note(
+    pub(super) async fn record_no_response(
         &mut self,
         producer: &BaseProducer<Context>,
         topics: &Topics,
@@ -498,7 +508,7 @@ async fn lookup(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Lo
         let metadata = producer
             .client()
             .fetch_metadata(Some(&topic), METADATA_TIMEOUT)?;
-        Ok::<_, rdkafka::error::KafkaError>(judge(&metadata))
+        Ok::<_, rdkafka::error::KafkaError>(interpret_metadata(&metadata))
     });
     match metadata.await {
         Ok(Ok(lookup)) => Ok(lookup),
@@ -508,7 +518,7 @@ async fn lookup(producer: &Arc<BaseProducer<Context>>, topic: &str) -> Result<Lo
 
 /// Interprets the response to a metadata request for a single topic.
 #[must_use]
-pub(crate) fn judge(metadata: &rdkafka::metadata::Metadata) -> Lookup {
+pub(crate) fn interpret_metadata(metadata: &rdkafka::metadata::Metadata) -> Lookup {
     let Some(topic) = metadata.topics().first() else {
         return Lookup::Missing;
     };

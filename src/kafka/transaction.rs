@@ -19,10 +19,10 @@ use rdkafka::{Offset, TopicPartitionList};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use super::aside::Aside;
+use super::aside::DropInBackground;
 use super::context::Context;
 use super::credentials::Credentials;
-use super::end::{self, Ends};
+use super::end::{self, PartitionEnds};
 use super::grants::Grants;
 use super::native::{self, NewTopic, Topic};
 use super::probe;
@@ -30,7 +30,7 @@ use super::properties::{
     client_config, create_with_context, describe, leave_producers, transactional,
 };
 use super::settings::{CheckpointSettings, ProducerSettings};
-use super::topics::{Lookup, Made, Refusals, Topics, judge};
+use super::topics::{CreatedTopic, Lookup, Refusals, Topics, interpret_metadata};
 use crate::delivery::checkpoint::Checkpoint;
 use crate::escape::shell_word_on_one_line;
 use crate::outbox::Record;
@@ -83,7 +83,7 @@ impl ClientContext for Reader {
 
 impl ConsumerContext for Reader {}
 
-type Client = Aside<BaseConsumer<Reader>>;
+type Client = DropInBackground<BaseConsumer<Reader>>;
 
 /// The consumers that read the checkpoint topic.
 struct Readers {
@@ -94,7 +94,7 @@ struct Readers {
 
 impl Checkpoints {
     /// Returns the checkpoints of a pipeline, or `None` if it does not use checkpoints.
-    pub fn of(producer: &ProducerSettings) -> Option<Self> {
+    pub fn for_producer(producer: &ProducerSettings) -> Option<Self> {
         let settings = producer.checkpoints.clone()?;
         let name = &producer.pipeline;
         let mut config = client_config(&producer.properties, &format!("walpost-{name}"));
@@ -126,7 +126,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// The topic can't be read, or the record is not a valid checkpoint.
-    pub async fn look(self) -> Result<Option<Checkpoint>, SinkError> {
+    pub async fn read_last(self) -> Result<Option<Checkpoint>, SinkError> {
         let config = leave_producers(self.config.clone());
         let (brokers, credentials) = (self.topics().brokers(), self.credentials.clone());
         let found = blocking(move || match self.lookup()? {
@@ -158,9 +158,9 @@ impl Checkpoints {
         let fencing = Arc::clone(&producer);
         let mut fenced = pin!(blocking(move || {
             // Without a connection, librdkafka retries only after half a second.
-            native::meet(&fencing, CALL_TIMEOUT);
+            native::wait_for_broker(&fencing, CALL_TIMEOUT);
             init(&fencing)?;
-            begin(&fencing)
+            begin_transaction(&fencing)
         }));
         let any = self.find_topic(&producer).await?;
         let connecting = self.clone();
@@ -212,7 +212,7 @@ impl Checkpoints {
                 Some((Lookup::Denied(reason), _)) => return Err(self.denied(reason)),
                 Some((Lookup::Missing, _)) if !made => {
                     let asked = self.make_topic(&topics).await?;
-                    made = !matches!(asked, Made::NotNow(_));
+                    made = !matches!(asked, CreatedTopic::NotNow(_));
                     tokio::time::sleep(RETRY_DELAY).await;
                 }
                 Some((Lookup::Missing, _)) => tokio::time::sleep(RETRY_DELAY).await,
@@ -224,7 +224,7 @@ impl Checkpoints {
                         Ok(())
                     })
                     .await?;
-                    refusals.note(producer, &topics).await?;
+                    refusals.record_no_response(producer, &topics).await?;
                 }
             }
         };
@@ -256,9 +256,9 @@ impl Checkpoints {
     /// Looks up the topic, and returns the client that was used along with the result; `None` if no
     /// broker responds.
     fn lookup(&self) -> Result<Option<(Lookup, Client)>, SinkError> {
-        let client = self.asking().map_err(not_made)?;
+        let client = self.asking().map_err(creation_error)?;
         let metadata = client.fetch_metadata(Some(self.topic()), CALL_TIMEOUT);
-        let found = metadata.ok().map(|metadata| judge(&metadata));
+        let found = metadata.ok().map(|metadata| interpret_metadata(&metadata));
         Ok(found.map(|found| (found, client)))
     }
 
@@ -267,7 +267,7 @@ impl Checkpoints {
         SinkError::TopicDenied {
             topic: self.topic().to_owned(),
             reason,
-            grant: Grants::of(&self.config).checkpoints(self.topic()),
+            grant: Grants::for_config(&self.config).checkpoints(self.topic()),
         }
     }
 
@@ -284,7 +284,7 @@ impl Checkpoints {
             // queries has none, to avoid looking up the group's coordinator.
             config.set("group.id", format!("walpost-{}", self.pipeline));
         });
-        let committed = committed.map_err(not_made)?;
+        let committed = committed.map_err(creation_error)?;
         // This connects the client and finds the partition's leader. A later query that has to find
         // both would take half a second longer.
         let _ = committed.fetch_metadata(Some(self.topic()), CALL_TIMEOUT);
@@ -311,7 +311,7 @@ impl Checkpoints {
         configure(&mut config);
         let client: BaseConsumer<Reader> = create_with_context(&config, Reader)?;
         self.credentials.equip_or_warn(client.client());
-        Ok(Aside::new(client))
+        Ok(DropInBackground::new(client))
     }
 
     /// Returns a lookup for the cluster's topics.
@@ -321,7 +321,7 @@ impl Checkpoints {
         topics
     }
 
-    async fn make_topic(&self, topics: &Topics) -> Result<Made, SinkError> {
+    async fn make_topic(&self, topics: &Topics) -> Result<CreatedTopic, SinkError> {
         let new = NewTopic {
             name: self.topic().to_owned(),
             partitions: 1,
@@ -393,7 +393,7 @@ impl Checkpoints {
         loop {
             let readers = match readers.take() {
                 Some(readers) => readers,
-                None => self.readers(self.asking().map_err(not_made)?)?,
+                None => self.readers(self.asking().map_err(creation_error)?)?,
             };
             match self.read_once(&readers, is_abandoned) {
                 Err(SinkError::Broken(_))
@@ -488,7 +488,7 @@ impl Checkpoints {
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(self.topic(), 0, Offset::Offset(from))?;
         consumer.assign(&list)?;
-        let mut ends = Ends::of(consumer, self.topic());
+        let mut ends = PartitionEnds::new(consumer, self.topic());
         let mut last = Instant::now();
         loop {
             match consumer.poll(CALL_TIMEOUT) {
@@ -505,7 +505,7 @@ impl Checkpoints {
                         .map(|text| (record.offset(), text.to_vec()));
                 }
                 Some(Err(KafkaError::PartitionEOF(partition))) => {
-                    if ends.told(partition, from, end)? {
+                    if ends.handle_reported_end(partition, from, end)? {
                         break;
                     }
                     // A broker that lacks records either catches up soon, or is soon replaced by
@@ -553,7 +553,7 @@ pub(super) async fn commit(
             "commit_transaction",
         )?;
         std::thread::sleep(MARKER_DELAY);
-        begin(&producer)
+        begin_transaction(&producer)
     })
     .await;
     match committed {
@@ -566,7 +566,7 @@ pub(super) async fn commit(
 
 /// Converts the error if librdkafka can't create a client from the properties.
 #[expect(clippy::needless_pass_by_value, reason = "passed to map_err")]
-fn not_made(error: KafkaError) -> SinkError {
+fn creation_error(error: KafkaError) -> SinkError {
     SinkError::Configuration(describe(&error))
 }
 
@@ -578,7 +578,7 @@ fn init(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
     )
 }
 
-fn begin(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
+fn begin_transaction(producer: &BaseProducer<Context>) -> Result<(), SinkError> {
     again(
         producer,
         || producer.begin_transaction(),

@@ -27,7 +27,7 @@ const AUTO_CREATION_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Why a topic can't be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Reason {
+pub(super) enum UnusableReason {
     Missing,
     /// The brokers deny access to the topic, or reject its name.
     Denied(String),
@@ -46,13 +46,13 @@ pub(super) const NAME_NOT_ACCEPTED: &str = "the broker does not accept the name"
 pub(super) struct UnusableTopics {
     /// Never counts as unusable: without this topic, nothing can be delivered.
     dead_letter_topic: String,
-    state: Mutex<State>,
+    state: Mutex<UnusableState>,
 }
 
 #[derive(Debug)]
-struct State {
-    recent: HashMap<Box<str>, Reason>,
-    earlier: HashMap<Box<str>, Reason>,
+struct UnusableState {
+    recent: HashMap<Box<str>, UnusableReason>,
+    earlier: HashMap<Box<str>, UnusableReason>,
     /// When `recent` was last empty.
     recent_since: Instant,
     budget: WaitBudget,
@@ -73,7 +73,7 @@ impl UnusableTopics {
         let now = Instant::now();
         Self {
             dead_letter_topic: dead_letter_topic.to_owned(),
-            state: Mutex::new(State {
+            state: Mutex::new(UnusableState {
                 recent: HashMap::new(),
                 earlier: HashMap::new(),
                 recent_since: now,
@@ -92,14 +92,14 @@ impl UnusableTopics {
     }
 
     /// Returns why the topic can't be used, if this was found out recently.
-    pub(super) fn reason(&self, topic: &str, now: Instant) -> Option<Reason> {
+    pub(super) fn reason(&self, topic: &str, now: Instant) -> Option<UnusableReason> {
         let mut state = self.state();
         state.expire(now);
         let found = state.recent.get(topic);
         found.or_else(|| state.earlier.get(topic)).cloned()
     }
 
-    pub(super) fn insert(&self, topic: &str, reason: Reason, now: Instant) {
+    pub(super) fn insert(&self, topic: &str, reason: UnusableReason, now: Instant) {
         if !self.applies_to(topic) {
             return;
         }
@@ -142,12 +142,12 @@ impl UnusableTopics {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, UnusableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl UnusableState {
     fn expire(&mut self, now: Instant) {
         let age = now.duration_since(self.recent_since);
         if age < RESPONSE_LIFETIME {
@@ -189,13 +189,13 @@ mod tests {
     fn answer_expires_within_twice_its_lifetime() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
-        topics.insert("a", Reason::Missing, now);
+        topics.insert("a", UnusableReason::Missing, now);
         let known = |after| topics.reason("a", now + after).is_some();
         assert!(known(RESPONSE_LIFETIME - Duration::from_millis(1)));
         assert!(known(RESPONSE_LIFETIME + Duration::from_millis(1)));
         assert!(!known(RESPONSE_LIFETIME * 2 + Duration::from_millis(2)));
 
-        topics.insert("a", Reason::Missing, now + RESPONSE_LIFETIME * 10);
+        topics.insert("a", UnusableReason::Missing, now + RESPONSE_LIFETIME * 10);
         let later = now + RESPONSE_LIFETIME * 12 + Duration::from_millis(1);
         assert_eq!(
             topics.reason("a", later),
@@ -210,8 +210,8 @@ mod tests {
         let now = Instant::now();
         for number in 0..RESPONSES_MAX * 5 {
             let name = format!("t{number}");
-            topics.insert(&name, Reason::Missing, now);
-            assert_eq!(topics.reason(&name, now), Some(Reason::Missing));
+            topics.insert(&name, UnusableReason::Missing, now);
+            assert_eq!(topics.reason(&name, now), Some(UnusableReason::Missing));
             let state = topics.state();
             assert!(state.recent.len() + state.earlier.len() <= 2 * RESPONSES_MAX);
         }
@@ -221,7 +221,7 @@ mod tests {
     fn topic_for_dead_letters_is_never_unusable() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
-        topics.insert("dead", Reason::Missing, now);
+        topics.insert("dead", UnusableReason::Missing, now);
         assert_eq!(topics.reason("dead", now), None);
         assert!(!topics.applies_to("dead"));
     }

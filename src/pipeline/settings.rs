@@ -121,7 +121,7 @@ impl PipelineSettings {
     /// Returns the pipeline's checkpoints, or `None` if it does not use checkpoints.
     #[must_use]
     pub(crate) fn checkpoints(&self) -> Option<Checkpoints> {
-        Checkpoints::of(&self.producer()?)
+        Checkpoints::for_producer(&self.producer()?)
     }
 
     /// Returns the settings of the producer, or `None` if records are not sent to Kafka.

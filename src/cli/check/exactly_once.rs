@@ -22,7 +22,7 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
         Err(error) => return report.add(EXACTLY_ONCE, Outcome::Unreachable, describe(&error)),
     };
     brokers_for_transactions(&examined, report);
-    let found = checkpoints.look().await;
+    let found = checkpoints.read_last().await;
     if matches!(found, Ok(None)) && is_untouched(settings).await {
         let message = "there is no checkpoint, and nothing was read from the slot since walpost init has made it: the first start \
              makes one";

@@ -34,7 +34,7 @@ pub(super) async fn kafka<'s>(
     // A template without columns is the name of the only topic. Other topics are known only from
     // rows.
     let topic = settings.outbox.topic.constant().map(str::to_owned);
-    let found = probe::look(properties, credentials, topic).await;
+    let found = probe::probe(properties, credentials, topic).await;
     let is_there = !matches!(
         found,
         BrokerFinding::Unreachable(_) | BrokerFinding::Refused(_)
@@ -82,7 +82,7 @@ pub(super) async fn kafka<'s>(
     }
     if is_there && settings.dead_letters.is_enabled() {
         let topic = settings.dead_letters.topic.clone();
-        let found = probe::look(properties, credentials, Some(topic)).await;
+        let found = probe::probe(properties, credentials, Some(topic)).await;
         match found {
             // The topic is not needed until a role writes a message that is not an event.
             BrokerFinding::NoTopic { error, .. }
