@@ -200,7 +200,8 @@ fn ddl_on_the_outbox(sql: &str) -> Vec<&str> {
         "CREATE INDEX",
         "EXECUTE create_trigger",
     ];
-    let statements = sql.lines().filter(|line| line.contains("EXECUTE "));
+    let is_run = |line: &&str| line.trim_start().starts_with("EXECUTE ");
+    let statements = sql.lines().filter(is_run);
     statements
         .filter(|line| ddl.iter().any(|text| line.contains(text)))
         .collect()

@@ -20,7 +20,7 @@ impl Catalog {
     /// The query fails.
     pub(crate) async fn guard_function(&self) -> Result<GuardFunction, CatalogError> {
         let sql = "SELECT p.prosrc = $1::text AND p.prosecdef AND p.provolatile = 'v' \
-             AND p.proconfig = ARRAY['search_path=pg_catalog, pg_temp', 'row_security=off', 'jit=off'] \
+             AND p.proconfig = ARRAY['search_path=pg_catalog, pg_temp', 'standard_conforming_strings=on', 'row_security=off', 'jit=off'] \
              FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
              WHERE n.nspname = 'walpost' AND p.proname = 'lock_and_examine' AND p.proargtypes = '25 25 25'::oidvector";
         let found = self.client().query_opt(sql, &[&expected_body()]).await?;
