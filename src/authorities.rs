@@ -17,7 +17,7 @@ const BUNDLES: [&str; 5] = [
 /// used: either the environment specifies others (`SSL_CERT_FILE`, `SSL_CERT_DIR`), or there is no
 /// such file.
 #[must_use]
-pub(crate) fn of_the_system() -> Option<&'static Path> {
+pub(crate) fn system_bundle() -> Option<&'static Path> {
     let are_named = ["SSL_CERT_FILE", "SSL_CERT_DIR"]
         .iter()
         .any(|name| env::var_os(name).is_some());

@@ -210,12 +210,12 @@ fn write_manual(folder: &Path) -> Exit {
 
 /// Loads the settings from flags, environment variables and the file, or logs the error.
 fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
-    loaded(config::load(given, &variable, variables())).map(told)
+    loaded(config::load(given, &variable, variables())).map(log_missing)
 }
 
 /// Like [`load`], for commands that create what the pipelines need.
 fn load_to_administer(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
-    loaded(config::load_to_administer(given, &variable, variables())).map(told)
+    loaded(config::load_to_administer(given, &variable, variables())).map(log_missing)
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -239,7 +239,7 @@ fn loaded(loaded: Result<Loaded, ConfigError>) -> Result<Loaded, Exit> {
 }
 
 /// Returns the pipelines, and logs that others are missing.
-fn told(
+fn log_missing(
     Loaded {
         pipelines,
         failures,

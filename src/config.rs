@@ -126,7 +126,7 @@ fn define(
     let read = path.map(|path| everything(path, given, env, &env_vars, answers));
     let (file, failures) = read.transpose()?.unzip();
     Ok(Reading {
-        defined: of_file(path.zip(file), given, env, env_vars.into_iter())?,
+        defined: load_file(path.zip(file), given, env, env_vars.into_iter())?,
         failures: failures.unwrap_or_default(),
     })
 }
@@ -153,7 +153,7 @@ fn everything(
     let mut all = files.next().unwrap_or_default();
     all.pipeline.extend(files.flat_map(|part| part.pipeline));
     let from_env = kafka_properties(env_vars.iter().cloned());
-    let in_files = NamedTopics::of_files(&all.pipeline);
+    let in_files = NamedTopics::from_files(&all.pipeline);
     let judge = |pipeline: &FilePipeline| {
         let settings = settings(
             pipeline.clone(),
@@ -266,7 +266,7 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
-    fn of(pipeline: &FilePipeline, kafka: &BTreeMap<String, file::Scalar>) -> Self {
+    fn new(pipeline: &FilePipeline, kafka: &BTreeMap<String, file::Scalar>) -> Self {
         let postgres = pipeline.postgres.as_deref().unwrap_or_default();
         let kafka = kafka.iter().chain(pipeline.kafka.iter().flatten());
         Self {
@@ -314,7 +314,7 @@ pub(crate) fn load_to_administer(
     let is_asked = |of: &&FilePipeline| asked.is_empty() || asked.iter().any(|it| it == of.name());
     let are_several = file.pipeline.iter().filter(is_asked).count() > 1;
     let given = if are_several { &own } else { given };
-    let defined = of_file(Some((path, file)), given, env, env_vars.into_iter())?;
+    let defined = load_file(Some((path, file)), given, env, env_vars.into_iter())?;
     let mut pipelines: Vec<_> = defined.into_iter().map(|of| of.settings).collect();
     if !are_several {
         return Ok(Loaded {
@@ -326,7 +326,7 @@ pub(crate) fn load_to_administer(
     let administrator = Conninfo::parse(url, env)
         .map_err(|error| ConfigError::Flag(format!("--postgres: {error}")))?;
     for settings in &mut pipelines {
-        settings.postgres = administrator.to_database_of(&settings.postgres);
+        settings.postgres = administrator.with_database_of(&settings.postgres);
     }
     each_its_own(&pipelines.iter().collect::<Vec<_>>())?;
     Ok(Loaded {
@@ -405,7 +405,7 @@ pub(crate) fn control(
             let named = file::read(file)?.control;
             named.map(|named| match named.as_str() {
                 OFF => PathBuf::from(OFF),
-                path => file::beside(file, Path::new(path)),
+                path => file::resolve_path(file, Path::new(path)),
             })
         }
     };
@@ -420,7 +420,7 @@ pub(crate) fn control(
 }
 
 /// Returns the settings of the selected pipelines, which are defined in the file if there is one.
-fn of_file(
+fn load_file(
     read: Option<(&Path, File)>,
     given: &Given<'_>,
     env: Env<'_>,
@@ -430,7 +430,7 @@ fn of_file(
     let file = read.map(|(_, file)| file).unwrap_or_default();
     let kafka = file.kafka.clone();
     let from_env = kafka_properties(env_vars);
-    let named = NamedTopics::of_all(&file.pipeline);
+    let named = NamedTopics::from_pipelines(&file.pipeline);
     let chosen = choose(file, &given.connection.pipeline, path.is_some())?;
     if chosen.len() > 1 && given.is_for_one_pipeline() {
         return Err(ConfigError::Several(names(&chosen)));
@@ -441,7 +441,7 @@ fn of_file(
         .map(|pipeline| {
             Ok(Defined {
                 source: pipeline.origin.source(),
-                definition: Definition::of(&pipeline, &kafka),
+                definition: Definition::new(&pipeline, &kafka),
                 settings: settings(pipeline, path, &kafka, &from_env, given, env)?,
             })
         })
@@ -483,7 +483,7 @@ fn each_its_own(settings: &[&PipelineSettings]) -> Result<(), ConfigError> {
                 return Err(ConfigError::Twice {
                     first: (*first).to_owned(),
                     second: second.name.clone(),
-                    what: own.what(),
+                    what: own.description(),
                 });
             }
             taken.insert(own, &second.name);

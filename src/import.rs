@@ -50,7 +50,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
         source.add_worker(worker)?;
     }
     let source = &mut source;
-    of_postgres(source)?;
+    check_postgres(source)?;
     let chain = chain::read(source, report)?;
     let prefix = connector::take_or_obsolete(source, "topic.prefix", report);
     let prefix_text = prefix.as_ref().map(|prefix| prefix.value.trim());
@@ -93,7 +93,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
             section.set("slot", text(&own), "walpost_NAME is Debezium's");
         }
         slots.push(own);
-        document.pipelines.push(section.with(&common));
+        document.pipelines.push(section.append(&common));
     }
     if tables.len() > 1 {
         let says = "are a pipeline each, and within each events are in commit order. Debezium has one order for all of them: where two \
@@ -104,7 +104,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
         "header walpost-position",
         "is in every record, after those of Debezium",
     );
-    known::left(source, report);
+    known::report_remaining(source, report);
 
     let connector = source.name.as_deref();
     let of = match (source.kind, connector) {
@@ -132,7 +132,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
 
 /// # Errors
 /// Returns an error if the connector reads another database.
-fn of_postgres(source: &mut Source) -> Result<(), ImportError> {
+fn check_postgres(source: &mut Source) -> Result<(), ImportError> {
     let class = source
         .raw("connector.class")
         .map(|class| class.value)

@@ -616,7 +616,7 @@ impl<'s> ReplayPlan<'s> {
     ) -> Result<Self, ReplayError> {
         let outbox = &settings.outbox;
         let reader = Catalog::open_for_rows(&settings.postgres, settings.row_bytes_max).await?;
-        let observed = reader.look(&settings.target).await?;
+        let observed = reader.observe(&settings.target).await?;
         let database = observed.database;
         let observed = observed.table.ok_or_else(|| Problem::NoTable {
             table: table.clone(),

@@ -257,7 +257,7 @@ async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, Catal
         Outbox::Messages { .. } => Vec::new(),
         outbox @ (Outbox::Table(_) | Outbox::OneOf { .. }) => vec![outbox.clone()],
         Outbox::Tables(of) => {
-            let publication = catalog.look(target).await?.publication;
+            let publication = catalog.observe(target).await?.publication;
             let tables = publication.map(|found| found.tables).unwrap_or_default();
             let one = |table| Outbox::OneOf {
                 table,
@@ -314,7 +314,7 @@ async fn maintain(
     };
     let client = catalog.client();
     look::prepare(client, LOCK_TIMEOUT.as_millis()).await?;
-    let problems = catalog.look(target).await?.problems(target);
+    let problems = catalog.observe(target).await?.problems(target);
     let problem = problems.into_iter().next();
     let maintained = match look::maintained(client, table).await? {
         Some(maintained) => maintained,

@@ -241,7 +241,7 @@ async fn plan(
     to: SkipTarget,
 ) -> Result<SkipPlan, SkipError> {
     let target = &settings.target;
-    let observed = catalog.look(target).await?;
+    let observed = catalog.observe(target).await?;
     let mut problems = observed.problems(target).into_iter();
     if let Some(problem) = problems
         .next()

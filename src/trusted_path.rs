@@ -362,7 +362,7 @@ impl Resolved {
             true => Ok(()),
             false => Err(PathError::Kind {
                 place: self.place.display().to_string(),
-                found: name_of(self.kind()),
+                found: kind_name(self.kind()),
                 expected,
             }),
         }
@@ -411,7 +411,7 @@ impl Resolved {
     }
 }
 
-fn name_of(kind: FileType) -> &'static str {
+fn kind_name(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a regular file",
         FileType::Directory => "a folder",

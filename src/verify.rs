@@ -347,7 +347,7 @@ impl DatabaseReader<'_> {
         reporter: &mut Reporter<'_>,
     ) -> Result<Database, VerifyError> {
         let (settings, table) = (self.settings, self.table);
-        let observed = catalog.look(&settings.target).await?;
+        let observed = catalog.observe(&settings.target).await?;
         let Some(found) = &observed.table else {
             return Err(VerifyError::Problem(Problem::NoTable {
                 table: table.clone(),

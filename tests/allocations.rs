@@ -212,7 +212,7 @@ async fn receive(connection: &mut Connection, core: &mut Core, sink: &mut NullSi
             left -= 1;
         }
         if left > 0 {
-            connection.fill().await.unwrap();
+            connection.receive().await.unwrap();
         }
     }
 }

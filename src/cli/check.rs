@@ -11,7 +11,7 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::Mutex;
 
 use self::exactly_once::exactly_once;
-use self::findings::{Finding, Outcome, Report, SOURCE, told};
+use self::findings::{Finding, Outcome, Report, SOURCE, print_findings};
 use self::kafka::kafka;
 use self::postgres::{postgres, unused_slots};
 use super::{CONCURRENT_QUERIES_MAX, loaded, runtime, variable, variables};
@@ -72,7 +72,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         runtime.block_on(unused_slots(&loaded.pipelines, &mut findings));
     }
     runtime.shutdown_background();
-    told(&findings, args.json)
+    print_findings(&findings, args.json)
 }
 
 /// State shared by pipelines that are checked concurrently.
@@ -149,7 +149,7 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
         let message = "the configuration is valid; neither PostgreSQL nor Kafka was asked";
         report.add("configuration", Outcome::Ok, message);
     }
-    told(&findings, json)
+    print_findings(&findings, json)
 }
 
 /// Returns the errors of sources of pipelines as findings.

@@ -101,7 +101,7 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
     for settings in &pipelines {
         let done = runtime.block_on(async {
             match action {
-                Action::Show { json } => show(settings, json).await,
+                Action::Show { json } => show_checkpoint(settings, json).await,
                 Action::Adopt { yes } => adopt(settings, yes).await,
             }
         });
@@ -127,7 +127,7 @@ enum Action {
     Adopt { yes: bool },
 }
 
-async fn show(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
+async fn show_checkpoint(settings: &PipelineSettings, json: bool) -> Result<(), Failure> {
     let found = match settings.checkpoints() {
         Some(checkpoints) => checkpoints.read_last().await?,
         None => None,
@@ -184,7 +184,7 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
 async fn server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>), Failure> {
     let target = &settings.target;
     let catalog = Catalog::open(&settings.postgres).await?;
-    let slot = catalog.look(target).await?.slot;
+    let slot = catalog.observe(target).await?.slot;
     let slot = slot.ok_or_else(|| Problem::NoSlot {
         slot: target.slot.clone(),
         init: target.init_slot(),
@@ -234,7 +234,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         server.timeline
     );
     let catalog = Catalog::open(&settings.postgres).await?;
-    let observed = catalog.look(&settings.target).await?;
+    let observed = catalog.observe(&settings.target).await?;
     match snapshot::outlook(settings, &catalog, &observed).await {
         Ok(Some(older)) => say!("{name}: {older}"),
         Ok(None) => {}

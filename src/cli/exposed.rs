@@ -24,7 +24,7 @@ pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
     let mut found = Vec::new();
     if is_flag("postgres")
         && let Some(text) = flags.get_one::<String>("postgres")
-        && Conninfo::holds_password(text)
+        && Conninfo::contains_password(text)
     {
         found.push(warning(
             "--postgres",
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    fn found(words: &[&str]) -> String {
+    fn findings(words: &[&str]) -> String {
         let matches = Cli::command().try_get_matches_from(words).expect("parses");
         passwords(&matches).join("\n")
     }
@@ -89,7 +89,7 @@ mod tests {
             "postgresql://h/d?sslpassword=hunter2",
         ] {
             for command in ["init", "check", "run"] {
-                let told = found(&["walpost", command, "--postgres", string]);
+                let told = findings(&["walpost", command, "--postgres", string]);
                 assert!(
                     told.contains("--postgres") && told.contains("PGPASSWORD"),
                     "{told}"
@@ -97,7 +97,7 @@ mod tests {
                 assert!(!told.contains("hunter2"), "{told}");
             }
         }
-        let told = found(&[
+        let told = findings(&[
             "walpost",
             "checkpoint",
             "show",
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn flags_without_a_password_are_not_told_of() {
-        let told = found(&[
+        let told = findings(&[
             "walpost",
             "run",
             "--postgres",
@@ -122,7 +122,7 @@ mod tests {
             "-Xacks=all",
         ]);
         assert_eq!(told, "");
-        assert_eq!(found(&["walpost", "completions", "bash"]), "");
+        assert_eq!(findings(&["walpost", "completions", "bash"]), "");
     }
 
     #[test]

@@ -49,7 +49,7 @@ pub(crate) fn run(command: &ImportCommand) -> Exit {
     let ImportCommand::Debezium(args) = command;
     match imported(args) {
         Ok(imported) => {
-            tell(&imported.findings);
+            print_findings(&imported.findings);
             match imported.findings.iter().any(|finding| finding.needs_person) {
                 true => Exit::Halted,
                 false => Exit::Done,
@@ -116,7 +116,7 @@ fn write(path: &Path, toml: &str) -> Result<(), String> {
 }
 
 /// Prints the findings for the user who migrates.
-fn tell(findings: &[Finding]) {
+fn print_findings(findings: &[Finding]) {
     for group in Group::ALL {
         let mut of_group = findings
             .iter()

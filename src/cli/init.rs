@@ -5,7 +5,7 @@ mod made;
 use clap::Args;
 use tracing::{error, info, warn};
 
-use self::made::made;
+use self::made::describe_created;
 use super::out::{self, say};
 use super::{load_to_administer, runtime};
 use crate::config::args::ConnectionArgs;
@@ -22,7 +22,7 @@ use crate::postgres::catalog::{
 use crate::postgres::connect::conninfo::syntax::quote_value;
 use crate::postgres::connect::conninfo::{Host, Place};
 use crate::postgres::connect::dial::DialError;
-use crate::postgres::provision::{Left, Provision, ProvisionError, Script, Scripts};
+use crate::postgres::provision::{LeftTables, Provision, ProvisionError, Script, Scripts};
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
@@ -209,7 +209,7 @@ fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> R
     print_scripts(provision);
     for table in unpublished(settings)? {
         say!("-- {table} exists and is not in the publication");
-        print_scripts(&of_table(provision, &table));
+        print_scripts(&for_table(provision, &table));
     }
     Ok(())
 }
@@ -291,7 +291,7 @@ pub(super) fn apply(
             .map_err(|reason| ProvisionError {
                 step: "connection".to_owned(),
                 reason,
-                left: Left::Nothing,
+                left: LeftTables::Nothing,
             })?;
         let fits = |table: &TableName, found: &ObservedTable| match columns {
             Columns::Compared => settings
@@ -302,16 +302,16 @@ pub(super) fn apply(
         };
         let role = provision.role.as_deref();
         let had_role = has_role(&catalog, role).await;
-        let before = catalog.look(&provision.target).await;
+        let before = catalog.observe(&provision.target).await;
         let applied = provision.apply(&catalog, fits).await;
         if applied.is_ok()
-            && let (Ok(before), Ok(after)) = (before, catalog.look(&provision.target).await)
+            && let (Ok(before), Ok(after)) = (before, catalog.observe(&provision.target).await)
         {
             let role = role.zip(had_role);
             info!(
                 pipeline,
                 "{}",
-                made(&provision.target, role, &before, &after)
+                describe_created(&provision.target, role, &before, &after)
             );
             if columns == Columns::Unknown {
                 unfit = settings.check_columns(&after).err();
@@ -354,7 +354,7 @@ pub(super) fn apply(
         Err(error) => error,
     };
     let hint = match (&error.reason, error.left) {
-        (reason, Left::NoSlot) if is_lock_timeout(reason) => {
+        (reason, LeftTables::NoSlot) if is_lock_timeout(reason) => {
             ". A slot waits for every transaction that was running: see pg_stat_activity; then run \
              init again, or raise --lock-timeout"
         }
@@ -473,7 +473,7 @@ async fn hidden_rows(
     target: &Target,
 ) -> Result<Option<(String, String)>, ProvisionError> {
     let asked = async {
-        let observed = catalog.look(target).await?;
+        let observed = catalog.observe(target).await?;
         if let Some(warning) = observed.encoding_warning() {
             warn!("{warning}");
         }
@@ -485,7 +485,7 @@ async fn hidden_rows(
     asked.await.map_err(|reason| ProvisionError {
         step: "tables that inherit from an outbox".to_owned(),
         reason,
-        left: Left::Slot,
+        left: LeftTables::Slot,
     })
 }
 
@@ -504,7 +504,7 @@ fn add_tables(
     let mut exit = Exit::Done;
     for table in unpublished(settings)? {
         info!(pipeline = settings.name, %table, "adding a table that exists");
-        let applied = apply(settings, &of_table(provision, &table), columns);
+        let applied = apply(settings, &for_table(provision, &table), columns);
         if let Err(ended) = applied.and_then(Readiness::exit) {
             exit = exit.and(ended);
         }
@@ -523,7 +523,7 @@ fn unpublished(settings: &PipelineSettings) -> Result<Vec<TableName>, Exit> {
     };
     let listed = runtime()?.block_on(async {
         let catalog = Catalog::open(&settings.postgres).await?;
-        let published = catalog.look(target).await?.publication;
+        let published = catalog.observe(target).await?.publication;
         let published = published.map_or_else(Vec::new, |publication| publication.tables);
         catalog.unpublished(patterns, &published).await
     });
@@ -537,11 +537,11 @@ fn unpublished(settings: &PipelineSettings) -> Result<Vec<TableName>, Exit> {
     })
 }
 
-fn of_table(provision: &Provision, table: &TableName) -> Provision {
+fn for_table(provision: &Provision, table: &TableName) -> Provision {
     let target = &provision.target;
     Provision {
         target: Target {
-            outbox: target.outbox.one(table),
+            outbox: target.outbox.narrow_to(table),
             ..target.clone()
         },
         ..provision.clone()

@@ -47,7 +47,7 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
     let mut exit = Exit::Done;
     for settings in &pipelines {
         let ended = match runtime.block_on(pass(settings, args.dry_run)) {
-            Ok(report) => told(settings, &report),
+            Ok(report) => print_report(settings, &report),
             Err(reason) => {
                 error!(pipeline = settings.name, "{reason}");
                 recovery::catalog_remedy(&reason).into()
@@ -64,7 +64,7 @@ async fn pass(settings: &PipelineSettings, dry_run: bool) -> Result<RetentionRep
 }
 
 /// Prints the results of a pass.
-fn told(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
+fn print_report(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
     let name = &settings.name;
     let target = &settings.target;
     if report.tables == 0 && !target.outbox.is_messages() {

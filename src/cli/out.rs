@@ -111,7 +111,7 @@ struct Size {
 
 impl Size {
     /// Returns the size of the current terminal if it is known, or else the traditional default.
-    fn of_terminal() -> Self {
+    fn from_terminal() -> Self {
         let known = terminal_size::terminal_size();
         let (columns, rows) = known.map_or((80, 24), |(columns, rows)| (columns.0, rows.0));
         Self {
@@ -160,7 +160,7 @@ pub(super) fn frame(screen: &Screen, is_first: bool) -> bool {
     if !is_terminal() {
         return lines(screen);
     }
-    let size = Size::of_terminal();
+    let size = Size::from_terminal();
     let drawn = drawn(&screen.escaped().fitted(size), size.columns);
     // Scrolls the current contents of the screen into the scrollback, so that they can be read
     // later.

@@ -82,7 +82,7 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
 async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failure> {
     let name = &settings.name;
     let skip = Skip::to(settings, args.to).await?;
-    show(settings, &skip.plan);
+    print_plan(settings, &skip.plan);
     if args.dry_run {
         say!("{name}: nothing was changed");
         return Ok(());
@@ -93,7 +93,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
     Ok(skip.run().await?)
 }
 
-fn show(settings: &PipelineSettings, plan: &SkipPlan) {
+fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     let name = &settings.name;
     let SkipPlan {
         confirmed,

@@ -59,7 +59,7 @@ pub(crate) struct StatusArgs {
 
 /// The status of all pipelines.
 #[derive(Debug, Serialize)]
-struct Report {
+struct StatusReport {
     /// Whether all pipelines are healthy and the last reload of the configuration succeeded.
     healthy: bool,
     connector: Connector,
@@ -190,14 +190,15 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
     let exit = runtime.block_on(async {
         let mut is_first = true;
         loop {
-            let mut report = look(address.as_deref(), &settings, &args.connection.pipeline).await;
+            let mut report =
+                query_all(address.as_deref(), &settings, &args.connection.pipeline).await;
             if is_complete {
                 report.unused_slots = unused_slots(&settings).await;
             }
             let printed = match (args.json, args.watch) {
                 (true, _) => out::json(&report),
-                (false, true) => out::frame(&shown(&report), is_first),
-                (false, false) => out::lines(&shown(&report)),
+                (false, true) => out::frame(&format_report(&report), is_first),
+                (false, false) => out::lines(&format_report(&report)),
             };
             is_first = false;
             // If printing fails, there is no reader left.
@@ -215,15 +216,19 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
 }
 
 /// Queries the running process, and the database of each pipeline.
-async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[String]) -> Report {
-    let (connector, status) = ask_connector(address).await;
+async fn query_all(
+    address: Option<&str>,
+    settings: &[PipelineSettings],
+    asked: &[String],
+) -> StatusReport {
+    let (connector, status) = query_connector(address).await;
     let now = status
         .as_ref()
         .map_or_else(|| seconds(unix_micros()), |status| status.now);
     let mut said = status.map(|status| status.pipelines).unwrap_or_default();
     let mut pipelines = Vec::new();
     let databases = stream::iter(settings)
-        .map(ask_database)
+        .map(query_database)
         .buffered(CONCURRENT_QUERIES_MAX);
     let databases: Vec<_> = databases.collect().await;
     for (settings, database) in settings.iter().zip(databases) {
@@ -260,7 +265,7 @@ async fn look(address: Option<&str>, settings: &[PipelineSettings], asked: &[Str
             database: None,
         });
     }
-    Report {
+    StatusReport {
         now,
         healthy: !pipelines.is_empty()
             && pipelines.iter().all(Found::is_healthy)
@@ -295,7 +300,7 @@ async fn unused_slots(pipelines: &[PipelineSettings]) -> Vec<String> {
     unused
 }
 
-async fn ask_connector(address: Option<&str>) -> (Connector, Option<Status>) {
+async fn query_connector(address: Option<&str>) -> (Connector, Option<Status>) {
     let mut connector = Connector {
         address: address.map(str::to_owned),
         reachable: false,
@@ -322,7 +327,7 @@ async fn ask_connector(address: Option<&str>) -> (Connector, Option<Status>) {
     }
 }
 
-async fn ask_database(settings: &PipelineSettings) -> Database {
+async fn query_database(settings: &PipelineSettings) -> Database {
     let asked = async {
         let catalog = Catalog::open(&settings.postgres).await?;
         let held = catalog.held_by_other(&settings.target.slot).await?;
@@ -348,13 +353,13 @@ async fn ask_database(settings: &PipelineSettings) -> Database {
     let commands = &settings.target.commands;
     let mut problems = Vec::new();
     if error.is_none() {
-        problems.extend(problem::of_slot(name, &vitals, commands));
+        problems.extend(problem::slot_problem(name, &vitals, commands));
         let has_log = matches!(slot.wal_status.as_deref(), Some("reserved" | "extended"));
         if has_log && !slot.active {
             problems.push(problem::unread(name));
         }
         let outbox = settings.target.outbox.to_string();
-        problems.extend(problem::of_partitions(
+        problems.extend(problem::partitions_problem(
             &outbox,
             &vitals,
             unix_micros(),
@@ -425,7 +430,7 @@ fn problems(
             let is_told = problem.kind == Kind::NotStreaming
                 && of_connector.is_some_and(|pipeline| !pipeline.ready);
             if !is_told {
-                summary::add(&mut reasons, Reason::of(problem));
+                summary::add(&mut reasons, Reason::from_problem(problem));
             }
         }
         // If this role can't read the journal, use what the process has read.
@@ -465,7 +470,7 @@ const IS_NUMBER: [bool; TITLES.len()] = [
 ];
 
 /// Formats the report.
-fn shown(report: &Report) -> Screen {
+fn format_report(report: &StatusReport) -> Screen {
     let mut pipelines: Vec<_> = report.pipelines.iter().collect();
     pipelines.sort_by_key(|found| found.rank());
     let mut lines = Vec::new();
@@ -540,7 +545,7 @@ fn table(pipelines: &[&Found], now: f64) -> Vec<String> {
     rows.iter().map(line).collect()
 }
 
-fn notes(pipelines: &[&Found], report: &Report) -> Vec<String> {
+fn notes(pipelines: &[&Found], report: &StatusReport) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some((error, at)) = report.connector.failed_reload() {
         let age = rounded::age((report.now - at).max(0.0));

@@ -137,7 +137,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
     let mut exit = Exit::Done;
     let mut outcomes = Vec::new();
     for settings in &pipelines {
-        let found = one(settings, args, &options, &runtime, output.as_mut());
+        let found = verify_pipeline(settings, args, &options, &runtime, output.as_mut());
         match found {
             Ok(outcome) => {
                 if !args.json {
@@ -150,7 +150,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
             }
             Err(reason) => {
                 error!(pipeline = settings.name, "{reason}");
-                exit = of_error(&reason);
+                exit = exit_for_error(&reason);
             }
         }
     }
@@ -202,7 +202,7 @@ fn options(args: &VerifyArgs) -> Result<Options, String> {
     })
 }
 
-fn one(
+fn verify_pipeline(
     settings: &PipelineSettings,
     args: &VerifyArgs,
     options: &Options,
@@ -250,7 +250,7 @@ fn errors(counts: &Counts, delivery: &Delivery, args: &VerifyArgs) -> u64 {
     always.iter().sum::<u64>() + repeated + unexpected
 }
 
-fn of_error(error: &VerifyError) -> Exit {
+fn exit_for_error(error: &VerifyError) -> Exit {
     let remedy = match error {
         VerifyError::NoTable
         | VerifyError::Several(_)

@@ -93,7 +93,7 @@ impl Answers {
             }
             let before = self.asked.iter().find(|of| of.source.asks_as(source));
             let before = before.map(|of| of.rows.clone());
-            let last = ask(source, before.is_none(), env);
+            let last = query_rows(source, before.is_none(), env);
             let origin = Origin::Row {
                 file: path.to_owned(),
                 rows: Arc::clone(&self.last_rows),
@@ -148,7 +148,7 @@ impl Answers {
         let now = Instant::now();
         let mut have_changed = self.again.take_if(|at| *at <= now).is_some();
         for asked in self.asked.iter_mut().filter(|of| of.due <= now) {
-            have_changed |= ask(&asked.source, false, env) != asked.last;
+            have_changed |= query_rows(&asked.source, false, env) != asked.last;
             asked.due = Instant::now() + asked.source.every;
         }
         have_changed
@@ -172,7 +172,7 @@ impl Own {
     }
 
     /// Returns a description of what two pipelines would share.
-    pub(super) fn what(&self) -> &'static str {
+    pub(super) fn description(&self) -> &'static str {
         match self {
             Self::Name(_) => "name",
             Self::Slot { .. } => "slot in the same database",
@@ -209,8 +209,8 @@ struct Used {
 }
 
 /// Returns the result of the query, sorted so that the order does not depend on the server.
-fn ask(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<TextRow>, String> {
-    let mut found = source.ask(env)?;
+fn query_rows(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<TextRow>, String> {
+    let mut found = source.run(env)?;
     if found.as_superuser && is_new {
         warn!(
             "{}: it is asked as a superuser: who owns a table, view or function that the query uses can have code run with all \
@@ -245,8 +245,8 @@ fn filled(
 ) -> Filled {
     let (mut used, mut failure, mut refused) = (Vec::new(), None, 0);
     let judged = rows.into_iter().map(|row| {
-        let found = source.fill(&row).and_then(|filled| {
-            let mut pipeline = FilePipeline::of_template(filled)?;
+        let found = source.fill_template(&row).and_then(|filled| {
+            let mut pipeline = FilePipeline::from_template(filled)?;
             pipeline.origin = origin.clone();
             let own = judge(&pipeline)?;
             Ok((pipeline, own))

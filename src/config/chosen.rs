@@ -64,8 +64,10 @@ pub(super) fn read_again(
         Origin::Part(part) => file.pipeline = file::read_part(part)?,
         Origin::Row { rows, .. } => {
             let row = rows.get(pipeline).unwrap_or_default();
-            let filled = file.queries().filter_map(|source| source.fill(&row).ok());
-            file.pipeline = filled.flat_map(FilePipeline::of_template).collect();
+            let filled = file
+                .queries()
+                .filter_map(|source| source.fill_template(&row).ok());
+            file.pipeline = filled.flat_map(FilePipeline::from_template).collect();
         }
     }
     let is_unnamed =

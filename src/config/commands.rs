@@ -43,27 +43,27 @@ pub(super) fn commands(
     match &given.connection.postgres {
         Some(url) => common.push(("--postgres", without_passwords(url))),
         None if has_postgres => {}
-        None => common.push(("--postgres", of_variables(env))),
+        None => common.push(("--postgres", variable_assignments(env))),
     }
-    common.extend(of_connection(given.connection));
+    common.extend(connection_flags(given.connection));
     let of_variables = kafka
         .iter()
         .filter(|(name, _)| !Credentials::have(name))
         .map(|(name, value)| ("--kafka-property", format!("{name}={value}")));
     let mut records: Flags = of_variables.collect();
-    records.extend(given.records.into_iter().flat_map(of_records));
+    records.extend(given.records.into_iter().flat_map(record_flags));
     Commands::new(Options { common, records })
 }
 
 /// Returns the connection string, unchanged unless it contains a password.
 fn without_passwords(url: &str) -> String {
-    match Conninfo::holds_password(url) {
+    match Conninfo::contains_password(url) {
         false => url.to_owned(),
         true => conninfo(Conninfo::without_passwords(url)),
     }
 }
 
-fn of_variables(env: Env<'_>) -> String {
+fn variable_assignments(env: Env<'_>) -> String {
     let pairs = POSTGRES_VARIABLES.iter();
     conninfo(
         pairs
@@ -88,9 +88,9 @@ fn conninfo(pairs: Vec<(String, String)>) -> String {
     pairs.join(" ")
 }
 
-fn of_connection(args: &ConnectionArgs) -> Flags {
+fn connection_flags(args: &ConnectionArgs) -> Flags {
     let texts = [
-        ("--outbox", args.outbox.and_then(name_of)),
+        ("--outbox", args.outbox.and_then(value_name)),
         ("--table", args.table.clone()),
         ("--prefix", args.prefix.clone()),
         ("--publication", args.publication.clone()),
@@ -99,24 +99,24 @@ fn of_connection(args: &ConnectionArgs) -> Flags {
     given(texts)
 }
 
-fn of_records(args: &RecordArgs) -> Flags {
+fn record_flags(args: &RecordArgs) -> Flags {
     let delivery = match args.exactly_once {
-        true => name_of(DeliveryName::ExactlyOnce),
-        false => args.delivery.and_then(name_of),
+        true => value_name(DeliveryName::ExactlyOnce),
+        false => args.delivery.and_then(value_name),
     };
     let mut flags = given([
         ("--kafka", args.kafka.clone()),
         ("--create-topics", args.create_topics.map(create_topics)),
         ("--delivery", delivery),
-        ("--on-oversize", args.on_oversize.and_then(name_of)),
-        ("--on-unroutable", args.on_unroutable.and_then(name_of)),
-        ("--on-malformed", args.on_malformed.and_then(name_of)),
-        ("--on-table-error", args.on_table_error.and_then(name_of)),
+        ("--on-oversize", args.on_oversize.and_then(value_name)),
+        ("--on-unroutable", args.on_unroutable.and_then(value_name)),
+        ("--on-malformed", args.on_malformed.and_then(value_name)),
+        ("--on-table-error", args.on_table_error.and_then(value_name)),
         ("--dead-letter-topic", args.dead_letter_topic.clone()),
         ("--topic", args.topic.clone()),
         ("--key", args.key.clone()),
         ("--payload", args.payload.clone()),
-        ("--null-payload", args.null_payload.and_then(name_of)),
+        ("--null-payload", args.null_payload.and_then(value_name)),
     ]);
     let properties = args.kafka_property.iter();
     let is_public = |text: &&String| {
@@ -141,7 +141,7 @@ fn given<const N: usize>(flags: [(&'static str, Option<String>); N]) -> Flags {
 }
 
 /// Returns the name of a value as its flag accepts it.
-fn name_of(value: impl ValueEnum) -> Option<String> {
+fn value_name(value: impl ValueEnum) -> Option<String> {
     Some(value.to_possible_value()?.get_name().to_owned())
 }
 

@@ -431,7 +431,7 @@ impl FilePipeline {
     ///
     /// # Errors
     /// Returns an error if a key or value is invalid.
-    pub(super) fn of_template(filled: toml::Table) -> Result<Self, String> {
+    pub(super) fn from_template(filled: toml::Table) -> Result<Self, String> {
         serde_path_to_error::deserialize(toml::Value::Table(filled)).map_err(|error| {
             let path = error.path().to_string();
             format!("template: {path}: {}", error.into_inner().message())
@@ -562,7 +562,7 @@ pub(super) fn read_part(path: &Path) -> Result<Vec<FilePipeline>, ConfigError> {
 }
 
 /// Resolves a path in the file, which is relative to the file's folder.
-pub(super) fn beside(file: &Path, path: &Path) -> PathBuf {
+pub(super) fn resolve_path(file: &Path, path: &Path) -> PathBuf {
     file.parent().unwrap_or(Path::new("")).join(path)
 }
 
@@ -626,7 +626,7 @@ impl File {
     /// Returns the sources that are folders.
     pub(super) fn directories(&self, path: &Path) -> Vec<PathBuf> {
         let directories = self.fleet.source.iter().filter_map(|source| match source {
-            FileSource::Directory(directory) => Some(beside(path, directory)),
+            FileSource::Directory(directory) => Some(resolve_path(path, directory)),
             FileSource::Query(_) => None,
         });
         directories.collect()
@@ -659,7 +659,7 @@ impl File {
         }
         for pipeline in &self.pipeline {
             let postgres = pipeline.postgres.as_deref().unwrap_or_default();
-            if Conninfo::holds_password(postgres) {
+            if Conninfo::contains_password(postgres) {
                 found.push(format!("postgres of pipeline {:?}", pipeline.name()));
             }
         }

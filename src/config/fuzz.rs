@@ -45,7 +45,7 @@ pub fn config(data: &[u8]) {
 
     let shown = match loaded(&text) {
         Ok((read, settings)) => {
-            settings.iter().for_each(hold);
+            settings.iter().for_each(check_settings);
             format!("{read} {settings:?}")
         }
         Err(error) => error,
@@ -73,7 +73,7 @@ fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
         takes_one_of: false,
     };
     let env = |name: &str| (name == "USER").then(|| "me".to_owned());
-    match of_file(
+    match load_file(
         Some((Path::new("walpost.toml"), file)),
         &given,
         &env,
@@ -84,7 +84,7 @@ fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
     }
 }
 
-fn hold(settings: &PipelineSettings) {
+fn check_settings(settings: &PipelineSettings) {
     let is_name = |text: &str, max: usize| {
         (1..=max).contains(&text.len())
             && text

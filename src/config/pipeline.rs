@@ -293,7 +293,7 @@ fn kept(postgres: Conninfo, path: &Path, origin: &Origin, pipeline: &str) -> Con
     let place = format!("postgres of pipeline {pipeline:?} in {origin}");
     let (path, origin) = (path.to_owned(), origin.clone());
     let pipeline = pipeline.to_owned();
-    postgres.kept_in(&place, move || {
+    postgres.with_source(&place, move || {
         let again = read_again(&path, &origin, &pipeline);
         let (_, now) = again.map_err(|error| error.to_string())?;
         let env = |name: &str| std::env::var(name).ok();

@@ -68,11 +68,11 @@ impl QuerySource {
     /// Returns the names of the keys whose values are or contain a password.
     pub(super) fn secrets(&self) -> Vec<String> {
         let mut found = Vec::new();
-        if Conninfo::holds_password(&self.postgres) {
+        if Conninfo::contains_password(&self.postgres) {
             found.push("postgres of a fleet.source".to_owned());
         }
         let of_template = self.template.get("postgres").and_then(Value::as_str);
-        if of_template.is_some_and(Conninfo::holds_password) {
+        if of_template.is_some_and(Conninfo::contains_password) {
             found.push("postgres of a template".to_owned());
         }
         let kafka = self.template.get("kafka").and_then(Value::as_table);
@@ -103,7 +103,7 @@ impl QuerySource {
     ///
     /// # Errors
     /// Returns an error that describes why there is no result.
-    pub(super) fn ask(&self, env: Env<'_>) -> Result<TextRows, String> {
+    pub(super) fn run(&self, env: Env<'_>) -> Result<TextRows, String> {
         let conninfo = Conninfo::parse(&self.postgres, env);
         let mut conninfo = conninfo.map_err(|error| format!("postgres: {error}"))?;
         if let Some(argv) = &self.password_command {
@@ -135,11 +135,11 @@ impl QuerySource {
     ///
     /// # Errors
     /// Returns an error if the row lacks a value, or a value is not allowed at its place.
-    pub(super) fn fill(&self, row: &TextRow) -> Result<Table, String> {
+    pub(super) fn fill_template(&self, row: &TextRow) -> Result<Table, String> {
         let mut table = self.template.clone();
         for (key, value) in &mut table {
             if key != ROUTE && !COMMAND_KEYS.contains(&key.as_str()) {
-                row_values::fill(key, value, row)?;
+                row_values::fill_value(key, value, row)?;
             }
         }
         Ok(table)
@@ -207,7 +207,7 @@ mod tests {
             every: INTERVAL_DEFAULT,
             template: template.parse().expect("TOML"),
         };
-        source.fill(row)
+        source.fill_template(row)
     }
 
     #[test]

@@ -23,19 +23,19 @@ pub(super) struct NamedTopics {
 
 impl NamedTopics {
     /// Collects the topics that the files contain, whether or not their pipelines were selected.
-    pub(super) fn of_files(pipelines: &[FilePipeline]) -> Self {
+    pub(super) fn from_files(pipelines: &[FilePipeline]) -> Self {
         let pipelines = pipelines.iter();
         pipelines
             .filter(|pipeline| !pipeline.origin.is_row())
-            .fold(Self::default(), Self::with)
+            .fold(Self::default(), Self::with_topics_of)
     }
 
     /// Collects the topics of all pipelines.
-    pub(super) fn of_all(pipelines: &[FilePipeline]) -> Self {
-        pipelines.iter().fold(Self::default(), Self::with)
+    pub(super) fn from_pipelines(pipelines: &[FilePipeline]) -> Self {
+        pipelines.iter().fold(Self::default(), Self::with_topics_of)
     }
 
-    fn with(mut self, pipeline: &FilePipeline) -> Self {
+    fn with_topics_of(mut self, pipeline: &FilePipeline) -> Self {
         let checkpoints = pipeline.checkpoint.as_ref().and_then(|of| of.topic.clone());
         let checkpoints = checkpoints.map(|topic| (topic, TopicUse::Checkpoints));
         let dead_letters = pipeline.dead_letter_topic.clone();

@@ -72,7 +72,7 @@ impl<'k> Place<'k> {
 /// # Errors
 /// Returns an error that names the column if the row lacks a column or has a value that its place
 /// does not accept.
-pub(super) fn fill(key: &str, value: &mut Value, row: &TextRow) -> Result<(), String> {
+pub(super) fn fill_value(key: &str, value: &mut Value, row: &TextRow) -> Result<(), String> {
     fill_at(Place::new(key), key, value, row)
 }
 
@@ -154,7 +154,7 @@ impl Place<'_> {
         match self {
             Self::Postgres => postgres(text, row),
             Self::Table => table(text, row),
-            Self::Topic | Self::Record => of_records(self, text, row),
+            Self::Topic | Self::Record => fill_record_template(self, text, row),
             Self::TopicName => checked(text, row, check_topic),
             Self::Kafka(property) => kafka(property, text, row),
             Self::Other => checked(text, row, |_| Ok(())),
@@ -295,7 +295,7 @@ fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     }
     let columns = columns.iter().enumerate();
     let parameter = |(index, name): (usize, &&str)| {
-        Conninfo::parameter_of(&marked, &marker(index)).ok_or_else(|| {
+        Conninfo::parameter_with(&marked, &marker(index)).ok_or_else(|| {
             format!(
                 "{{{name}}} has the place of something that is the same for each row: a row may supply the host, hostaddr, port, \
                  user, password, dbname or application_name. Write anything else in the template"
@@ -349,7 +349,7 @@ fn check_identifier(in_quotes: bool, value: &str) -> Result<(), String> {
 }
 
 /// Replaces columns of the query. Columns of the outbox remain.
-fn of_records(place: Place<'_>, text: &str, row: &TextRow) -> Result<String, String> {
+fn fill_record_template(place: Place<'_>, text: &str, row: &TextRow) -> Result<String, String> {
     if !text.contains("{source.") {
         return Ok(text.to_owned());
     }

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::values::variable_of;
+use super::values::variable_for;
 
 /// A line number, counted from 1, and the error there.
 pub(super) type SyntaxError = (usize, String);
@@ -22,20 +22,20 @@ const ROUTE_KEY: &str = "route";
 /// message never quotes the line, which may contain a password.
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, SyntaxError> {
     let document = DeTable::parse(text)
-        .map_err(|error| (line_of(text, error.span()), explain(error.message())))?;
+        .map_err(|error| (line_number(text, error.span()), explain(error.message())))?;
     refuse_variables(text, document.get_ref())?;
     let document = toml::Deserializer::from(document);
     serde_path_to_error::deserialize(document).map_err(|error| {
         let path = error.path().to_string();
         let error = error.into_inner();
         (
-            line_of(text, error.span()),
+            line_number(text, error.span()),
             describe(&path, error.message()),
         )
     })
 }
 
-fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
+fn line_number(text: &str, span: Option<Range<usize>>) -> usize {
     let before = span
         .and_then(|span| text.get(..span.start))
         .unwrap_or_default();
@@ -58,7 +58,7 @@ fn describe(path: &str, message: &str) -> String {
     let unknown = message.strip_prefix("unknown field `");
     if let Some((key, _)) = unknown.and_then(|rest| rest.split_once('`'))
         && path.starts_with("pipeline")
-        && let Some(place) = place_of(key)
+        && let Some(place) = setting_location(key)
     {
         return format!("unknown field `{key}`: {place}");
     }
@@ -93,7 +93,7 @@ fn describe(path: &str, message: &str) -> String {
 }
 
 /// Returns where a setting belongs that other programs configure under this key.
-fn place_of(key: &str) -> Option<&'static str> {
+fn setting_location(key: &str) -> Option<&'static str> {
     match key {
         "broker" | "brokers" | "bootstrap_servers" | "kafka_brokers" => {
             Some("the brokers are a property in [kafka]: \"bootstrap.servers\" = \"HOST:PORT\"")
@@ -147,7 +147,7 @@ fn refuse_variables_in(
                  {}",
                 instead_of_variable(key)
             );
-            Err((line_of(text, Some(value.span())), reason))
+            Err((line_number(text, Some(value.span())), reason))
         }
         DeValue::Array(values) => values
             .iter()
@@ -174,7 +174,7 @@ fn instead_of_variable(key: &str) -> String {
                 .to_owned()
         }
         property if property.contains('.') => {
-            format!("Leave the property out and set {}", variable_of(property))
+            format!("Leave the property out and set {}", variable_for(property))
         }
         _ => "docs/configuration.md lists the variables that can replace keys".to_owned(),
     }

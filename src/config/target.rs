@@ -34,7 +34,7 @@ pub(super) fn target(
                 let tables = tables(reader, file, patterns)?;
                 match given.connection.table.as_ref() {
                     None => Outbox::Tables(tables),
-                    Some(one) => one_of(reader, tables, one, given.takes_one_of)?,
+                    Some(one) => select_table(reader, tables, one, given.takes_one_of)?,
                 }
             }
         },
@@ -54,7 +54,7 @@ pub(super) fn target(
     })
 }
 
-fn no_prefix(reader: &Reader, file: &FilePipeline) -> Result<(), ConfigError> {
+fn reject_prefix(reader: &Reader, file: &FilePipeline) -> Result<(), ConfigError> {
     if file.prefix.is_none() {
         return Ok(());
     }
@@ -68,7 +68,7 @@ fn tables(
     file: &FilePipeline,
     patterns: &[String],
 ) -> Result<TablePatterns, ConfigError> {
-    no_prefix(reader, file)?;
+    reject_prefix(reader, file)?;
     if file.table.is_some() {
         let reason = "table and tables both say where events are. Leave one of them out";
         return Err(reader.error("tables", reason));
@@ -82,7 +82,7 @@ fn tables(
 }
 
 /// Selects one of the tables, for a command that supports it.
-fn one_of(
+fn select_table(
     reader: &Reader,
     of: TablePatterns,
     one: &String,
@@ -105,7 +105,7 @@ fn one_of(
 }
 
 fn table(reader: &Reader, file: &FilePipeline) -> Result<TableName, ConfigError> {
-    no_prefix(reader, file)?;
+    reject_prefix(reader, file)?;
     let table = reader.read("table", file.table.as_ref())?;
     Ok(table.unwrap_or_else(|| TableName {
         schema: "public".to_owned(),

@@ -667,7 +667,7 @@ fn several_tables_share_a_slot_and_one_can_be_named_where_a_command_is_about_one
     assert!(all.table().is_none() && all.is_several() && !all.is_messages());
     let one = with_tables(TABLES, Some("tenant_1.outbox"), true).expect("loads");
     assert_eq!(one.to_string(), "table tenant_1.outbox");
-    assert!(one.has("public", "shop") && !one.has("public", "outbox"));
+    assert!(one.includes("public", "shop") && !one.includes("public", "outbox"));
 
     let check = |settings: &str, table, takes_one_of, words: &[&str]| {
         let error = with_tables(settings, table, takes_one_of).expect_err(settings);

@@ -10,7 +10,7 @@ pub(super) const TOKEN_COMMAND: &str = "kafka_token_command";
 pub(super) const KAFKA_VARIABLE_PREFIX: &str = "WALPOST_KAFKA_";
 
 /// Returns the environment variable for a property of librdkafka.
-pub(super) fn variable_of(property: &str) -> String {
+pub(super) fn variable_for(property: &str) -> String {
     let name = property.to_uppercase().replace('.', "_");
     format!("{KAFKA_VARIABLE_PREFIX}{name}")
 }

@@ -62,13 +62,13 @@ enum When {
 /// # Errors
 /// Returns an error if there is no router.
 pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, ImportError> {
-    let names = source.take("transforms", report);
+    let names = source.take_property("transforms", report);
     let names = names.map(|names| names.list()).unwrap_or_default();
     let mut router = None;
     let mut others = Vec::new();
     for name in names {
         let prefix = format!("transforms.{name}.");
-        let class = source.take(&format!("{prefix}type"), report);
+        let class = source.take_property(&format!("{prefix}type"), report);
         let when = when(&prefix, source, report);
         let Some(class) = class else {
             let says = "is in the list of transforms, and has no type: Kafka Connect refuses that";
@@ -92,7 +92,7 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
                 when,
             });
         }
-        while let Some(rest) = source.next_of(&prefix) {
+        while let Some(rest) = source.next_with_prefix(&prefix) {
             source.raw(&format!("{prefix}{rest}"));
         }
     }
@@ -103,7 +103,7 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
     };
     source.raw("predicates");
     // Properties of transforms and predicates that are not in use.
-    let idle = source.left().filter(|(name, _)| {
+    let idle = source.unrequested().filter(|(name, _)| {
         name.starts_with("predicates.")
             || name.starts_with("transforms.") && !name.starts_with(&prefix)
     });
@@ -121,14 +121,14 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
 
 /// Returns when a transform is applied.
 fn when(prefix: &str, source: &mut Source, report: &mut Report) -> When {
-    let predicate = source.take(&format!("{prefix}predicate"), report);
-    let negate = source.take(&format!("{prefix}negate"), report);
+    let predicate = source.take_property(&format!("{prefix}predicate"), report);
+    let negate = source.take_property(&format!("{prefix}negate"), report);
     let negate = negate.is_some_and(|negate| negate.is("true"));
     let Some(predicate) = predicate else {
         return When::Always;
     };
     let of = format!("predicates.{}.", predicate.value.trim());
-    let class = source.take(&format!("{of}type"), report);
+    let class = source.take_property(&format!("{of}type"), report);
     let class = class.map(|class| class.value).unwrap_or_default();
     let when = match class.trim().rsplit('.').next().unwrap_or_default() {
         "TopicNameMatches" => matches(&of, &predicate, negate, source, report),
@@ -142,7 +142,7 @@ fn when(prefix: &str, source: &mut Source, report: &mut Report) -> When {
             When::NotKnown
         }
     };
-    while let Some(rest) = source.next_of(&of) {
+    while let Some(rest) = source.next_with_prefix(&of) {
         source.raw(&format!("{of}{rest}"));
     }
     when
@@ -155,7 +155,7 @@ fn matches(
     source: &mut Source,
     report: &mut Report,
 ) -> When {
-    let Some(java) = source.take(&format!("{of}pattern"), report) else {
+    let Some(java) = source.take_property(&format!("{of}pattern"), report) else {
         report.unknown(
             &format!("{of}pattern"),
             "is missing: Kafka Connect refuses that",

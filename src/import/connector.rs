@@ -32,13 +32,13 @@ pub(super) fn take_or_obsolete(
     name: &str,
     report: &mut Report,
 ) -> Option<Taken> {
-    if source.has(name) {
+    if source.contains(name) {
         return source
-            .take(name, report)
+            .take_property(name, report)
             .filter(|taken| !taken.value.trim().is_empty());
     }
     let (_, obsolete) = FORMER_NAMES.iter().find(|(new, _)| *new == name)?;
-    let taken = source.take(obsolete, report)?;
+    let taken = source.take_property(obsolete, report)?;
     let says = format!(
         "is no property of Debezium 3: it is called {name} since Debezium 2, and was read as that. Make sure that it still counts"
     );
@@ -62,7 +62,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     let mut required =
         |name: &'static str, default: &str, source: &mut Source, report: &mut Report| {
             let taken = source
-                .take(name, report)
+                .take_property(name, report)
                 .filter(|taken| !taken.value.trim().is_empty());
             match taken {
                 Some(taken) => {
@@ -71,7 +71,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
                     taken.value.trim().to_owned()
                 }
                 None => {
-                    if !source.has(name) {
+                    if !source.contains(name) {
                         report.task(name, "is not in this file: write it into postgres");
                     }
                     missing.push(name);
@@ -82,7 +82,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     let host = required("database.hostname", "change-me.invalid", source, report);
     let user = required("database.user", CHANGE_ME, source, report);
     let database = required("database.dbname", CHANGE_ME, source, report);
-    let port = source.take("database.port", report);
+    let port = source.take_property("database.port", report);
     let port = port.and_then(|taken| {
         let port = taken
             .value
@@ -190,14 +190,14 @@ fn password(source: &mut Source, section: &mut Section, report: &mut Report) {
             _ => "sslpassword in postgres, in walpost.toml with mode 0600 or in WALPOST_POSTGRES",
         };
         report.task(&taken.written, format!("{what}: give it in {places}"));
-        section.note(format!("{}: give it in {places}", taken.written));
+        section.add_comment(format!("{}: give it in {places}", taken.written));
     }
 }
 
 /// Converts JDBC's TLS parameters to those of libpq.
 fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
     let mut parameters = Vec::new();
-    if let Some(taken) = source.take("database.sslmode", report) {
+    if let Some(taken) = source.take_property("database.sslmode", report) {
         let mode = taken.value.trim().to_ascii_lowercase();
         match mode.as_str() {
             "disable" | "prefer" | "require" | "verify-ca" | "verify-full" => {
@@ -216,7 +216,7 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
         }
     }
     for name in ["sslrootcert", "sslcert", "sslkey"] {
-        let Some(taken) = source.take(&format!("database.{name}"), report) else {
+        let Some(taken) = source.take_property(&format!("database.{name}"), report) else {
             continue;
         };
         let file = taken.value.trim();
@@ -287,7 +287,7 @@ pub(super) fn tables(
         found.push(Table::new(schema, name, from));
     }
     if found.is_empty() && listed.is_none() {
-        found.extend(of_filter(prefix, filter));
+        found.extend(filtered_table(prefix, filter));
     }
     if found.is_empty() {
         let (from, says) = match &listed {
@@ -358,7 +358,7 @@ fn literal(pattern: &str) -> Option<(String, String)> {
 }
 
 /// Returns the table that a predicate accepts, if it is a single one.
-fn of_filter(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
+fn filtered_table(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
     let filter = filter.filter(|filter| !filter.is_negated())?;
     let rest = filter.java.trim_start_matches('^');
     let own = prefix.and_then(|prefix| {
@@ -377,7 +377,7 @@ fn of_filter(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
 /// Returns the name of Debezium's slot.
 pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
     const DEFAULT: &str = "debezium";
-    let Some(taken) = source.take("slot.name", report) else {
+    let Some(taken) = source.take_property("slot.name", report) else {
         return DEFAULT.to_owned();
     };
     let slot = taken.value.trim();
@@ -394,7 +394,7 @@ pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
 
 /// Writes the starting position.
 pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut Report) {
-    let taken = source.take("snapshot.mode", report);
+    let taken = source.take_property("snapshot.mode", report);
     let mode = taken.as_ref().map_or("initial", |taken| taken.value.trim());
     let from = taken
         .as_ref()
@@ -436,7 +436,7 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
 
 /// Handles a heartbeat's statement, which may delete rows.
 pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut Report) {
-    let Some(taken) = source.take("heartbeat.action.query", report) else {
+    let Some(taken) = source.take_property("heartbeat.action.query", report) else {
         return;
     };
     let deletes = java_regex::pattern("(?i)(?s).*\\b(delete|truncate|drop)\\b.*");
@@ -448,9 +448,9 @@ pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut
             "{} removes rows. retention does that here, of rows that are delivered, once both lines are uncommented",
             taken.written
         );
-        section.note(note);
-        section.note("   retention = \"7d\"");
-        section.note("   delete_rows = true");
+        section.add_comment(note);
+        section.add_comment("   retention = \"7d\"");
+        section.add_comment("   delete_rows = true");
     } else {
         let says = "has no equal and needs none: Walpost confirms what the WAL has of other tables. Drop the table that it writes to when \
                     Debezium is gone";
@@ -465,7 +465,7 @@ pub(super) fn others(
     section: &mut Section,
     report: &mut Report,
 ) {
-    let headers = source.take("extended.headers.enabled", report);
+    let headers = source.take_property("extended.headers.enabled", report);
     let has_headers = !headers.as_ref().is_some_and(|headers| headers.is("false"));
     if let Some(headers) = &headers {
         report.carried(&headers.written, "debezium_headers");
@@ -483,7 +483,7 @@ pub(super) fn others(
         Some(prefix) => report.without_effect(&prefix.written),
         None => {}
     }
-    if let Some(taken) = source.take("exactly.once.support", report) {
+    if let Some(taken) = source.take_property("exactly.once.support", report) {
         match taken.is("required") {
             true => {
                 section.set("delivery", text("exactly-once"), taken.written.clone());
@@ -494,7 +494,7 @@ pub(super) fn others(
             false => report.without_effect(&taken.written),
         }
     }
-    if let Some(taken) = source.take("skipped.operations", report) {
+    if let Some(taken) = source.take_property("skipped.operations", report) {
         match taken
             .list()
             .iter()
@@ -512,8 +512,8 @@ pub(super) fn others(
 }
 
 fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
-    let partitions = source.take("topic.creation.default.partitions", report);
-    let replication = source.take("topic.creation.default.replication.factor", report);
+    let partitions = source.take_property("topic.creation.default.partitions", report);
+    let replication = source.take_property("topic.creation.default.replication.factor", report);
     let number = |taken: &Taken| taken.value.trim().parse::<i32>().ok();
     let Some(partitions) = partitions else {
         if let Some(taken) = replication {

@@ -78,9 +78,9 @@ struct Found {
 fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
     let class = class(of, source, report);
     let setting = |source: &mut Source, name: &str, report: &mut Report| {
-        let own = source.take(&format!("{of}.converter.{name}"), report);
+        let own = source.take_property(&format!("{of}.converter.{name}"), report);
         // Debezium Server also has settings for all converters.
-        let shared = source.take(&format!("converter.{name}"), report);
+        let shared = source.take_property(&format!("converter.{name}"), report);
         own.or(shared)
     };
     let schemas = setting(source, "schemas.enable", report);
@@ -124,7 +124,7 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
                     before the switch-over";
         report.task(&decimals.written, says);
     }
-    while let Some(name) = source.next_of(&format!("{of}.converter.")) {
+    while let Some(name) = source.next_with_prefix(&format!("{of}.converter.")) {
         let Some(taken) = source.raw(&format!("{of}.converter.{name}")) else {
             break;
         };
@@ -171,8 +171,8 @@ fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
     };
     const JSON: &str = "org.apache.kafka.connect.json.JsonConverter";
     if source.kind == Kind::Server {
-        let own = source.take(&format!("{of}.converter"), report);
-        let format = source.take(&format!("debezium.format.{of}"), report);
+        let own = source.take_property(&format!("{of}.converter"), report);
+        let format = source.take_property(&format!("debezium.format.{of}"), report);
         let Some(format) = format else {
             let default = format!("the default of debezium.format.{of}");
             return own.unwrap_or_else(|| taken(&default, JSON));
@@ -189,7 +189,7 @@ fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
         };
         return taken(&format.written, class);
     }
-    if let Some(class) = source.take(&format!("{of}.converter"), report) {
+    if let Some(class) = source.take_property(&format!("{of}.converter"), report) {
         return class;
     }
     if of == "header" {

@@ -27,7 +27,7 @@ impl Section {
         });
     }
 
-    pub(super) fn note(&mut self, comment: impl Into<String>) {
+    pub(super) fn add_comment(&mut self, comment: impl Into<String>) {
         self.0.push(Entry {
             comments: vec![comment.into()],
             line: None,
@@ -36,12 +36,12 @@ impl Section {
 
     /// Appends the lines of another section.
     #[must_use]
-    pub(super) fn with(mut self, other: &Self) -> Self {
+    pub(super) fn append(mut self, other: &Self) -> Self {
         self.0.extend(other.0.iter().cloned());
         self
     }
 
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(super) fn contains(&self, name: &str) -> bool {
         let name = key(name);
         self.0
             .iter()
@@ -136,16 +136,16 @@ fn write_comment(comment: &str, text: &mut String) {
 fn key(name: &str) -> String {
     let key = TomlKeyBuilder::new(name);
     let unquoted = key.as_unquoted().map(|key| key.to_toml_key());
-    unquoted.unwrap_or_else(|| seen(&key.as_basic().to_toml_key()))
+    unquoted.unwrap_or_else(|| escape_controls(&key.as_basic().to_toml_key()))
 }
 
 #[must_use]
 pub(super) fn text(value: &str) -> String {
-    seen(&TomlStringBuilder::new(value).as_basic().to_toml_value())
+    escape_controls(&TomlStringBuilder::new(value).as_basic().to_toml_value())
 }
 
 /// Escapes terminal control characters in a TOML string. TOML itself only escapes those in ASCII.
-fn seen(basic: &str) -> String {
+fn escape_controls(basic: &str) -> String {
     let mut text = String::with_capacity(basic.len());
     for c in basic.chars() {
         match is_control(c) {

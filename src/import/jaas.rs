@@ -6,7 +6,7 @@ pub(super) fn option(jaas: &str, name: &str) -> Option<String> {
 }
 
 /// Returns the options whose names begin with `prefix`, without the prefix.
-pub(super) fn options_of<'j>(
+pub(super) fn options_with_prefix<'j>(
     jaas: &'j str,
     prefix: &str,
 ) -> impl Iterator<Item = (&'j str, String)> {
@@ -81,7 +81,7 @@ mod tests {
         ] {
             assert_eq!(option(JAAS, name).as_deref(), value, "{name}");
         }
-        let found: Vec<_> = options_of(JAAS, "extension_").collect();
+        let found: Vec<_> = options_with_prefix(JAAS, "extension_").collect();
         assert_eq!(found, [("x", "1\"2".to_owned()), ("y", "z".to_owned())]);
         for text in ["", "a", "a=", "a='b", "=", "= b=c", "a=\"b\\"] {
             let _ = Options(text).count();
@@ -95,7 +95,7 @@ mod tests {
         for text in ["extension_ ", "extension_a='' ", "extension_a= "] {
             let jaas = text.repeat(360_000);
             let began = std::time::Instant::now();
-            let _ = options_of(&jaas, "extension_").count();
+            let _ = options_with_prefix(&jaas, "extension_").count();
             let _ = option(&jaas, "clientId");
             assert!(began.elapsed().as_secs() < 10, "{text}");
         }

@@ -21,7 +21,7 @@ use Fate::{Different, ToDo, Unsupported, WithoutEffect};
 
 /// A property, or all properties with a prefix if it ends with `*`; its harmless values; and how
 /// other values are handled.
-struct Known(&'static str, &'static [&'static str], Fate);
+struct KnownProperty(&'static str, &'static [&'static str], Fate);
 
 const TYPES: Fate = ToDo(
     "changes how columns of some types come as key, header or envelope. Walpost writes them as Debezium does with this property's \
@@ -45,58 +45,58 @@ const TOPICS: Fate = ToDo(
      kafka-configs.sh",
 );
 
-const KNOWN: &[Known] = &[
+const KNOWN: &[KnownProperty] = &[
     // Kafka Connect.
-    Known("tasks.max", &[], WithoutEffect),
-    Known("tasks.max.enforce", &[], WithoutEffect),
-    Known("config.action.reload", &[], WithoutEffect),
-    Known("connector.plugin.version", &[], WithoutEffect),
-    Known("key.converter.plugin.version", &[], WithoutEffect),
-    Known("value.converter.plugin.version", &[], WithoutEffect),
-    Known("header.converter.plugin.version", &[], WithoutEffect),
-    Known("offsets.storage.topic", &[], WithoutEffect),
-    Known("transaction.boundary", &[], WithoutEffect),
-    Known("transaction.boundary.interval.ms", &[], WithoutEffect),
-    Known("errors.tolerance", &["none"], SKIPS),
-    Known("errors.*", &[], WithoutEffect),
-    Known("consumer.override.*", &[], WithoutEffect),
-    Known("admin.override.*", &[], WithoutEffect),
-    Known("topic.creation.enable", &[], WithoutEffect),
-    Known("topic.creation.*", &[], TOPICS),
+    KnownProperty("tasks.max", &[], WithoutEffect),
+    KnownProperty("tasks.max.enforce", &[], WithoutEffect),
+    KnownProperty("config.action.reload", &[], WithoutEffect),
+    KnownProperty("connector.plugin.version", &[], WithoutEffect),
+    KnownProperty("key.converter.plugin.version", &[], WithoutEffect),
+    KnownProperty("value.converter.plugin.version", &[], WithoutEffect),
+    KnownProperty("header.converter.plugin.version", &[], WithoutEffect),
+    KnownProperty("offsets.storage.topic", &[], WithoutEffect),
+    KnownProperty("transaction.boundary", &[], WithoutEffect),
+    KnownProperty("transaction.boundary.interval.ms", &[], WithoutEffect),
+    KnownProperty("errors.tolerance", &["none"], SKIPS),
+    KnownProperty("errors.*", &[], WithoutEffect),
+    KnownProperty("consumer.override.*", &[], WithoutEffect),
+    KnownProperty("admin.override.*", &[], WithoutEffect),
+    KnownProperty("topic.creation.enable", &[], WithoutEffect),
+    KnownProperty("topic.creation.*", &[], TOPICS),
     // The slot and the publication.
-    Known("plugin.name", &[], WithoutEffect),
-    Known(
+    KnownProperty("plugin.name", &[], WithoutEffect),
+    KnownProperty(
         "slot.drop.on.stop",
         &["false"],
         ToDo(
             "has Debezium drop its slot when it stops: set it to false before the switch-over, so that there is a way back",
         ),
     ),
-    Known(
+    KnownProperty(
         "slot.failover",
         &["false"],
         Different(
             "is what walpost init does from PostgreSQL 17 on, if it is not told --no-failover",
         ),
     ),
-    Known("slot.stream.params", &[], WithoutEffect),
-    Known("slot.max.retries", &[], WithoutEffect),
-    Known("slot.retry.delay.ms", &[], WithoutEffect),
-    Known("slot.seek.to.known.offset.on.start", &[], WithoutEffect),
-    Known(
+    KnownProperty("slot.stream.params", &[], WithoutEffect),
+    KnownProperty("slot.max.retries", &[], WithoutEffect),
+    KnownProperty("slot.retry.delay.ms", &[], WithoutEffect),
+    KnownProperty("slot.seek.to.known.offset.on.start", &[], WithoutEffect),
+    KnownProperty(
         "offset.mismatch.strategy",
         &[],
         Different("has no equal: Walpost halts where its slot was moved, and says how to go on"),
     ),
-    Known("create.slot.command.timeout", &[], WithoutEffect),
-    Known("publication.name", &[], WithoutEffect),
-    Known("publication.autocreate.mode", &[], WithoutEffect),
-    Known("publish.via.partition.root", &[], WithoutEffect),
-    Known("replica.identity.autoset.values", &[], WithoutEffect),
-    Known("status.update.interval.ms", &[], WithoutEffect),
-    Known("lsn.flush.timeout.ms", &[], WithoutEffect),
-    Known("lsn.flush.timeout.action", &[], WithoutEffect),
-    Known(
+    KnownProperty("create.slot.command.timeout", &[], WithoutEffect),
+    KnownProperty("publication.name", &[], WithoutEffect),
+    KnownProperty("publication.autocreate.mode", &[], WithoutEffect),
+    KnownProperty("publish.via.partition.root", &[], WithoutEffect),
+    KnownProperty("replica.identity.autoset.values", &[], WithoutEffect),
+    KnownProperty("status.update.interval.ms", &[], WithoutEffect),
+    KnownProperty("lsn.flush.timeout.ms", &[], WithoutEffect),
+    KnownProperty("lsn.flush.timeout.action", &[], WithoutEffect),
+    KnownProperty(
         "lsn.flush.mode",
         &["connector", "connector_and_driver"],
         ToDo(
@@ -104,7 +104,7 @@ const KNOWN: &[Known] = &[
          compare Debezium's offsets with the start of Walpost's slot",
         ),
     ),
-    Known(
+    KnownProperty(
         "flush.lsn.source",
         &["true"],
         ToDo(
@@ -112,8 +112,8 @@ const KNOWN: &[Known] = &[
          compare Debezium's offsets with the start of Walpost's slot",
         ),
     ),
-    Known("xmin.fetch.interval.ms", &[], WithoutEffect),
-    Known(
+    KnownProperty("xmin.fetch.interval.ms", &[], WithoutEffect),
+    KnownProperty(
         "read.only",
         &["false"],
         Unsupported(
@@ -121,31 +121,31 @@ const KNOWN: &[Known] = &[
          its slot there: let its role do that (sql/role.sql)",
         ),
     ),
-    Known("connection.validation.timeout.ms", &[], WithoutEffect),
-    Known("database.query.timeout.ms", &[], WithoutEffect),
-    Known("database.tcpKeepAlive", &["true"], WithoutEffect),
-    Known(
+    KnownProperty("connection.validation.timeout.ms", &[], WithoutEffect),
+    KnownProperty("database.query.timeout.ms", &[], WithoutEffect),
+    KnownProperty("database.tcpKeepAlive", &["true"], WithoutEffect),
+    KnownProperty(
         "database.initial.statements",
         &[""],
         Unsupported(
             "runs SQL in each session. Write settings into the connection string: options='-c NAME=VALUE'",
         ),
     ),
-    Known(
+    KnownProperty(
         "database.sslfactory",
         &[""],
         Unsupported(
             "is a class of Java. What is checked is chosen with sslmode and sslrootcert in postgres",
         ),
     ),
-    Known(
+    KnownProperty(
         "database.connection.factory.class",
         &[""],
         Unsupported(
             "is a class of Java. Passwords come from PGPASSWORD, ~/.pgpass or walpost.toml",
         ),
     ),
-    Known(
+    KnownProperty(
         "driver.*",
         &[],
         Unsupported(
@@ -153,53 +153,53 @@ const KNOWN: &[Known] = &[
         ),
     ),
     // Tables and columns.
-    Known(
+    KnownProperty(
         "table.exclude.list",
         &[""],
         Different("has no equal: a pipeline reads its own table and no other"),
     ),
-    Known(
+    KnownProperty(
         "schema.exclude.list",
         &[""],
         Different("has no equal: a pipeline reads its own table and no other"),
     ),
-    Known("database.include.list", &[], WithoutEffect),
-    Known("database.exclude.list", &[], WithoutEffect),
-    Known("table.ignore.builtin", &[], WithoutEffect),
-    Known("column.include.list", &[], WithoutEffect),
-    Known("column.exclude.list", &[], WithoutEffect),
-    Known("column.mask.*", &[], COLUMNS),
-    Known("column.truncate.*", &[], COLUMNS),
-    Known(
+    KnownProperty("database.include.list", &[], WithoutEffect),
+    KnownProperty("database.exclude.list", &[], WithoutEffect),
+    KnownProperty("table.ignore.builtin", &[], WithoutEffect),
+    KnownProperty("column.include.list", &[], WithoutEffect),
+    KnownProperty("column.exclude.list", &[], WithoutEffect),
+    KnownProperty("column.mask.*", &[], COLUMNS),
+    KnownProperty("column.truncate.*", &[], COLUMNS),
+    KnownProperty(
         "converters",
         &[""],
         Unsupported(
             "are converters of your own for columns, and Walpost has none: their columns come as Debezium's defaults have them",
         ),
     ),
-    Known(
+    KnownProperty(
         "post.processors",
         &[""],
         Unsupported("are processors of your own, and Walpost has none"),
     ),
-    Known("message.key.columns", &[], WithoutEffect),
-    Known(
+    KnownProperty("message.key.columns", &[], WithoutEffect),
+    KnownProperty(
         "message.prefix.include.list",
         &[""],
         Different(
             "is of messages of pg_logical_emit_message. Walpost reads those that are its own events alone: docs/messages.md",
         ),
     ),
-    Known(
+    KnownProperty(
         "message.prefix.exclude.list",
         &[""],
         Different(
             "is of messages of pg_logical_emit_message. Walpost reads those that are its own events alone: docs/messages.md",
         ),
     ),
-    Known("skip.messages.without.change", &[], WithoutEffect),
-    Known("tombstones.on.delete", &[], WithoutEffect),
-    Known(
+    KnownProperty("skip.messages.without.change", &[], WithoutEffect),
+    KnownProperty("tombstones.on.delete", &[], WithoutEffect),
+    KnownProperty(
         "provide.transaction.metadata",
         &["false"],
         ToDo(
@@ -207,117 +207,117 @@ const KNOWN: &[Known] = &[
          the LSN of the commit, which is one for all records of a transaction",
         ),
     ),
-    Known("transaction.metadata.factory", &[], WithoutEffect),
-    Known("unavailable.value.placeholder", &[], WithoutEffect),
+    KnownProperty("transaction.metadata.factory", &[], WithoutEffect),
+    KnownProperty("unavailable.value.placeholder", &[], WithoutEffect),
     // Values.
-    Known("time.precision.mode", &["adaptive"], TYPES),
-    Known("decimal.handling.mode", &["precise"], TYPES),
-    Known("hstore.handling.mode", &["json"], TYPES),
-    Known("interval.handling.mode", &["numeric"], TYPES),
-    Known("money.fraction.digits", &["2"], TYPES),
-    Known(
+    KnownProperty("time.precision.mode", &["adaptive"], TYPES),
+    KnownProperty("decimal.handling.mode", &["precise"], TYPES),
+    KnownProperty("hstore.handling.mode", &["json"], TYPES),
+    KnownProperty("interval.handling.mode", &["numeric"], TYPES),
+    KnownProperty("money.fraction.digits", &["2"], TYPES),
+    KnownProperty(
         "binary.handling.mode",
         &["bytes"],
         Unsupported(
             "writes bytea as text. Walpost delivers its bytes as they are: have the service write base64 or hex into a text column",
         ),
     ),
-    Known("include.unknown.datatypes", &[], WithoutEffect),
-    Known("schema.refresh.mode", &[], WithoutEffect),
-    Known("schema.name.adjustment.mode", &["none"], TYPES),
-    Known("field.name.adjustment.mode", &["none"], TYPES),
-    Known("column.propagate.source.type", &[""], TYPES),
-    Known("datatype.propagate.source.type", &[""], TYPES),
+    KnownProperty("include.unknown.datatypes", &[], WithoutEffect),
+    KnownProperty("schema.refresh.mode", &[], WithoutEffect),
+    KnownProperty("schema.name.adjustment.mode", &["none"], TYPES),
+    KnownProperty("field.name.adjustment.mode", &["none"], TYPES),
+    KnownProperty("column.propagate.source.type", &[""], TYPES),
+    KnownProperty("datatype.propagate.source.type", &[""], TYPES),
     // Failures.
-    Known("event.processing.failure.handling.mode", &["fail"], SKIPS),
-    Known(
+    KnownProperty("event.processing.failure.handling.mode", &["fail"], SKIPS),
+    KnownProperty(
         "event.converting.failure.handling.mode",
         &["fail", "warn"],
         SKIPS,
     ),
-    Known("custom.retriable.exception", &[], WithoutEffect),
-    Known("retriable.restart.connector.wait.ms", &[], WithoutEffect),
+    KnownProperty("custom.retriable.exception", &[], WithoutEffect),
+    KnownProperty("retriable.restart.connector.wait.ms", &[], WithoutEffect),
     // Snapshots and signals.
-    Known("snapshot.include.collection.list", &[""], COPY),
-    Known("snapshot.select.statement.overrides*", &[], COPY),
-    Known("snapshot.query.mode", &["select_all"], COPY),
-    Known("snapshot.*", &[], WithoutEffect),
-    Known("legacy.snapshot.max.threads", &[], WithoutEffect),
-    Known("incremental.snapshot.*", &[], WithoutEffect),
-    Known("streaming.delay.ms", &[], WithoutEffect),
-    Known("signal.data.collection", &[""], SIGNALS),
-    Known(
+    KnownProperty("snapshot.include.collection.list", &[""], COPY),
+    KnownProperty("snapshot.select.statement.overrides*", &[], COPY),
+    KnownProperty("snapshot.query.mode", &["select_all"], COPY),
+    KnownProperty("snapshot.*", &[], WithoutEffect),
+    KnownProperty("legacy.snapshot.max.threads", &[], WithoutEffect),
+    KnownProperty("incremental.snapshot.*", &[], WithoutEffect),
+    KnownProperty("streaming.delay.ms", &[], WithoutEffect),
+    KnownProperty("signal.data.collection", &[""], SIGNALS),
+    KnownProperty(
         "signal.enabled.channels",
         &["source", "source,kafka"],
         SIGNALS,
     ),
-    Known("signal.*", &[], WithoutEffect),
-    Known(
+    KnownProperty("signal.*", &[], WithoutEffect),
+    KnownProperty(
         "notification.enabled.channels",
         &[""],
         Different(
             "has no equal: the state of a pipeline is in its metrics, /status and walpost status",
         ),
     ),
-    Known("notification.*", &[], WithoutEffect),
+    KnownProperty("notification.*", &[], WithoutEffect),
     // Heartbeats.
-    Known(
+    KnownProperty(
         "heartbeat.interval.ms",
         &["0"],
         Different(
             "has no equal and needs none: Walpost confirms what the WAL has of other tables, and sends no record to a heartbeat topic",
         ),
     ),
-    Known("topic.heartbeat.prefix", &[], WithoutEffect),
-    Known("topic.heartbeat.name", &[], WithoutEffect),
+    KnownProperty("topic.heartbeat.prefix", &[], WithoutEffect),
+    KnownProperty("topic.heartbeat.name", &[], WithoutEffect),
     // Topic names, which the router replaces.
-    Known("topic.naming.strategy", &[], WithoutEffect),
-    Known("topic.delimiter", &[], WithoutEffect),
-    Known("topic.cache.size", &[], WithoutEffect),
-    Known("topic.transaction", &[], WithoutEffect),
+    KnownProperty("topic.naming.strategy", &[], WithoutEffect),
+    KnownProperty("topic.delimiter", &[], WithoutEffect),
+    KnownProperty("topic.cache.size", &[], WithoutEffect),
+    KnownProperty("topic.transaction", &[], WithoutEffect),
     // Queues, threads and metrics.
-    Known("max.batch.size", &[], WithoutEffect),
-    Known("max.queue.size", &[], WithoutEffect),
-    Known("max.queue.size.in.bytes", &[], WithoutEffect),
-    Known("queue.provider.*", &[], WithoutEffect),
-    Known("poll.interval.ms", &[], WithoutEffect),
-    Known("poll.dispatch.interval.ms", &[], WithoutEffect),
-    Known("query.fetch.size", &[], WithoutEffect),
-    Known("executor.shutdown.timeout.ms", &[], WithoutEffect),
-    Known("custom.metric.tags", &[], WithoutEffect),
-    Known("custom.sanitize.pattern", &[], WithoutEffect),
-    Known("advanced.metrics.enable", &[], WithoutEffect),
-    Known("statistics.metrics.enabled", &[], WithoutEffect),
-    Known("guardrail.*", &[], WithoutEffect),
-    Known("openlineage.*", &[], WithoutEffect),
-    Known("sourceinfo.struct.maker", &[], WithoutEffect),
-    Known("include.schema.changes", &[], WithoutEffect),
-    Known("include.schema.comments", &[], WithoutEffect),
-    Known("log.position.check.enable", &[], WithoutEffect),
-    Known("offset.activity.monitor.interval.ms", &[], WithoutEffect),
-    Known("multi.partition.mode", &[], WithoutEffect),
-    Known("table.mapping.storage.*", &[], WithoutEffect),
-    Known("internal.*", &[], WithoutEffect),
+    KnownProperty("max.batch.size", &[], WithoutEffect),
+    KnownProperty("max.queue.size", &[], WithoutEffect),
+    KnownProperty("max.queue.size.in.bytes", &[], WithoutEffect),
+    KnownProperty("queue.provider.*", &[], WithoutEffect),
+    KnownProperty("poll.interval.ms", &[], WithoutEffect),
+    KnownProperty("poll.dispatch.interval.ms", &[], WithoutEffect),
+    KnownProperty("query.fetch.size", &[], WithoutEffect),
+    KnownProperty("executor.shutdown.timeout.ms", &[], WithoutEffect),
+    KnownProperty("custom.metric.tags", &[], WithoutEffect),
+    KnownProperty("custom.sanitize.pattern", &[], WithoutEffect),
+    KnownProperty("advanced.metrics.enable", &[], WithoutEffect),
+    KnownProperty("statistics.metrics.enabled", &[], WithoutEffect),
+    KnownProperty("guardrail.*", &[], WithoutEffect),
+    KnownProperty("openlineage.*", &[], WithoutEffect),
+    KnownProperty("sourceinfo.struct.maker", &[], WithoutEffect),
+    KnownProperty("include.schema.changes", &[], WithoutEffect),
+    KnownProperty("include.schema.comments", &[], WithoutEffect),
+    KnownProperty("log.position.check.enable", &[], WithoutEffect),
+    KnownProperty("offset.activity.monitor.interval.ms", &[], WithoutEffect),
+    KnownProperty("multi.partition.mode", &[], WithoutEffect),
+    KnownProperty("table.mapping.storage.*", &[], WithoutEffect),
+    KnownProperty("internal.*", &[], WithoutEffect),
     // Debezium Server and its engine.
-    Known("offset.storage*", &[], WithoutEffect),
-    Known("offset.flush.*", &[], WithoutEffect),
-    Known("offset.commit.policy", &[], WithoutEffect),
-    Known("schema.history.internal*", &[], WithoutEffect),
-    Known("record.processing.*", &[], WithoutEffect),
-    Known("task.management.timeout.ms", &[], WithoutEffect),
-    Known("http.*", &[], WithoutEffect),
-    Known(
+    KnownProperty("offset.storage*", &[], WithoutEffect),
+    KnownProperty("offset.flush.*", &[], WithoutEffect),
+    KnownProperty("offset.commit.policy", &[], WithoutEffect),
+    KnownProperty("schema.history.internal*", &[], WithoutEffect),
+    KnownProperty("record.processing.*", &[], WithoutEffect),
+    KnownProperty("task.management.timeout.ms", &[], WithoutEffect),
+    KnownProperty("http.*", &[], WithoutEffect),
+    KnownProperty(
         "debezium.sink.kafka.wait.message.delivery.timeout.ms",
         &[],
         WithoutEffect,
     ),
-    Known(
+    KnownProperty(
         "debezium.sink.*",
         &[],
         Unsupported("is of a sink that Walpost does not have"),
     ),
-    Known("debezium.api.*", &[], WithoutEffect),
-    Known("quarkus.*", &[], WithoutEffect),
+    KnownProperty("debezium.api.*", &[], WithoutEffect),
+    KnownProperty("quarkus.*", &[], WithoutEffect),
 ];
 
 /// The properties that correspond to lines of walpost.toml, for suggestions if a name is
@@ -399,10 +399,10 @@ pub(super) const FORMER_NAMES: &[(&str, &str)] = &[
 ];
 
 /// Reports how the remaining properties of a source are handled.
-pub(super) fn left(source: &mut Source, report: &mut Report) {
-    let custom = names_of(source, &["converters", "post.processors"]);
+pub(super) fn report_remaining(source: &mut Source, report: &mut Report) {
+    let custom = list_members(source, &["converters", "post.processors"]);
     let left: Vec<_> = source
-        .left()
+        .unrequested()
         .map(|(name, taken)| (name.to_owned(), taken))
         .collect();
     for (name, taken) in left {
@@ -414,28 +414,37 @@ pub(super) fn left(source: &mut Source, report: &mut Report) {
             report.without_effect(&taken.written);
             continue;
         }
-        match KNOWN.iter().find(|Known(known, ..)| is_of(&name, known)) {
-            Some(known) => tell(known, &taken, report),
-            None => report.unknown(&shown(&taken.written), meaning(&name)),
+        match KNOWN
+            .iter()
+            .find(|KnownProperty(known, ..)| matches_name(&name, known))
+        {
+            Some(known) => report_property(known, &taken, report),
+            None => report.unknown(&without_secret(&taken.written), meaning(&name)),
         }
     }
 }
 
 /// Returns the members of lists that define the prefixes of other properties.
-fn names_of(source: &Source, lists: &[&str]) -> Vec<String> {
-    let lists = source.left().filter(|(name, _)| lists.contains(name));
+fn list_members(source: &Source, lists: &[&str]) -> Vec<String> {
+    let lists = source
+        .unrequested()
+        .filter(|(name, _)| lists.contains(name));
     lists.flat_map(|(_, taken)| taken.list()).collect()
 }
 
-fn is_of(name: &str, known: &str) -> bool {
+fn matches_name(name: &str, known: &str) -> bool {
     match known.strip_suffix('*') {
         Some(prefix) => name.starts_with(prefix),
         None => name == known,
     }
 }
 
-fn tell(Known(_, harmless, fate): &Known, taken: &Taken, report: &mut Report) {
-    let written = shown(&taken.written);
+fn report_property(
+    KnownProperty(_, harmless, fate): &KnownProperty,
+    taken: &Taken,
+    report: &mut Report,
+) {
+    let written = without_secret(&taken.written);
     let value: String = taken.value.split_whitespace().collect();
     let is_harmless = harmless
         .iter()
@@ -450,7 +459,7 @@ fn tell(Known(_, harmless, fate): &Known, taken: &Taken, report: &mut Report) {
 }
 
 /// Removes the secret from a name: `column.mask.hash.SHA-256.with.salt.SECRET`.
-fn shown(written: &str) -> String {
+fn without_secret(written: &str) -> String {
     match written.split_once(".with.salt.") {
         Some((name, _)) => format!("{name}.with.salt..."),
         None => written.to_owned(),
@@ -466,7 +475,7 @@ fn meaning(name: &str) -> String {
     }
     let known = KNOWN
         .iter()
-        .map(|Known(known, ..)| known.trim_end_matches(['*', '.']));
+        .map(|KnownProperty(known, ..)| known.trim_end_matches(['*', '.']));
     match nearest(name, known.chain(CONVERTED_PROPERTIES.iter().copied())) {
         Some(known) => format!("is no property of Debezium 3.7; did you mean {known}? Debezium takes no notice of it, nor does Walpost"),
         None => "is no property of Debezium 3.7 that is known here: find out what it is for, and remove it if nothing".to_owned(),
@@ -487,7 +496,7 @@ mod tests {
     use super::*;
     use crate::import::report::{Finding, Group};
 
-    fn found(properties: &[(&str, &str)]) -> Vec<Finding> {
+    fn findings(properties: &[(&str, &str)]) -> Vec<Finding> {
         let mut report = Report::default();
         let mut text = "connector.class=C\n".to_owned();
         for (name, value) in properties {
@@ -495,13 +504,13 @@ mod tests {
         }
         let mut source = Source::read(&text, &mut report).expect("properties");
         source.raw("connector.class");
-        left(&mut source, &mut report);
+        report_remaining(&mut source, &mut report);
         report.finish()
     }
 
     #[test]
     fn what_has_no_effect_is_one_line() {
-        let found = found(&[
+        let found = findings(&[
             ("tasks.max", "1"),
             ("poll.interval.ms", "10"),
             ("errors.tolerance", "none"),
@@ -536,7 +545,7 @@ mod tests {
             ),
             ("provide.transaction.metadata", "true", Group::Different),
         ] {
-            let found = found(&[(name, value)]);
+            let found = findings(&[(name, value)]);
             assert_eq!((found.len(), found[0].group), (1, group), "{found:?}");
             assert_eq!(found[0].property, name);
         }
@@ -551,18 +560,18 @@ mod tests {
             ("debezium.expand.json.payload", "table.expand.json.payload"),
             ("max.batch.sizes", "max.batch.size"),
         ] {
-            let found = found(&[(name, "x")]);
+            let found = findings(&[(name, "x")]);
             assert_eq!(found[0].group, Group::Unknown, "{found:?}");
             assert!(found[0].says.contains(expected), "{found:?}");
             assert!(found[0].needs_person);
         }
-        let found = found(&[("my.own.thing", "x")]);
+        let found = findings(&[("my.own.thing", "x")]);
         assert!(found[0].says.contains("known here"), "{found:?}");
     }
 
     #[test]
     fn properties_of_own_converters_go_with_them() {
-        let found = found(&[
+        let found = findings(&[
             ("converters", "iso"),
             ("iso.type", "com.example.Iso"),
             ("iso.format", "x"),
@@ -575,7 +584,7 @@ mod tests {
 
     #[test]
     fn a_salt_in_a_name_is_not_shown() {
-        let found = found(&[("column.mask.hash.SHA-256.with.salt.hunter2", "a")]);
+        let found = findings(&[("column.mask.hash.SHA-256.with.salt.hunter2", "a")]);
         assert!(!format!("{found:?}").contains("hunter2"), "{found:?}");
     }
 }

@@ -137,7 +137,9 @@ pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report
     jaas(source, kafka, report);
     authorities(source, kafka, report);
     certificate(source, kafka, report);
-    if let Some(taken) = source.take("producer.ssl.endpoint.identification.algorithm", report) {
+    if let Some(taken) =
+        source.take_property("producer.ssl.endpoint.identification.algorithm", report)
+    {
         let value = if taken.value.trim().is_empty() {
             "none"
         } else {
@@ -151,9 +153,9 @@ pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report
             report,
         );
     }
-    while let Some(name) = source.next_of("producer.") {
+    while let Some(name) = source.next_with_prefix("producer.") {
         let property = format!("producer.{name}");
-        match source.take(&property, report) {
+        match source.take_property(&property, report) {
             Some(taken) => other(&name, &taken, kafka, report),
             // The value is a reference, which was reported.
             None if source.raw(&property).is_none() => break,
@@ -164,12 +166,12 @@ pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report
 
 fn brokers(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     const NAME: &str = "bootstrap.servers";
-    if let Some(taken) = source.take("producer.bootstrap.servers", report)
+    if let Some(taken) = source.take_property("producer.bootstrap.servers", report)
         && !taken.value.trim().is_empty()
     {
         set(kafka, NAME, taken.value.trim(), &taken, report);
     }
-    if !kafka.has(NAME) {
+    if !kafka.contains(NAME) {
         let says = "is not in this file: Kafka Connect has the brokers in the worker's. Give that with --worker, or write the brokers \
                     into walpost.toml";
         report.task(NAME, says);
@@ -203,7 +205,7 @@ fn insisted(source: &mut Source, report: &mut Report) {
             "has no equal: Walpost names it after pipeline and slot, with delivery = \"exactly-once\"",
         ),
     ] {
-        if let Some(taken) = source.take(&format!("producer.{name}"), report) {
+        if let Some(taken) = source.take_property(&format!("producer.{name}"), report) {
             match harmless.iter().any(|harmless| taken.is(harmless)) {
                 true => report.without_effect(&taken.written),
                 false => report.different(&taken.written, says),
@@ -229,11 +231,11 @@ fn insisted(source: &mut Source, report: &mut Report) {
 
 /// Translates `MODULE required username="..." password="...";`.
 fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
-    let Some(taken) = source.take("producer.sasl.jaas.config", report) else {
+    let Some(taken) = source.take_property("producer.sasl.jaas.config", report) else {
         return;
     };
     let module = taken.value.split_whitespace().next().unwrap_or_default();
-    if tokens::are_fetched(module, source) {
+    if tokens::is_kafkas_own(module, source) {
         return tokens::read(&taken, source, kafka, report);
     }
     if !["PlainLoginModule", "ScramLoginModule"]
@@ -254,13 +256,13 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     let says = "has a password, which is not written here: give it in WALPOST_KAFKA_SASL_PASSWORD, or as \"sasl.password\" in [kafka] \
                 with mode 0600";
     report.task(&taken.written, says);
-    kafka.note("sasl.password is in the environment: WALPOST_KAFKA_SASL_PASSWORD");
+    kafka.add_comment("sasl.password is in the environment: WALPOST_KAFKA_SASL_PASSWORD");
 }
 
 /// Translates the trust store.
 fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     const PEM: &str = "/etc/walpost/kafka-ca.pem";
-    let kind = source.take("producer.ssl.truststore.type", report);
+    let kind = source.take_property("producer.ssl.truststore.type", report);
     let is_pem = kind.as_ref().is_some_and(|kind| kind.is("PEM"));
     for taken in [kind, source.raw("producer.ssl.truststore.password")]
         .into_iter()
@@ -268,10 +270,10 @@ fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     {
         report.without_effect(&taken.written);
     }
-    if let Some(taken) = source.take("producer.ssl.truststore.certificates", report) {
+    if let Some(taken) = source.take_property("producer.ssl.truststore.certificates", report) {
         set(kafka, "ssl.ca.pem", &taken.value, &taken, report);
     }
-    let Some(taken) = source.take("producer.ssl.truststore.location", report) else {
+    let Some(taken) = source.take_property("producer.ssl.truststore.location", report) else {
         return;
     };
     if is_pem {
@@ -288,13 +290,13 @@ fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
 /// Translates the client certificate.
 fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     const PKCS12: &str = "/etc/walpost/kafka.p12";
-    let kind = source.take("producer.ssl.keystore.type", report);
+    let kind = source.take_property("producer.ssl.keystore.type", report);
     let is = |name: &str| kind.as_ref().is_some_and(|kind| kind.is(name));
     let (is_pem, is_pkcs12) = (is("PEM"), is("PKCS12"));
     if let Some(kind) = &kind {
         report.without_effect(&kind.written);
     }
-    if let Some(taken) = source.take("producer.ssl.keystore.certificate.chain", report) {
+    if let Some(taken) = source.take_property("producer.ssl.keystore.certificate.chain", report) {
         set(kafka, "ssl.certificate.pem", &taken.value, &taken, report);
     }
     if let Some(taken) = source.raw("producer.ssl.keystore.key") {
@@ -314,7 +316,7 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
             report.task(&taken.written, says);
         }
     }
-    let Some(taken) = source.take("producer.ssl.keystore.location", report) else {
+    let Some(taken) = source.take_property("producer.ssl.keystore.location", report) else {
         return;
     };
     if is_pem {

@@ -16,7 +16,7 @@ pub(super) fn set(
     taken: &Taken,
     report: &mut Report,
 ) {
-    if kafka.has(name) {
+    if kafka.contains(name) {
         return report.unsupported(&taken.written, format!("would set {name} a second time"));
     }
     let properties = [("bootstrap.servers", NO_BROKER), (name, value)];

@@ -76,14 +76,14 @@ struct Given {
 }
 
 impl Router<'_> {
-    fn take(&mut self, name: &str) -> Option<Taken> {
+    fn take_property(&mut self, name: &str) -> Option<Taken> {
         self.source
-            .take(&format!("{}{name}", self.prefix), self.report)
+            .take_property(&format!("{}{name}", self.prefix), self.report)
     }
 
     /// Returns the property unless its value is empty.
     fn named(&mut self, name: &str) -> Option<Taken> {
-        self.take(name)
+        self.take_property(name)
             .filter(|taken| !taken.value.trim().is_empty())
     }
 
@@ -105,7 +105,7 @@ impl Router<'_> {
 
     /// Like [`given`](Self::given), for a property that contains a regular expression or refers to
     /// its groups.
-    fn of_regex(&mut self, name: &str, default: &str) -> Given {
+    fn given_regex(&mut self, name: &str, default: &str) -> Given {
         let taken = self.source.raw(&format!("{}{name}", self.prefix));
         let kind = self.source.kind;
         let taken = taken
@@ -193,7 +193,7 @@ pub(super) fn read(
             .report
             .carried(&tracing.written, "tracing_span_context");
     }
-    router.rest(placed.has_envelope, formats);
+    router.convert_rest(placed.has_envelope, formats);
     router.unknown();
 }
 
@@ -207,8 +207,9 @@ impl Router<'_> {
     /// as a route.
     fn route(&mut self, section: &mut Section) {
         let by = self.given("route.by.field", "aggregatetype");
-        let regex = self.of_regex("route.topic.regex", "(?<routedByValue>.*)");
-        let replacement = self.of_regex("route.topic.replacement", "outbox.event.${routedByValue}");
+        let regex = self.given_regex("route.topic.regex", "(?<routedByValue>.*)");
+        let replacement =
+            self.given_regex("route.topic.replacement", "outbox.event.${routedByValue}");
         let from = format!("{}, {}, {}", by.from, regex.from, replacement.from);
         let pattern = match java_regex::pattern(&regex.value) {
             Ok(pattern) => pattern,
@@ -233,7 +234,7 @@ impl Router<'_> {
                 return self.default_topic(&by, section);
             }
         };
-        let template = takes_all(&regex.value)
+        let template = matches_all(&regex.value)
             .then(|| topic_template(&parts, &by.value))
             .flatten();
         for given in [&by, &regex, &replacement] {
@@ -263,7 +264,7 @@ impl Router<'_> {
     /// Writes headers, the envelope and the partition.
     fn placed(&mut self, section: &mut Section, formats: Formats) -> Placed {
         let id = self.given("table.field.event.id", "id");
-        let placement = self.take("table.fields.additional.placement");
+        let placement = self.take_property("table.fields.additional.placement");
         let mut from = id.from.clone();
         let mut headers = Vec::new();
         if let Some(template) = self.column(&id) {
@@ -397,7 +398,7 @@ impl Router<'_> {
     }
 
     fn expand(&mut self, section: &mut Section, formats: Formats) {
-        let expand = self.take("table.expand.json.payload");
+        let expand = self.take_property("table.expand.json.payload");
         let is_expanded = expand.as_ref().is_some_and(|expand| expand.is("true"));
         let is_of_bytes = formats.value == Format::Bytes;
         for (name, key, kept) in [
@@ -412,7 +413,7 @@ impl Router<'_> {
                 "optional_string",
             ),
         ] {
-            let Some(taken) = self.take(name) else {
+            let Some(taken) = self.take_property(name) else {
                 continue;
             };
             if !is_expanded || is_of_bytes || taken.is("ignore") {
@@ -451,7 +452,7 @@ impl Router<'_> {
 
     fn nulls(&mut self, section: &mut Section, formats: Formats) {
         const NAME: &str = "route.tombstone.on.empty.payload";
-        let given = self.take(NAME);
+        let given = self.take_property(NAME);
         let makes_tombstones = given.as_ref().is_some_and(|given| given.is("true"));
         if let (Some(given), true) = (&given, makes_tombstones) {
             section.set("null_payload", text("tombstone"), given.written.clone());
@@ -474,17 +475,17 @@ impl Router<'_> {
         }
     }
 
-    fn rest(&mut self, has_envelope: bool, formats: Formats) {
+    fn convert_rest(&mut self, has_envelope: bool, formats: Formats) {
         for name in [
             "table.field.event.type",
             "tracing.operation.name",
             "tracing.with.context.field.only",
         ] {
-            if let Some(taken) = self.take(name) {
+            if let Some(taken) = self.take_property(name) {
                 self.report.without_effect(&taken.written);
             }
         }
-        if let Some(taken) = self.take("table.field.event.schema.version") {
+        if let Some(taken) = self.take_property("table.field.event.schema.version") {
             // Only the schema of an envelope contains this version.
             match has_envelope && formats.value == Format::JsonSchema {
                 true => {
@@ -495,7 +496,7 @@ impl Router<'_> {
                 false => self.report.without_effect(&taken.written),
             }
         }
-        if let Some(taken) = self.take("table.field.additional.missing") {
+        if let Some(taken) = self.take_property("table.field.additional.missing") {
             match taken.is("ignore") {
                 true => {
                     let says = "has Debezium pass over columns that the table does not have. Walpost refuses to start without a column \
@@ -505,7 +506,7 @@ impl Router<'_> {
                 false => self.report.without_effect(&taken.written),
             }
         }
-        if let Some(taken) = self.take("table.op.invalid.behavior") {
+        if let Some(taken) = self.take_property("table.op.invalid.behavior") {
             match taken.is("fatal") {
                 true => {
                     let says = "stops Debezium at an UPDATE. Walpost reads inserts alone: forbid UPDATE with the trigger of \
@@ -518,7 +519,7 @@ impl Router<'_> {
     }
 
     fn unknown(&mut self) {
-        while let Some(name) = self.source.next_of(self.prefix) {
+        while let Some(name) = self.source.next_with_prefix(self.prefix) {
             let Some(taken) = self.source.raw(&format!("{}{name}", self.prefix)) else {
                 break;
             };
@@ -539,7 +540,7 @@ impl Router<'_> {
 }
 
 /// Returns whether the regular expression matches every valid topic name as a single group.
-fn takes_all(java: &str) -> bool {
+fn matches_all(java: &str) -> bool {
     let inner = java.strip_prefix('^').unwrap_or(java);
     let inner = inner.strip_suffix('$').unwrap_or(inner);
     let group = inner

@@ -116,9 +116,9 @@ impl Source {
                 let (line, column) = (error.line(), error.column());
                 ImportError::Json(format!("line {line}, column {column}"))
             })?;
-            return of_json(json);
+            return from_json(json);
         }
-        of_properties(text, report)
+        from_properties(text, report)
     }
 
     /// Adds the worker's properties that apply if the connector does not set them.
@@ -135,7 +135,7 @@ impl Source {
                 name if name.starts_with("producer.")
                     || ["key.converter", "value.converter", "header.converter"]
                         .iter()
-                        .any(|converter| is_of(name, converter)) =>
+                        .any(|converter| belongs_to(name, converter)) =>
                 {
                     name
                 }
@@ -180,7 +180,7 @@ impl Source {
 
     /// Returns the value. If it is only a reference, reports that the user has to look it up, and
     /// returns `None`.
-    pub(super) fn take(&mut self, name: &str, report: &mut Report) -> Option<Taken> {
+    pub(super) fn take_property(&mut self, name: &str, report: &mut Report) -> Option<Taken> {
         let kind = self.kind;
         let mut taken = self.raw(name)?;
         if let Some(reference) = reference(kind, &taken.value) {
@@ -195,7 +195,7 @@ impl Source {
     }
 
     /// Returns the first name with this prefix that has not been requested, without the prefix.
-    pub(super) fn next_of(&self, prefix: &str) -> Option<String> {
+    pub(super) fn next_with_prefix(&self, prefix: &str) -> Option<String> {
         let mut found = self.properties.range(prefix.to_owned()..);
         let name = found
             .by_ref()
@@ -205,7 +205,7 @@ impl Source {
     }
 
     /// Returns the properties that have not been requested.
-    pub(super) fn left(&self) -> impl Iterator<Item = (&str, Taken)> {
+    pub(super) fn unrequested(&self) -> impl Iterator<Item = (&str, Taken)> {
         let left = self
             .properties
             .iter()
@@ -226,7 +226,7 @@ impl Source {
     }
 
     #[must_use]
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub(super) fn contains(&self, name: &str) -> bool {
         self.properties.contains_key(name)
     }
 }
@@ -234,7 +234,7 @@ impl Source {
 /// The prefix of a worker's properties in messages.
 const WORKER: &str = "the worker's ";
 
-fn is_of(name: &str, converter: &str) -> bool {
+fn belongs_to(name: &str, converter: &str) -> bool {
     let rest = name.strip_prefix(converter);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
@@ -298,7 +298,7 @@ pub(super) fn unescaped(kind: Kind, value: &str) -> String {
     }
 }
 
-fn of_json(json: Value) -> Result<Source, ImportError> {
+fn from_json(json: Value) -> Result<Source, ImportError> {
     let map = match json {
         Value::Object(map) => map,
         Value::Array(items) => {
@@ -311,7 +311,7 @@ fn of_json(json: Value) -> Result<Source, ImportError> {
         map.get(key).and_then(Value::as_str).map(str::to_owned)
     };
     if let Some(Value::Object(config)) = map.get("config") {
-        return of_config(config, text(&map, "name"));
+        return from_config(config, text(&map, "name"));
     }
     match map.get("connectors") {
         Some(Value::Array(items)) => {
@@ -337,7 +337,7 @@ fn of_json(json: Value) -> Result<Source, ImportError> {
             .get("metadata")
             .and_then(|of| of.get("name"))
             .and_then(Value::as_str);
-        return of_config(&config, name.map(str::to_owned));
+        return from_config(&config, name.map(str::to_owned));
     }
     // GET /connectors?expand=info
     let is_expanded = |value: &Value| value.get("info").is_some_and(Value::is_object);
@@ -345,10 +345,10 @@ fn of_json(json: Value) -> Result<Source, ImportError> {
         let (found, path) = (map.len(), "to_entries[0].value.info".to_owned());
         return Err(ImportError::Bundle { found, path });
     }
-    of_config(&map, None)
+    from_config(&map, None)
 }
 
-fn of_config(config: &Map<String, Value>, name: Option<String>) -> Result<Source, ImportError> {
+fn from_config(config: &Map<String, Value>, name: Option<String>) -> Result<Source, ImportError> {
     let mut source = Source {
         kind: Kind::Connect,
         name,
@@ -364,7 +364,7 @@ fn of_config(config: &Map<String, Value>, name: Option<String>) -> Result<Source
         };
         source.insert(connect_name(written), written.clone(), value);
     }
-    if !source.has("connector.class") {
+    if !source.contains("connector.class") {
         return Err(ImportError::Neither);
     }
     let own = source.raw("name").map(|name| name.value);
@@ -395,7 +395,7 @@ fn is_yaml(text: &str) -> bool {
     })
 }
 
-fn of_properties(text: &str, report: &mut Report) -> Result<Source, ImportError> {
+fn from_properties(text: &str, report: &mut Report) -> Result<Source, ImportError> {
     if is_yaml(text) {
         return Err(ImportError::Yaml);
     }
@@ -412,7 +412,7 @@ fn of_properties(text: &str, report: &mut Report) -> Result<Source, ImportError>
         for (written, value) in all {
             source.insert(connect_name(&written), written, value);
         }
-        if !source.has("connector.class") {
+        if !source.contains("connector.class") {
             return Err(ImportError::Neither);
         }
         source.name = source.raw("name").map(|name| name.value);
@@ -434,7 +434,7 @@ fn of_properties(text: &str, report: &mut Report) -> Result<Source, ImportError>
             source.insert(name, written.clone(), value.clone());
         }
     }
-    if !source.has("connector.class") {
+    if !source.contains("connector.class") {
         return Err(ImportError::Neither);
     }
     let sink = source.raw("debezium.sink.type");

@@ -2,7 +2,7 @@
 //! `sasl.oauthbearer.method = oidc`.
 
 use super::document::{Section, text};
-use super::jaas::{option, options_of};
+use super::jaas::{option, options_with_prefix};
 use super::report::Report;
 use super::source::{Source, Taken};
 use crate::kafka::token_endpoint::{Endpoint, METHOD};
@@ -15,7 +15,7 @@ const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
 const HANDLER: &str = "producer.sasl.login.callback.handler.class";
 
 /// Returns whether the JAAS configuration and its callback handler are Kafka's own.
-pub(super) fn are_fetched(module: &str, source: &Source) -> bool {
+pub(super) fn is_kafkas_own(module: &str, source: &Source) -> bool {
     module.ends_with(".oauthbearer.OAuthBearerLoginModule")
         && source.value(HANDLER).is_some_and(|class| {
             let class = class.trim();
@@ -24,7 +24,7 @@ pub(super) fn are_fetched(module: &str, source: &Source) -> bool {
         })
 }
 
-/// Translates a login whose tokens [`are_fetched`].
+/// Translates a login for which [`is_kafkas_own`] returns true.
 pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, report: &mut Report) {
     let mut found = Vec::new();
     if let Some(handler) = source.raw(HANDLER) {
@@ -44,7 +44,7 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
         ),
         (URLENCODE, URLENCODE, None),
     ] {
-        let taken = source.take(&format!("producer.{property}"), report);
+        let taken = source.take_property(&format!("producer.{property}"), report);
         match (
             taken,
             of_jaas.and_then(|of_jaas| option(&jaas.value, of_jaas)),
@@ -74,7 +74,7 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
     let says = "has the client's secret, which is not written here: give it in WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET, or as \
                 \"sasl.oauthbearer.client.secret\" in [kafka] with mode 0600";
     report.task(&written, says);
-    kafka.note("sasl.oauthbearer.client.secret is in the environment: WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET");
+    kafka.add_comment("sasl.oauthbearer.client.secret is in the environment: WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET");
     if option(&jaas.value, "ssl.truststore.location").is_some() {
         let says = "has a trust store for the token endpoint: write its certificates into a PEM file, and name that as \
                     \"https.ca.location\" in [kafka]";
@@ -109,14 +109,14 @@ pub(super) fn need_program(
     report: &mut Report,
 ) {
     let is = |name: &str, carried: &str, holds: fn(&str) -> bool| {
-        kafka.has(carried) && source.value(name).is_some_and(|value| holds(value.trim()))
+        kafka.contains(carried) && source.value(name).is_some_and(|value| holds(value.trim()))
     };
     let has_tokens = is("producer.sasl.mechanism", "sasl.mechanisms", |value| {
         value == "OAUTHBEARER"
     }) && is("producer.security.protocol", "security.protocol", |value| {
         value.to_ascii_lowercase().starts_with("sasl_")
     });
-    if !has_tokens || kafka.has(METHOD) {
+    if !has_tokens || kafka.contains(METHOD) {
         return;
     }
     let says = "needs a program that prints a token, which kafka_token_command names: docs/managed.md has one for each service";
@@ -128,7 +128,7 @@ pub(super) fn need_program(
 
 /// Converts `extension_NAME="VALUE"` of a JAAS configuration to `NAME=VALUE`.
 fn extensions(jaas: &str) -> Vec<String> {
-    options_of(jaas, "extension_")
+    options_with_prefix(jaas, "extension_")
         .map(|(name, value)| format!("{name}={value}"))
         .collect()
 }

@@ -108,7 +108,7 @@ fn names(certificate: &X509) -> Vec<String> {
 }
 
 fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
-    let of_the_system = authorities::of_the_system();
+    let of_the_system = authorities::system_bundle();
     let trusted = match config.get("ssl.ca.location") {
         Some(path) if of_the_system != Some(Path::new(path)) => {
             format!("ssl.ca.location {path} does not contain")

@@ -207,7 +207,7 @@ pub fn client_config(properties: &Properties, client_id: &str) -> ClientConfig {
         && !AUTHORITIES
             .iter()
             .any(|name| properties.contains_key(*name))
-        && let Some(path) = authorities::of_the_system().and_then(Path::to_str)
+        && let Some(path) = authorities::system_bundle().and_then(Path::to_str)
     {
         config.set(CA_LOCATION, path);
     }

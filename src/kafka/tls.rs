@@ -43,7 +43,7 @@ impl Authorities {
         let internal = |error: ErrorStack| error.to_string();
         let mut builder = SslConnector::builder(SslMethod::tls_client()).map_err(internal)?;
         let path = match self {
-            Self::System => authorities::of_the_system(),
+            Self::System => authorities::system_bundle(),
             Self::Location(location) => Some(Path::new(location)),
             Self::Pem(_) => None,
         };

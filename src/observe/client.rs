@@ -20,7 +20,7 @@ const RESPONSE_BYTES_MAX: usize = 16 << 20;
 
 /// An error while querying the status.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
+pub(crate) enum QueryError {
     /// The connection failed.
     #[error("{0}")]
     Io(#[from] std::io::Error),
@@ -39,13 +39,13 @@ pub(crate) enum AskError {
 ///
 /// # Errors
 /// Returns an error if no Walpost process of this version answers there.
-pub(crate) async fn status(address: &str) -> Result<Status, AskError> {
-    timeout(RESPONSE_TIMEOUT, ask(address))
+pub(crate) async fn status(address: &str) -> Result<Status, QueryError> {
+    timeout(RESPONSE_TIMEOUT, query_status(address))
         .await
-        .map_err(|_| AskError::Silent)?
+        .map_err(|_| QueryError::Silent)?
 }
 
-async fn ask(address: &str) -> Result<Status, AskError> {
+async fn query_status(address: &str) -> Result<Status, QueryError> {
     let mut last = None;
     let mut stream = None;
     for address in lookup_host(address).await? {
@@ -71,7 +71,7 @@ async fn ask(address: &str) -> Result<Status, AskError> {
         .header(header::HOST, connected.to_string())
         .header(header::CONNECTION, "close")
         .body(Empty::<Bytes>::new())
-        .map_err(|error| AskError::Foreign(error.to_string()))?;
+        .map_err(|error| QueryError::Foreign(error.to_string()))?;
     let answer = async {
         let response = sender.send_request(request).await?;
         let code = response.status();
@@ -87,10 +87,10 @@ async fn ask(address: &str) -> Result<Status, AskError> {
         (answer, _) => answer?,
     };
     if code != StatusCode::OK {
-        return Err(AskError::Foreign(format!("/status answers {code}")));
+        return Err(QueryError::Foreign(format!("/status answers {code}")));
     }
-    let body = body.map_err(|error| AskError::Foreign(error.to_string()))?;
-    serde_json::from_slice(&body.to_bytes()).map_err(|error| AskError::Foreign(error.to_string()))
+    let body = body.map_err(|error| QueryError::Foreign(error.to_string()))?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|error| QueryError::Foreign(error.to_string()))
 }
 
 /// Replaces an unspecified address by the loopback address.

@@ -80,7 +80,7 @@ impl fmt::Display for NotReady {
 impl NotReady {
     /// Returns the problem for display next to the state, or `None` if the state says everything.
     #[must_use]
-    pub fn what(&self) -> Option<String> {
+    pub fn description(&self) -> Option<String> {
         match self {
             Self::State(State::Starting, None) => Some("it has not streamed yet".to_owned()),
             Self::State(_, reason) => reason.clone(),
@@ -212,19 +212,19 @@ mod tests {
         (lifecycle, Totals::default())
     }
 
-    fn says(lifecycle: &LifecycleSnapshot, totals: &Totals) -> String {
+    fn describe(lifecycle: &LifecycleSnapshot, totals: &Totals) -> String {
         why_not_ready(lifecycle, totals).map_or_else(|| "ready".to_owned(), |why| why.to_string())
     }
 
     #[test]
     fn what_streams_and_gets_on_is_ready_and_so_is_a_hot_standby() {
         let (mut lifecycle, mut totals) = streaming();
-        assert_eq!(says(&lifecycle, &totals), "ready");
+        assert_eq!(describe(&lifecycle, &totals), "ready");
         totals.since_last_progress = Duration::from_secs(3600);
-        assert_eq!(says(&lifecycle, &totals), "ready", "nothing waits");
+        assert_eq!(describe(&lifecycle, &totals), "ready", "nothing waits");
         totals.waits = true;
         totals.since_last_progress = Duration::from_secs(9);
-        assert_eq!(says(&lifecycle, &totals), "ready", "not for long");
+        assert_eq!(describe(&lifecycle, &totals), "ready", "not for long");
         lifecycle.left_out = Some(LeftOut {
             since_micros: 5,
             what: "the publication lacks a table".to_owned(),
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(not_ready_since(&why, &lifecycle, 9), 5);
         lifecycle.state = State::StandingBy;
         totals.since_last_progress = Duration::from_secs(3600);
-        assert_eq!(says(&lifecycle, &totals), "ready");
+        assert_eq!(describe(&lifecycle, &totals), "ready");
     }
 
     #[test]
@@ -246,13 +246,13 @@ mod tests {
         totals.in_flight = 7;
         totals.waits = true;
         totals.since_last_progress = Duration::from_secs(12);
-        assert!(says(&lifecycle, &totals).contains("7 events are in flight"));
+        assert!(describe(&lifecycle, &totals).contains("7 events are in flight"));
         // An idle pipeline waits only for its checkpoint.
         let idle = Totals {
             in_flight: 0,
             ..totals
         };
-        let text = says(&lifecycle, &idle);
+        let text = describe(&lifecycle, &idle);
         assert!(!text.contains("0 events"), "{text}");
         assert!(text.contains("commit of a checkpoint"), "{text}");
         // At the time of the check, the pipeline has been streaming for 99 s.
@@ -273,11 +273,11 @@ mod tests {
             outage(70_000_000, None),
             outage(20_000_000, Some(30_000_000)),
         ];
-        assert!(says(&lifecycle, &totals).contains("2/2 brokers are down"));
+        assert!(describe(&lifecycle, &totals).contains("2/2 brokers are down"));
         assert_eq!(since(&lifecycle, &totals), 70_000_000);
         let (mut lifecycle, mut totals) = streaming();
         totals.since_last_iteration = Duration::from_secs(61);
-        assert!(says(&lifecycle, &totals).contains("61 s"));
+        assert!(describe(&lifecycle, &totals).contains("61 s"));
         assert_eq!(since(&lifecycle, &totals), 39_000_000);
         lifecycle.state = State::Halted;
         assert_eq!(since(&lifecycle, &totals), 1_000_000);
@@ -303,7 +303,7 @@ mod tests {
             (State::Stopped, "stopped"),
         ] {
             lifecycle.state = state;
-            assert_eq!(says(&lifecycle, &totals), expected);
+            assert_eq!(describe(&lifecycle, &totals), expected);
         }
     }
 

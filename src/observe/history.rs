@@ -33,7 +33,7 @@ pub(crate) struct Sample {
 impl Sample {
     /// Samples the pipeline's counters.
     #[must_use]
-    pub(crate) fn of(stats: &PipelineStats, at_micros: u64) -> Self {
+    pub(crate) fn from_stats(stats: &PipelineStats, at_micros: u64) -> Self {
         let totals = stats.totals();
         Self {
             at_micros,

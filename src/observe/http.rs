@@ -31,7 +31,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use self::hosts::{HostError, Hosts};
-use self::room::{Room, Seat};
+use self::room::{ConnectionLimit, ConnectionSlot};
 use self::stream::Stream;
 use super::metrics;
 use super::registry::Registry;
@@ -185,19 +185,19 @@ impl Listener {
 }
 
 async fn serve(listener: tokio::net::TcpListener, hosts: Arc<Hosts>, registry: Arc<Registry>) {
-    let room = Arc::<Room>::default();
+    let room = Arc::<ConnectionLimit>::default();
     let mut accepted = 0;
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
                 let (seat, end) = room.enter(from.ip());
-                let conversation = Conversation {
+                let conversation = HttpConnection {
                     from,
                     seat,
                     hosts: Arc::clone(&hosts),
                     registry: Arc::clone(&registry),
                 };
-                tokio::spawn(conversation.hold(stream, end));
+                tokio::spawn(conversation.serve(stream, end));
                 // In a flood of connections, yielding after each one would leave other clients
                 // waiting in the queue.
                 accepted += 1;
@@ -225,16 +225,16 @@ fn is_of_the_client(error: &std::io::Error) -> bool {
 }
 
 /// The state needed to serve one connection.
-struct Conversation {
+struct HttpConnection {
     from: SocketAddr,
-    seat: Arc<Seat>,
+    seat: Arc<ConnectionSlot>,
     hosts: Arc<Hosts>,
     registry: Arc<Registry>,
 }
 
-impl Conversation {
+impl HttpConnection {
     /// Serves requests until the connection ends or is evicted.
-    async fn hold(self, stream: tokio::net::TcpStream, end: oneshot::Receiver<()>) {
+    async fn serve(self, stream: tokio::net::TcpStream, end: oneshot::Receiver<()>) {
         let from = self.from;
         let stream = Stream::new(stream, Arc::clone(&self.seat));
         let conversation = Arc::new(self);
@@ -248,7 +248,7 @@ impl Conversation {
                 if !is_first {
                     yield_now().await;
                 }
-                Ok::<_, Infallible>(conversation.answer(&request))
+                Ok::<_, Infallible>(conversation.respond(&request))
             }
         });
         let connection = http1::Builder::new()
@@ -277,9 +277,9 @@ impl Conversation {
         }
     }
 
-    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         let (method, uri) = (request.method(), request.uri());
-        let response = answer(method, uri, request.headers(), &self.hosts, &self.registry);
+        let response = route_request(method, uri, request.headers(), &self.hosts, &self.registry);
         let bytes = hyper::body::Body::size_hint(response.body()).lower();
         self.seat
             .answered(usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -292,7 +292,7 @@ const JSON: &str = "application/json";
 const HTML: &str = "text/html; charset=utf-8";
 const PAGE: &str = include_str!("page.html");
 
-fn answer(
+fn route_request(
     method: &Method,
     uri: &Uri,
     headers: &HeaderMap,

@@ -75,7 +75,7 @@ impl LogQueue {
         report: impl Fn(u64) + Send + 'static,
     ) -> io::Result<()> {
         let write = move || loop {
-            let line = self.next();
+            let line = self.next_line();
             let written = write_line(&mut out, &line);
             let unreported = self.finish(written.is_ok());
             if unreported > 0 {
@@ -106,7 +106,7 @@ impl LogQueue {
     }
 
     /// Waits for the next line and removes it from the queue.
-    fn next(&self) -> Vec<u8> {
+    fn next_line(&self) -> Vec<u8> {
         let mut state = self.lock();
         loop {
             if let Some(line) = state.lines.pop_front() {

@@ -112,7 +112,7 @@ pub const METRICS: &[Definition] = &[
         "walpost_pipeline_state",
         "1 for the state that the pipeline is in, 0 for the others.",
         Source::Gauges("state", |of| {
-            one_of(
+            one_hot(
                 State::ALL.iter().map(|state| state.name()),
                 Some(of.state.name()),
             )
@@ -269,7 +269,7 @@ pub const METRICS: &[Definition] = &[
         "walpost_slot_wal_status",
         "1 for the slot's wal_status, 0 for the others.",
         Source::Gauges("status", |of| match &of.slot_health {
-            Some(slot) => one_of(WAL_STATUS.into_iter(), slot.wal_status.as_deref()),
+            Some(slot) => one_hot(WAL_STATUS.into_iter(), slot.wal_status.as_deref()),
             None => Vec::new(),
         }),
     ),
@@ -309,7 +309,7 @@ pub const METRICS: &[Definition] = &[
         "1 for the phase that the snapshot of older rows is in, 0 for the others; left out where none was made since the \
          start.",
         Source::Gauges("phase", |of| match &of.snapshot {
-            Some(snapshot) => one_of(
+            Some(snapshot) => one_hot(
                 SnapshotPhase::ALL.iter().map(|phase| phase.name()),
                 Some(snapshot.phase.name()),
             ),
@@ -414,7 +414,7 @@ fn truth(is: bool) -> Option<f64> {
 }
 
 /// Returns all names, with the value 1 for `is` and 0 for the others.
-fn one_of<'n>(all: impl Iterator<Item = &'n str>, is: Option<&str>) -> Vec<(String, f64)> {
+fn one_hot<'n>(all: impl Iterator<Item = &'n str>, is: Option<&str>) -> Vec<(String, f64)> {
     all.map(|name| (name.to_owned(), f64::from(u8::from(is == Some(name)))))
         .collect()
 }
@@ -556,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_tables_those_with_most_rows_are_in_the_text() {
+    fn shows_only_the_tables_with_the_most_rows() {
         let stats = stats();
         stats.rows_of_tables((1..=12).map(|n| (format!("tenant_{n}.outbox"), n)));
         stats.rows_of_tables([("tenant_2.outbox", 100)]);

@@ -156,7 +156,7 @@ impl Problem {
 
 /// Returns the problem with the named slot, according to the database.
 #[must_use]
-pub(crate) fn of_slot(slot: &str, vitals: &Vitals, commands: &Commands) -> Option<Problem> {
+pub(crate) fn slot_problem(slot: &str, vitals: &Vitals, commands: &Commands) -> Option<Problem> {
     let Some(found) = &vitals.slot else {
         return Some(Problem::new(
             Kind::SlotMissing,
@@ -179,7 +179,7 @@ pub(crate) fn of_slot(slot: &str, vitals: &Vitals, commands: &Commands) -> Optio
             "While the disk has room: ALTER SYSTEM SET max_slot_wal_keep_size = '...'; SELECT pg_catalog.pg_reload_conf()",
         )),
         _ => {
-            let (safe, room) = room(vitals)?;
+            let (safe, room) = remaining_wal(vitals)?;
             (safe < room / DANGER_PARTS).then(|| {
                 Problem::new(
                     Kind::SlotInDanger,
@@ -198,7 +198,7 @@ pub(crate) fn of_slot(slot: &str, vitals: &Vitals, commands: &Commands) -> Optio
 
 /// Returns the problem that the last partition of the outbox table is in use and ends within a day.
 #[must_use]
-pub(crate) fn of_partitions(
+pub(crate) fn partitions_problem(
     outbox: &str,
     vitals: &Vitals,
     now_micros: u64,
@@ -238,7 +238,7 @@ pub(crate) fn unread(slot: &str) -> Problem {
 /// Returns how much more WAL may be written, and how much may be retained for the slot in total.
 /// `None` if there is no limit.
 #[must_use]
-pub(crate) fn room(vitals: &Vitals) -> Option<(u64, u64)> {
+pub(crate) fn remaining_wal(vitals: &Vitals) -> Option<(u64, u64)> {
     let safe = u64::try_from(vitals.slot.as_ref()?.safe_wal_bytes?).unwrap_or_default();
     Some((safe, safe + vitals.retained_bytes()?))
 }
@@ -249,7 +249,7 @@ mod tests {
     use crate::model::lsn::Lsn;
     use crate::model::vitals::{PartitionsEnd, SlotVitals};
 
-    fn found(wal_status: &str, safe_wal_bytes: Option<i64>) -> Option<Kind> {
+    fn slot_problem_kind(wal_status: &str, safe_wal_bytes: Option<i64>) -> Option<Kind> {
         let slot = SlotVitals {
             wal_status: Some(wal_status.to_owned()),
             safe_wal_bytes,
@@ -261,18 +261,28 @@ mod tests {
             slot: Some(slot),
             ..Vitals::default()
         };
-        of_slot("s", &vitals, &Commands::default()).map(|problem| problem.kind)
+        slot_problem("s", &vitals, &Commands::default()).map(|problem| problem.kind)
     }
 
     #[test]
     fn slot_is_in_danger_with_less_than_a_quarter_of_its_room() {
-        assert_eq!(found("reserved", None), None);
-        assert_eq!(found("extended", Some(1_000)), None);
-        assert_eq!(found("extended", Some(900)), Some(Kind::SlotInDanger));
-        assert_eq!(found("reserved", Some(-5)), Some(Kind::SlotInDanger));
-        assert_eq!(found("unreserved", Some(-5)), Some(Kind::SlotUnreserved));
-        assert_eq!(found("lost", None), Some(Kind::SlotLost));
-        let problem = of_slot("s", &Vitals::default(), &Commands::default()).expect("a problem");
+        assert_eq!(slot_problem_kind("reserved", None), None);
+        assert_eq!(slot_problem_kind("extended", Some(1_000)), None);
+        assert_eq!(
+            slot_problem_kind("extended", Some(900)),
+            Some(Kind::SlotInDanger)
+        );
+        assert_eq!(
+            slot_problem_kind("reserved", Some(-5)),
+            Some(Kind::SlotInDanger)
+        );
+        assert_eq!(
+            slot_problem_kind("unreserved", Some(-5)),
+            Some(Kind::SlotUnreserved)
+        );
+        assert_eq!(slot_problem_kind("lost", None), Some(Kind::SlotLost));
+        let problem =
+            slot_problem("s", &Vitals::default(), &Commands::default()).expect("a problem");
         assert_eq!(
             problem.line(),
             "slot \"s\" does not exist. Create it: walpost init",
@@ -292,7 +302,7 @@ mod tests {
                 }),
                 ..Vitals::default()
             };
-            of_partitions("table public.outbox", &vitals, now, &Commands::default())
+            partitions_problem("table public.outbox", &vitals, now, &Commands::default())
                 .map(|problem| problem.line())
         };
         assert_eq!(says(24, 0, true), None, "a long one");
@@ -308,7 +318,7 @@ mod tests {
         let line = says(0, 0, false).expect("a problem");
         assert!(line.contains("inserts of a later time fail"), "{line}");
         assert_eq!(
-            of_partitions("t", &Vitals::default(), now, &Commands::default()),
+            partitions_problem("t", &Vitals::default(), now, &Commands::default()),
             None
         );
     }

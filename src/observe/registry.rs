@@ -60,7 +60,7 @@ impl Watched {
             now: Instant::now(),
             now_micros,
         };
-        let lines = self.watchdog().look(&facts);
+        let lines = self.watchdog().check(&facts);
         for line in lines {
             line.log(&self.stats.about.name);
         }
@@ -119,7 +119,7 @@ impl Registry {
         for pipeline in self.pipelines() {
             pipeline.watch(now);
             let lag = pipeline.status(now).lag;
-            let sample = Sample::of(&pipeline.stats, now);
+            let sample = Sample::from_stats(&pipeline.stats, now);
             pipeline.history().add(sample, lag.bytes, lag.seconds);
         }
     }

@@ -63,7 +63,7 @@ impl Reason {
 
     /// Creates a reason from a problem that was just detected.
     #[must_use]
-    pub fn of(problem: &Problem) -> Self {
+    pub fn from_problem(problem: &Problem) -> Self {
         Self {
             severity: problem.kind.severity(),
             source: match problem.kind.is_of_database() {
@@ -105,7 +105,7 @@ impl Summary {
                 || is_stuck && seen.problem.kind == Kind::NoProgress;
             if !is_told {
                 let since = Some(seen.since);
-                let reason = Reason::of(&seen.problem);
+                let reason = Reason::from_problem(&seen.problem);
                 add(&mut reasons, Reason { since, ..reason });
             }
         }
@@ -159,7 +159,7 @@ fn unready(why: &NotReady, lifecycle: &LifecycleSnapshot, problems: &[Lasting]) 
     Some(Reason {
         severity,
         source: Source::Connector,
-        what: why.what()?,
+        what: why.description()?,
         remedy: match lasting {
             Some(seen) => seen.problem.remedy.clone(),
             None => why.remedy(lifecycle.last_error.as_ref()).to_owned(),

@@ -103,21 +103,21 @@ impl Line {
 /// The observations of one pipeline so far.
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
-    progress: Option<Mark>,
+    progress: Option<ProgressMark>,
     oldest: Option<(String, Instant)>,
-    open: BTreeMap<Kind, Open>,
+    open: BTreeMap<Kind, OpenProblem>,
 }
 
 /// The pipeline's progress, and the last time when it advanced or had nothing to do.
 #[derive(Debug)]
-struct Mark {
+struct ProgressMark {
     confirmed: Lsn,
     delivered: u64,
     at: Instant,
 }
 
 #[derive(Debug)]
-struct Open {
+struct OpenProblem {
     problem: Problem,
     since_micros: u64,
     said: Outage,
@@ -137,23 +137,23 @@ enum Verdict {
 
 impl Watchdog {
     /// Checks the pipeline. Call this about once a second.
-    pub(crate) fn look(&mut self, facts: &Facts<'_>) -> Vec<Line> {
+    pub(crate) fn check(&mut self, facts: &Facts<'_>) -> Vec<Line> {
         let mut lines = Vec::new();
         let (slot, partitions) = (slot(facts), partitions(facts));
         for kind in Kind::ALL {
             let verdict = match kind {
-                Kind::NotStreaming => not_streaming(facts),
+                Kind::NotStreaming => check_streaming(facts),
                 Kind::EventLoopStalled => event_loop_stalled(facts),
                 Kind::DeliveryStuck => delivery_stuck(facts),
-                Kind::NoProgress => self.no_progress(facts),
+                Kind::NoProgress => self.check_progress(facts),
                 Kind::LongTransaction => self.long_transaction(facts),
                 Kind::SlotMissing | Kind::SlotLost | Kind::SlotUnreserved | Kind::SlotInDanger => {
-                    of_kind(kind, &slot)
+                    verdict_for_kind(kind, &slot)
                 }
-                Kind::PartitionsRunOut => of_kind(kind, &partitions),
+                Kind::PartitionsRunOut => verdict_for_kind(kind, &partitions),
                 Kind::RowsLeftOut => rows_left_out(facts),
             };
-            lines.extend(self.note(kind, verdict, facts));
+            lines.extend(self.update_problem(kind, verdict, facts));
         }
         lines
     }
@@ -161,14 +161,14 @@ impl Watchdog {
     /// Returns the problems found by the last check.
     #[must_use]
     pub(crate) fn problems(&self) -> Vec<Lasting> {
-        let lasting = |open: &Open| Lasting {
+        let lasting = |open: &OpenProblem| Lasting {
             problem: open.problem.clone(),
             since: seconds(open.since_micros),
         };
         self.open.values().map(lasting).collect()
     }
 
-    fn note(&mut self, kind: Kind, verdict: Verdict, facts: &Facts<'_>) -> Option<Line> {
+    fn update_problem(&mut self, kind: Kind, verdict: Verdict, facts: &Facts<'_>) -> Option<Line> {
         let (problem, is_told) = match verdict {
             Verdict::Unknown => return None,
             Verdict::Moot => {
@@ -182,7 +182,7 @@ impl Watchdog {
             Verdict::Wrong(problem) => (problem, false),
             Verdict::Told(problem) => (problem, true),
         };
-        let open = self.open.entry(kind).or_insert_with(|| Open {
+        let open = self.open.entry(kind).or_insert_with(|| OpenProblem {
             problem: problem.clone(),
             since_micros: facts.now_micros,
             said: Outage::reminding(REMINDER_INTERVAL),
@@ -199,13 +199,13 @@ impl Watchdog {
         }
     }
 
-    fn no_progress(&mut self, facts: &Facts<'_>) -> Verdict {
+    fn check_progress(&mut self, facts: &Facts<'_>) -> Verdict {
         let &Facts { totals, now, .. } = facts;
         if let Some(verdict) = without_stream(facts.lifecycle.state) {
             self.progress = None;
             return verdict;
         }
-        let mark = self.progress.get_or_insert(Mark {
+        let mark = self.progress.get_or_insert(ProgressMark {
             confirmed: totals.confirmed,
             delivered: totals.delivered,
             at: now,
@@ -277,7 +277,7 @@ impl Watchdog {
             (Some(confirmed), Some(restart)) => confirmed.bytes_since(restart),
             _ => 0,
         };
-        let room = problem::room(vitals);
+        let room = problem::remaining_wal(vitals);
         let in_little_room = room.is_some_and(|(_, room)| held > room / 4);
         let is_long = open >= LONG_TRANSACTION_THRESHOLD
             && (held >= RETAINED_WAL_BYTES_MIN || oldest.age >= TRANSACTION_IDS_MIN)
@@ -312,7 +312,7 @@ fn without_stream(state: State) -> Option<Verdict> {
     }
 }
 
-fn not_streaming(facts: &Facts<'_>) -> Verdict {
+fn check_streaming(facts: &Facts<'_>) -> Verdict {
     let state = facts.lifecycle.state;
     let micros = facts
         .now_micros
@@ -409,7 +409,7 @@ fn database<'f>(facts: &Facts<'f>) -> Result<&'f Vitals, Verdict> {
 
 fn slot(facts: &Facts<'_>) -> Result<Option<Problem>, Verdict> {
     let vitals = database(facts)?;
-    Ok(problem::of_slot(
+    Ok(problem::slot_problem(
         &facts.about.slot,
         vitals,
         &facts.about.commands,
@@ -420,7 +420,7 @@ fn partitions(facts: &Facts<'_>) -> Result<Option<Problem>, Verdict> {
     let vitals = database(facts)?;
     let outbox = &facts.about.outbox;
     let commands = &facts.about.commands;
-    Ok(problem::of_partitions(
+    Ok(problem::partitions_problem(
         outbox,
         vitals,
         facts.now_micros,
@@ -428,7 +428,7 @@ fn partitions(facts: &Facts<'_>) -> Result<Option<Problem>, Verdict> {
     ))
 }
 
-fn of_kind(kind: Kind, found: &Result<Option<Problem>, Verdict>) -> Verdict {
+fn verdict_for_kind(kind: Kind, found: &Result<Option<Problem>, Verdict>) -> Verdict {
     match found {
         Ok(None) => Verdict::Fine,
         Ok(Some(problem)) if problem.kind == kind => Verdict::Wrong(problem.clone()),

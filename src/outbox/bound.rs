@@ -24,7 +24,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn of<'a>(self, row: &Row<'a>) -> Option<&'a [u8]> {
+    pub(super) fn value_in<'a>(self, row: &Row<'a>) -> Option<&'a [u8]> {
         row[usize::from(self.slot)]
     }
 }
@@ -75,7 +75,7 @@ pub(super) fn append(
             Piece::Literal(bytes) => scratch.extend_from_slice(bytes),
             Piece::Column(source) => {
                 columns += 1;
-                match source.of(row) {
+                match source.value_in(row) {
                     None => nulls += 1,
                     Some(text) if source.bytea => {
                         append_bytea(text, scratch)?;
@@ -85,7 +85,7 @@ pub(super) fn append(
             }
             Piece::Time(source, kind) => {
                 columns += 1;
-                match source.of(row) {
+                match source.value_in(row) {
                     None => nulls += 1,
                     Some(text) => append_time(text, *kind, scratch)?,
                 }

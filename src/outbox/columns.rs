@@ -347,7 +347,7 @@ impl Mapping {
                     "timestamptz, timestamp, or int8 with milliseconds since 1970",
                     |oid| timestamp_type(oid).is_some(),
                 )?;
-                timestamp_type(binder.type_of(name)).map(|kind| (source, kind))
+                timestamp_type(binder.type_oid(name)).map(|kind| (source, kind))
             }
         };
         let partition = match &settings.partition {
@@ -421,7 +421,7 @@ impl Mapping {
     /// Returns the value of the column `id`, if the table has one.
     #[must_use]
     pub fn id<'r>(&self, row: &Row<'r>) -> Option<&'r [u8]> {
-        self.id.and_then(|id| id.of(row))
+        self.id.and_then(|id| id.value_in(row))
     }
 
     /// Identifies a row in a message by its column `id`, if the table has one.
@@ -498,7 +498,7 @@ impl Binder<'_> {
             .columns
             .iter()
             .position(|column| column.name == name)
-            .ok_or_else(|| self.missing(name, setting))?;
+            .ok_or_else(|| self.missing_column(name, setting))?;
         let slot = match self.slots[index] {
             Some(slot) => slot,
             None if usize::from(self.used) == COLUMNS_MAX => {
@@ -518,7 +518,7 @@ impl Binder<'_> {
         })
     }
 
-    fn missing(&self, column: &str, setting: &str) -> MappingError {
+    fn missing_column(&self, column: &str, setting: &str) -> MappingError {
         let names: Vec<_> = self.columns.iter().map(|column| column.name).collect();
         let (column, setting, found) = (column.to_owned(), setting.to_owned(), names.join(", "));
         match self.table {
@@ -536,7 +536,7 @@ impl Binder<'_> {
         }
     }
 
-    fn type_of(&self, name: &str) -> u32 {
+    fn type_oid(&self, name: &str) -> u32 {
         self.columns
             .iter()
             .find(|column| column.name == name)
@@ -551,15 +551,20 @@ impl Binder<'_> {
         serves: impl Fn(u32) -> bool,
     ) -> Result<Source, MappingError> {
         let source = self.column(name, setting)?;
-        let type_oid = self.type_of(name);
+        let type_oid = self.type_oid(name);
         if serves(type_oid) {
             return Ok(source);
         }
-        Err(self.wrong(name, setting, expected))
+        Err(self.wrong_type(name, setting, expected))
     }
 
-    fn wrong(&self, name: &str, setting: &'static str, expected: &'static str) -> MappingError {
-        let (column, type_oid) = (name.to_owned(), self.type_of(name));
+    fn wrong_type(
+        &self,
+        name: &str,
+        setting: &'static str,
+        expected: &'static str,
+    ) -> MappingError {
+        let (column, type_oid) = (name.to_owned(), self.type_oid(name));
         match self.table {
             Some(table) => MappingError::WrongType {
                 table: table.shown.to_owned(),
@@ -585,8 +590,10 @@ impl Binder<'_> {
                 Part::Literal(text) => Ok(Piece::Literal(text.as_bytes().into())),
                 Part::Column(name) => self.column(name, &setting).map(Piece::Column),
                 Part::Time(name) => self.time(name, &setting),
-                Part::TableSchema => self.of_table("table.schema", &setting, |table| table.schema),
-                Part::TableName => self.of_table("table.name", &setting, |table| table.name),
+                Part::TableSchema => {
+                    self.bind_table_part("table.schema", &setting, |table| table.schema)
+                }
+                Part::TableName => self.bind_table_part("table.name", &setting, |table| table.name),
             })
             .collect::<Result<_, _>>()?;
         Ok(Bound { pieces })
@@ -619,7 +626,7 @@ impl Binder<'_> {
         Ok(())
     }
 
-    fn of_table(
+    fn bind_table_part(
         &self,
         part: &str,
         setting: &str,
@@ -627,17 +634,17 @@ impl Binder<'_> {
     ) -> Result<Piece, MappingError> {
         match &self.table {
             Some(table) => Ok(Piece::Literal(text(table).as_bytes().into())),
-            None => Err(self.missing(part, setting)),
+            None => Err(self.missing_column(part, setting)),
         }
     }
 
     fn time(&mut self, name: &str, setting: &str) -> Result<Piece, MappingError> {
         let source = self.column(name, setting)?;
-        match timestamp_type(self.type_of(name)) {
+        match timestamp_type(self.type_oid(name)) {
             Some(kind @ (TimestampType::Zoned | TimestampType::Local)) => {
                 Ok(Piece::Time(source, kind))
             }
-            _ => Err(self.wrong(name, "rfc3339", "timestamptz or timestamp")),
+            _ => Err(self.wrong_type(name, "rfc3339", "timestamptz or timestamp")),
         }
     }
 
@@ -646,26 +653,26 @@ impl Binder<'_> {
     fn converted(&mut self, template: &Template, setting: &str) -> Result<Converted, MappingError> {
         match template.parts() {
             [Part::Column(name)] => self.converted_column(name, setting),
-            _ => Ok(Converted::of_template(self.template(template, setting)?)),
+            _ => Ok(Converted::from_template(self.template(template, setting)?)),
         }
     }
 
     fn converted_column(&mut self, name: &str, setting: &str) -> Result<Converted, MappingError> {
         let source = self.column(name, setting)?;
-        let type_oid = self.type_of(name);
+        let type_oid = self.type_oid(name);
         let facts = self.facts.iter().find(|facts| facts.name == name);
         let type_modifier = facts.map_or(-1, |facts| facts.type_modifier);
-        let kind = Kind::of(type_oid, type_modifier);
+        let kind = Kind::from_type(type_oid, type_modifier);
         let is_optional = !facts.is_some_and(|facts| facts.not_null);
-        let default = self.default_of(name);
+        let default = self.default_text(name);
         let schema = kind.schema(type_oid, type_modifier, is_optional, default.as_deref());
-        Ok(Converted::of_column(source, kind, schema))
+        Ok(Converted::from_column(source, kind, schema))
     }
 
-    fn default_of(&self, name: &str) -> Option<String> {
+    fn default_text(&self, name: &str) -> Option<String> {
         let facts = self.facts.iter().find(|facts| facts.name == name)?;
-        let type_oid = self.type_of(name);
-        let kind = Kind::of(type_oid, facts.type_modifier);
+        let type_oid = self.type_oid(name);
+        let kind = Kind::from_type(type_oid, facts.type_modifier);
         default_text(&kind, type_oid, facts.default.as_deref()?)
     }
 
@@ -673,7 +680,7 @@ impl Binder<'_> {
     fn defaults(&self) -> Vec<(u8, Box<[u8]>)> {
         let slots = self.slots.iter().zip(self.columns);
         let defaults = slots.filter_map(|(slot, column)| {
-            let text = self.default_of(column.name)?;
+            let text = self.default_text(column.name)?;
             Some(((*slot)?, text.into_bytes().into_boxed_slice()))
         });
         defaults.collect()
@@ -786,7 +793,7 @@ mod tests {
             topic: topic.parse().expect("template"),
             ..OutboxSettings::default()
         };
-        let error = Mapping::of_messages(&settings).expect_err("no table");
+        let error = Mapping::for_messages(&settings).expect_err("no table");
         let text = error.to_string();
         assert!(
             text.contains("\"table.schema\"") && text.contains(topic),
@@ -875,7 +882,7 @@ mod tests {
         let with = |change: fn(&mut OutboxSettings)| {
             let mut settings = OutboxSettings::default();
             change(&mut settings);
-            Mapping::of_messages(&settings)
+            Mapping::for_messages(&settings)
         };
         let mapping = with(|s| s.timestamp = Some("created_at".to_owned())).expect("binds");
         assert!(mapping.headers_column.is_some());

@@ -107,13 +107,13 @@ pub(super) enum Form {
 
 impl Kind {
     /// Returns the Connect type for a column type.
-    pub(super) fn of(type_oid: u32, type_modifier: i32) -> Self {
+    pub(super) fn from_type(type_oid: u32, type_modifier: i32) -> Self {
         let digits = |modifier: i32| match modifier {
             0..=6 => modifier,
             _ => 6,
         };
-        if let Some(element) = element_of(type_oid) {
-            return Self::Array(Box::new(Self::of(element, type_modifier)));
+        if let Some(element) = element_type(type_oid) {
+            return Self::Array(Box::new(Self::from_type(element, type_modifier)));
         }
         match type_oid {
             oid::BOOL => Self::Boolean,
@@ -153,11 +153,11 @@ impl Kind {
         default: Option<&str>,
     ) -> Vec<u8> {
         let mut out = Vec::new();
-        let (type_name, name) = self.names(type_oid);
+        let (type_name, name) = self.type_names(type_oid);
         let _ = write!(out, "{{\"type\":\"{type_name}\"");
         match self {
             Self::Array(element) => {
-                let of = element_of(type_oid).unwrap_or_default();
+                let of = element_type(type_oid).unwrap_or_default();
                 out.extend_from_slice(b",\"items\":");
                 out.extend(element.schema(of, type_modifier, true, None));
                 out.push(b'}');
@@ -196,7 +196,7 @@ impl Kind {
     }
 
     /// Returns the name of Connect's type, and the name of its semantic type.
-    fn names(&self, type_oid: u32) -> (&'static str, Option<&'static str>) {
+    fn type_names(&self, type_oid: u32) -> (&'static str, Option<&'static str>) {
         match self {
             Self::Text => (
                 "string",
@@ -589,7 +589,7 @@ fn bits(text: &str) -> Option<Vec<u8>> {
 }
 
 /// Returns the element type of an array type.
-fn element_of(type_oid: u32) -> Option<u32> {
+fn element_type(type_oid: u32) -> Option<u32> {
     Some(match type_oid {
         199 => oid::JSON,
         1000 => oid::BOOL,
@@ -738,7 +738,7 @@ mod tests {
 
     fn json(type_oid: u32, type_modifier: i32, text: &str) -> String {
         let mut out = Vec::new();
-        Kind::of(type_oid, type_modifier).push(&mut out, text, Form::Json, false);
+        Kind::from_type(type_oid, type_modifier).push(&mut out, text, Form::Json, false);
         String::from_utf8(out).expect("UTF-8")
     }
 
@@ -792,7 +792,7 @@ mod tests {
     #[test]
     fn defaults_are_literals_or_the_fixed_value_of_a_call() {
         let check = |type_oid, expression: &str, expected: Option<&str>| {
-            let found = default_text(&Kind::of(type_oid, -1), type_oid, expression);
+            let found = default_text(&Kind::from_type(type_oid, -1), type_oid, expression);
             assert_eq!(found.as_deref(), expected, "{expression}");
         };
         check(25, "'it''s (not) a call'::text", Some("it's (not) a call"));

@@ -26,14 +26,14 @@ enum From {
 }
 
 impl Converted {
-    pub(super) fn of_column(source: Source, kind: Kind, schema: Vec<u8>) -> Self {
+    pub(super) fn from_column(source: Source, kind: Kind, schema: Vec<u8>) -> Self {
         Self {
             from: From::Column(source, kind),
             schema: schema.into(),
         }
     }
 
-    pub(super) fn of_template(template: Bound) -> Self {
+    pub(super) fn from_template(template: Bound) -> Self {
         Self {
             from: From::Template(template),
             schema: b"{\"type\":\"string\",\"optional\":false"[..].into(),
@@ -43,7 +43,7 @@ impl Converted {
     /// Appends the value unless it is null. Returns whether it did.
     fn push(&self, row: &Row<'_>, form: Form, out: &mut Vec<u8>) -> Result<bool, RouteError> {
         match &self.from {
-            From::Column(source, kind) => match source.of(row) {
+            From::Column(source, kind) => match source.value_in(row) {
                 None => Ok(false),
                 Some(text) => push_column(*source, kind, text, form, out).map(|()| true),
             },
@@ -128,7 +128,7 @@ fn push_template(
             Piece::Column(source) | Piece::Time(source, _) => *source,
         };
         columns += 1;
-        match (source.of(row), piece) {
+        match (source.value_in(row), piece) {
             (None, _) => nulls += 1,
             (Some(text), Piece::Time(_, kind)) => {
                 if !timestamp::push_rfc3339(text, *kind, out) {
@@ -442,7 +442,7 @@ impl ValueForm {
         }
         out.extend_from_slice(b"],\"optional\":false,\"name\":\"");
         out.extend_from_slice(&envelope.name);
-        if let Some(routed) = envelope.routed.and_then(|source| source.of(row)) {
+        if let Some(routed) = envelope.routed.and_then(|source| source.value_in(row)) {
             out.push(b'.');
             json::push_escaped(
                 out,

@@ -122,7 +122,9 @@ impl Writer {
         }
         match extent {
             Extent::Whole | Extent::NoPayload => {}
-            Extent::Cut | Extent::CutWithoutPayload => self.cut(&mut key, &mut timestamp_millis),
+            Extent::Cut | Extent::CutWithoutPayload => {
+                self.truncate(&mut key, &mut timestamp_millis)
+            }
             Extent::Reference => {
                 payload = self.refer(mark, key.take(), timestamp_millis.take());
             }
@@ -144,7 +146,7 @@ impl Writer {
 
     /// Truncates key and headers, and omits the timestamp, because a broker can reject a record
     /// because of its timestamp. If anything was truncated or omitted, adds a header that lists it.
-    fn cut(&mut self, key: &mut Option<Range<usize>>, timestamp: &mut Option<i64>) {
+    fn truncate(&mut self, key: &mut Option<Range<usize>>, timestamp: &mut Option<i64>) {
         let mut cuts = Cuts {
             timestamp: timestamp.take(),
             ..Cuts::default()
@@ -242,7 +244,10 @@ impl Writer {
         headers::append_trace_context(mapping, raw, &mut self.headers, &mut self.scratch);
         self.mark_at = self.headers.len();
         self.add(mark.0, mark.1);
-        if let Some(json) = mapping.headers_column.and_then(|source| source.of(raw)) {
+        if let Some(json) = mapping
+            .headers_column
+            .and_then(|source| source.value_in(raw))
+        {
             let before = self.headers.len();
             if headers::append_json(json, &mut self.headers, &mut self.scratch).is_err() {
                 self.headers.truncate(before);
@@ -257,7 +262,7 @@ impl Writer {
         if let Some(id) = mapping.id(raw) {
             self.add(EVENT_ID, id);
         }
-        let payload = match mapping.payload.of(row) {
+        let payload = match mapping.payload.value_in(row) {
             Some(text) if !with_payload => {
                 // Two digits per byte, after the characters \x.
                 let bytes = match mapping.payload.bytea {
@@ -274,7 +279,7 @@ impl Writer {
             }
         };
         let timestamp_millis = mapping.timestamp.and_then(|(source, kind)| {
-            timestamp::millis(source.of(raw)?, kind).filter(|&millis| millis >= 0)
+            timestamp::millis(source.value_in(raw)?, kind).filter(|&millis| millis >= 0)
         });
         (key, payload, timestamp_millis)
     }

@@ -59,7 +59,7 @@ impl Mapping {
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.
-    pub fn of_messages(settings: &OutboxSettings) -> Result<Self, MappingError> {
+    pub fn for_messages(settings: &OutboxSettings) -> Result<Self, MappingError> {
         Self::bind_to(settings, None, &COLUMNS, &[])
     }
 }
@@ -153,7 +153,7 @@ impl<'a> Envelope<'a> {
         }
     }
 
-    /// Returns a row with the values that `mapping`, created by [`Mapping::of_messages`], needs, in
+    /// Returns a row with the values that `mapping`, created by [`Mapping::for_messages`], needs, in
     /// the text format of PostgreSQL. Does not allocate.
     #[must_use]
     pub(crate) fn row<'t>(&self, mapping: &Mapping, texts: &'t mut Texts) -> Row<'t>

@@ -210,11 +210,11 @@ impl Reader<'_> {
         self.bytes.get(self.at).copied()
     }
 
-    fn take(&mut self, byte: u8) -> Option<()> {
+    fn expect_byte(&mut self, byte: u8) -> Option<()> {
         (self.peek() == Some(byte)).then(|| self.at += 1)
     }
 
-    fn word(&mut self, word: &str, node: Node) -> Option<Node> {
+    fn expect_word(&mut self, word: &str, node: Node) -> Option<Node> {
         let rest = self.text.get(self.at..)?;
         rest.starts_with(word).then(|| {
             self.at += word.len();
@@ -228,9 +228,9 @@ impl Reader<'_> {
             b'{' => self.nested(Self::object),
             b'[' => self.nested(Self::array),
             b'"' => self.string().map(Node::String),
-            b't' => self.word("true", Node::Boolean(true)),
-            b'f' => self.word("false", Node::Boolean(false)),
-            b'n' => self.word("null", Node::Null),
+            b't' => self.expect_word("true", Node::Boolean(true)),
+            b'f' => self.expect_word("false", Node::Boolean(false)),
+            b'n' => self.expect_word("null", Node::Null),
             _ => self.number(),
         }
     }
@@ -243,10 +243,10 @@ impl Reader<'_> {
     }
 
     fn array(&mut self) -> Option<Node> {
-        self.take(b'[')?;
+        self.expect_byte(b'[')?;
         let mut items = Vec::new();
         self.space();
-        if self.take(b']').is_some() {
+        if self.expect_byte(b']').is_some() {
             return Some(Node::Array(Box::default()));
         }
         loop {
@@ -257,31 +257,31 @@ impl Reader<'_> {
             }
             items.push(item);
             self.space();
-            if self.take(b',').is_none() {
-                self.take(b']')?;
+            if self.expect_byte(b',').is_none() {
+                self.expect_byte(b']')?;
                 return Some(Node::Array(items.into_boxed_slice()));
             }
         }
     }
 
     fn object(&mut self) -> Option<Node> {
-        self.take(b'{')?;
+        self.expect_byte(b'{')?;
         let mut members: Vec<(Range<usize>, Node)> = Vec::new();
         self.space();
-        if self.take(b'}').is_some() {
+        if self.expect_byte(b'}').is_some() {
             return Some(Node::Object(Box::default()));
         }
         loop {
             self.space();
             let name = self.string()?;
             self.space();
-            self.take(b':')?;
+            self.expect_byte(b':')?;
             self.spend(MEMBER_BYTES)?;
             let value = self.value()?;
             members.push((name, value));
             self.space();
-            if self.take(b',').is_none() {
-                self.take(b'}')?;
+            if self.expect_byte(b',').is_none() {
+                self.expect_byte(b'}')?;
                 return Some(Node::Object(self.once(members).into_boxed_slice()));
             }
         }
@@ -313,7 +313,7 @@ impl Reader<'_> {
     }
 
     fn string(&mut self) -> Option<Range<usize>> {
-        self.take(b'"')?;
+        self.expect_byte(b'"')?;
         let start = self.texts.len();
         loop {
             let rest = self.bytes.get(self.at..)?;
@@ -369,13 +369,13 @@ impl Reader<'_> {
             }
             (reader.at > from).then_some(from)
         };
-        let _ = self.take(b'-');
+        let _ = self.expect_byte(b'-');
         let first = digits(self)?;
         if self.bytes[first] == b'0' && self.at - first > 1 {
             return None;
         }
         let mut is_whole = true;
-        if self.take(b'.').is_some() {
+        if self.expect_byte(b'.').is_some() {
             is_whole = false;
             digits(self)?;
         }

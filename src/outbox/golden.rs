@@ -152,7 +152,7 @@ const DIFFERENCES: &[(&str, &str, &str)] = &[
     ("traced", "baggage", "Debezium reads it, and writes none"),
 ];
 
-fn format_of(config: &Case, of: &str) -> Format {
+fn format_for(config: &Case, of: &str) -> Format {
     let class = config
         .config
         .get(&format!("{of}.converter"))
@@ -167,7 +167,7 @@ fn format_of(config: &Case, of: &str) -> Format {
 }
 
 impl Case {
-    fn of(&self, key: &str) -> Option<&str> {
+    fn property(&self, key: &str) -> Option<&str> {
         self.config
             .get(&format!("transforms.outbox.{key}"))
             .map(String::as_str)
@@ -177,11 +177,11 @@ impl Case {
     fn settings(&self) -> OutboxSettings {
         let template = |column: &str| format!("{{{column}}}").parse().expect("a template");
         let mut settings = OutboxSettings {
-            key_format: format_of(self, "key"),
-            value_format: format_of(self, "value"),
+            key_format: format_for(self, "key"),
+            value_format: format_for(self, "value"),
             header_format: match (
                 self.config.get("header.converter"),
-                format_of(self, "header"),
+                format_for(self, "header"),
             ) {
                 (None, _) => HeaderFormat::Simple,
                 (_, Format::Json) => HeaderFormat::Json,
@@ -195,13 +195,20 @@ impl Case {
                 run_id: "run".to_owned(),
             }),
             null_default: true,
-            key: template(self.of("table.field.event.key").unwrap_or("aggregateid")),
-            timestamp: self.of("table.field.event.timestamp").map(str::to_owned),
-            tracing_span_context: self.of("tracing.span.context.field").map(str::to_owned),
+            key: template(
+                self.property("table.field.event.key")
+                    .unwrap_or("aggregateid"),
+            ),
+            timestamp: self
+                .property("table.field.event.timestamp")
+                .map(str::to_owned),
+            tracing_span_context: self
+                .property("tracing.span.context.field")
+                .map(str::to_owned),
             ..OutboxSettings::default()
         };
-        if self.of("table.expand.json.payload") == Some("true") {
-            let kept = |key| match self.of(key) {
+        if self.property("table.expand.json.payload") == Some("true") {
+            let kept = |key| match self.property(key) {
                 None | Some("ignore") => Untyped::Ignore,
                 Some(_) => Untyped::Keep,
             };
@@ -210,14 +217,14 @@ impl Case {
                 empty_arrays: kept("table.json.payload.empty.array.behavior"),
             });
         }
-        if self.of("route.tombstone.on.empty.payload") == Some("true") {
+        if self.property("route.tombstone.on.empty.payload") == Some("true") {
             settings.empty_payload = EmptyPayload::Tombstone;
         }
-        let column = self.of("route.by.field").unwrap_or("aggregatetype");
+        let column = self.property("route.by.field").unwrap_or("aggregatetype");
         // Java's syntax for a named group, (?<name>), is the same as Rust's. $1 ends after the
         // digits.
         let regex = self
-            .of("route.topic.regex")
+            .property("route.topic.regex")
             .unwrap_or("(?<routedByValue>.*)");
         // Each case of the capture used its own topics.
         let is_lab = self.table == "public.outbox";
@@ -226,10 +233,10 @@ impl Case {
         } else {
             "${routedByValue}"
         };
-        let replacement = self.of("route.topic.replacement").unwrap_or(default);
+        let replacement = self.property("route.topic.replacement").unwrap_or(default);
         settings.topic = Topic::Route(Route::new(column, regex, replacement).expect("a route"));
         for placed in self
-            .of("table.fields.additional.placement")
+            .property("table.fields.additional.placement")
             .iter()
             .flat_map(|all| all.split(','))
         {

@@ -83,7 +83,7 @@ pub(super) fn append_context(
             add(name, value);
         }
     }
-    let text = mapping.tracing.and_then(|source| source.of(row));
+    let text = mapping.tracing.and_then(|source| source.value_in(row));
     if let Some(text) = text.and_then(|text| str::from_utf8(text).ok()) {
         properties::trace_context(text, add);
     }
@@ -112,7 +112,7 @@ pub(super) fn append_trace_context(
     scratch: &mut Vec<u8>,
 ) {
     for (name, source) in &mapping.trace_context {
-        if let Some(value) = source.of(row) {
+        if let Some(value) = source.value_in(row) {
             let name = push(scratch, name.as_bytes());
             let value = Some(push(scratch, value));
             spans.push(HeaderSpan { name, value });

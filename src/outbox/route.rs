@@ -70,7 +70,7 @@ impl Router {
                 Some(topic.without_nulls().ok_or(RouteError::TopicNull)?)
             }
             BoundTopic::Route { source, .. } => {
-                let text = source.of(row).ok_or(RouteError::TopicNull)?;
+                let text = source.value_in(row).ok_or(RouteError::TopicNull)?;
                 // Consecutive rows usually have the same topic.
                 match !self.topic.is_empty() && self.routed == text {
                     true => None,
@@ -107,10 +107,13 @@ impl Router {
         let name = headers::push(scratch, name.as_bytes());
         let value = Some(headers::push(scratch, value));
         self.headers.push(HeaderSpan { name, value });
-        if let Some(json) = mapping.headers_column.and_then(|source| source.of(raw)) {
+        if let Some(json) = mapping
+            .headers_column
+            .and_then(|source| source.value_in(raw))
+        {
             headers::append_json(json, &mut self.headers, scratch).map_err(RouteError::Headers)?;
         }
-        let payload = match mapping.payload.of(row) {
+        let payload = match mapping.payload.value_in(row) {
             Some(text) if mapping.is_plain && !mapping.payload.bytea => Payload::InRow(text),
             _ => payload(mapping, row, &mut self.expander, scratch)?,
         };
@@ -122,7 +125,7 @@ impl Router {
             .flatten();
         let timestamp_millis = match mapping.timestamp {
             Some((source, kind)) => source
-                .of(raw)
+                .value_in(raw)
                 .map(|text| {
                     timestamp::millis(text, kind)
                         .filter(|&millis| millis >= 0)
@@ -145,7 +148,7 @@ impl Router {
             if let BoundTopic::Route { source, .. } = &mapping.topic {
                 self.routed.clear();
                 self.routed
-                    .extend_from_slice(source.of(raw).unwrap_or_default());
+                    .extend_from_slice(source.value_in(raw).unwrap_or_default());
             }
         }
         Ok(Record {
@@ -201,7 +204,7 @@ pub(super) fn payload<'r>(
     expander: &mut Expander,
     scratch: &mut Vec<u8>,
 ) -> Result<Payload<'r>, RouteError> {
-    let text = mapping.payload.of(row);
+    let text = mapping.payload.value_in(row);
     let is_blank = |text: &[u8]| !mapping.payload.bytea && text.iter().all(|byte| *byte <= b' ');
     if mapping.empty_payload == EmptyPayload::Tombstone && text.is_none_or(is_blank) {
         return Ok(Payload::None);
@@ -256,7 +259,7 @@ pub(super) fn append_topic(
         }
         BoundTopic::Route { source, route } => (source, route),
     };
-    let Some(text) = source.of(row) else {
+    let Some(text) = source.value_in(row) else {
         return Ok(None);
     };
     let topic = str::from_utf8(text).map(|text| route.topic(text));
@@ -266,7 +269,7 @@ pub(super) fn append_topic(
 
 /// Returns the partition, or `None` if the column is null, so that the partitioner chooses.
 fn partition(source: Source, row: &Row<'_>) -> Result<Option<i32>, RouteError> {
-    let Some(text) = source.of(row) else {
+    let Some(text) = source.value_in(row) else {
         return Ok(None);
     };
     let text = String::from_utf8_lossy(text);

@@ -254,7 +254,7 @@ impl CatalogQueries for Catalog {
     }
 
     async fn observe(&self, target: &Target) -> Result<Observed, CatalogError> {
-        Catalog::look(self, target).await
+        Catalog::observe(self, target).await
     }
 
     async fn tables(
@@ -278,7 +278,7 @@ impl CatalogQueries for Catalog {
     }
 
     async fn column_facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
-        Catalog::facts(self, oid).await
+        Catalog::column_facts(self, oid).await
     }
 
     async fn vitals(&self, pipeline: &str, target: &Target) -> Result<Vitals, CatalogError> {

@@ -549,7 +549,7 @@ impl Core {
             Source::Messages(_) => false,
         };
         if !is_outbox {
-            let name = TableName::of(relation.namespace, relation.name);
+            let name = TableName::from_catalog(relation.namespace, relation.name);
             self.others.insert(relation.oid, name.to_string());
         }
         Ok(Step::Done)

@@ -200,7 +200,7 @@ impl Session<'_> {
                 core.report_rows();
                 self.tables.count_omitted_rows(self.settings, core);
             }
-            let received = self.connection.take_received();
+            let received = self.connection.take_received_bytes();
             stats.received_bytes(received);
             self.pace.received(received);
             self.end_copy(core, database, session_state).await;
@@ -279,7 +279,7 @@ impl Session<'_> {
                 () = self.confirms.wait_for_change() => self.request_checkpoint(),
                 () = self.tables.wait_for_change() => {}
                 filled = snapshot::receive_copied(&mut self.copying), if copies && reads => filled?,
-                filled = self.connection.fill(), if hears => {
+                filled = self.connection.receive(), if hears => {
                     filled?;
                     sink.read_more();
                 }

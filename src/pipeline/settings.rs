@@ -171,7 +171,7 @@ impl PipelineSettings {
             return Ok(());
         }
         if !observed.has_journal {
-            return Err(CatalogError::no_journal(&self.target).into());
+            return Err(CatalogError::missing_journal(&self.target).into());
         }
         match (&observed.table, self.target.outbox.table()) {
             (Some(found), Some(table)) if !found.has_key => Err(WalBudgetError::NoKey {
@@ -202,7 +202,7 @@ impl PipelineSettings {
     /// A column is missing or has an unsupported type.
     pub(crate) fn check_columns(&self, observed: &Observed) -> Result<(), MappingError> {
         match &self.target.outbox {
-            Outbox::Messages { .. } => Mapping::of_messages(&self.outbox).map(drop),
+            Outbox::Messages { .. } => Mapping::for_messages(&self.outbox).map(drop),
             Outbox::Table(table) | Outbox::OneOf { table, .. } => {
                 self.mapping_for(table, observed.table.as_ref()).map(drop)
             }

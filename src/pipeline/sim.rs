@@ -150,13 +150,13 @@ impl Database for SimDatabase {
             secret: 1,
             host: "sim".to_owned(),
         };
-        Ok(Connection::over(session, row_bytes))
+        Ok(Connection::from_session(session, row_bytes))
     }
 }
 
 impl LockedQueries for () {
     async fn row_order(&self) -> Result<RowOrder<'_>, CatalogError> {
-        Ok(RowOrder::by(self, [("id".to_owned(), 20)]))
+        Ok(RowOrder::from_columns(self, [("id".to_owned(), 20)]))
     }
 }
 
@@ -340,7 +340,7 @@ impl CatalogQueries for SimDatabase {
         target: &Target,
         _: &TableNote,
     ) -> Result<Option<SetAside>, CatalogError> {
-        Err(CatalogError::no_journal(target))
+        Err(CatalogError::missing_journal(target))
     }
 
     async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {

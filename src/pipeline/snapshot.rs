@@ -546,7 +546,7 @@ impl Plan {
             .as_ref()
             .and_then(|before| resume_columns(before, &self.table));
         let order = match resumed {
-            Some(columns) => RowOrder::by(locked, columns),
+            Some(columns) => RowOrder::from_columns(locked, columns),
             None => locked.row_order().await?,
         };
         // Keys are also compared by Walpost, so they must be ordered by their bytes.
@@ -778,7 +778,7 @@ pub(super) async fn receive_copied(copying: &mut Option<Copying>) -> Result<(), 
         .as_mut()
         .and_then(|copying| copying.connection.as_mut())
     {
-        Some(connection) => connection.fill().await,
+        Some(connection) => connection.receive().await,
         None => std::future::pending().await,
     }
 }

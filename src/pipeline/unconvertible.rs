@@ -115,7 +115,7 @@ impl Rows {
                 return None;
             }
             Message::Relation(relation) => {
-                let name = TableName::of(relation.namespace, relation.name);
+                let name = TableName::from_catalog(relation.namespace, relation.name);
                 self.tables.insert(relation.oid, name.to_string());
                 return None;
             }

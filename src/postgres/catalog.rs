@@ -1,6 +1,6 @@
 //! SQL queries about the outbox, publication and slot: what exists, and what is wrong with it.
 //!
-//! Queries and judgment are separate: [`Catalog::look`] runs the queries, [`Observed::problems`]
+//! Queries and judgment are separate: [`Catalog::observe`] runs the queries, [`Observed::problems`]
 //! does no I/O.
 
 use std::collections::{HashMap, HashSet};
@@ -29,8 +29,8 @@ pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
 pub(crate) use self::limits::Limit;
 use self::observed::Provider;
 pub(crate) use self::observed::{
-    Observed, ObservedPublication, ObservedSlot, ObservedTable, ServerStarts,
-    left_publication_error, some_of, unpublished_warning,
+    Observed, ObservedPublication, ObservedSlot, ObservedTable, ServerStarts, format_some,
+    left_publication_error, unpublished_warning,
 };
 pub(crate) use self::problem::{Holder, Problem, SlotInUse};
 pub(crate) use self::published::UnsafeFilter;
@@ -174,7 +174,7 @@ pub enum CatalogError {
 impl CatalogError {
     /// Creates the error for a database without the journal.
     #[must_use]
-    pub(crate) fn no_journal(target: &Target) -> Self {
+    pub(crate) fn missing_journal(target: &Target) -> Self {
         let init = target.init(&[]);
         Self::NoJournal { init }
     }
@@ -296,7 +296,7 @@ impl Catalog {
     ///
     /// # Errors
     /// A query fails.
-    pub(crate) async fn look(&self, target: &Target) -> Result<Observed, CatalogError> {
+    pub(crate) async fn observe(&self, target: &Target) -> Result<Observed, CatalogError> {
         let server = self
             .client
             .query_one(
@@ -459,7 +459,7 @@ impl Catalog {
             };
             table.columns.push((row.try_get(1)?, row.try_get(2)?));
             table.types.push(row.try_get(3)?);
-            table.facts.push(facts(row)?);
+            table.facts.push(parse_column_facts(row)?);
         }
         Ok(tables.into_values().collect())
     }
@@ -469,9 +469,9 @@ impl Catalog {
     ///
     /// # Errors
     /// The query fails.
-    pub(crate) async fn facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
+    pub(crate) async fn column_facts(&self, oid: u32) -> Result<Vec<ColumnFacts>, CatalogError> {
         let columns = self.columns(&[oid], None).await?;
-        columns.iter().map(facts).collect()
+        columns.iter().map(parse_column_facts).collect()
     }
 
     /// Returns the columns of tables that the publication sends, or that any publication could
@@ -484,12 +484,12 @@ impl Catalog {
         let version = self.version().await?;
         let mut columns = Vec::new();
         for oids in oids.chunks(TABLES_PER_QUERY) {
-            columns.extend(self.columns_of(oids, publication, version).await?);
+            columns.extend(self.query_columns(oids, publication, version).await?);
         }
         Ok(columns)
     }
 
-    async fn columns_of(
+    async fn query_columns(
         &self,
         oids: &[u32],
         publication: Option<&str>,
@@ -537,7 +537,7 @@ impl Catalog {
     }
 
     async fn has_publish(&self) -> Result<bool, CatalogError> {
-        self.is_there(
+        self.has_rows(
             "FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace \
              WHERE n.nspname = 'walpost' AND p.proname = 'publish'",
             &[],
@@ -546,7 +546,7 @@ impl Catalog {
     }
 
     async fn has_own_table(&self, name: &str) -> Result<bool, CatalogError> {
-        self.is_there(
+        self.has_rows(
             "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
              WHERE n.nspname = 'walpost' AND c.relname = $1",
             &[&name],
@@ -555,7 +555,7 @@ impl Catalog {
     }
 
     /// Returns whether a query has any rows; `from` is the query starting at FROM.
-    pub(super) async fn is_there(
+    pub(super) async fn has_rows(
         &self,
         from: &str,
         parameters: &[&(dyn ToSql + Sync)],
@@ -597,7 +597,7 @@ impl Catalog {
                 publication.has_outbox_row = true;
                 continue;
             }
-            if !target.outbox.has(&table.schema, &table.name) {
+            if !target.outbox.includes(&table.schema, &table.name) {
                 publication.other_tables.push(table.to_string());
                 continue;
             }
@@ -623,7 +623,7 @@ impl Catalog {
         {
             // In this case, a partitioned table is listed by its leaf partitions.
             publication.has_table = self
-                .is_there(
+                .has_rows(
                     "FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid \
                      JOIN pg_class c ON c.oid = r.prrelid \
                      JOIN pg_namespace n ON n.oid = c.relnamespace \
@@ -713,7 +713,7 @@ impl Catalog {
 }
 
 /// Extracts what is known about a column from a row of [`Catalog::columns`].
-fn facts(row: &Row) -> Result<ColumnFacts, CatalogError> {
+fn parse_column_facts(row: &Row) -> Result<ColumnFacts, CatalogError> {
     let (type_oid, base): (u32, Option<u32>) = (row.try_get(2)?, row.try_get(7)?);
     Ok(ColumnFacts {
         name: row.try_get(1)?,

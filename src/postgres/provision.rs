@@ -84,12 +84,12 @@ pub(crate) struct ProvisionError {
     /// The cause of the failure.
     pub reason: CatalogError,
     /// Which objects exist now.
-    pub left: Left,
+    pub left: LeftTables,
 }
 
 /// Which objects exist after a step has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Left {
+pub(crate) enum LeftTables {
     /// Nothing was changed.
     Nothing,
     /// Unknown: the connection was lost during COMMIT.
@@ -104,7 +104,7 @@ pub(crate) enum Left {
     LastStep,
 }
 
-impl fmt::Display for Left {
+impl fmt::Display for LeftTables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Nothing => "Nothing was changed",
@@ -262,17 +262,17 @@ impl Provision {
         fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
     ) -> Result<(), ProvisionError> {
         let timeout = format!("SET lock_timeout = {}", self.lock_timeout.as_millis());
-        run(catalog, "session", &timeout, Left::Nothing).await?;
+        run(catalog, "session", &timeout, LeftTables::Nothing).await?;
         let locked = catalog.lock_init(self.lock_timeout).await;
-        locked.map_err(failed("lock of walpost init", Left::Nothing))?;
-        let applied = self.apply_alone(catalog, fits).await;
+        locked.map_err(failed("lock of walpost init", LeftTables::Nothing))?;
+        let applied = self.apply_separately(catalog, fits).await;
         // Otherwise the session holds the lock until the server notices that the connection was
         // closed.
         catalog.unlock_init().await;
         applied
     }
 
-    async fn apply_alone(
+    async fn apply_separately(
         &self,
         catalog: &Catalog,
         fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
@@ -280,15 +280,15 @@ impl Provision {
         let slot = &self.target.slot;
         let found = catalog.slot(slot).await;
         let is_new = found
-            .map_err(failed(&format!("slot {slot}"), Left::Nothing))?
+            .map_err(failed(&format!("slot {slot}"), LeftTables::Nothing))?
             .is_none();
         let version = catalog.version().await;
-        let version = version.map_err(failed("version of the server", Left::Nothing))?;
+        let version = version.map_err(failed("version of the server", LeftTables::Nothing))?;
         if self.failover == Some(true) && version < FAILOVER_SINCE {
             let reason = CatalogError::Unexpected(format!(
                 "server_version_num is {version}, and slots follow a failover from PostgreSQL 17 on. Leave out --failover"
             ));
-            return Err(failed(&format!("slot {slot}"), Left::Nothing)(reason));
+            return Err(failed(&format!("slot {slot}"), LeftTables::Nothing)(reason));
         }
         let Scripts { together, after } = self.scripts_for(version);
         let mut attempt = 1;
@@ -299,23 +299,27 @@ impl Provision {
             attempt += 1;
             tracing::info!(%error, "another session has just created the same; trying again");
         }
-        let mut left = Left::NoSlot;
+        let mut left = LeftTables::NoSlot;
         for Script { makes, sql } in &after {
             tracing::info!("checking or creating {makes}");
             run(catalog, makes, sql, left).await?;
-            if left == Left::NoSlot && is_new {
+            if left == LeftTables::NoSlot && is_new {
                 let note = "record of the new slot";
                 let noted = catalog
                     .slot_was_made(&self.pipeline, &self.target, self.first_start)
                     .await;
-                noted.map_err(failed(note, Left::Slot))?;
+                noted.map_err(failed(note, LeftTables::Slot))?;
             }
-            if left == Left::NoSlot && !is_new {
+            if left == LeftTables::NoSlot && !is_new {
                 let note = "record of the slot";
                 let recorded = self.record_other_history(catalog).await;
-                recorded.map_err(failed(note, Left::LastStep))?;
+                recorded.map_err(failed(note, LeftTables::LastStep))?;
             }
-            left = if is_new { Left::Slot } else { Left::LastStep };
+            left = if is_new {
+                LeftTables::Slot
+            } else {
+                LeftTables::LastStep
+            };
             // Runs after the slot is created, so that walpost.add_outbox finds the slot, and again
             // after walpost.add_outbox, which may leave out rows.
             let recorded = self.record_tables(catalog).await;
@@ -352,10 +356,10 @@ impl Provision {
             // If the connection is lost, so is the transaction.
             let _ = catalog.client().batch_execute("ROLLBACK").await;
         };
-        run(catalog, "transaction", "BEGIN", Left::Nothing).await?;
+        run(catalog, "transaction", "BEGIN", LeftTables::Nothing).await?;
         for Script { makes, sql } in steps {
             tracing::info!("checking or creating {makes}");
-            if let Err(error) = run(catalog, makes, sql, Left::Nothing).await {
+            if let Err(error) = run(catalog, makes, sql, LeftTables::Nothing).await {
                 roll_back().await;
                 return Err(error);
             }
@@ -364,12 +368,12 @@ impl Provision {
             && let Err(reason) = self.check_columns(catalog, table, fits).await
         {
             roll_back().await;
-            return Err(failed(&table.to_string(), Left::Nothing)(reason));
+            return Err(failed(&table.to_string(), LeftTables::Nothing)(reason));
         }
-        let committed = run(catalog, "transaction", "COMMIT", Left::Nothing).await;
+        let committed = run(catalog, "transaction", "COMMIT", LeftTables::Nothing).await;
         committed.map_err(|error| match error.reason {
             CatalogError::Lost(_) => ProvisionError {
-                left: Left::Unknown,
+                left: LeftTables::Unknown,
                 ..error
             },
             _ => error,
@@ -434,12 +438,17 @@ impl Provision {
     }
 }
 
-async fn run(catalog: &Catalog, makes: &str, sql: &str, left: Left) -> Result<(), ProvisionError> {
+async fn run(
+    catalog: &Catalog,
+    makes: &str,
+    sql: &str,
+    left: LeftTables,
+) -> Result<(), ProvisionError> {
     let ran = catalog.client().batch_execute(sql).await;
     ran.map_err(|error| failed(makes, left)(error.into()))
 }
 
-fn failed(step: &str, left: Left) -> impl FnOnce(CatalogError) -> ProvisionError {
+fn failed(step: &str, left: LeftTables) -> impl FnOnce(CatalogError) -> ProvisionError {
     let step = step.to_owned();
     move |reason| ProvisionError { step, reason, left }
 }
@@ -485,7 +494,7 @@ mod tests {
         }
     }
 
-    fn as_messages() -> Provision {
+    fn message_provision() -> Provision {
         let prefix = "events".to_owned();
         Provision {
             target: Target {
@@ -497,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_tables_the_one_that_is_named_is_made() {
+    fn creates_only_the_named_table_of_several() {
         let of = TablePatterns::new(&["tenant_*.outbox".to_owned()]).expect("patterns");
         let table = "tenant_1.outbox".parse().expect("table");
         let of_outbox = |outbox| Provision {
@@ -547,7 +556,7 @@ mod tests {
             partitioned: true,
             ..provision()
         };
-        for provision in [provision(), partitioned, as_messages()] {
+        for provision in [provision(), partitioned, message_provision()] {
             let Scripts { together, after } = provision.scripts();
             for script in together.into_iter().chain(after) {
                 for left in [":'", ":\"", "\n\\"] {
@@ -789,8 +798,8 @@ mod tests {
         assert!(PUBLISH.contains(&default));
         let filled = |provision: &Provision| provision.fill_in(":'max_event_bytes'");
         assert_eq!(filled(&provision()), "'990000'\n");
-        assert_eq!(filled(&as_messages()), "''\n");
-        for provision in [provision(), as_messages()] {
+        assert_eq!(filled(&message_provision()), "''\n");
+        for provision in [provision(), message_provision()] {
             let max_event_bytes = Some(5);
             let limited = Provision {
                 max_event_bytes,
@@ -830,14 +839,14 @@ mod tests {
     }
 
     /// Returns what the steps of the transaction create, and those after it.
-    fn made(provision: &Provision) -> [Vec<String>; 2] {
+    fn created_objects(provision: &Provision) -> [Vec<String>; 2] {
         let Scripts { together, after } = provision.scripts();
         [together, after].map(|scripts| scripts.into_iter().map(|script| script.makes).collect())
     }
 
     #[test]
     fn the_publication_comes_before_the_slot_and_the_journal_before_the_role() {
-        let [together, after] = made(&provision());
+        let [together, after] = created_objects(&provision());
         assert_eq!(
             together,
             [
@@ -863,7 +872,10 @@ mod tests {
             writers: Vec::new(),
             ..provision()
         };
-        assert_eq!(made(&without)[0].len(), 7);
-        assert_eq!(made(&as_messages())[0][1], "function walpost.publish");
+        assert_eq!(created_objects(&without)[0].len(), 7);
+        assert_eq!(
+            created_objects(&message_provision())[0][1],
+            "function walpost.publish"
+        );
     }
 }

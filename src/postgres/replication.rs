@@ -138,7 +138,7 @@ pub struct Connection {
     /// Number of bytes of a message that are still to be skipped.
     skipped: usize,
     last_heard: Instant,
-    /// Bytes read since the last call of [`Connection::take_received`].
+    /// Bytes read since the last call of [`Connection::take_received_bytes`].
     received: usize,
     row_bytes_max: usize,
     /// Whether the server converts text to UTF-8.
@@ -207,7 +207,7 @@ impl Connection {
             .parameters
             .get("server_encoding")
             .is_some_and(|encoding| encoding == "SQL_ASCII");
-        let mut connection = Self::over(session, row_bytes_max);
+        let mut connection = Self::from_session(session, row_bytes_max);
         connection.notices = Arc::clone(&conninfo.notices);
         if is_unchecked {
             connection.disable_conversion().await?;
@@ -235,11 +235,11 @@ impl Connection {
 
     /// Creates a connection from a session.
     #[must_use]
-    pub fn over(session: dial::Session, row_bytes_max: usize) -> Self {
+    pub fn from_session(session: dial::Session, row_bytes_max: usize) -> Self {
         Self {
             transport: Transport::Whole(session.socket),
             ahead: Ahead::Untried,
-            buffer: Buffer::of(&session.buffer),
+            buffer: Buffer::from_unread(&session.buffer),
             wanted: 0,
             large: 0,
             skipped: 0,
@@ -497,19 +497,19 @@ impl Connection {
     ///
     /// # Errors
     /// The connection was lost or closed.
-    pub async fn fill(&mut self) -> Result<(), ConnectionError> {
+    pub async fn receive(&mut self) -> Result<(), ConnectionError> {
         let missing = self.wanted.saturating_sub(self.unread());
-        let read = match self.chunk().await? {
+        let read = match self.next_chunk().await? {
             Some(chunk) => {
                 let read = chunk.unread().len();
-                let done = self.buffer.follow(chunk, missing);
+                let done = self.buffer.append_chunk(chunk, missing);
                 if let Ahead::Reader { reader, .. } = &self.ahead {
                     reader.reuse(done);
                 }
                 read
             }
             None => {
-                let read = self.transport.read(self.buffer.room(missing)).await?;
+                let read = self.transport.read(self.buffer.space_for(missing)).await?;
                 self.buffer.filled(read);
                 read
             }
@@ -523,11 +523,11 @@ impl Connection {
     }
 
     /// Returns bytes that were read ahead, if any.
-    async fn chunk(&mut self) -> Result<Option<Buffer>, ConnectionError> {
+    async fn next_chunk(&mut self) -> Result<Option<Buffer>, ConnectionError> {
         if let (Transport::Written(_), Ahead::Reader { reader, .. }) =
             (&self.transport, &self.ahead)
         {
-            if let Some(chunk) = reader.next().await? {
+            if let Some(chunk) = reader.next_chunk().await? {
                 return Ok(Some(chunk));
             }
             self.transport.resume_reading()?;
@@ -536,7 +536,7 @@ impl Connection {
     }
 
     /// Makes a dedicated thread read from the socket, up to about `bytes_max` ahead of
-    /// [`Connection::fill`], until nothing arrives for a moment or [`Connection::read_directly`] is
+    /// [`Connection::receive`], until nothing arrives for a moment or [`Connection::read_directly`] is
     /// called. Returns whether it does: only a Unix-domain socket with a buffer smaller than
     /// [`WANTED_BUFFER_BYTES`] benefits, and starting the thread can fail.
     pub fn read_ahead(&mut self, bytes_max: usize, now: Instant) -> bool {
@@ -569,7 +569,7 @@ impl Connection {
         };
         *wanted = now;
         if matches!(self.transport, Transport::Written(_)) {
-            reader.go_on();
+            reader.cancel_finish();
         } else if self.transport.leave_reading().is_ok() {
             reader.read();
         } else {
@@ -592,7 +592,7 @@ impl Connection {
     }
 
     /// Returns the number of bytes read since the last call.
-    pub fn take_received(&mut self) -> u64 {
+    pub fn take_received_bytes(&mut self) -> u64 {
         std::mem::take(&mut self.received) as u64
     }
 
@@ -721,7 +721,7 @@ impl Connection {
                 self.wanted = len;
                 return Ok(());
             }
-            self.fill().await?;
+            self.receive().await?;
         }
     }
 

@@ -30,7 +30,7 @@ impl TableName {
     }
 
     /// Creates a name from schema and name as spelled in the catalog.
-    pub(crate) fn of(schema: &str, name: &str) -> Self {
+    pub(crate) fn from_catalog(schema: &str, name: &str) -> Self {
         Self {
             schema: schema.to_owned(),
             name: name.to_owned(),

@@ -132,7 +132,7 @@ impl Outbox {
 
     /// Narrows an outbox of several tables down to this one; other outboxes are returned unchanged.
     #[must_use]
-    pub(crate) fn one(&self, table: &TableName) -> Self {
+    pub(crate) fn narrow_to(&self, table: &TableName) -> Self {
         match self {
             Self::Tables(of) | Self::OneOf { of, .. } => Self::OneOf {
                 table: table.clone(),
@@ -157,7 +157,7 @@ impl Outbox {
     /// Returns whether the table with this schema and name, as spelled in the catalog, is an
     /// outbox.
     #[must_use]
-    pub(crate) fn has(&self, schema: &str, name: &str) -> bool {
+    pub(crate) fn includes(&self, schema: &str, name: &str) -> bool {
         match self {
             Self::Table(table) => table.is(schema, name),
             Self::Tables(tables) | Self::OneOf { of: tables, .. } => tables.matches(schema, name),

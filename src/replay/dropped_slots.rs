@@ -32,7 +32,7 @@ pub(super) async fn rows(
             slot: target.slot.clone(),
         });
     }
-    let observed = catalog.look(target).await?;
+    let observed = catalog.observe(target).await?;
     // The rows of a table that left the publication may be missing too. Its later rows are not
     // events.
     let problem = observed

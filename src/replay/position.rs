@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_template_is_an_expression() {
-        let table = TableName::of("it's", "outbox");
+        let table = TableName::from_catalog("it's", "outbox");
         let sql = |text: &str| expression(&text.parse().expect("a template"), &table);
         assert_eq!(sql("events"), "'events'");
         assert_eq!(

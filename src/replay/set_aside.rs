@@ -49,7 +49,7 @@ pub(super) async fn open_entries(
             slot: target.slot.clone(),
         });
     }
-    let observed = catalog.look(target).await?;
+    let observed = catalog.observe(target).await?;
     let mut problems = observed.problems(target).into_iter();
     if let Some(problem) = problems.find(|problem| !settings.tolerates(problem)) {
         return Err(problem.into());

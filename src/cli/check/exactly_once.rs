@@ -1,6 +1,6 @@
 //! The additional requirements of exactly-once delivery.
 
-use super::findings::{Outcome, Report, of};
+use super::findings::{Outcome, Report, outcome_of};
 use crate::delivery::checkpoint::HistoryError;
 use crate::kafka::examine::Examined;
 use crate::kafka::properties::describe;
@@ -55,7 +55,11 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
                 settings.adopt()
             ),
         ),
-        Err(error) => report.add(EXACTLY_ONCE, of(recovery::sink_remedy(&error)), error),
+        Err(error) => report.add(
+            EXACTLY_ONCE,
+            outcome_of(recovery::sink_remedy(&error)),
+            error,
+        ),
     }
 }
 

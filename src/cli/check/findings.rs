@@ -61,7 +61,7 @@ pub(super) struct Finding {
 pub(super) const SOURCE: &str = "source";
 
 /// Prints the findings.
-pub(super) fn told(findings: &[Finding], json: bool) -> Exit {
+pub(super) fn print_findings(findings: &[Finding], json: bool) -> Exit {
     let any = |outcome| findings.iter().any(|finding| finding.outcome == outcome);
     let exit = if any(Outcome::Failure) {
         Exit::Halted
@@ -73,7 +73,7 @@ pub(super) fn told(findings: &[Finding], json: bool) -> Exit {
     if json {
         out::json(&serde_json::json!({ "ok": exit == Exit::Done, "checks": findings }));
     } else {
-        match of_pipelines(findings) {
+        match pipeline_outcomes(findings) {
             pipelines if pipelines.len() > SHORT_LIST_MAX => summary(&pipelines, findings),
             _ => {
                 for finding in findings {
@@ -104,7 +104,7 @@ fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
 }
 
 /// Returns the pipelines in their order, each with its worst outcome.
-fn of_pipelines(findings: &[Finding]) -> Vec<(&str, Outcome)> {
+fn pipeline_outcomes(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     let mut pipelines: Vec<(&str, Outcome)> = Vec::new();
     for finding in findings.iter().filter(|of| of.check != SOURCE) {
         match pipelines
@@ -168,7 +168,7 @@ impl Report<'_> {
 }
 
 /// Returns the outcome for an error with this remedy.
-pub(super) fn of(remedy: Remedy) -> Outcome {
+pub(super) fn outcome_of(remedy: Remedy) -> Outcome {
     match remedy {
         Remedy::Halt => Outcome::Failure,
         Remedy::Reconnect | Remedy::RebuildSink | Remedy::StandBy => Outcome::Unreachable,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use tokio::sync::Mutex;
 
-use super::findings::{Finding, Outcome, Report, of};
+use super::findings::{Finding, Outcome, Report, outcome_of};
 use crate::pipeline::recovery;
 use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::pipeline::snapshot::{self, Outlook};
@@ -12,7 +12,7 @@ use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::{
     Catalog, CatalogError, EventLimit, Everybody, GuardFunction, Limit, Observed, Problem,
-    Statement, hidden_rows_warning, left_publication_error, some_of, unpublished_warning,
+    Statement, format_some, hidden_rows_warning, left_publication_error, unpublished_warning,
 };
 use crate::postgres::replication::{Connection, ConnectionError, WANTED_BUFFER_BYTES};
 use crate::postgres::table::{TableName, identifier};
@@ -28,7 +28,7 @@ pub(super) async fn postgres(
     let opened = match Catalog::open(&settings.postgres).await {
         Ok(catalog) => {
             report.add("connection", Outcome::Ok, format!("{database} accepts SQL"));
-            let observed = catalog.look(&settings.target).await;
+            let observed = catalog.observe(&settings.target).await;
             observed.map(|observed| (catalog, observed))
         }
         Err(error) => Err(error),
@@ -36,7 +36,11 @@ pub(super) async fn postgres(
     let (catalog, observed) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            report.add("connection", of(recovery::catalog_remedy(&error)), error);
+            report.add(
+                "connection",
+                outcome_of(recovery::catalog_remedy(&error)),
+                error,
+            );
             return None;
         }
     };
@@ -104,14 +108,18 @@ pub(super) async fn postgres(
                 report.add("older rows", Outcome::Ok, outlook);
             }
             Ok(None) => {}
-            Err(error) => report.add("older rows", of(recovery::snapshot_remedy(&error)), error),
+            Err(error) => report.add(
+                "older rows",
+                outcome_of(recovery::snapshot_remedy(&error)),
+                error,
+            ),
         }
     }
     if needs_slot {
         match catalog.used_up(Limit::Slots).await {
             Ok(Some(used_up)) => report.add("slots", Outcome::Failure, used_up),
             Ok(None) => {}
-            Err(error) => report.add("slots", of(recovery::catalog_remedy(&error)), error),
+            Err(error) => report.add("slots", outcome_of(recovery::catalog_remedy(&error)), error),
         }
     }
     let left = left_publication(settings, &observed, &catalog, report).await;
@@ -120,12 +128,16 @@ pub(super) async fn postgres(
     set_aside(settings, &catalog, report).await;
     risks(settings, &observed, report);
     failover(settings, &catalog, report).await;
-    moved(settings, &observed, &catalog, report).await;
+    check_moved(settings, &observed, &catalog, report).await;
     unrecorded_gaps(settings, &observed, &catalog, report).await;
     if matches!(settings.target.outbox, Outbox::Messages { .. }) {
         match catalog.everybody().await {
             Ok(everybody) => forgery(&settings.target, &everybody, report),
-            Err(error) => report.add("publish", of(recovery::catalog_remedy(&error)), error),
+            Err(error) => report.add(
+                "publish",
+                outcome_of(recovery::catalog_remedy(&error)),
+                error,
+            ),
         }
     }
     largest_event(&observed, &settings.target.outbox, &catalog).await
@@ -163,7 +175,11 @@ async fn hidden_rows(
                 report.add("tables", Outcome::Failure, format!("{what}. {remedy}"));
             }
         }
-        Err(error) => report.add("tables", of(recovery::catalog_remedy(&error)), error),
+        Err(error) => report.add(
+            "tables",
+            outcome_of(recovery::catalog_remedy(&error)),
+            error,
+        ),
     }
 }
 
@@ -212,7 +228,11 @@ async fn owners(
 ) {
     let target = &settings.target;
     if let Err(error) = catalog.examine_owners(target, true).await {
-        report.add("owners", of(recovery::catalog_remedy(&error)), error);
+        report.add(
+            "owners",
+            outcome_of(recovery::catalog_remedy(&error)),
+            error,
+        );
     } else if let Err(error) = catalog.examine_owners(target, false).await {
         report.add("owners", Outcome::Warning, error);
     } else {
@@ -229,7 +249,11 @@ async fn owners(
                     report.add("owners", Outcome::Warning, warning);
                 }
             }
-            Err(error) => report.add("owners", of(recovery::catalog_remedy(&error)), error),
+            Err(error) => report.add(
+                "owners",
+                outcome_of(recovery::catalog_remedy(&error)),
+                error,
+            ),
         }
     }
     if let Some(table) = observed.table.as_ref().filter(|_| can_examine)
@@ -249,7 +273,11 @@ async fn owners(
                 report.add("owners", Outcome::Warning, table.warning());
             }
         }
-        Err(error) => report.add("owners", of(recovery::catalog_remedy(&error)), error),
+        Err(error) => report.add(
+            "owners",
+            outcome_of(recovery::catalog_remedy(&error)),
+            error,
+        ),
     }
 }
 
@@ -266,7 +294,9 @@ async fn writers(
     };
     let writers = match catalog.writers(table).await {
         Ok(writers) => writers,
-        Err(error) => return report.add(SUBJECT, of(recovery::catalog_remedy(&error)), error),
+        Err(error) => {
+            return report.add(SUBJECT, outcome_of(recovery::catalog_remedy(&error)), error);
+        }
     };
     let owner = identifier(&writers.owner);
     let words = ["--table", &table.to_string(), "--writer", "ROLE"];
@@ -290,7 +320,7 @@ async fn writers(
         }
         (roles, _) => {
             let names: Vec<_> = roles.iter().map(|role| identifier(role)).collect();
-            let message = format!("roles that may insert into {table}: {}", some_of(&names));
+            let message = format!("roles that may insert into {table}: {}", format_some(&names));
             report.add(SUBJECT, Outcome::Ok, message);
         }
     }
@@ -325,7 +355,11 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
                     report.add("unused slots", Outcome::Warning, slot);
                 }
             }
-            Err(error) => report.add("unused slots", of(recovery::catalog_remedy(&error)), error),
+            Err(error) => report.add(
+                "unused slots",
+                outcome_of(recovery::catalog_remedy(&error)),
+                error,
+            ),
         }
         match catalog
             .vanished_slots(&settings.target, &used, &names)
@@ -338,7 +372,11 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
             }
             // The checks of the pipeline have reported the error.
             Err(CatalogError::Server(_) | CatalogError::NoJournal { .. }) => {}
-            Err(error) => report.add("former slots", of(recovery::catalog_remedy(&error)), error),
+            Err(error) => report.add(
+                "former slots",
+                outcome_of(recovery::catalog_remedy(&error)),
+                error,
+            ),
         }
     }
 }
@@ -391,7 +429,7 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
         // If the journal is needed, other checks report that it can't be read.
         Err(CatalogError::Server(_)) if !outbox.is_several() => Vec::new(),
         Err(error) => {
-            return report.add(SUBJECT, of(recovery::catalog_remedy(&error)), error);
+            return report.add(SUBJECT, outcome_of(recovery::catalog_remedy(&error)), error);
         }
         Ok(entries) => entries,
     };
@@ -428,7 +466,11 @@ async fn left_publication(
         // The check of the table state reports the error.
         Err(CatalogError::Server(_)) => return Vec::new(),
         Err(error) => {
-            report.add("tables", of(recovery::catalog_remedy(&error)), error);
+            report.add(
+                "tables",
+                outcome_of(recovery::catalog_remedy(&error)),
+                error,
+            );
             return Vec::new();
         }
     };
@@ -470,7 +512,11 @@ async fn tables(
     let (found, mut unpublished) = match asked.await {
         Ok(asked) => asked,
         Err(error) => {
-            return report.add("tables", of(recovery::catalog_remedy(&error)), error);
+            return report.add(
+                "tables",
+                outcome_of(recovery::catalog_remedy(&error)),
+                error,
+            );
         }
     };
     unpublished.retain(|table| !left.contains(table));
@@ -495,7 +541,7 @@ async fn tables(
         names => format!(
             "{} tables are in the publication: {}",
             names.len(),
-            some_of(names)
+            format_some(names)
         ),
     };
     let mut names: Vec<_> = found.iter().map(|(name, _)| name.to_string()).collect();
@@ -530,7 +576,7 @@ async fn tables(
         let message = format!(
             "tables accept UPDATE, and an updated row is not an event: INSERT ... ON CONFLICT DO UPDATE is lost so: {}. Forbid it \
              with the trigger of sql/no_update.sql",
-            some_of(&accepting)
+            format_some(&accepting)
         );
         report.add("updates", Outcome::Warning, message);
     }
@@ -581,13 +627,13 @@ async fn unrecorded_gaps(
         }
         // The pipeline runs without the table state, and logs that.
         Err(error @ CatalogError::Server(_)) => report.add(SUBJECT, Outcome::Warning, error),
-        Err(error) => report.add(SUBJECT, of(recovery::catalog_remedy(&error)), error),
+        Err(error) => report.add(SUBJECT, outcome_of(recovery::catalog_remedy(&error)), error),
     }
 }
 
 /// Reports whether another process has moved the slot, which halts `run` unless a checkpoint
 /// determines the position.
-async fn moved(
+async fn check_moved(
     settings: &PipelineSettings,
     observed: &Observed,
     catalog: &Catalog,
@@ -617,7 +663,11 @@ async fn moved(
         Ok(Some(moved)) => report.add("slot", Outcome::Warning, moved),
         // The pipeline runs without the slot state, and logs that.
         Err(error @ CatalogError::Server(_)) => report.add("slot state", Outcome::Warning, error),
-        Err(error) => report.add("slot state", of(recovery::catalog_remedy(&error)), error),
+        Err(error) => report.add(
+            "slot state",
+            outcome_of(recovery::catalog_remedy(&error)),
+            error,
+        ),
     }
 }
 
@@ -633,7 +683,11 @@ async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut R
                 }
             }
         }
-        Err(error) => report.add("failover", of(recovery::catalog_remedy(&error)), error),
+        Err(error) => report.add(
+            "failover",
+            outcome_of(recovery::catalog_remedy(&error)),
+            error,
+        ),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::postgres::target::Target;
 
 /// Formats the objects of a pipeline in one line, grouped by whether they were created, changed or
 /// existed. `role` is the role and whether it existed.
-pub(super) fn made(
+pub(super) fn describe_created(
     target: &Target,
     role: Option<(&str, bool)>,
     before: &Observed,
@@ -108,7 +108,7 @@ mod tests {
             ..before.clone()
         };
         assert_eq!(
-            made(&target, Some(("walpost", false)), &before, &after),
+            describe_created(&target, Some(("walpost", false)), &before, &after),
             "created: function walpost.publish, role walpost; changed: publication \"My pub\"; existed: table walpost.journal"
         );
     }

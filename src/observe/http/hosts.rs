@@ -62,13 +62,13 @@ impl Hosts {
         }
         let in_uri = uri.authority().map(|authority| authority.as_str().into());
         let asked = in_head.into_iter().chain(in_uri);
-        match asked.into_iter().find(|host| !self.answers(host)) {
+        match asked.into_iter().find(|host| !self.accepts(host)) {
             None => Ok(()),
             Some(foreign) => Err(foreign.into_owned()),
         }
     }
 
-    fn answers(&self, host: &str) -> bool {
+    fn accepts(&self, host: &str) -> bool {
         if self.named.iter().any(|name| name == ANY_HOST) {
             return true;
         }
@@ -127,7 +127,7 @@ mod tests {
 
     use super::*;
 
-    fn answers(named: &[&str], is_local: bool, host: &str) -> bool {
+    fn accepts(named: &[&str], is_local: bool, host: &str) -> bool {
         let named: Vec<_> = named.iter().map(|&name| name.to_owned()).collect();
         let hosts = Hosts::new(&named, is_local).expect("names");
         let mut headers = HeaderMap::new();
@@ -147,7 +147,7 @@ mod tests {
             "[::1]:9464",
             "10.1.2.3",
         ] {
-            assert!(answers(&[], true, host), "{host}");
+            assert!(accepts(&[], true, host), "{host}");
         }
         for host in [
             "",
@@ -167,7 +167,7 @@ mod tests {
             "1",
             "é",
         ] {
-            assert!(!answers(&[], true, host), "{host}");
+            assert!(!accepts(&[], true, host), "{host}");
         }
     }
 
@@ -179,7 +179,7 @@ mod tests {
             "a.svc.cluster.local.",
             "db.internal",
         ] {
-            assert!(answers(&[], false, host), "{host}");
+            assert!(accepts(&[], false, host), "{host}");
         }
         for host in [
             "a.example",
@@ -189,16 +189,16 @@ mod tests {
             "",
             "a b",
         ] {
-            assert!(!answers(&[], false, host), "{host}");
+            assert!(!accepts(&[], false, host), "{host}");
         }
     }
 
     #[test]
     fn names_of_the_configuration_are_answered_whatever_their_case_and_port() {
         let named = ["Walpost.Example.Com."];
-        assert!(answers(&named, true, "walpost.example.com:443"));
-        assert!(!answers(&named, true, "x.walpost.example.com"));
-        assert!(answers(&["*"], true, "whatever.example"));
+        assert!(accepts(&named, true, "walpost.example.com:443"));
+        assert!(!accepts(&named, true, "x.walpost.example.com"));
+        assert!(accepts(&["*"], true, "whatever.example"));
         for wrong in ["", ".", "a:1", "http://a", "*.a", "a/b", "a b"] {
             let refused = Hosts::new(&[wrong.to_owned()], true);
             assert_eq!(refused, Err(HostError(wrong.to_owned())));

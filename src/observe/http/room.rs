@@ -21,22 +21,25 @@ const UNREAD_BYTES_MAX: usize = 8 << 20;
 
 /// All open connections.
 #[derive(Debug, Default)]
-pub(super) struct Room(Mutex<Guests<oneshot::Sender<()>>>);
+pub(super) struct ConnectionLimit(Mutex<OpenConnections<oneshot::Sender<()>>>);
 
 /// A connection's slot, which is released when dropped.
 #[derive(Debug)]
-pub(super) struct Seat {
-    room: Arc<Room>,
+pub(super) struct ConnectionSlot {
+    room: Arc<ConnectionLimit>,
     number: u64,
 }
 
-impl Room {
+impl ConnectionLimit {
     /// Admits a connection. The returned receiver completes when the connection has to be closed.
-    pub(super) fn enter(self: &Arc<Self>, from: IpAddr) -> (Arc<Seat>, oneshot::Receiver<()>) {
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        from: IpAddr,
+    ) -> (Arc<ConnectionSlot>, oneshot::Receiver<()>) {
         let (ends, end) = oneshot::channel();
         let number = self.guests().enter(network(from), ends);
         let room = Arc::clone(self);
-        (Arc::new(Seat { room, number }), end)
+        (Arc::new(ConnectionSlot { room, number }), end)
     }
 
     /// Evicts a connection when the process needs its resources. Returns false if there is none.
@@ -44,23 +47,23 @@ impl Room {
         self.guests().evict_from_most()
     }
 
-    fn guests(&self) -> MutexGuard<'_, Guests<oneshot::Sender<()>>> {
+    fn guests(&self) -> MutexGuard<'_, OpenConnections<oneshot::Sender<()>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// Records that a response of `bytes` bytes was passed to this connection.
     pub(super) fn answered(&self, bytes: usize) {
         self.room.guests().answered(self.number, bytes);
     }
 
-    pub(super) fn taken(&self) {
-        self.room.guests().taken(self.number);
+    pub(super) fn mark_request_received(&self) {
+        self.room.guests().mark_request_received(self.number);
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.room.guests().by_number.remove(&self.number);
     }
@@ -79,14 +82,14 @@ fn network(address: IpAddr) -> IpAddr {
 
 /// The eviction rules, without sockets. A connection is evicted by dropping its `E`.
 #[derive(Debug)]
-struct Guests<E> {
-    by_number: BTreeMap<u64, Guest<E>>,
+struct OpenConnections<E> {
+    by_number: BTreeMap<u64, OpenConnection<E>>,
     /// The number of the next connection or response.
     next: u64,
 }
 
 #[derive(Debug)]
-struct Guest<E> {
+struct OpenConnection<E> {
     network: IpAddr,
     /// When the connection was opened or last answered, as an increasing number that is independent
     /// of the clock.
@@ -95,7 +98,7 @@ struct Guest<E> {
     _end: E,
 }
 
-impl<E> Default for Guests<E> {
+impl<E> Default for OpenConnections<E> {
     fn default() -> Self {
         Self {
             by_number: BTreeMap::new(),
@@ -104,16 +107,16 @@ impl<E> Default for Guests<E> {
     }
 }
 
-impl<E> Guests<E> {
+impl<E> OpenConnections<E> {
     fn enter(&mut self, network: IpAddr, end: E) -> u64 {
-        let of_it = |guest: &&Guest<E>| guest.network == network;
+        let of_it = |guest: &&OpenConnection<E>| guest.network == network;
         if self.by_number.values().filter(of_it).count() >= CONNECTIONS_PER_ADDRESS_MAX {
             self.evict(|guest| guest.network == network);
         } else if self.by_number.len() >= CONNECTIONS_MAX {
             self.evict_from_most();
         }
         let number = self.tick();
-        let guest = Guest {
+        let guest = OpenConnection {
             network,
             since: number,
             unread: 0,
@@ -146,7 +149,7 @@ impl<E> Guests<E> {
         }
     }
 
-    fn taken(&mut self, number: u64) {
+    fn mark_request_received(&mut self, number: u64) {
         if let Some(guest) = self.by_number.get_mut(&number) {
             guest.unread = 0;
         }
@@ -160,7 +163,7 @@ impl<E> Guests<E> {
     }
 
     /// Evicts the oldest connection that matches.
-    fn evict(&mut self, of: impl Fn(&Guest<E>) -> bool) {
+    fn evict(&mut self, of: impl Fn(&OpenConnection<E>) -> bool) {
         let those = self.by_number.iter().filter(|(_, guest)| of(guest));
         let oldest = those.min_by_key(|(_, guest)| guest.since);
         if let Some(number) = oldest.map(|(number, _)| *number) {
@@ -176,7 +179,9 @@ impl<E> Guests<E> {
 
 /// Returns the network with the largest sum, and that sum. Of several such networks, returns the
 /// one with the oldest connection.
-fn most<'g, E: 'g>(guests: impl Iterator<Item = (&'g Guest<E>, usize)>) -> Option<(IpAddr, usize)> {
+fn most<'g, E: 'g>(
+    guests: impl Iterator<Item = (&'g OpenConnection<E>, usize)>,
+) -> Option<(IpAddr, usize)> {
     let mut sums: HashMap<IpAddr, (usize, u64)> = HashMap::new();
     for (guest, amount) in guests {
         let (sum, since) = sums.entry(guest.network).or_insert((0, u64::MAX));
@@ -198,8 +203,8 @@ mod tests {
     }
 
     /// Creates connections: the given number for each address, in that order.
-    fn guests(of: &[(u8, usize)]) -> (Guests<()>, Vec<u64>) {
-        let mut guests = Guests::default();
+    fn guests(of: &[(u8, usize)]) -> (OpenConnections<()>, Vec<u64>) {
+        let mut guests = OpenConnections::default();
         let one = |(last, count): &(u8, usize)| vec![*last; *count];
         let numbers = of.iter().flat_map(one);
         let numbers = numbers
@@ -208,7 +213,7 @@ mod tests {
         (guests, numbers)
     }
 
-    fn has(guests: &Guests<()>, number: u64) -> bool {
+    fn contains(guests: &OpenConnections<()>, number: u64) -> bool {
         guests.by_number.contains_key(&number)
     }
 
@@ -217,17 +222,17 @@ mod tests {
         let (mut guests, numbers) = guests(&[(1, CONNECTIONS_PER_ADDRESS_MAX)]);
         // The first connection has been active since.
         guests.answered(numbers[0], 10);
-        guests.taken(numbers[0]);
+        guests.mark_request_received(numbers[0]);
         let new = guests.enter(address(1), ());
         assert_eq!(guests.by_number.len(), CONNECTIONS_PER_ADDRESS_MAX);
-        assert!(has(&guests, new) && has(&guests, numbers[0]));
-        assert!(!has(&guests, numbers[1]));
+        assert!(contains(&guests, new) && contains(&guests, numbers[0]));
+        assert!(!contains(&guests, numbers[1]));
     }
 
     #[test]
     fn flood_of_one_address_ends_no_connection_of_another() {
         let (mut guests, numbers) = guests(&[(1, 1), (2, 10 * CONNECTIONS_MAX)]);
-        assert!(has(&guests, numbers[0]));
+        assert!(contains(&guests, numbers[0]));
         // Of many addresses, those with more connections are evicted first.
         for last in 3..=60 {
             for _ in 0..3 {
@@ -235,17 +240,17 @@ mod tests {
             }
         }
         assert_eq!(guests.by_number.len(), CONNECTIONS_MAX);
-        assert!(has(&guests, numbers[0]));
+        assert!(contains(&guests, numbers[0]));
     }
 
     #[test]
     fn where_all_have_the_same_the_oldest_gives_way() {
-        let mut guests = Guests::default();
-        let enter = |guests: &mut Guests<()>, last| guests.enter(address(last), ());
+        let mut guests = OpenConnections::default();
+        let enter = |guests: &mut OpenConnections<()>, last| guests.enter(address(last), ());
         let count = u8::try_from(CONNECTIONS_MAX).expect("few");
         let numbers: Vec<_> = (0..count).map(|last| enter(&mut guests, last)).collect();
         enter(&mut guests, count);
-        assert!(!has(&guests, numbers[0]) && has(&guests, numbers[1]));
+        assert!(!contains(&guests, numbers[0]) && contains(&guests, numbers[1]));
     }
 
     #[test]
@@ -257,21 +262,21 @@ mod tests {
         }
         let unread: usize = guests.by_number.values().map(|guest| guest.unread).sum();
         assert!(unread <= UNREAD_BYTES_MAX, "{unread}");
-        assert!(has(&guests, numbers[0]), "its answer is a small one");
-        assert!(has(&guests, numbers[10]), "it was answered last");
-        assert!(!has(&guests, numbers[1]));
+        assert!(contains(&guests, numbers[0]), "its answer is a small one");
+        assert!(contains(&guests, numbers[10]), "it was answered last");
+        assert!(!contains(&guests, numbers[1]));
         // A response that was received no longer counts, and a single response is not limited.
         let last = numbers[10];
-        guests.taken(last);
+        guests.mark_request_received(last);
         guests.answered(last, UNREAD_BYTES_MAX);
         guests.answered(last, UNREAD_BYTES_MAX);
         assert_eq!(guests.by_number[&last].unread, 2 * UNREAD_BYTES_MAX);
-        assert!(has(&guests, last));
+        assert!(contains(&guests, last));
         assert_eq!(
             guests.by_number.values().filter(|of| of.unread > 0).count(),
             1
         );
-        guests.taken(last);
+        guests.mark_request_received(last);
         assert_eq!(guests.by_number[&last].unread, 0);
         guests.answered(99, 1);
     }
@@ -287,7 +292,7 @@ mod tests {
 
     #[test]
     fn place_that_is_given_up_is_free() {
-        let room = Arc::new(Room::default());
+        let room = Arc::new(ConnectionLimit::default());
         let (seat, mut end) = room.enter(address(1));
         assert!(
             end.try_recv()

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-use super::room::Seat;
+use super::room::ConnectionSlot;
 
 /// How long a client may take to receive a response: Prometheus' default scrape timeout.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -18,13 +18,13 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Stream {
     tcp: TcpStream,
-    seat: Arc<Seat>,
+    seat: Arc<ConnectionSlot>,
     /// Set while the client is not receiving, until everything is written.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
 impl Stream {
-    pub(super) fn new(tcp: TcpStream, seat: Arc<Seat>) -> Self {
+    pub(super) fn new(tcp: TcpStream, seat: Arc<ConnectionSlot>) -> Self {
         Self {
             tcp,
             seat,
@@ -86,7 +86,7 @@ impl AsyncWrite for Stream {
     /// Called when everything is written.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.deadline = None;
-        self.seat.taken();
+        self.seat.mark_request_received();
         Pin::new(&mut self.tcp).poll_flush(context)
     }
 

@@ -78,7 +78,7 @@ impl Scene {
             now: self.began + Duration::from_secs(self.second),
             now_micros: self.micros(),
         };
-        for line in self.watchdog.look(&facts) {
+        for line in self.watchdog.check(&facts) {
             let (begins, kind) = match line {
                 Line::Begins(problem) => {
                     self.last = problem.line();

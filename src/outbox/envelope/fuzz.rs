@@ -16,7 +16,7 @@ pub fn envelope(data: &[u8]) {
     let mut settings = OutboxSettings::default();
     let all = "{type} {created_at}".parse().expect("a template");
     settings.headers.push(("all".to_owned(), all));
-    let mapping = Mapping::of_messages(&settings).expect("it binds");
+    let mapping = Mapping::for_messages(&settings).expect("it binds");
     let mut texts = Texts::default();
     let row = event.row(&mapping, &mut texts);
     let value = |index| mapping.slot(index).and_then(|slot| row[slot]);

@@ -58,7 +58,7 @@ fn an_event_becomes_a_row_as_postgresql_would_print_it() {
         "all".to_owned(),
         "{type} {created_at}".parse().expect("template"),
     ));
-    let mapping = Mapping::of_messages(&settings).expect("binds");
+    let mapping = Mapping::for_messages(&settings).expect("binds");
     let bytes = envelope(Some("{}"), Some(b"p"));
     let event = Envelope::decode(&bytes).expect("decodes");
     let mut texts = Texts::default();
@@ -176,7 +176,7 @@ proptest! {
     ) {
         let timestamp = Some("created_at".to_owned());
         let settings = OutboxSettings { timestamp, ..OutboxSettings::default() };
-        let mapping = Mapping::of_messages(&settings).expect("binds");
+        let mapping = Mapping::for_messages(&settings).expect("binds");
         let mut bytes = envelope(Some("{}"), Some(b"payload"));
         for (at, byte) in changes {
             let at = at.index(bytes.len());

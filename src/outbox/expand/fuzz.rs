@@ -38,7 +38,7 @@ pub fn expand(data: &[u8]) {
     let (Ok(value), Ok(schema)) = (read(&value), read(&schema)) else {
         return;
     };
-    hold(&value, &schema);
+    check_schema(&value, &schema);
 }
 
 fn read(json: &[u8]) -> Result<Value, ()> {
@@ -57,7 +57,7 @@ fn read(json: &[u8]) -> Result<Value, ()> {
 }
 
 /// Checks that the value matches the schema, in the format of Connect's JsonConverter.
-fn hold(value: &Value, schema: &Value) {
+fn check_schema(value: &Value, schema: &Value) {
     let kind = schema["type"].as_str().expect("a type");
     match (kind, value) {
         (_, Value::Null) | ("boolean", Value::Bool(_)) | ("string", Value::String(_)) => {}
@@ -69,7 +69,9 @@ fn hold(value: &Value, schema: &Value) {
         // Connect writes a whole number in an array of doubles unchanged.
         ("double", Value::Number(_)) => {}
         ("array", Value::Array(items)) => {
-            items.iter().for_each(|item| hold(item, &schema["items"]));
+            items
+                .iter()
+                .for_each(|item| check_schema(item, &schema["items"]));
         }
         ("struct", Value::Object(members)) => hold_members(members, schema),
         _ => panic!("{value} is no {kind}"),
@@ -82,7 +84,7 @@ fn hold_members(members: &Map<String, Value>, schema: &Value) {
     let name = |field: &Value| field["field"].as_str().expect("a name").to_owned();
     for field in fields {
         let value = members.get(&name(field));
-        hold(value.unwrap_or_else(|| panic!("no {field}")), field);
+        check_schema(value.unwrap_or_else(|| panic!("no {field}")), field);
     }
     let known: Vec<_> = fields.iter().map(name).collect();
     for member in members.keys() {

@@ -315,7 +315,7 @@ mod tests {
             CoreError::ForeignTable {
                 at,
                 found: outbox(),
-                expected: Box::new(Outbox::Table(TableName::of("public", "t"))),
+                expected: Box::new(Outbox::Table(TableName::from_catalog("public", "t"))),
             },
             CoreError::RowBesideMessages {
                 at,
@@ -343,7 +343,7 @@ mod tests {
             },
             CoreError::BadTuple {
                 at,
-                table: TableName::of("public", "t"),
+                table: TableName::from_catalog("public", "t"),
                 found: "nothing",
             },
             CoreError::BadLine {

@@ -19,7 +19,7 @@ impl MessageSource {
     pub(crate) fn new(prefix: String, settings: &OutboxSettings) -> Result<Self, MappingError> {
         Ok(Self {
             prefix,
-            mapping: Mapping::of_messages(settings)?,
+            mapping: Mapping::for_messages(settings)?,
             left_alone: LeftAlone::default(),
             warned: false,
         })

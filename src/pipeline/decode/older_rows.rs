@@ -28,7 +28,7 @@ pub(super) struct RowTable {
 impl RowTable {
     pub(super) fn name() -> TableName {
         let [schema, name] = OUTBOX_ROW;
-        TableName::of(schema, name)
+        TableName::from_catalog(schema, name)
     }
 
     pub(super) fn is(relation: &Relation<'_>) -> bool {
@@ -66,7 +66,10 @@ impl RowTable {
         let [_, relation, schema, name, ..] = self.places;
         let text = |place: usize| str::from_utf8(values.get(place)?).ok();
         let relation = text(relation)?.parse().ok()?;
-        Some((relation, TableName::of(text(schema)?, text(name)?)))
+        Some((
+            relation,
+            TableName::from_catalog(text(schema)?, text(name)?),
+        ))
     }
 
     /// Reads the row that a row of `walpost.outbox_row` contains. The error describes what was
@@ -81,7 +84,7 @@ impl RowTable {
         let row = OlderRow {
             publication: publication?.to_owned(),
             oid: relation?.parse().map_err(|_| "an OID that is none")?,
-            table: TableName::of(schema?, name?),
+            table: TableName::from_catalog(schema?, name?),
             columns: serde_json::from_str(columns?).map_err(|_| json)?,
             values: serde_json::from_str(values?).map_err(|_| json)?,
         };

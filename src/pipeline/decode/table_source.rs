@@ -151,7 +151,7 @@ impl TableSource {
         };
         (self.settings.need_facts() || has_domains())
             && self.lacks_facts_of(relation.oid)
-            && self.outbox.has(relation.namespace, relation.name)
+            && self.outbox.includes(relation.namespace, relation.name)
     }
 
     /// Like [`Self::lacks_facts`], for an older row.
@@ -193,7 +193,7 @@ impl TableSource {
         if row.publication != *publication {
             return Ok(None);
         }
-        match self.outbox.has(&row.table.schema, &row.table.name) {
+        match self.outbox.includes(&row.table.schema, &row.table.name) {
             true => Ok(Some(row)),
             false => Err(CoreError::ForeignTable {
                 at,
@@ -262,9 +262,9 @@ impl TableSource {
             return Ok(true);
         }
         let place = self.oids.binary_search(&relation.oid);
-        let name = TableName::of(relation.namespace, relation.name);
+        let name = TableName::from_catalog(relation.namespace, relation.name);
         let is_set_aside = self.set_aside.relate(relation.oid, &name);
-        if !self.outbox.has(relation.namespace, relation.name) {
+        if !self.outbox.includes(relation.namespace, relation.name) {
             // The relation may have been an outbox before it was renamed.
             self.forget(place);
             if self.outbox.is_several() {

@@ -12,7 +12,7 @@ use crate::model::dropped_slot::replay_command;
 use crate::pipeline::database::CatalogQueries;
 use crate::pipeline::wal_budget::slot_monitor::Watched;
 use crate::postgres::catalog::table_state::Refresh;
-use crate::postgres::catalog::{Observed, ObservedPublication, hidden_rows_warning, some_of};
+use crate::postgres::catalog::{Observed, ObservedPublication, format_some, hidden_rows_warning};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
@@ -130,7 +130,7 @@ impl PublicationSeen {
                 format!(
                     "tables were taken out of publication {:?} while the pipeline ran, and their events are not delivered: {}",
                     target.publication,
-                    some_of(&lost)
+                    format_some(&lost)
                 ),
                 format!(
                     "Add each again, and send what was written meanwhile: ALTER PUBLICATION {name} ADD TABLE {first}; {replay}. \

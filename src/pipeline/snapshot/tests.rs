@@ -27,7 +27,7 @@ fn silent() -> Connection {
         secret: 1,
         host: "test".to_owned(),
     };
-    Connection::over(session, 1)
+    Connection::from_session(session, 1)
 }
 
 fn decided(record: SnapshotRecord, has_streamed: bool, rows: Rows, confirmed: Lsn) -> Decision {

@@ -283,7 +283,7 @@ mod tests {
             .map(|name| TableColumn { name, type_oid: 25 })
             .collect();
         let mapping = Mapping::bind(&OutboxSettings::default(), "t", &columns).expect("binds");
-        let order = RowOrder::by(
+        let order = RowOrder::from_columns(
             &(),
             [("created_at".to_owned(), 1184), ("x\"y".to_owned(), 25)],
         );

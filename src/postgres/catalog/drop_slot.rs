@@ -47,7 +47,7 @@ const TRANSACTION_IDS: u64 = 1 << 32;
 
 /// Returns the condition that the journal entry `j` is about a slot that was dropped and has not
 /// been replayed.
-fn open() -> String {
+fn open_condition() -> String {
     format!(
         "j.action = '{}' AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
          AND c.id > j.id AND c.detail ->> 'state' = 'done' AND c.detail -> '{DROPPED_SLOTS}' @> to_jsonb(j.id))",
@@ -57,7 +57,7 @@ fn open() -> String {
 
 /// Returns the SQL condition that the journal entry `j` is about the slot of `target`. If several
 /// tables share the slot, each table has its own entries.
-fn of_slot(target: &Target) -> String {
+fn slot_condition(target: &Target) -> String {
     let slot = format!("j.slot = {}", escape_literal(&target.slot));
     match &target.outbox {
         Outbox::OneOf { table, .. } => format!(
@@ -106,16 +106,16 @@ impl Catalog {
         let whose = match target.outbox.table() {
             Some(table) => format!(
                 "{} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
-                of_slot(target),
+                slot_condition(target),
                 escape_literal(pipeline),
                 escape_literal(&table.to_string())
             ),
             None if target.outbox.is_several() => format!(
                 "{} OR j.pipeline = {}",
-                of_slot(target),
+                slot_condition(target),
                 escape_literal(pipeline)
             ),
-            None => of_slot(target),
+            None => slot_condition(target),
         };
         self.open_entries(target, &whose).await
     }
@@ -133,8 +133,8 @@ impl Catalog {
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
         let whose = format!(
             "{} OR j.detail ->> 'table' = {}",
-            of_slot(&Target {
-                outbox: target.outbox.one(table),
+            slot_condition(&Target {
+                outbox: target.outbox.narrow_to(table),
                 ..target.clone()
             }),
             escape_literal(&table.to_string())
@@ -150,7 +150,7 @@ impl Catalog {
         target: &Target,
         whose: &str,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        let condition = format!("({whose}) AND {}", open());
+        let condition = format!("({whose}) AND {}", open_condition());
         let entries = self.entries(target, &condition).await?;
         let is_several = target.outbox.is_several();
         let entries = entries.into_iter().map(|entry| {

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use super::observed::some_of;
+use super::observed::format_some;
 use super::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
@@ -80,7 +80,7 @@ pub(crate) fn hidden_rows_warning(
     Some((
         format!(
             "SELECT returns rows as those of an outbox that PostgreSQL does not send, and they are not delivered: those of table {}",
-            some_of(&names)
+            format_some(&names)
         ),
         remedy,
     ))

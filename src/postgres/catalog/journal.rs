@@ -275,7 +275,7 @@ impl Catalog {
         match error {
             // invalid_schema_name, undefined_table
             CatalogError::Server(server) if matches!(&*server.code, "3F000" | "42P01") => {
-                CatalogError::no_journal(target)
+                CatalogError::missing_journal(target)
             }
             error => error,
         }

@@ -59,7 +59,7 @@ impl Catalog {
         let mut left = Vec::with_capacity(rows.len());
         for row in &rows {
             if let (Some(schema), Some(name)) = (row.get(0), row.get(1)) {
-                left.push(TableName::of(schema, name));
+                left.push(TableName::from_catalog(schema, name));
             }
         }
         left.retain(|table| published.iter().all(|found| found.name != *table));

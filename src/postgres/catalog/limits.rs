@@ -24,7 +24,7 @@ pub(crate) enum Limit {
 impl Limit {
     /// Returns the resource that an error with this SQLSTATE may be about. 53300,
     /// too_many_connections, is also used for ordinary connections.
-    fn of(code: &str) -> Option<Self> {
+    fn from_sqlstate(code: &str) -> Option<Self> {
         match code {
             "53300" => Some(Self::Senders),
             "53400" => Some(Self::Slots),
@@ -62,7 +62,7 @@ impl Catalog {
     /// Adds a hint to an error that is due to a lack of walsenders or slots: what uses them, and
     /// how to fix it.
     pub(crate) async fn name_users(&self, error: &mut ServerError) {
-        let Some(limit) = Limit::of(&error.code) else {
+        let Some(limit) = Limit::from_sqlstate(&error.code) else {
             return;
         };
         // If the query fails, the error is left unchanged.

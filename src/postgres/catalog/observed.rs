@@ -284,7 +284,7 @@ impl Observed {
                 return (!found.other_tables.is_empty()).then(|| Problem::NotEmpty {
                     publication,
                     init: target.init(&["--publication", "NAME"]),
-                    tables: some_of(&found.other_tables),
+                    tables: format_some(&found.other_tables),
                     removed: only_first_of(&found.other_tables),
                 });
             }
@@ -316,7 +316,7 @@ impl Observed {
                 publication,
                 init: target.init(&["--publication", "NAME"]),
                 of: table.to_string(),
-                others: some_of(&found.other_tables),
+                others: format_some(&found.other_tables),
                 removed: only_first_of(&found.other_tables),
             })
         } else {
@@ -414,7 +414,7 @@ impl ObservedPublication {
                 publication,
                 init: target.init(&["--publication", "NAME"]),
                 of,
-                others: some_of(&self.other_tables),
+                others: format_some(&self.other_tables),
                 removed: only_first_of(&self.other_tables),
             })
         } else {
@@ -447,7 +447,7 @@ pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Opti
     Some(format!(
         "tables that are outboxes by their names are not in the publication, so their events are not delivered: {}. Add each: \
          {init}; or leave it out of the patterns in tables",
-        some_of(&names)
+        format_some(&names)
     ))
 }
 
@@ -460,20 +460,20 @@ pub(crate) fn left_publication_error(target: &Target, tables: &[TableName]) -> O
     Some(format!(
         "tables that were in the publication before are no longer in it, so their events are not delivered: {}. Add each: {}; \
          or, if its events are not wanted any more, rename it or leave it out of the patterns in tables",
-        some_of(&names),
+        format_some(&names),
         target.init_table(first)
     ))
 }
 
 /// Formats the first few names of a list that can be as long as the database has tables.
-pub(crate) fn some_of(names: &[String]) -> String {
+pub(crate) fn format_some(names: &[String]) -> String {
     match names.len().saturating_sub(LISTED_MAX) {
         0 => names.join(", "),
-        more => format!("{} and {more} more", first_of(names)),
+        more => format!("{} and {more} more", format_first(names)),
     }
 }
 
-fn first_of(names: &[String]) -> String {
+fn format_first(names: &[String]) -> String {
     names[..names.len().min(LISTED_MAX)].join(", ")
 }
 

@@ -32,7 +32,7 @@ impl OwnTable {
     /// Returns the keywords for its examination by `sql/examine.sql`. The examination must find the
     /// table: if a statement about the table could be prepared and the examination does not find
     /// it, its schema has been renamed in between.
-    fn words(self) -> &'static str {
+    fn examine_keywords(self) -> &'static str {
         match self {
             Self::Journal => "journal present",
             Self::SlotState => "slot_state present",
@@ -108,7 +108,7 @@ impl Catalog {
         let name = format!("walpost_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let sql = format!(
             "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; {settings}PREPARE {name} AS {statement};\n{}EXECUTE {name}; DEALLOCATE {name}",
-            sql_file::examine(target, table.words())
+            sql_file::examine(target, table.examine_keywords())
         );
         let messages = match self.client().simple_query(&sql).await {
             Ok(messages) => messages,

@@ -1,6 +1,6 @@
 //! Partitions that do not belong to the owner of their table.
 
-use super::{Catalog, CatalogError, some_of};
+use super::{Catalog, CatalogError, format_some};
 use crate::postgres::table::{TableName, identifier};
 
 /// A partitioned table, and its partitions that belong to other roles.
@@ -58,8 +58,8 @@ impl PartitionsOfOthers {
              the owner of each partition, and could call functions as that role. Give each to the owner of the table, as in \
              docs/retention.md, \"Change the owner\": what its present owner has attached to it stays",
             self.table,
-            some_of(&self.partitions),
-            some_of(&owners),
+            format_some(&self.partitions),
+            format_some(&owners),
         )
     }
 }

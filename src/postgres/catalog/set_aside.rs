@@ -189,7 +189,7 @@ fn found(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
             let Some(before) = entry.to else { continue };
             let replayed = Replayed {
                 before,
-                snapshot_xmin: id_of(&detail["snapshot_xmin"]),
+                snapshot_xmin: parse_id(&detail["snapshot_xmin"]),
             };
             for open in &mut found {
                 let is_later = open.replayed.is_none_or(|last| last.before < before);
@@ -205,13 +205,13 @@ fn found(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
             }
         }
         if detail["state"] == BEGUN {
-            found.push(begun(entry)?);
+            found.push(parse_begun(entry)?);
         }
     }
     Ok(found)
 }
 
-fn begun(entry: Written) -> Result<SetAside, CatalogError> {
+fn parse_begun(entry: Written) -> Result<SetAside, CatalogError> {
     let detail = &entry.detail;
     let unexpected = |member: &str| {
         let (id, found) = (entry.id, &detail[member]);
@@ -228,7 +228,7 @@ fn begun(entry: Written) -> Result<SetAside, CatalogError> {
         relation: relation.ok_or_else(|| unexpected("relation"))?,
         position: position.ok_or_else(|| unexpected("position"))?,
         reason: text("reason").unwrap_or_default(),
-        since: id_of(&detail["catalog_xmin"]),
+        since: parse_id(&detail["catalog_xmin"]),
         cluster: text("system_id"),
         replayed: None,
         until: None,
@@ -239,7 +239,7 @@ fn begun(entry: Written) -> Result<SetAside, CatalogError> {
 
 /// Parses a transaction ID. It is stored as text, because some JSON parsers can't represent such
 /// large numbers.
-fn id_of(value: &Value) -> Option<u64> {
+fn parse_id(value: &Value) -> Option<u64> {
     value.as_str()?.parse().ok()
 }
 

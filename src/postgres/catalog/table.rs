@@ -120,7 +120,10 @@ impl<'t> RowOrder<'t> {
 
     /// Creates an order by columns of built-in types of this table, which is locked.
     #[must_use]
-    pub(crate) fn by<T>(_table: &'t T, columns: impl IntoIterator<Item = (String, u32)>) -> Self {
+    pub(crate) fn from_columns<T>(
+        _table: &'t T,
+        columns: impl IntoIterator<Item = (String, u32)>,
+    ) -> Self {
         let columns = columns.into_iter();
         Self::new(
             columns
@@ -435,7 +438,7 @@ mod tests {
 
     #[test]
     fn rows_behind_a_key_are_those_that_compare_higher() {
-        let order = RowOrder::by(
+        let order = RowOrder::from_columns(
             &(),
             [("created_at".to_owned(), 1184), ("x\"y".to_owned(), 25)],
         );

@@ -149,7 +149,7 @@ enum Finding {
 }
 
 impl TableLook {
-    fn judge(&self, publication: &str) -> Finding {
+    fn evaluate(&self, publication: &str) -> Finding {
         let is_published = !self.memberships.is_empty();
         let Some(stored) = &self.stored else {
             return match is_published {
@@ -310,8 +310,8 @@ impl Catalog {
         {
             return Ok(Vec::new());
         }
-        let looks = self.look_at_tables(target).await?;
-        let gap = |look: &TableLook| match look.judge(&target.publication) {
+        let looks = self.query_tables(target).await?;
+        let gap = |look: &TableLook| match look.evaluate(&target.publication) {
             Finding::Gap(gap) | Finding::Left(gap) => Some(gap.describe()),
             _ => None,
         };
@@ -338,7 +338,7 @@ impl Catalog {
             return Ok(Vec::new());
         }
         let [schema, name] = OUTBOX_ROW;
-        let mut looks = self.look_at_tables(target).await?;
+        let mut looks = self.query_tables(target).await?;
         looks.retain(|look| {
             let is_left = look.stored.is_some() && look.memberships.is_empty();
             is_left && look.relation != 0 && !look.table.is(schema, name)
@@ -363,12 +363,12 @@ impl Catalog {
         {
             return Ok(false);
         }
-        let looks = self.look_at_tables(target).await?;
+        let looks = self.query_tables(target).await?;
         let mut of_table = looks.iter().filter(|look| look.table == *table);
         Ok(of_table.any(|look| {
             look.stored.as_ref().is_some_and(|stored| stored.is_out)
                 || matches!(
-                    look.judge(&target.publication),
+                    look.evaluate(&target.publication),
                     Finding::Out | Finding::Left(_) | Finding::Gap(_)
                 )
         }))
@@ -394,12 +394,12 @@ impl Catalog {
         {
             return Ok(Some(why));
         }
-        let looks = self.look_at_tables(target).await?;
+        let looks = self.query_tables(target).await?;
         self.record_replaced_tables(pipeline, target, &looks)
             .await?;
         let (mut new, mut same) = (Vec::new(), Vec::new());
         for look in &looks {
-            match (look.judge(&target.publication), &look.stored) {
+            match (look.evaluate(&target.publication), &look.stored) {
                 (Finding::New, _) => new.push(look),
                 (Finding::Same, _) => same.push(look),
                 (Finding::Out, Some(stored)) => {
@@ -462,7 +462,7 @@ impl Catalog {
         if target.outbox.is_messages() || unusable.is_some() {
             return Ok(());
         }
-        let looks = self.look_at_tables(target).await?;
+        let looks = self.query_tables(target).await?;
         self.record_replaced_tables(pipeline, target, &looks).await
     }
 
@@ -485,7 +485,7 @@ impl Catalog {
         {
             return Ok(());
         }
-        let looks = self.look_at_tables(target).await?;
+        let looks = self.query_tables(target).await?;
         let (published, others): (Vec<_>, Vec<_>) =
             looks.iter().partition(|look| !look.memberships.is_empty());
         self.insert_tables(target, &published, Existing::Any)
@@ -506,7 +506,7 @@ impl Catalog {
     }
 
     /// Returns the tables of this outbox that are published or recorded, all as of one moment.
-    async fn look_at_tables(&self, target: &Target) -> Result<Vec<TableLook>, CatalogError> {
+    async fn query_tables(&self, target: &Target) -> Result<Vec<TableLook>, CatalogError> {
         let version = self.version().await?;
         let mut wanted = Vec::new();
         match &target.outbox {
@@ -520,7 +520,7 @@ impl Catalog {
                 let publication = self.publication(&all, version).await?;
                 wanted.extend(publication.into_iter().flat_map(|found| found.tables));
                 let [schema, name] = OUTBOX_ROW;
-                wanted.push(TableName::of(schema, name));
+                wanted.push(TableName::from_catalog(schema, name));
             }
         }
         let rows = self
@@ -534,10 +534,10 @@ impl Catalog {
             .map_err(|error| self.with_grant(error, |role| grant(role, "SELECT")))?;
         let mut looks = Vec::with_capacity(rows.len());
         for row in &rows {
-            let look = look(row)?;
+            let look = parse_table(row)?;
             // The record may be from an earlier configuration of the pipeline.
             if wanted.contains(&look.table)
-                || target.outbox.has(&look.table.schema, &look.table.name)
+                || target.outbox.includes(&look.table.schema, &look.table.name)
             {
                 looks.push(look);
             }
@@ -756,7 +756,7 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
     )
 }
 
-fn look(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
+fn parse_table(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
     let unexpected =
         |column: &str| CatalogError::Unexpected(format!("walpost.table_state: {column}"));
     let text = |column: &str| -> Result<Option<&str>, CatalogError> { Ok(row.try_get(column)?) };
@@ -771,7 +771,7 @@ fn look(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
         None => None,
         Some(publication) => Some(StoredTable {
             name: match (text("present_schema")?, text("present_name")?) {
-                (Some(schema), Some(name)) => Some(TableName::of(schema, name)),
+                (Some(schema), Some(name)) => Some(TableName::from_catalog(schema, name)),
                 _ => None,
             },
             is_published: text("stored_is_published")? == Some("t"),
@@ -786,7 +786,7 @@ fn look(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
         }),
     };
     Ok(TableLook {
-        table: TableName::of(needed("schema")?, needed("name")?),
+        table: TableName::from_catalog(needed("schema")?, needed("name")?),
         relation: parse(text("relation")?, || unexpected("relation"))?.unwrap_or_default(),
         memberships: memberships("memberships")?,
         member_xid: parse(text("member_xid")?, || unexpected("xmin"))?,

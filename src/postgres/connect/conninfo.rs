@@ -75,7 +75,7 @@ pub struct Conninfo {
     /// The environment variable that supplied the password, if one did.
     password_variable: Option<&'static str>,
     passfile: Option<PathBuf>,
-    kept: Option<Kept>,
+    kept: Option<PasswordSource>,
     password_command: Option<PasswordCommand>,
 }
 
@@ -89,13 +89,13 @@ pub(crate) struct PasswordCommand {
 
 /// A file that contains the connection string.
 #[derive(Clone)]
-struct Kept {
+struct PasswordSource {
     /// How messages refer to the file.
     place: Arc<str>,
     read: Arc<dyn Fn() -> Result<Conninfo, String> + Send + Sync>,
 }
 
-impl fmt::Debug for Kept {
+impl fmt::Debug for PasswordSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.place)
     }
@@ -293,7 +293,7 @@ impl Conninfo {
     #[must_use]
     pub(crate) fn for_init(&self) -> Self {
         Self {
-            notices: Arc::new(NoticeLimit::of_init()),
+            notices: Arc::new(NoticeLimit::for_init()),
             ..self.clone()
         }
     }
@@ -445,12 +445,12 @@ impl Conninfo {
     /// connection string. `place` is how messages refer to the file. Hosts, user and database stay
     /// the same.
     #[must_use]
-    pub fn kept_in(
+    pub fn with_source(
         mut self,
         place: &str,
         read: impl Fn() -> Result<Conninfo, String> + Send + Sync + 'static,
     ) -> Self {
-        self.kept = Some(Kept {
+        self.kept = Some(PasswordSource {
             place: place.into(),
             read: Arc::new(read),
         });
@@ -459,7 +459,7 @@ impl Conninfo {
 
     /// Returns whether a connection string contains a password.
     #[must_use]
-    pub fn holds_password(text: &str) -> bool {
+    pub fn contains_password(text: &str) -> bool {
         syntax::pairs(text).is_ok_and(|pairs| pairs.iter().any(|(name, _)| is_password(name)))
     }
 
@@ -476,8 +476,8 @@ impl Conninfo {
     /// Returns the parameter that contains `marker`, if a row may supply a value for the marker
     /// there.
     #[must_use]
-    pub(crate) fn parameter_of(text: &str, marker: &str) -> Option<&'static str> {
-        of_row::parameter_of(text, marker)
+    pub(crate) fn parameter_with(text: &str, marker: &str) -> Option<&'static str> {
+        of_row::parameter_with(text, marker)
     }
 
     /// Checks a value that a row supplies for a part of `parameter`.
@@ -518,7 +518,7 @@ impl Conninfo {
 
     /// Returns the same connection, but to the database of `other`.
     #[must_use]
-    pub fn to_database_of(&self, other: &Conninfo) -> Conninfo {
+    pub fn with_database_of(&self, other: &Conninfo) -> Conninfo {
         Conninfo {
             dbname: other.dbname.clone(),
             ..self.clone()
@@ -531,7 +531,7 @@ impl Conninfo {
     }
 
     /// Returns whether `options` set the role of the session, as in `-c role=shop`.
-    pub(crate) fn asks_for_role(&self) -> bool {
+    pub(crate) fn sets_role(&self) -> bool {
         let options = self.options.as_deref().unwrap_or_default();
         options.split_whitespace().any(|word| {
             let word = word.strip_prefix("-c").unwrap_or(word);
@@ -553,7 +553,7 @@ impl Conninfo {
                 program.path()
             );
         }
-        let again = self.read_again();
+        let again = self.reread();
         let now = again.as_ref().unwrap_or(self);
         match (&now.password, now.password_variable, &self.kept) {
             (Some(_), Some(variable), _) => {
@@ -573,8 +573,8 @@ impl Conninfo {
 
     /// Reads the connection string again from its file. Returns `None` if there is no such file or
     /// it no longer contains this connection string.
-    fn read_again(&self) -> Option<Conninfo> {
-        let Kept { place, read } = self.kept.as_ref()?;
+    fn reread(&self) -> Option<Conninfo> {
+        let PasswordSource { place, read } = self.kept.as_ref()?;
         let reason = match read() {
             Ok(now)
                 if (&now.hosts, &now.user, &now.dbname)
@@ -592,7 +592,7 @@ impl Conninfo {
     /// Returns the password for one of the hosts: from the string or PGPASSWORD, otherwise from the
     /// password file.
     pub(crate) fn password(&self, host: &Host) -> Option<Secret> {
-        match self.read_again() {
+        match self.reread() {
             Some(now) => now.password_for(host),
             None => self.password_for(host),
         }
@@ -606,13 +606,13 @@ impl Conninfo {
             Place::Socket(folder) if SOCKET_FOLDERS.contains(&folder.as_str()) => "localhost",
             Place::Socket(name) | Place::Tcp { name, .. } => name,
         };
-        let wanted = passfile::Wanted {
+        let wanted = passfile::PassfileQuery {
             host: name,
             port: host.port,
             dbname: &self.dbname,
             user: &self.user,
         };
-        passfile::look_up(self.passfile.as_deref()?, &wanted).map(Secret)
+        passfile::find_password(self.passfile.as_deref()?, &wanted).map(Secret)
     }
 }
 

@@ -215,7 +215,7 @@ pub(crate) async fn replication(
 ) -> Result<Session, DialError> {
     let mut parameters = vec![("replication", "database")];
     parameters.extend_from_slice(startup);
-    open(conninfo, &parameters).await
+    connect(conninfo, &parameters).await
 }
 
 /// Opens an SQL client and its connection, which must be driven. If the server sends more than
@@ -228,16 +228,16 @@ pub(crate) async fn sql(
     conninfo: &Conninfo,
     limits: SqlLimits,
 ) -> Result<(tokio_postgres::Client, SqlConnection), DialError> {
-    let session = open(conninfo, &[("lock_timeout", LOCK_TIMEOUT)]).await?;
+    let session = connect(conninfo, &[("lock_timeout", LOCK_TIMEOUT)]).await?;
     let (client, mut connection) =
         handover::to_tokio_postgres(session, &conninfo.user, limits).await?;
     connection.notices = Arc::clone(&conninfo.notices);
     Ok((client, connection))
 }
 
-async fn open(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, DialError> {
+async fn connect(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, DialError> {
     let mut parameters = SAFE_SESSION.to_vec();
-    if conninfo.asks_for_role() {
+    if conninfo.sets_role() {
         parameters.retain(|parameter| *parameter != ROLE);
     }
     parameters.extend_from_slice(more);
@@ -275,7 +275,7 @@ async fn open(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, Dia
         }
     }
     Err(
-        DialError::of(failures).unwrap_or_else(|| DialError::Resolve {
+        DialError::combine(failures).unwrap_or_else(|| DialError::Resolve {
             host: conninfo.describe(),
             source: io::Error::other("no address"),
         }),
@@ -308,7 +308,7 @@ async fn addresses(conninfo: &Conninfo, host: &Host) -> Result<Vec<Address>, Dia
             Ok(found)
         }
     };
-    let found = within(conninfo, &host.to_string(), look_up).await?;
+    let found = with_timeout(conninfo, &host.to_string(), look_up).await?;
     found.map_err(|source| DialError::Resolve {
         host: host.to_string(),
         source,
@@ -316,7 +316,7 @@ async fn addresses(conninfo: &Conninfo, host: &Host) -> Result<Vec<Address>, Dia
 }
 
 /// Limits a step to the time allowed for a connection attempt.
-async fn within<T>(
+async fn with_timeout<T>(
     conninfo: &Conninfo,
     label: &str,
     step: impl Future<Output = T>,
@@ -344,7 +344,7 @@ struct Attempt<'a> {
 impl Attempt<'_> {
     async fn run(&self) -> Result<Session, DialError> {
         let tls = &self.conninfo.tls;
-        let error = match within(self.conninfo, self.label, self.open(tls)).await? {
+        let error = match with_timeout(self.conninfo, self.label, self.open(tls)).await? {
             Ok(session) => return Ok(session),
             Err(error) => error,
         };
@@ -360,7 +360,7 @@ impl Attempt<'_> {
             mode: SslMode::Disable,
             ..tls.clone()
         };
-        match within(self.conninfo, self.label, self.open(&plain)).await {
+        match with_timeout(self.conninfo, self.label, self.open(&plain)).await {
             Ok(Ok(session)) => {
                 tracing::warn!(host = self.label, %error, "connected without TLS, as sslmode=prefer allows");
                 Ok(session)
@@ -380,7 +380,7 @@ impl Attempt<'_> {
             .await?;
         self.conninfo
             .exposures
-            .note(wire.exposure(), self.label, tls.mode);
+            .record_connection(wire.exposure(), self.label, tls.mode);
         if started.may_be_since(LATER_TIMEOUTS_SINCE) {
             wire.query(LATER_TIMEOUTS).await?;
         }

@@ -20,7 +20,7 @@ pub(super) struct Buffer {
 
 impl Buffer {
     /// Creates a buffer that contains these bytes.
-    pub(super) fn of(unread: &[u8]) -> Self {
+    pub(super) fn from_unread(unread: &[u8]) -> Self {
         Self {
             bytes: unread.to_vec(),
             start: 0,
@@ -28,7 +28,7 @@ impl Buffer {
         }
     }
 
-    /// Reuses this buffer's memory for an empty chunk: bytes that [`Buffer::follow`] appends to
+    /// Reuses this buffer's memory for an empty chunk: bytes that [`Buffer::append_chunk`] appends to
     /// others.
     pub(super) fn into_chunk(mut self) -> Self {
         if self.bytes.len() != CHUNK_BYTES {
@@ -60,7 +60,7 @@ impl Buffer {
 
     /// Returns the space to read into, at least [`READ_BYTES`] and at least `missing`.
     /// [`Buffer::filled`] records how many bytes were read.
-    pub(super) fn room(&mut self, missing: usize) -> &mut [u8] {
+    pub(super) fn space_for(&mut self, missing: usize) -> &mut [u8] {
         let needed = missing.max(READ_BYTES);
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -80,7 +80,7 @@ impl Buffer {
     }
 
     /// Returns the remaining space of a chunk.
-    pub(super) fn rest(&mut self) -> &mut [u8] {
+    pub(super) fn remaining_space(&mut self) -> &mut [u8] {
         &mut self.bytes[self.end..]
     }
 
@@ -95,7 +95,7 @@ impl Buffer {
 
     /// Appends the bytes of a chunk, and returns memory that is no longer needed. `missing` is the
     /// number of bytes missing from the current message.
-    pub(super) fn follow(&mut self, mut chunk: Self, missing: usize) -> Self {
+    pub(super) fn append_chunk(&mut self, mut chunk: Self, missing: usize) -> Self {
         let unread = self.unread();
         if unread.len() <= chunk.start {
             let start = chunk.start - unread.len();
@@ -104,7 +104,7 @@ impl Buffer {
             return std::mem::replace(self, chunk);
         }
         let behind = chunk.unread();
-        self.room(missing.max(behind.len()))[..behind.len()].copy_from_slice(behind);
+        self.space_for(missing.max(behind.len()))[..behind.len()].copy_from_slice(behind);
         self.filled(behind.len());
         chunk
     }
@@ -116,7 +116,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn read(buffer: &mut Buffer, bytes: &[u8], missing: usize) {
-        let room = buffer.room(missing);
+        let room = buffer.space_for(missing);
         assert!(room.len() >= missing.max(READ_BYTES));
         room[..bytes.len()].copy_from_slice(bytes);
         buffer.filled(bytes.len());
@@ -125,7 +125,7 @@ mod tests {
     fn chunk(bytes: &[u8], memory: Buffer) -> Buffer {
         let mut chunk = memory.into_chunk();
         assert!(chunk.unread().is_empty());
-        chunk.rest()[..bytes.len()].copy_from_slice(bytes);
+        chunk.remaining_space()[..bytes.len()].copy_from_slice(bytes);
         chunk.filled(bytes.len());
         chunk
     }
@@ -137,7 +137,7 @@ mod tests {
         fn bytes_come_out_as_they_went_in(
             steps in proptest::collection::vec((0..40_000_usize, any::<bool>(), 0..3_usize, 0..200_000_usize), 1..60),
         ) {
-            let mut buffer = Buffer::of(b"");
+            let mut buffer = Buffer::from_unread(b"");
             let mut memory = Buffer::default();
             let mut endless = (0..=250_u8).cycle();
             let mut expected = std::collections::VecDeque::new();
@@ -145,7 +145,7 @@ mod tests {
                 let bytes: Vec<u8> = endless.by_ref().take(count).collect();
                 expected.extend(bytes.iter().copied());
                 if is_chunk {
-                    memory = buffer.follow(chunk(&bytes, memory), missing);
+                    memory = buffer.append_chunk(chunk(&bytes, memory), missing);
                 } else {
                     read(&mut buffer, &bytes, missing);
                 }
@@ -161,16 +161,16 @@ mod tests {
 
     #[test]
     fn a_chunk_takes_the_place_of_what_it_follows_and_nothing_is_moved_but_a_beginning() {
-        let mut buffer = Buffer::of(&[1; HEAD_BYTES]);
+        let mut buffer = Buffer::from_unread(&[1; HEAD_BYTES]);
         let second = chunk(&[2; 10], Buffer::default());
         let place = second.bytes.as_ptr();
-        let spare = buffer.follow(second, 0);
+        let spare = buffer.append_chunk(second, 0);
         assert_eq!(spare.bytes.len(), HEAD_BYTES);
         assert_eq!(buffer.bytes.as_ptr(), place);
         assert_eq!(buffer.unread(), [&[1; HEAD_BYTES][..], &[2; 10]].concat());
         // One byte too many to be moved in front of the chunk.
-        let mut buffer = Buffer::of(&[1; HEAD_BYTES + 1]);
-        let spare = buffer.follow(chunk(&[2; 10], spare), 0);
+        let mut buffer = Buffer::from_unread(&[1; HEAD_BYTES + 1]);
+        let spare = buffer.append_chunk(chunk(&[2; 10], spare), 0);
         assert_eq!(spare.bytes.len(), CHUNK_BYTES);
         assert_eq!(
             buffer.unread(),
@@ -180,18 +180,18 @@ mod tests {
 
     #[test]
     fn no_memory_is_asked_for_however_much_of_a_small_message_is_left() {
-        let mut buffer = Buffer::of(b"");
+        let mut buffer = Buffer::from_unread(b"");
         read(&mut buffer, b"x", 1);
         let place = buffer.bytes.as_ptr();
         read(&mut buffer, &[1; HEAD_BYTES - 1], 1);
-        buffer.room(1);
+        buffer.space_for(1);
         assert_eq!(buffer.bytes.as_ptr(), place);
         assert_eq!(buffer.capacity(), CHUNK_BYTES);
     }
 
     #[test]
     fn memory_that_one_message_needed_is_given_back() {
-        let mut buffer = Buffer::of(b"");
+        let mut buffer = Buffer::from_unread(b"");
         let held = [&[1; READ_BYTES][..], b"x"].concat();
         read(&mut buffer, &held[..READ_BYTES], 1);
         read(&mut buffer, b"x", 10 << 20);
@@ -201,16 +201,16 @@ mod tests {
         read(&mut buffer, b"y", 1);
         assert_eq!(buffer.unread(), b"xy");
         buffer.consume(2);
-        buffer.room(1);
+        buffer.space_for(1);
         assert_eq!(buffer.capacity(), CHUNK_BYTES);
         // Memory up to the limit is kept.
-        buffer.room(LARGE_BYTES);
-        buffer.room(1);
+        buffer.space_for(LARGE_BYTES);
+        buffer.space_for(1);
         assert_eq!(buffer.capacity(), LARGE_BYTES);
         let place = buffer.bytes.as_ptr();
         read(&mut buffer, b"z", 1);
         buffer.consume(1);
-        buffer.room(READ_BYTES);
+        buffer.space_for(READ_BYTES);
         assert_eq!(buffer.bytes.as_ptr(), place);
     }
 }

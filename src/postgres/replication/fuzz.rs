@@ -14,11 +14,11 @@ pub(crate) const ROW_MAX: usize = 10_000;
 /// Returns a connection in `CopyBoth`, and the server's end of it: a pipe with the given capacity.
 pub(crate) fn streaming(room: usize) -> (Connection, DuplexStream) {
     let (client, server) = tokio::io::duplex(room);
-    (over(Socket::Memory(client)), server)
+    (copy_both_over(Socket::Memory(client)), server)
 }
 
 /// Returns a connection in `CopyBoth` over this socket.
-pub(crate) fn over(socket: Socket) -> Connection {
+pub(crate) fn copy_both_over(socket: Socket) -> Connection {
     let session = dial::Session {
         socket,
         buffer: BytesMut::new(),
@@ -27,7 +27,7 @@ pub(crate) fn over(socket: Socket) -> Connection {
         secret: 1,
         host: "here".to_owned(),
     };
-    Connection::over(session, ROW_MAX)
+    Connection::from_session(session, ROW_MAX)
 }
 
 /// Passes every frame of the stream to `each` until an error occurs, and returns the error.
@@ -45,7 +45,7 @@ pub(crate) async fn read_all(
                 connection.consume();
             }
             Ok(None) => {
-                if let Err(error) = connection.fill().await {
+                if let Err(error) = connection.receive().await {
                     return error;
                 }
             }

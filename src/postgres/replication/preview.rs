@@ -54,7 +54,7 @@ impl Connection {
             if must_reply {
                 self.respond(false, limit).await?;
             }
-            match timeout(REQUEST_INTERVAL, self.fill()).await {
+            match timeout(REQUEST_INTERVAL, self.receive()).await {
                 Ok(filled) => filled?,
                 Err(_) if self.last_heard().elapsed() > limit => {
                     return Err(ConnectionError::Silent(limit));

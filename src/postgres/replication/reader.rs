@@ -33,11 +33,11 @@ const RESPONSE_DELAY: Duration = Duration::from_millis(1);
 
 /// Handle of the thread, which is stopped when the handle is dropped.
 pub(super) struct Reader {
-    shared: Arc<Shared>,
+    shared: Arc<ReaderState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct ReaderState {
     state: Mutex<State>,
     /// Signals that the thread has a new task, or that there is space for a chunk.
     changed: Condvar,
@@ -72,7 +72,7 @@ impl Reader {
     /// # Errors
     /// The thread can't be started.
     pub(super) fn start(socket: impl Read + Send + 'static, bytes_max: usize) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ReaderState {
             state: Mutex::new(State {
                 task: Task::Rest,
                 chunks: VecDeque::new(),
@@ -96,9 +96,9 @@ impl Reader {
     }
 
     /// Makes the thread read until nothing has arrived for a moment. The caller must not read from
-    /// the socket before [`Reader::next`] has returned `None`.
+    /// the socket before [`Reader::next_chunk`] has returned `None`.
     pub(super) fn read(&self) {
-        self.go_on();
+        self.cancel_finish();
         self.shared.lock().task = Task::Read;
         self.shared.changed.notify_one();
     }
@@ -109,7 +109,7 @@ impl Reader {
     }
 
     /// Revokes [`Reader::finish`], unless it has already taken effect.
-    pub(super) fn go_on(&self) {
+    pub(super) fn cancel_finish(&self) {
         self.shared.finishes.store(false, Ordering::Relaxed);
     }
 
@@ -118,7 +118,7 @@ impl Reader {
     ///
     /// # Errors
     /// The socket's error, after everything read before it.
-    pub(super) async fn next(&self) -> io::Result<Option<Buffer>> {
+    pub(super) async fn next_chunk(&self) -> io::Result<Option<Buffer>> {
         loop {
             {
                 let mut state = self.shared.lock();
@@ -158,14 +158,14 @@ impl Drop for Reader {
     }
 }
 
-impl Shared {
+impl ReaderState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until reading is requested and there is space for a chunk, and returns memory for it.
     /// Returns `None` when the thread should end.
-    fn chunk(&self) -> Option<Buffer> {
+    fn wait_for_request(&self) -> Option<Buffer> {
         let mut state = self.lock();
         loop {
             match state.task {
@@ -183,8 +183,8 @@ impl Shared {
     fn run(&self, mut socket: impl Read) {
         // When something last arrived, while reading.
         let mut came = None;
-        while let Some(mut chunk) = self.chunk() {
-            match self.fill(
+        while let Some(mut chunk) = self.wait_for_request() {
+            match self.fill_chunk(
                 &mut chunk,
                 &mut socket,
                 came.get_or_insert_with(Instant::now),
@@ -194,7 +194,7 @@ impl Shared {
                     self.ready.notify_one();
                 }
                 Break(failure) => {
-                    self.rest(chunk, failure);
+                    self.hand_over_last(chunk, failure);
                     came = None;
                 }
             }
@@ -202,7 +202,7 @@ impl Shared {
     }
 
     /// Reads until the chunk is full, or requested and due, or reading should stop.
-    fn fill(
+    fn fill_chunk(
         &self,
         chunk: &mut Buffer,
         socket: &mut impl Read,
@@ -212,7 +212,7 @@ impl Shared {
         let mut since = None;
         loop {
             thread::sleep(BUFFER_FILL_DELAY);
-            match socket.read(chunk.rest()) {
+            match socket.read(chunk.remaining_space()) {
                 // The next reader of the socket finds the end of file again.
                 Ok(0) => return Break(None),
                 Ok(count) => {
@@ -228,7 +228,7 @@ impl Shared {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Break(Some(error)),
             }
-            let is_full = chunk.rest().len() < CHUNK_SPACE_MIN;
+            let is_full = chunk.remaining_space().len() < CHUNK_SPACE_MIN;
             let is_due = chunk.unread().len() >= RESPONSE_BYTES
                 || since.is_some_and(|since| since.elapsed() >= RESPONSE_DELAY);
             if is_full || is_due && self.wanted.swap(false, Ordering::Relaxed) {
@@ -238,7 +238,7 @@ impl Shared {
     }
 
     /// Hands over the last bytes read, and pauses until reading is requested again.
-    fn rest(&self, chunk: Buffer, failure: Option<io::Error>) {
+    fn hand_over_last(&self, chunk: Buffer, failure: Option<io::Error>) {
         let mut state = self.lock();
         match chunk.unread().is_empty() {
             true => state.spare.push(chunk),

@@ -1,6 +1,6 @@
 //! Servers that are malicious or are not PostgreSQL.
 
-use super::fuzz::{ROW_MAX, over, read_all, streaming};
+use super::fuzz::{ROW_MAX, copy_both_over, read_all, streaming};
 use super::*;
 use crate::postgres::connect::dial::Socket;
 use proptest::prelude::*;
@@ -80,7 +80,7 @@ async fn what_is_buffered_stays_the_next_and_ends_with_what_is_not_whole() {
         assert!(bodies(&connection).is_empty());
         let sent = [&row(b"one"), &row(b"two")[..], last].concat();
         server.write_all(&sent).await.expect("room");
-        connection.fill().await.expect("filled");
+        connection.receive().await.expect("filled");
         assert_eq!(bodies(&connection), [b"one", b"two"]);
         let next = connection.peek_row().expect("a row");
         assert_eq!(next, Some(CopyOut::Row(b"one")));
@@ -206,7 +206,7 @@ fn receive_in_order(seed: u64) -> ReadCounts {
     let sender = std::thread::spawn(move || send_rows(server, ROWS, sending));
     let receive = async {
         let socket = tokio::net::UnixStream::from_std(ours).expect("registered");
-        let mut connection = over(Socket::Unix(socket));
+        let mut connection = copy_both_over(Socket::Unix(socket));
         let mut counts = ReadCounts::default();
         let mut next = 0_u32;
         while next < ROWS {
@@ -234,9 +234,9 @@ fn receive_in_order(seed: u64) -> ReadCounts {
             }
             if dice.u32(..20) == 0 {
                 // Dropped before anything arrives.
-                let _ = timeout(Duration::from_micros(1), connection.fill()).await;
+                let _ = timeout(Duration::from_micros(1), connection.receive()).await;
             } else if next < ROWS {
-                connection.fill().await.expect("more");
+                connection.receive().await.expect("more");
             }
         }
         // Status updates reach the server in both modes.
@@ -245,12 +245,12 @@ fn receive_in_order(seed: u64) -> ReadCounts {
                 assert!(connection.read_ahead(1 << 18, Instant::now()));
             } else {
                 while let Transport::Written(_) = connection.transport {
-                    let _ = timeout(Duration::from_millis(20), connection.fill()).await;
+                    let _ = timeout(Duration::from_millis(20), connection.receive()).await;
                 }
             }
             connection.write(b"status").await.expect("written");
         }
-        let last = connection.fill();
+        let last = connection.receive();
         theirs.shutdown(std::net::Shutdown::Write).expect("closed");
         assert!(matches!(last.await, Err(ConnectionError::Closed)));
         (theirs, counts)

@@ -63,7 +63,7 @@ impl Transport {
     /// The process or system is out of file descriptors.
     pub(super) fn resume_reading(&mut self) -> io::Result<()> {
         if let Self::Written(socket) = self {
-            *self = Self::Whole(Socket::of_unix_handle(socket.try_clone()?)?);
+            *self = Self::Whole(Socket::from_unix_handle(socket.try_clone()?)?);
         }
         Ok(())
     }

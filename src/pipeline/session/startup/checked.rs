@@ -73,7 +73,7 @@ impl<C: CatalogQueries> Checked<C> {
         }
         settings.check_drop_slot(&observed)?;
         if settings.sets_tables_aside() && !observed.has_journal {
-            return Err(CatalogError::no_journal(target).into());
+            return Err(CatalogError::missing_journal(target).into());
         }
         if !start.session_state.has_reminded {
             slot_monitor::remind(settings, &catalog).await?;

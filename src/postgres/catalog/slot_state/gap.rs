@@ -163,5 +163,5 @@ impl Gap {
 /// Returns whether an outbox includes the table of this name.
 fn is_outbox(target: &Target, table: &str) -> bool {
     let table: Result<TableName, _> = table.parse();
-    table.is_ok_and(|table| target.outbox.has(&table.schema, &table.name))
+    table.is_ok_and(|table| target.outbox.includes(&table.schema, &table.name))
 }

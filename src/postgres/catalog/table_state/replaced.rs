@@ -90,7 +90,7 @@ impl ReplacedTable {
         recorded: Option<MissingRows>,
     ) -> Option<Self> {
         let stored = look.stored.as_ref()?;
-        let unpublished = match look.judge(&target.publication) {
+        let unpublished = match look.evaluate(&target.publication) {
             // The entry about the present table covers these rows as well.
             Finding::Gap(gap) if !stored.is_published => Some(MissingRows {
                 from: gap.from,
@@ -161,7 +161,7 @@ impl ReplacedTable {
         };
         let first = match &target.outbox {
             Outbox::Tables(_) | Outbox::OneOf { .. }
-                if !target.outbox.has(&name.schema, &name.name) =>
+                if !target.outbox.includes(&name.schema, &name.name) =>
             {
                 format!("No pattern in tables stands for {name}: add it to tables. ")
             }
@@ -294,7 +294,9 @@ impl Catalog {
         for hidden in self.hidden_rows(std::slice::from_ref(parent)).await? {
             let table = hidden.into_table();
             // A table that is itself an outbox has its own record.
-            if !target.outbox.has(&table.schema, &table.name) && self.has_storage(&table).await? {
+            if !target.outbox.includes(&table.schema, &table.name)
+                && self.has_storage(&table).await?
+            {
                 children.push(ReplacedTable::child(look, target, parent, table));
             }
         }

@@ -40,7 +40,7 @@ fn gap(since: Option<u64>) -> Finding {
 
 #[track_caller]
 fn check(look: &TableLook, expected: Finding) {
-    assert_eq!(look.judge("tenants"), expected);
+    assert_eq!(look.evaluate("tenants"), expected);
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn rows_from_before_a_table_left_one_publication_are_not_sent_for_another() {
 #[test]
 fn table_of_older_rows_has_no_gap() {
     let mut look = look(&[2], Some(stored(&[1])));
-    look.table = TableName::of(OUTBOX_ROW[0], OUTBOX_ROW[1]);
+    look.table = TableName::from_catalog(OUTBOX_ROW[0], OUTBOX_ROW[1]);
     check(&look, Finding::Changed);
     look.memberships = Memberships::new();
     check(&look, Finding::Out);

@@ -45,7 +45,7 @@ impl DueCopy {
     /// [`super::replaced`] adds an entry to the journal.
     fn is_replaced(&self, target: &Target) -> bool {
         let TableName { schema, name } = &self.recorded;
-        self.is_name_taken && target.outbox.has(schema, name)
+        self.is_name_taken && target.outbox.includes(schema, name)
     }
 }
 
@@ -144,7 +144,7 @@ impl Catalog {
         let (mut present, mut is_name_taken) = (None, false);
         for row in &rows {
             match row.try_get(2)? {
-                true => present = Some(TableName::of(row.try_get(0)?, row.try_get(1)?)),
+                true => present = Some(TableName::from_catalog(row.try_get(0)?, row.try_get(1)?)),
                 false => is_name_taken = true,
             }
         }

@@ -98,10 +98,10 @@ pub(crate) struct Exposures(Mutex<Vec<(Exposure, String)>>);
 
 impl Exposures {
     /// Records an authenticated connection, and logs a warning if it is open to others.
-    pub(crate) fn note(&self, exposure: Exposure, host: &str, mode: SslMode) {
+    pub(crate) fn record_connection(&self, exposure: Exposure, host: &str, mode: SslMode) {
         let consequence = match exposure {
             Exposure::Local | Exposure::Proven => return,
-            Exposure::OtherUser { .. } => return self.note_socket(exposure, host),
+            Exposure::OtherUser { .. } => return self.record_socket(exposure, host),
             Exposure::Unproven => {
                 "whoever is between can pass for the server, and read and change what it sends"
             }
@@ -118,7 +118,7 @@ impl Exposures {
         self.warn_once(exposure, text);
     }
 
-    fn note_socket(&self, exposure: Exposure, host: &str) {
+    fn record_socket(&self, exposure: Exposure, host: &str) {
         let text = format!(
             "the connection to PostgreSQL at {host} {}: whoever listens there while PostgreSQL is down can pass for the server, and \
              change what it sends. {}",
@@ -130,7 +130,7 @@ impl Exposures {
 
     /// Warns that a cleartext password is sent over the loopback interface. No network is involved,
     /// but any process may be listening on the port.
-    pub(crate) fn note_clear_password(&self, host: &str) {
+    pub(crate) fn warn_clear_password(&self, host: &str) {
         let text = format!(
             "the server at {host} asks for the password in clear text, and the connection has no TLS that checks who asks: while \
              PostgreSQL is down, another user of this machine can listen on its port and is sent the password. Have the server ask \
@@ -164,9 +164,13 @@ mod tests {
     fn what_is_found_of_a_connection_is_known_to_all_of_the_same_string() {
         let conninfo = Conninfo::parse("host=h user=u", &|_| None).expect("a connection string");
         let clone = conninfo.clone();
-        clone.exposures.note(Exposure::Proven, "h", SslMode::Prefer);
+        clone
+            .exposures
+            .record_connection(Exposure::Proven, "h", SslMode::Prefer);
         assert_eq!(conninfo.exposures(), Vec::<String>::new());
-        clone.exposures.note(Exposure::Clear, "h", SslMode::Prefer);
+        clone
+            .exposures
+            .record_connection(Exposure::Clear, "h", SslMode::Prefer);
         let [told] = &conninfo.exposures()[..] else {
             panic!("{:?}", conninfo.exposures());
         };

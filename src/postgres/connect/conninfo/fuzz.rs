@@ -16,7 +16,7 @@ pub fn conninfo(data: &[u8]) {
     if text.contains(PASSWORD) {
         return;
     }
-    let _ = shown(text);
+    let _ = displayed(text);
     if let Ok(pairs) = syntax::pairs(text)
         && let Some(again) = written(&pairs)
     {
@@ -32,7 +32,7 @@ pub fn conninfo(data: &[u8]) {
                 format!("postgresql://u:{password}@h/db"),
                 format!("user=u password={password} host=h"),
             ] {
-                let shown = shown(&text);
+                let shown = displayed(&text);
                 assert!(!shown.contains(PASSWORD), "{text}: {shown}");
             }
         }
@@ -50,7 +50,7 @@ fn parsed(text: &str) -> Result<Conninfo, ConninfoError> {
 }
 
 /// Returns everything that the result of parsing shows.
-fn shown(text: &str) -> String {
+fn displayed(text: &str) -> String {
     match parsed(text) {
         Ok(conninfo) => {
             assert!(!conninfo.hosts.is_empty());

@@ -40,7 +40,7 @@ impl Default for NoticeLimit {
 impl NoticeLimit {
     /// Returns the limit for the connections of `walpost init`.
     #[must_use]
-    pub(crate) fn of_init() -> Self {
+    pub(crate) fn for_init() -> Self {
         Self {
             max: INIT_NOTICES_MAX,
             counts: Mutex::default(),
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn logs_more_notices_of_init() {
-        let limit = NoticeLimit::of_init();
+        let limit = NoticeLimit::for_init();
         let now = Instant::now();
         let logged = (0..2000).filter(|_| limit.admit(now).is_some()).count();
         assert_eq!(logged, 1000);

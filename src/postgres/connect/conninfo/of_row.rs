@@ -45,7 +45,7 @@ const HOST_EXPECTED: &str = "a host name or an IP address. Name the folder of a 
                              postgresql://walpost@/{dbname}?host=/var/run/postgresql";
 
 /// Returns the parameter whose value contains `marker`, if a row may supply that parameter.
-pub(super) fn parameter_of(text: &str, marker: &str) -> Option<&'static str> {
+pub(super) fn parameter_with(text: &str, marker: &str) -> Option<&'static str> {
     let pairs = syntax::pairs(text).ok()?;
     let (name, _) = pairs.iter().find(|(_, value)| value.contains(marker))?;
     IN_PLACE.into_iter().find(|known| known == name)

@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::trusted_path::{self, PathError};
 
 /// The values that a line of the file must match, in the order of its fields.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct PassfileQuery<'a> {
     pub(crate) host: &'a str,
     pub(crate) port: u16,
     pub(crate) dbname: &'a str,
@@ -18,9 +18,9 @@ pub(crate) struct Wanted<'a> {
 /// Returns the password of the first matching line. Returns `None` if the file is missing, and
 /// also, with a warning, if other users can read it or could have written it, or if it is not a
 /// regular file.
-pub(crate) fn look_up(path: &Path, wanted: &Wanted<'_>) -> Option<Vec<u8>> {
+pub(crate) fn find_password(path: &Path, wanted: &PassfileQuery<'_>) -> Option<Vec<u8>> {
     match read_private(path) {
-        Ok(bytes) => find(&bytes, wanted),
+        Ok(bytes) => find_in(&bytes, wanted),
         Err(error) if error.is_not_found() => None,
         Err(error) => {
             tracing::warn!(file = %path.display(), %error, "password file ignored");
@@ -37,7 +37,7 @@ fn read_private(path: &Path) -> Result<Vec<u8>, PathError> {
     }
 }
 
-fn find(file: &[u8], wanted: &Wanted<'_>) -> Option<Vec<u8>> {
+fn find_in(file: &[u8], wanted: &PassfileQuery<'_>) -> Option<Vec<u8>> {
     let port = wanted.port.to_string();
     let wanted = [wanted.host, &port, wanted.dbname, wanted.user];
     file.split(|byte| *byte == b'\n')
@@ -83,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    const DB1: Wanted<'_> = Wanted {
+    const DB1: PassfileQuery<'_> = PassfileQuery {
         host: "db1",
         port: 5432,
         dbname: "shop",
@@ -110,7 +110,7 @@ mod tests {
             ("db1:5432", None),
             ("", None),
         ] {
-            let found = find(file.as_bytes(), &DB1);
+            let found = find_in(file.as_bytes(), &DB1);
             assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{file:?}");
         }
     }
@@ -125,7 +125,7 @@ mod tests {
         let with_mode = |mode| {
             let permissions = std::fs::Permissions::from_mode(mode);
             std::fs::set_permissions(file.path(), permissions).unwrap();
-            look_up(file.path(), &DB1)
+            find_password(file.path(), &DB1)
         };
         assert_eq!(with_mode(0o600).as_deref(), Some(&b"secret"[..]));
         assert_eq!(with_mode(0o640), None);
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_file_that_is_missing_or_a_folder_gives_no_password() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(look_up(folder.path(), &DB1), None);
-        assert_eq!(look_up(&folder.path().join("none"), &DB1), None);
+        assert_eq!(find_password(folder.path(), &DB1), None);
+        assert_eq!(find_password(&folder.path().join("none"), &DB1), None);
     }
 }

@@ -85,7 +85,7 @@ impl RequireAuth {
     }
 
     /// Returns whether the list requires the method by name; a negated list requires none.
-    pub(in crate::postgres) fn names(&self, method: AuthMethod) -> bool {
+    pub(in crate::postgres) fn requires(&self, method: AuthMethod) -> bool {
         !self.is_negated && self.methods.contains(&method)
     }
 }

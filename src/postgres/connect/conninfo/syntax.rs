@@ -123,10 +123,10 @@ impl<'a> Url<'a> {
 
         let authority = self.text[self.at..].split('/').next().unwrap_or_default();
         if authority.contains('@') {
-            let user = self.until(&[':', '@']);
+            let user = self.text_until(&[':', '@']);
             store(&mut pairs, "user", user)?;
             if self.eat(':') {
-                let password = self.until(&['@']);
+                let password = self.text_until(&['@']);
                 store(&mut pairs, "password", password)?;
             }
             self.eat('@');
@@ -135,7 +135,7 @@ impl<'a> Url<'a> {
         let (mut hosts, mut ports) = (String::new(), String::new());
         loop {
             let host = if self.eat('[') {
-                let host = self.until(&[']']);
+                let host = self.text_until(&[']']);
                 if host.1.is_empty() || !self.eat(']') {
                     return Err(syntax(host.0, "an IPv6 address is written [::1]"));
                 }
@@ -144,14 +144,14 @@ impl<'a> Url<'a> {
                 }
                 host
             } else {
-                self.until(&[':', '/', '?', ','])
+                self.text_until(&[':', '/', '?', ','])
             };
             if host.1.contains('@') {
                 return Err(ConninfoError::Userinfo);
             }
             hosts.push_str(&percent_decode(host)?);
             if self.eat(':') {
-                let port = self.until(&['/', '?', ',']);
+                let port = self.text_until(&['/', '?', ',']);
                 ports.push_str(&percent_decode(port)?);
             }
             if !self.eat(',') {
@@ -168,7 +168,7 @@ impl<'a> Url<'a> {
         }
 
         if self.eat('/') {
-            let dbname = self.until(&['?']);
+            let dbname = self.text_until(&['?']);
             if dbname.1.contains('@') {
                 return Err(ConninfoError::Userinfo);
             }
@@ -176,11 +176,11 @@ impl<'a> Url<'a> {
         }
         if self.eat('?') {
             while self.peek().is_some() {
-                let key = self.until(&['=', '&']);
+                let key = self.text_until(&['=', '&']);
                 if !self.eat('=') {
                     return Err(syntax(key.0, "expected key=value after ?"));
                 }
-                let value = self.until(&['=', '&']);
+                let value = self.text_until(&['=', '&']);
                 if self.peek() == Some('=') {
                     return Err(syntax(self.at, "a second = (in a value it is written %3D)"));
                 }
@@ -210,7 +210,7 @@ impl<'a> Url<'a> {
     }
 
     /// Returns the text up to the first of `ends`, or to the end, with its offset.
-    fn until(&mut self, ends: &[char]) -> (usize, &'a str) {
+    fn text_until(&mut self, ends: &[char]) -> (usize, &'a str) {
         let rest = &self.text[self.at..];
         let found = &rest[..rest.find(ends).unwrap_or(rest.len())];
         let start = self.at;

@@ -81,7 +81,7 @@ fn without_a_host_it_is_the_first_socket_folder_that_is_there_or_else_localhost(
 fn only_the_database_comes_from_the_string_whose_database_is_asked_for() {
     let administrator = parse("host=h user=postgres dbname=postgres", &[]).unwrap();
     let shop = parse("host=other user=walpost dbname=shop", &[]).unwrap();
-    let conninfo = administrator.to_database_of(&shop);
+    let conninfo = administrator.with_database_of(&shop);
     assert_eq!(conninfo.describe(), "shop on h:5432 as postgres");
     assert_eq!(conninfo.dbname(), "shop");
 }
@@ -97,9 +97,9 @@ fn a_role_is_asked_for_in_each_way_that_options_have() {
         ("-c parole=x", false),
     ] {
         let conninfo = parse(&format!("host=h options='{options}'"), &[]).unwrap();
-        assert_eq!(conninfo.asks_for_role(), asks, "{options}");
+        assert_eq!(conninfo.sets_role(), asks, "{options}");
     }
-    assert!(!parse("host=h", &[]).unwrap().asks_for_role());
+    assert!(!parse("host=h", &[]).unwrap().sets_role());
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn the_password_comes_from_the_string_then_the_environment_then_the_file() {
 fn kept(text: &str, now: Result<&str, &str>) -> Conninfo {
     let now = now.map(str::to_owned).map_err(str::to_owned);
     let read = move || parse(now.as_ref().map_err(String::clone)?, &[]).map_err(|e| e.to_string());
-    parse(text, &[]).unwrap().kept_in("walpost.toml", read)
+    parse(text, &[]).unwrap().with_source("walpost.toml", read)
 }
 
 #[test]
@@ -495,7 +495,7 @@ fn require_auth_allows_what_libpq_would() {
                 all.into_iter().filter(|m| test(*m)).collect::<Vec<_>>()
             };
             assert_eq!(of(&|method| found.allows(method)), allowed, "{text}");
-            assert_eq!(of(&|method| found.names(method)), named, "{text}");
+            assert_eq!(of(&|method| found.requires(method)), named, "{text}");
             assert_eq!(found.to_string(), text);
         }
     }

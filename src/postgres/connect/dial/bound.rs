@@ -42,7 +42,7 @@ impl SqlLimits {
 
 /// Follows the messages from a server by reading only their headers.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub(crate) struct ResponseLimit {
     limits: SqlLimits,
     /// Remaining bytes of the message whose header was read last.
     body_bytes: usize,
@@ -51,9 +51,9 @@ pub(crate) struct Bound {
     answer_bytes: usize,
 }
 
-impl Bound {
-    pub(crate) fn new(limits: SqlLimits) -> Bound {
-        Bound {
+impl ResponseLimit {
+    pub(crate) fn new(limits: SqlLimits) -> ResponseLimit {
+        ResponseLimit {
             limits,
             body_bytes: 0,
             cut: Vec::with_capacity(HEADER_BYTES),
@@ -62,12 +62,12 @@ impl Bound {
     }
 
     /// Returns how many bytes are missing from an incomplete header, or `None` if there is none.
-    pub(crate) fn missing(&self) -> Option<usize> {
+    pub(crate) fn missing_header_bytes(&self) -> Option<usize> {
         let has = self.cut.len();
         (has > 0).then(|| HEADER_BYTES - has)
     }
 
-    /// Adds bytes, at most as many as are [`missing`](Self::missing), and returns the header once
+    /// Adds bytes, at most as many as are [missing](Self::missing_header_bytes), and returns the header once
     /// it is complete.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Bound {
             return Ok(None);
         };
         self.cut.clear();
-        self.open(header)?;
+        self.begin_message(header)?;
         Ok(Some(header))
     }
 
@@ -87,7 +87,7 @@ impl Bound {
     /// # Errors
     /// The number of bytes that may be passed on, and why the message that begins after them is
     /// rejected.
-    pub(crate) fn take(&mut self, bytes: &[u8]) -> Result<usize, (usize, String)> {
+    pub(crate) fn accept(&mut self, bytes: &[u8]) -> Result<usize, (usize, String)> {
         let mut at = 0;
         loop {
             let body = self.body_bytes.min(bytes.len() - at);
@@ -98,12 +98,12 @@ impl Bound {
                 self.cut.extend_from_slice(rest);
                 return Ok(at);
             };
-            self.open(*header).map_err(|reason| (at, reason))?;
+            self.begin_message(*header).map_err(|reason| (at, reason))?;
             at += HEADER_BYTES;
         }
     }
 
-    fn open(&mut self, header: [u8; HEADER_BYTES]) -> Result<(), String> {
+    fn begin_message(&mut self, header: [u8; HEADER_BYTES]) -> Result<(), String> {
         let [tag, length @ ..] = header;
         // The length includes itself but not the type.
         let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
@@ -153,20 +153,28 @@ mod tests {
     }
 
     /// Returns the bytes passed on when the input arrives in pieces, and why no more were.
-    fn pass(bound: &mut Bound, mut bytes: &[u8], piece: usize) -> (Vec<u8>, Option<String>) {
+    fn pass(
+        bound: &mut ResponseLimit,
+        mut bytes: &[u8],
+        piece: usize,
+    ) -> (Vec<u8>, Option<String>) {
         let mut passed = Vec::new();
         while !bytes.is_empty() {
-            let count = bound.missing().unwrap_or(piece).min(piece).min(bytes.len());
+            let count = bound
+                .missing_header_bytes()
+                .unwrap_or(piece)
+                .min(piece)
+                .min(bytes.len());
             let (now, later) = bytes.split_at(count);
             bytes = later;
-            if bound.missing().is_some() {
+            if bound.missing_header_bytes().is_some() {
                 match bound.complete(now) {
                     Ok(header) => passed.extend(header.into_iter().flatten()),
                     Err(reason) => return (passed, Some(reason)),
                 }
                 continue;
             }
-            match bound.take(now) {
+            match bound.accept(now) {
                 Ok(count) => passed.extend_from_slice(&now[..count]),
                 Err((count, reason)) => {
                     passed.extend_from_slice(&now[..count]);
@@ -197,7 +205,7 @@ mod tests {
                 (vec![b'D', 255, 255, 255, 255], "of 4294967295 bytes"),
                 (vec![b'D', 0, 0, 0, 3], "of length 3"),
             ] {
-                let mut bound = Bound::new(limits);
+                let mut bound = ResponseLimit::new(limits);
                 assert_eq!(pass(&mut bound, &good, piece), (good.clone(), None));
                 let bad = [good.clone(), bad, good.clone()].concat();
                 let (passed, reason) = pass(&mut bound, &bad, piece);
@@ -215,7 +223,7 @@ mod tests {
             answer_bytes: Some(1000),
             remedy: "Why",
         };
-        let mut bound = Bound::new(limits);
+        let mut bound = ResponseLimit::new(limits);
         let answer = |rows: usize| [message(b'D', 0).repeat(rows), message(b'Z', 1)].concat();
         for _ in 0..10 {
             assert_eq!(pass(&mut bound, &answer(7), 1000).1, None);
@@ -223,10 +231,10 @@ mod tests {
         let reason = pass(&mut bound, &answer(8), 1000).1.unwrap_or_default();
         assert!(reason.contains("more than 1000 bytes"), "{reason}");
         assert!(reason.ends_with("Why"), "{reason}");
-        let mut bound = Bound::new(limits);
+        let mut bound = ResponseLimit::new(limits);
         let notifications = message(b'A', 90).repeat(100);
         assert_eq!(pass(&mut bound, &notifications, 1000).1, None);
-        let mut bound = Bound::new(SqlLimits::rows(0));
+        let mut bound = ResponseLimit::new(SqlLimits::rows(0));
         let many = message(b'D', 0).repeat(2_000_000);
         assert_eq!(pass(&mut bound, &many, 1 << 20).1, None);
     }

@@ -118,7 +118,7 @@ impl ServerError {
 
     /// Returns whether the same attempt may succeed later: the server is starting, stopping, out of
     /// capacity, or has lost a connection.
-    fn passes(&self) -> bool {
+    fn is_temporary(&self) -> bool {
         // A peer that does not understand a message won't understand it next time.
         self.code != "08P01"
             && self.pooler().is_none()
@@ -550,8 +550,8 @@ impl DialError {
     }
 
     /// Combines the errors of all attempts into one; `None` if there are none.
-    pub(crate) fn of(mut failures: Vec<DialError>) -> Option<DialError> {
-        let decisive = (0..failures.len()).max_by_key(|i| failures[*i].hope())?;
+    pub(crate) fn combine(mut failures: Vec<DialError>) -> Option<DialError> {
+        let decisive = (0..failures.len()).max_by_key(|i| failures[*i].retry_rank())?;
         if failures.len() == 1 {
             return failures.pop();
         }
@@ -559,7 +559,7 @@ impl DialError {
     }
 
     /// Ranks how likely it is that waiting fixes the error; higher is more likely.
-    fn hope(&self) -> u8 {
+    fn retry_rank(&self) -> u8 {
         match self {
             DialError::Connect { .. }
             | DialError::Timeout { .. }
@@ -569,7 +569,7 @@ impl DialError {
             | DialError::UntrustedFile { .. }
             | DialError::OtherPeer { .. }
             | DialError::NotReadWrite { .. } => 2,
-            DialError::Server { error, .. } if error.passes() => 2,
+            DialError::Server { error, .. } if error.is_temporary() => 2,
             DialError::Server { .. } => 1,
             DialError::TlsFile { .. }
             | DialError::Tls { .. }

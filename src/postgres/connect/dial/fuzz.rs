@@ -35,8 +35,8 @@ pub fn startup(data: &[u8]) {
     let Some((&room, sent)) = data.split_first() else {
         return;
     };
-    let whole = Talk::over(sent, sent.len() + 1);
-    let in_pieces = Talk::over(sent, usize::from(room) + 1);
+    let whole = Exchange::run(sent, sent.len() + 1);
+    let in_pieces = Exchange::run(sent, usize::from(room) + 1);
     if !whole.is_random() {
         assert_eq!(whole.outcome, in_pieces.outcome);
     }
@@ -54,22 +54,22 @@ pub fn startup(data: &[u8]) {
 }
 
 /// The result of a conversation.
-struct Talk {
+struct Exchange {
     /// The client's result for each step, up to the first failure.
     outcome: Vec<String>,
     /// The bytes that the server received.
     heard: Vec<u8>,
-    learnt: Learnt,
+    learnt: Sent,
 }
 
-impl Talk {
+impl Exchange {
     /// Returns whether an error may quote the nonce.
     fn is_random(&self) -> bool {
         self.learnt.nonce && self.outcome.len() == 1
     }
 
     /// Runs the client against a server that sends these bytes over a pipe of the given capacity.
-    fn over(sent: &[u8], room: usize) -> Self {
+    fn run(sent: &[u8], room: usize) -> Self {
         let (client, server) = tokio::io::duplex(room);
         let heard = RefCell::new(Vec::new());
         let both = async { tokio::join!(self::client(client), serve(server, sent, &heard)) };
@@ -104,7 +104,7 @@ async fn client(stream: DuplexStream) -> Vec<String> {
 }
 
 async fn replicate(session: Session, outcome: &mut Vec<String>) -> ConnectionError {
-    let mut connection = Connection::over(session, ROW_MAX);
+    let mut connection = Connection::from_session(session, ROW_MAX);
     let identity = match connection.identify().await {
         Ok(identity) => identity,
         Err(error) => return error,
@@ -125,13 +125,13 @@ async fn replicate(session: Session, outcome: &mut Vec<String>) -> ConnectionErr
 
 /// What the server has used of the client's messages.
 #[derive(Default)]
-struct Learnt {
+struct Sent {
     nonce: bool,
     proof: bool,
 }
 
 /// Sends the bytes, with the placeholders replaced.
-async fn serve(server: DuplexStream, sent: &[u8], heard: &RefCell<Vec<u8>>) -> Learnt {
+async fn serve(server: DuplexStream, sent: &[u8], heard: &RefCell<Vec<u8>>) -> Sent {
     let (mut input, mut output) = tokio::io::split(server);
     let listen = async {
         let mut some = [0; 256];
@@ -141,7 +141,7 @@ async fn serve(server: DuplexStream, sent: &[u8], heard: &RefCell<Vec<u8>>) -> L
         }
     };
     let speak = async {
-        let mut learnt = Learnt::default();
+        let mut learnt = Sent::default();
         let mut said = Vec::new();
         let mut rest = sent;
         while !rest.is_empty() {

@@ -15,7 +15,7 @@ use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::NoTlsStream;
 use tokio_postgres::{Client, Config, Connection, NoTls};
 
-use super::bound::{Bound, SqlLimits};
+use super::bound::{ResponseLimit, SqlLimits};
 use super::error::{DialError, ServerError};
 use super::socket::Socket;
 use super::{Session, SqlConnection};
@@ -30,7 +30,7 @@ pub(crate) async fn to_tokio_postgres(
         socket: session.socket,
         answer: startup_end(&session.parameters, session.backend_pid, session.secret),
         asked: false,
-        bound: Bound::new(limits),
+        bound: ResponseLimit::new(limits),
         is_over: false,
     };
     stream.pass_on(&session.buffer);
@@ -65,7 +65,7 @@ pub(crate) struct Handover {
     answer: BytesMut,
     /// Whether the startup message is complete: its sender has started to wait for the reply.
     asked: bool,
-    bound: Bound,
+    bound: ResponseLimit,
     /// A message was rejected, so nothing more is read.
     is_over: bool,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Handover {
 impl Handover {
     /// Appends bytes from the server to the answer, up to the first message that is rejected.
     fn pass_on(&mut self, bytes: &[u8]) {
-        match self.bound.take(bytes) {
+        match self.bound.accept(bytes) {
             Ok(count) => self.answer.extend_from_slice(&bytes[..count]),
             Err((count, reason)) => {
                 self.answer.extend_from_slice(&bytes[..count]);
@@ -87,12 +87,12 @@ impl Handover {
     fn refuse(&mut self, reason: &str) {
         // program_limit_exceeded: retrying would give the same result.
         let fields = format!("SFATAL\0VFATAL\0C54000\0M{reason}\0\0");
-        put(&mut self.answer, b'E', fields.as_bytes());
+        write_message(&mut self.answer, b'E', fields.as_bytes());
         self.is_over = true;
     }
 }
 
-fn put(messages: &mut BytesMut, tag: u8, body: &[u8]) {
+fn write_message(messages: &mut BytesMut, tag: u8, body: &[u8]) {
     messages.put_u8(tag);
     // Each body was either within the startup's limit when it arrived or was created here.
     messages.put_u32(u32::try_from(body.len() + 4).unwrap_or(u32::MAX));
@@ -103,13 +103,13 @@ fn put(messages: &mut BytesMut, tag: u8, body: &[u8]) {
 /// ParameterStatus, BackendKeyData, ReadyForQuery.
 fn startup_end(parameters: &HashMap<String, String>, backend_pid: i32, secret: i32) -> BytesMut {
     let mut messages = BytesMut::new();
-    put(&mut messages, b'R', &0_i32.to_be_bytes());
+    write_message(&mut messages, b'R', &0_i32.to_be_bytes());
     for (name, value) in parameters {
-        put(&mut messages, b'S', format!("{name}\0{value}\0").as_bytes());
+        write_message(&mut messages, b'S', format!("{name}\0{value}\0").as_bytes());
     }
     let key = [backend_pid.to_be_bytes(), secret.to_be_bytes()].concat();
-    put(&mut messages, b'K', &key);
-    put(&mut messages, b'Z', b"I");
+    write_message(&mut messages, b'K', &key);
+    write_message(&mut messages, b'Z', b"I");
     messages
 }
 
@@ -130,7 +130,7 @@ impl AsyncRead for Handover {
             if self.is_over {
                 return Poll::Ready(Ok(()));
             }
-            if let Some(missing) = self.bound.missing() {
+            if let Some(missing) = self.bound.missing_header_bytes() {
                 let mut space = [0; 8];
                 let mut header = ReadBuf::new(&mut space[..missing]);
                 ready!(Pin::new(&mut self.socket).poll_read(cx, &mut header))?;
@@ -149,7 +149,7 @@ impl AsyncRead for Handover {
             if buf.filled().len() == before {
                 return Poll::Ready(Ok(()));
             }
-            let passed = match self.bound.take(&buf.filled()[before..]) {
+            let passed = match self.bound.accept(&buf.filled()[before..]) {
                 Ok(count) => count,
                 Err((count, reason)) => {
                     self.refuse(&reason);

@@ -15,7 +15,11 @@ const ITERATIONS_MIN: u32 = 4096;
 /// Returns what is wrong with the server's first message, which answers `initial`. Returns `None`
 /// if nothing is wrong, or if the message can't be parsed; the latter is detected when the message
 /// is used.
-pub(crate) fn trouble(initial: &[u8], answer: &[u8], exposure: Exposure) -> Option<String> {
+pub(crate) fn check_first_message(
+    initial: &[u8],
+    answer: &[u8],
+    exposure: Exposure,
+) -> Option<String> {
     let text = std::str::from_utf8(answer).ok()?;
     let mut members = text.split(',');
     let mut member = |name: &str| members.next()?.strip_prefix(name);

@@ -91,7 +91,7 @@ impl Socket {
     ///
     /// # Errors
     /// The socket can't be registered with the runtime.
-    pub(in crate::postgres) fn of_unix_handle(handle: socket2::Socket) -> io::Result<Self> {
+    pub(in crate::postgres) fn from_unix_handle(handle: socket2::Socket) -> io::Result<Self> {
         Ok(Socket::Unix(UnixStream::from_std(handle.into())?))
     }
 }

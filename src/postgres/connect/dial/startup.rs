@@ -79,7 +79,7 @@ impl<'a> Wire<'a> {
         self.send(|buffer| frontend::startup_message(all, buffer))
             .await?;
         self.authenticate(conninfo, host).await?;
-        let started = self.until_ready().await?;
+        let started = self.wait_until_ready().await?;
         Ok((self, started))
     }
 
@@ -92,7 +92,7 @@ impl<'a> Wire<'a> {
         self.send(|buffer| frontend::query(sql, buffer)).await?;
         let mut value = None;
         loop {
-            match self.next().await? {
+            match self.next_message().await? {
                 Message::DataRow(row) => {
                     let range = row.ranges().next().map_err(|error| self.protocol(error))?;
                     let bytes = range.flatten().and_then(|range| row.buffer().get(range));
@@ -130,7 +130,7 @@ impl<'a> Wire<'a> {
     }
 
     async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
-        let request = self.next().await?;
+        let request = self.next_message().await?;
         // The method's name in `require_auth`, which has no names for obsolete methods.
         let (method, name) = match &request {
             Message::AuthenticationOk => (Some(AuthMethod::None), "no"),
@@ -168,18 +168,18 @@ impl<'a> Wire<'a> {
             Message::AuthenticationOk => Ok(()),
             Message::AuthenticationSasl(body) => self.scram(conninfo, host, &body).await,
             Message::AuthenticationCleartextPassword => {
-                self.may_send(conninfo, AuthMethod::Password)?;
+                self.check_may_send(conninfo, AuthMethod::Password)?;
                 let Secret(password) = self.password(conninfo, host).await?;
-                let is_wanted = conninfo.require_auth.names(AuthMethod::Password);
+                let is_wanted = conninfo.require_auth.requires(AuthMethod::Password);
                 if self.exposure == Exposure::Local && self.socket.is_tcp() && !is_wanted {
-                    conninfo.exposures.note_clear_password(self.host);
+                    conninfo.exposures.warn_clear_password(self.host);
                 }
                 self.send(|buffer| frontend::password_message(&password, buffer))
                     .await?;
                 self.expect_ok().await
             }
             Message::AuthenticationMd5Password(body) => {
-                self.may_send(conninfo, AuthMethod::Md5)?;
+                self.check_may_send(conninfo, AuthMethod::Md5)?;
                 let Secret(password) = self.password(conninfo, host).await?;
                 let hash = md5_hash(conninfo.user.as_bytes(), &password, body.salt());
                 self.send(|buffer| frontend::password_message(hash.as_bytes(), buffer))
@@ -196,8 +196,8 @@ impl<'a> Wire<'a> {
     /// Refuses to send a password, or a hash of equivalent value, over a network or to a socket
     /// that other users could have created, if the server has not proven its identity. Naming the
     /// method in `require_auth` allows it explicitly.
-    fn may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
-        if !self.exposure.is_open() || conninfo.require_auth.names(method) {
+    fn check_may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
+        if !self.exposure.is_open() || conninfo.require_auth.requires(method) {
             return Ok(());
         }
         Err(DialError::Exposed {
@@ -267,16 +267,18 @@ impl<'a> Wire<'a> {
         };
         self.send(|buffer| frontend::sasl_initial_response(mechanism, proof.message(), buffer))
             .await?;
-        let Message::AuthenticationSaslContinue(body) = self.next().await? else {
+        let Message::AuthenticationSaslContinue(body) = self.next_message().await? else {
             return Err(self.unexpected("in place of AuthenticationSASLContinue"));
         };
-        if let Some(reason) = scram::trouble(proof.message(), body.data(), self.exposure) {
+        if let Some(reason) =
+            scram::check_first_message(proof.message(), body.data(), self.exposure)
+        {
             return Err(failed(io::Error::other(reason)));
         }
         proof.update(body.data()).map_err(failed)?;
         self.send(|buffer| frontend::sasl_response(proof.message(), buffer))
             .await?;
-        let Message::AuthenticationSaslFinal(body) = self.next().await? else {
+        let Message::AuthenticationSaslFinal(body) = self.next_message().await? else {
             return Err(self.unexpected("in place of AuthenticationSASLFinal"));
         };
         proof.finish(body.data()).map_err(failed)?;
@@ -310,20 +312,20 @@ impl<'a> Wire<'a> {
     }
 
     async fn expect_ok(&mut self) -> Result<(), DialError> {
-        match self.next().await? {
+        match self.next_message().await? {
             Message::AuthenticationOk => Ok(()),
             _ => Err(self.unexpected("in place of AuthenticationOk")),
         }
     }
 
-    async fn until_ready(&mut self) -> Result<Started, DialError> {
+    async fn wait_until_ready(&mut self) -> Result<Started, DialError> {
         let mut started = Started {
             parameters: HashMap::new(),
             backend_pid: 0,
             secret: 0,
         };
         loop {
-            match self.next().await? {
+            match self.next_message().await? {
                 Message::ParameterStatus(body) => {
                     let name = body.name().map_err(|error| self.protocol(error))?;
                     let value = body.value().map_err(|error| self.protocol(error))?;
@@ -351,14 +353,14 @@ impl<'a> Wire<'a> {
         };
         let Err(error) = sent else { return Ok(()) };
         // A server that closes the connection has usually sent the reason: read that first.
-        Err(match self.next().await {
+        Err(match self.next_message().await {
             Err(reason @ (DialError::Server { .. } | DialError::Tls { .. })) => reason,
             Ok(_) | Err(_) => self.broken(error),
         })
     }
 
     /// Returns the next message. Skips notices and returns an ErrorResponse as an error.
-    async fn next(&mut self) -> Result<Message, DialError> {
+    async fn next_message(&mut self) -> Result<Message, DialError> {
         loop {
             match self.read().await? {
                 Message::ErrorResponse(body) => {

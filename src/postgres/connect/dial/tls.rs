@@ -241,12 +241,16 @@ fn add_authorities(tls: &Tls, store: &mut X509StoreBuilder) -> Result<bool, Dial
     match (file.to_read(), file, tls.mode) {
         (Some(path), _, _) => add_certificates(store, "sslrootcert", path).map(|()| true),
         (None, _, SslMode::Require) => Ok(false),
-        (None, TlsFile::Named(path) | TlsFile::Default(path), mode) => Err(no_root(path, mode)),
-        (None, TlsFile::Absent, mode) => Err(no_root(Path::new("~/.postgresql/root.crt"), mode)),
+        (None, TlsFile::Named(path) | TlsFile::Default(path), mode) => {
+            Err(missing_root(path, mode))
+        }
+        (None, TlsFile::Absent, mode) => {
+            Err(missing_root(Path::new("~/.postgresql/root.crt"), mode))
+        }
     }
 }
 
-fn no_root(path: &Path, mode: SslMode) -> DialError {
+fn missing_root(path: &Path, mode: SslMode) -> DialError {
     let reason = format!(
         "no such file; sslmode={mode} needs the certificate of the authority that signed the \
          server's: put it there, or name it with sslrootcert=FILE or sslrootcert=system"
@@ -255,7 +259,7 @@ fn no_root(path: &Path, mode: SslMode) -> DialError {
 }
 
 fn add_system_authorities(store: &mut X509StoreBuilder) -> Result<(), DialError> {
-    match authorities::of_the_system() {
+    match authorities::system_bundle() {
         Some(path) => add_certificates(store, "sslrootcert=system", path),
         None => store.set_default_paths().map_err(|error| {
             file_error(

@@ -30,7 +30,7 @@ fn scripted(script: impl IntoIterator<Item = io::Result<Vec<u8>>>) -> Reader {
 async fn all(reader: &Reader) -> (Vec<u8>, Option<ErrorKind>) {
     let mut bytes = Vec::new();
     loop {
-        match reader.next().await {
+        match reader.next_chunk().await {
             Ok(Some(chunk)) => {
                 assert!(!chunk.unread().is_empty());
                 bytes.extend_from_slice(chunk.unread());
@@ -92,7 +92,7 @@ async fn stops_within(reader: &Reader, mut chunks: u32) -> u32 {
     let mut stops = 0;
     reader.read();
     while chunks > 0 {
-        if reader.next().await.expect("no error").is_some() {
+        if reader.next_chunk().await.expect("no error").is_some() {
             chunks -= 1;
         } else {
             stops += 1;
