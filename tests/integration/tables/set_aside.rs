@@ -368,3 +368,39 @@ fn retention_keeps_the_rows_of_a_table_that_is_set_aside() {
     ]);
     walpost.terminate().expect_code(0);
 }
+
+/// A replay of the events that are set aside reads the table that has the name by then.
+#[test]
+fn table_that_is_replaced_while_it_is_set_aside_is_named() {
+    let scene = scene(&["tenant_1.outbox"], false);
+    let aggregate = scene.aggregate(1);
+    let mut walpost = scene.start();
+    scene.db.run(&event("tenant_1.outbox", "no topic", "bad"));
+    walpost.wait_for_log("table set aside");
+    scene.db.run(&event("tenant_1.outbox", &aggregate, "aside"));
+    scene.wait_until_confirmed();
+    walpost.terminate().expect_code(0);
+    scene.db.run(&format!(
+        "DELETE FROM tenant_1.outbox WHERE aggregatetype = 'no topic';
+         ALTER TABLE tenant_1.outbox RENAME TO former; CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
+         ALTER PUBLICATION {} ADD TABLE tenant_1.outbox",
+        scene.slot()
+    ));
+    let command = "walpost replay --dropped-slots --table tenant_1.former";
+    let mut walpost = scene.run().start();
+    walpost.wait_for_log(command);
+    walpost.wait_for_log("streaming");
+    let replay = scene.replay(&["--set-aside", "--yes", "--table", "tenant_1.outbox"]);
+    replay.finish().expect_code(0);
+    walpost.terminate().expect_code(0);
+    let check = scene.check().finish().expect_code(3);
+    check.expect_says(&["events of table tenant_1.former committed", command]);
+    let mut scene = scene;
+    scene.use_settings(&SETTINGS.replace(
+        "\"tenant_*.outbox\"",
+        "\"tenant_*.outbox\", \"tenant_1.former\"",
+    ));
+    let replay = scene.replay(&["--dropped-slots", "--yes", "--table", "tenant_1.former"]);
+    replay.finish().expect_code(0);
+    assert_eq!(keys_of(&scene.records(), "tenant_1"), ["aside"]);
+}

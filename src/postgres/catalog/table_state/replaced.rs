@@ -82,7 +82,8 @@ impl ReplacedTable {
         }
     }
 
-    /// `recorded` are the rows that the journal records as missing under the name of the table.
+    /// `recorded` are the rows that the journal records as missing or set aside under the name of the
+    /// table.
     fn find(
         look: &TableLook,
         target: &Target,
@@ -142,8 +143,8 @@ impl ReplacedTable {
                 rows.from.unwrap_or_default()
             ),
             Lacks::Replay(rows) => format!(
-                "table {by} has taken the place of {name}, before events were sent again that the journal records as missing: its \
-                 events committed after {} may be missing in Kafka",
+                "table {by} has taken the place of {name}, before events were sent again that the journal records as missing or set \
+                 aside: its events committed after {} may be missing in Kafka",
                 rows.from.unwrap_or_default()
             ),
         }
@@ -234,7 +235,7 @@ impl Catalog {
                 .has_open_copy(target, names, look.slot.confirmed)
                 .await?;
             let mut tables = self.children_of_recorded(target, look).await?;
-            let recorded = self.recorded_as_missing(target, &look.table).await?;
+            let recorded = self.recorded_as_missing(target, look).await?;
             tables.extend(ReplacedTable::find(look, target, is_copied, recorded));
             if !tables.is_empty() {
                 found.push((look, tables));
@@ -243,25 +244,37 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Returns the rows that the journal records as missing for the table with this name and that
-    /// were not sent again.
+    /// Returns the rows that the journal records as missing, or as set aside, for the recorded table
+    /// under its former name, and that were not sent again.
     async fn recorded_as_missing(
         &self,
         target: &Target,
-        table: &TableName,
+        look: &TableLook,
     ) -> Result<Option<MissingRows>, CatalogError> {
-        let mut open = self.dropped_slots_of_table(target, table).await?;
-        let name = table.to_string();
-        open.retain(|entry| entry.table.as_ref().is_none_or(|of| *of == name));
+        let name = look.table.to_string();
         let cluster = self.cluster().await?;
-        let rows = open.iter().map(|entry| MissingRows {
-            from: entry.from,
-            // Transactions have different IDs in another cluster.
-            since: entry
-                .since
-                .filter(|_| entry.cluster.as_ref() == Some(&cluster)),
+        // Transactions have different IDs in another cluster.
+        let rows = |from, since: Option<u64>, of: Option<&String>| MissingRows {
+            from,
+            since: since.filter(|_| of == Some(&cluster)),
+        };
+        let mut open = self.dropped_slots_of_table(target, &look.table).await?;
+        open.retain(|entry| entry.table.as_ref().is_none_or(|of| *of == name));
+        let missing = open
+            .iter()
+            .map(|entry| rows(entry.from, entry.since, entry.cluster.as_ref()));
+        let relation = look.stored.as_ref().map_or(0, |stored| stored.relation);
+        let mut aside = self.set_aside_of_table(target, &name, relation).await?;
+        // A replay of the table reads the one that has the name.
+        aside.retain(|entry| entry.table == name && entry.relation == relation);
+        let aside = aside.iter().map(|entry| {
+            rows(
+                Some(entry.position.commit),
+                entry.since,
+                entry.cluster.as_ref(),
+            )
         });
-        Ok(rows.reduce(MissingRows::union))
+        Ok(missing.chain(aside).reduce(MissingRows::union))
     }
 
     /// Returns the tables with rows that inherit from a table that was published and then renamed,
