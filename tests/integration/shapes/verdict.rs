@@ -147,7 +147,8 @@ impl Walk<'_> {
                 || is_in_unused_slot;
             let is_in_table = present.contains(id);
             let is_reported = standing.iter().any(|evidence| evidence.names(event));
-            if is_clean && is_in_table && !self.is_child(event) && !is_reported {
+            let is_overlooked = is_in_table && !is_reported && !is_in_unused_slot;
+            if is_clean && is_overlooked && !self.is_child(event) {
                 wrong.push(format!(
                     "{id} is in a table, was not delivered, and check finds nothing: {event:?}"
                 ));
