@@ -4,19 +4,19 @@
 //! Flags take precedence over environment variables (both are parsed by clap), which take
 //! precedence over the file.
 
-mod answers;
 pub(crate) mod args;
-mod chosen;
 mod commands;
 mod error;
 pub(crate) mod file;
 mod kafka;
 mod pipeline;
 mod query;
+mod query_results;
 mod reader;
 mod records;
 mod reserved;
 mod row_values;
+mod selection;
 mod syntax;
 mod target;
 mod trust;
@@ -25,14 +25,14 @@ pub(crate) mod values;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use self::answers::{Answers, Own};
 use self::args::{ConnectionArgs, RecordArgs};
-use self::chosen::{choose, names};
 pub(crate) use self::error::ConfigError;
 use self::file::{File, FilePipeline, SinkName};
 use self::kafka::kafka_properties;
 use self::pipeline::settings;
+use self::query_results::{Answers, Own};
 use self::reserved::NamedTopics;
+use self::selection::{choose, names};
 use crate::kafka::credentials::Credentials;
 use crate::outbox::reserved_topics::ReservedTopics;
 use crate::pipeline::settings::PipelineSettings;

@@ -1,11 +1,10 @@
 //! The Kafka client: the only module that uses rdkafka.
 
-mod aside;
 mod brokers;
 mod certificate;
 pub(crate) mod context;
 pub(crate) mod credentials;
-mod end;
+mod drop_in_background;
 mod events;
 pub(crate) mod examine;
 mod flusher;
@@ -14,6 +13,7 @@ pub(crate) mod limits;
 mod native;
 mod oauthbearer;
 mod other_protocol;
+mod partition_ends;
 mod poller;
 pub(crate) mod probe;
 pub(crate) mod producer;

@@ -5,7 +5,7 @@
 //! determines the remedy for an error.
 
 pub(crate) mod access;
-mod confirms;
+mod confirmation_gate;
 mod crashes;
 pub(crate) mod database;
 pub(crate) mod decode;

@@ -18,14 +18,14 @@ pub(crate) mod mark;
 pub(crate) mod plan;
 
 mod ahead;
-mod look;
+mod facts;
 mod rows;
 
 use std::time::{Duration, Instant};
 
 use jiff::SignedDuration;
 
-use self::look::{Maintained, Partitioning};
+use self::facts::{Maintained, Partitioning};
 use self::mark::{MarkKind, end_of_comment, other_lines};
 use self::plan::{Detached, Partition, RemovalWait, RetentionFacts, RetentionStep, TimeRange};
 use crate::model::dropped_slot::{DroppedSlot, replay_command};
@@ -313,10 +313,10 @@ async fn maintain(
         return Ok(report);
     };
     let client = catalog.client();
-    look::prepare(client, LOCK_TIMEOUT.as_millis()).await?;
+    facts::prepare(client, LOCK_TIMEOUT.as_millis()).await?;
     let problems = catalog.observe(target).await?.problems(target);
     let problem = problems.into_iter().next();
-    let maintained = match look::maintained(client, table).await? {
+    let maintained = match facts::maintained(client, table).await? {
         Some(maintained) => maintained,
         None => {
             report.troubles.extend(problem.map(RetentionError::Problem));
@@ -332,11 +332,11 @@ async fn maintain(
         return Ok(report);
     }
     let until = Instant::now() + CLAIM_TIMEOUT;
-    while !dry_run && !look::claim(client, &maintained).await? {
+    while !dry_run && !facts::claim(client, &maintained).await? {
         if Instant::now() >= until {
             report
                 .troubles
-                .push(look::claimed(client, &maintained).await?);
+                .push(facts::claimed(client, &maintained).await?);
             return Ok(report);
         }
         tokio::time::sleep(SLOT_POLL_INTERVAL).await;
@@ -362,7 +362,7 @@ async fn maintain(
         (Some(keep), Some(_)) => pass.partitions(target, keep, dry_run).await?,
     }
     if !dry_run {
-        look::release(client, &maintained).await?;
+        facts::release(client, &maintained).await?;
     }
     report.troubles.extend(problem.map(RetentionError::Problem));
     Ok(report)
@@ -400,8 +400,8 @@ pub(crate) async fn taken_off(
     table: &TableName,
 ) -> Result<Vec<TableName>, CatalogError> {
     let client = catalog.client();
-    match look::maintained(client, table).await? {
-        Some(maintained) => look::taken_off(client, &maintained.origin).await,
+    match facts::maintained(client, table).await? {
+        Some(maintained) => facts::taken_off(client, &maintained.origin).await,
         None => Ok(Vec::new()),
     }
 }
@@ -484,7 +484,7 @@ impl Pass<'_> {
         &mut self,
         target: Option<&Target>,
     ) -> Result<RetentionFacts, CatalogError> {
-        let mut found = look::query_facts(self.client, self.outbox).await?;
+        let mut found = facts::query_facts(self.client, self.outbox).await?;
         if let Some(target) = target {
             found.slot = self.slowest(target).await?;
         }
@@ -507,7 +507,7 @@ impl Pass<'_> {
             }
             Err(error) => return Err(error),
         };
-        let slots = look::slots(self.client, target, table, &readers).await?;
+        let slots = facts::slots(self.client, target, table, &readers).await?;
         // Must be queried after the slots: if a slot was dropped and replaced, the entry is written
         // before the new slot exists.
         let entries = match self.catalog.dropped_slots_of_table(target, table).await {
@@ -804,7 +804,7 @@ impl Pass<'_> {
         }
         // The facts that the statements were composed from may have changed before the table was
         // locked.
-        let now = look::maintained(self.client, &self.outbox.name).await?;
+        let now = facts::maintained(self.client, &self.outbox.name).await?;
         if now.as_ref() != Some(self.outbox) {
             return Err(CatalogError::TableChanged(self.outbox.name.clone()));
         }

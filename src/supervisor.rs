@@ -15,8 +15,8 @@ use self::configuration::{Ask, Reread};
 use self::control::{Answer, Asked, Control, Request};
 use self::definitions::{Defined, Definitions, Reading};
 use self::pipelines::{Pipelines, STOPPING, Said};
-use self::places::WatchedFiles;
 use self::systemd::Systemd;
+use self::watched_files::WatchedFiles;
 use crate::model::exit::Exit;
 use crate::observe::http;
 use crate::observe::logging;
@@ -27,8 +27,8 @@ mod configuration;
 pub(crate) mod control;
 pub(crate) mod definitions;
 mod pipelines;
-pub(crate) mod places;
 mod systemd;
+pub(crate) mod watched_files;
 
 /// How often the state of the pipelines is sampled.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);

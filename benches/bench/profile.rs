@@ -13,7 +13,7 @@ use crate::bed::Bed;
 use crate::program::{Link, Task};
 use crate::support::process::{signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
-use crate::support::wait::PATIENCE;
+use crate::support::wait::WAIT_TIMEOUT;
 use crate::topic::{Topic, TopicSettings};
 
 /// The sampled stacks of Walpost's threads during one drain.
@@ -104,7 +104,7 @@ fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
     reaper::register(perf.id(), Ending::Kill);
     wait_for(rows);
     signal(perf.id(), "INT");
-    wait_for_exit(&mut perf, PATIENCE).expect("perf ends when it is told to");
+    wait_for_exit(&mut perf, WAIT_TIMEOUT).expect("perf ends when it is told to");
     reaper::forget(perf.id());
     running.stop();
 }

@@ -15,7 +15,7 @@ use crate::bed::{Bed, DATABASE, STALL};
 use crate::support::postgres::dependencies;
 use crate::support::process::{try_signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
-use crate::support::wait::PATIENCE;
+use crate::support::wait::WAIT_TIMEOUT;
 use crate::support::walpost::{Invocation, Walpost, config_file};
 use crate::topic::Topic;
 use crate::usage::family;
@@ -341,7 +341,7 @@ impl Drop for Peer {
             for &pid in &family {
                 try_signal(pid, signal);
             }
-            if wait_for_exit(&mut self.child, PATIENCE).is_some() {
+            if wait_for_exit(&mut self.child, WAIT_TIMEOUT).is_some() {
                 break;
             }
         }

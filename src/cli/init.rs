@@ -1,11 +1,11 @@
 //! `walpost init`: creates what the pipelines need in the database.
 
-mod made;
+mod created_objects;
 
 use clap::Args;
 use tracing::{error, info, warn};
 
-use self::made::describe_created;
+use self::created_objects::describe_created;
 use super::out::{self, say};
 use super::{load_to_administer, runtime};
 use crate::config::args::ConnectionArgs;

@@ -17,7 +17,7 @@ use crate::postgres::provision::Provision;
 use crate::supervisor;
 use crate::supervisor::control::{self, Control};
 use crate::supervisor::definitions::Definitions;
-use crate::supervisor::places::WatchedFiles;
+use crate::supervisor::watched_files::WatchedFiles;
 
 /// How long `--init` waits for a lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::Given;
-use super::chosen::read_again;
 use super::error::ConfigError;
 use super::file::{self, FilePipeline, Origin};
 use super::reader::Reader;
+use super::selection::read_again;
 use super::values::{KAFKA_VARIABLE_PREFIX, TOKEN_COMMAND};
 use crate::kafka::credentials::Credentials;
 use crate::kafka::properties::{self, Properties, PropertyError, client_config};

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use super::chosen::read_again;
 use super::error::ConfigError;
 use super::file::{self, DeliveryName, FilePipeline, Origin, SinkName};
 use super::reader::Reader;
+use super::selection::read_again;
 use super::values::{Bytes, PASSWORD_COMMAND, bytes, duration};
 use super::{Env, Given, GivenSink};
 use super::{commands, kafka, records, reserved, target};

@@ -16,8 +16,8 @@ use rdkafka::{Offset, TopicPartitionList};
 use tracing::{debug, warn};
 
 use super::credentials::Credentials;
-use super::end::{self, PartitionEnds};
 use super::grants::Grants;
+use super::partition_ends::{self, PartitionEnds};
 use super::probe;
 use super::properties::{
     Properties, brokers, client_config, create_with_context, describe, leave_producers,
@@ -145,7 +145,7 @@ impl TopicReader {
     ) -> Result<Self, SinkError> {
         let config = client_config(properties, name);
         let consumer = |isolation: &str| {
-            let mut config = end::read_from_leaders(leave_producers(config.clone()));
+            let mut config = partition_ends::read_from_leaders(leave_producers(config.clone()));
             config
                 .set("allow.auto.create.topics", "false")
                 .set("group.id", name)

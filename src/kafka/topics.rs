@@ -13,10 +13,10 @@ use rdkafka::types::RDKafkaRespErr;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::aside::DropInBackground;
 use super::certificate;
 use super::context::Context;
 use super::credentials::Credentials;
+use super::drop_in_background::DropInBackground;
 use super::grants::Grants;
 use super::native::{self, NewTopic, Refusal};
 use super::properties::{brokers, create, describe, leave_producers};

@@ -19,12 +19,12 @@ use rdkafka::{Offset, TopicPartitionList};
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-use super::aside::DropInBackground;
 use super::context::Context;
 use super::credentials::Credentials;
-use super::end::{self, PartitionEnds};
+use super::drop_in_background::DropInBackground;
 use super::grants::Grants;
 use super::native::{self, NewTopic, Topic};
+use super::partition_ends::{self, PartitionEnds};
 use super::probe;
 use super::properties::{
     client_config, create_with_context, describe, leave_producers, transactional,
@@ -298,7 +298,7 @@ impl Checkpoints {
     ) -> KafkaResult<Client> {
         let mut config = leave_producers(self.config.clone());
         self.credentials.renew(&mut config);
-        let mut config = end::read_from_leaders(config);
+        let mut config = partition_ends::read_from_leaders(config);
         config
             .set("allow.auto.create.topics", "false")
             .set("enable.auto.commit", "false")

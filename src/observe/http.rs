@@ -2,7 +2,7 @@
 //! `/history`.
 //!
 //! The server runs on the supervisor's thread and only reads what the pipelines record, so a slow
-//! client can't delay a pipeline. Nor can it keep other clients from connecting: see `room`.
+//! client can't delay a pipeline. Nor can it keep other clients from connecting: see `connection_limit`.
 //! Requests made by other sites' pages are rejected: see [`hosts`].
 
 use std::convert::Infallible;
@@ -30,16 +30,16 @@ use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
+use self::connection_limit::{ConnectionLimit, ConnectionSlot};
 use self::hosts::{HostError, Hosts};
-use self::room::{ConnectionLimit, ConnectionSlot};
 use self::stream::Stream;
 use super::metrics;
 use super::registry::Registry;
 use super::status::Status;
 use crate::escape::{self, Escaped};
 
+mod connection_limit;
 pub(crate) mod hosts;
-mod room;
 mod stream;
 
 /// The default address.

@@ -16,7 +16,7 @@ use self::error::StreamError;
 use self::monitor::MonitorEvent;
 use self::set_aside::{Recording, TableWatch};
 use self::state::SessionState;
-use super::confirms::ConfirmationGate;
+use super::confirmation_gate::ConfirmationGate;
 use super::database::{CatalogQueries, Database};
 use super::decode::{Core, Step};
 use super::error::PipelineError;

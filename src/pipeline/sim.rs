@@ -67,8 +67,8 @@ use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
 
 mod broker;
-mod judge;
 mod older;
+mod record_checks;
 mod walsender;
 mod world;
 

@@ -23,7 +23,6 @@ use crate::model::lsn::Lsn;
 use crate::outbox::connect::{ColumnFacts, Domain};
 
 pub(crate) use self::event_limits::EventLimit;
-pub(crate) use self::everybody::Everybody;
 pub(crate) use self::guard_function::GuardFunction;
 pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
 pub(crate) use self::limits::Limit;
@@ -33,6 +32,7 @@ pub(crate) use self::observed::{
     left_publication_error, unpublished_warning,
 };
 pub(crate) use self::problem::{Holder, Problem, SlotInUse};
+pub(crate) use self::public_privileges::PublicPrivileges;
 pub(crate) use self::published::UnsafeFilter;
 use self::published::{RowFilter, UNTRUSTED_OWNER};
 pub(crate) use self::snapshot_history::{SnapshotHistory, SnapshotRecord, TableSnapshot};
@@ -48,7 +48,6 @@ pub(crate) mod copy;
 pub(crate) mod drop_slot;
 mod encoding;
 mod event_limits;
-mod everybody;
 pub(crate) mod failover;
 mod former_slots;
 mod guard_function;
@@ -64,6 +63,7 @@ mod own_table;
 mod partition_owners;
 mod position_request;
 mod problem;
+mod public_privileges;
 mod published;
 mod refusal;
 pub(crate) mod set_aside;

@@ -14,7 +14,7 @@ use std::time::Instant;
 use crate::postgres::sql::Client;
 use jiff::{SignedDuration, Timestamp};
 
-use super::look::{self, Maintained};
+use super::facts::{self, Maintained};
 use super::mark::{MarkKind, PartitionMark};
 use super::plan::RemovalWait;
 use super::{Pass, RetentionError, SLOT_POLL_INTERVAL, SLOT_TIMEOUT};
@@ -58,7 +58,7 @@ impl Pass<'_> {
         let until = Instant::now() + self.patience;
         loop {
             let table = self.outbox.name.clone();
-            let (now, comment) = look::generation(self.client, self.outbox).await?;
+            let (now, comment) = facts::generation(self.client, self.outbox).await?;
             let Some((slot, confirmed)) = self.slowest(target).await? else {
                 return Ok(());
             };
@@ -125,7 +125,7 @@ impl Pass<'_> {
             if batch.places.is_empty() {
                 break (true, None);
             }
-            let needed = look::position(self.client).await?;
+            let needed = facts::position(self.client).await?;
             match self.wait_for(target, needed).await? {
                 SlotWait::Passed => {}
                 SlotWait::For(wait) => break (false, Some(wait)),

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc as to_async, oneshot};
 
 use super::control::Answer;
 use super::definitions::{Definitions, Reading};
-use super::places::{POLL_INTERVAL, WatchedFiles};
+use super::watched_files::{POLL_INTERVAL, WatchedFiles};
 
 /// A request to reload the configuration.
 pub(super) struct Ask {

@@ -136,14 +136,14 @@ fn pipelines_of_another_server_are_refused() {
     let elsewhere = second.replace("host=", "host=/elsewhere");
     two.write([first, elsewhere]);
     let refused = two.init_as_postgres().finish().expect_code(2);
-    refused.expect_says(&["are on different servers", "--pipeline"]);
+    refused.expect_mentions(&["are on different servers", "--pipeline"]);
     assert_eq!(two.made(), [false, false]);
     // A flag that applies to only one pipeline is still rejected.
     let table = two.init_as_postgres().args(["--table", "public.other"]);
     table
         .finish()
         .expect_code(2)
-        .expect_says(&["--pipeline NAME"]);
+        .expect_mentions(&["--pipeline NAME"]);
 }
 
 #[test]

@@ -12,10 +12,10 @@ use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::lsn::lsn_text;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::proxy::Manner;
+use crate::support::proxy::ProxyMode;
 use crate::support::scene::Scene;
-use crate::support::wait::{poll_until, stays, wait_until};
-use crate::support::walpost::{Finished, Invocation, word_behind};
+use crate::support::wait::{assert_stays, poll_until, wait_until};
+use crate::support::walpost::{Finished, Invocation, word_after};
 
 in_both_modes! {
     dropped_slot_is_listed_until_its_events_are_sent_again
@@ -53,7 +53,7 @@ fn without_kafka(scene: &Scene, arguments: &[&str]) -> Invocation {
 pub(crate) fn drop_slot(scene: &Scene) -> Finished {
     let finished = without_kafka(scene, &DROP_SLOT).finish().expect_code(3);
     assert!(!slot_is_there(scene));
-    finished.expect_says(&[
+    finished.expect_mentions(&[
         "was dropped",
         "walpost init",
         "walpost replay --dropped-slots",
@@ -120,7 +120,7 @@ fn deliver_one(scene: &Scene, aggregate: &str) {
 #[test]
 fn slot_that_keeps_more_than_the_warning_is_told_once_and_when_it_is_over() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--wal-budget-warn", "4MiB"]);
     // Everything is delivered, but an open transaction makes the slot retain WAL.
@@ -142,14 +142,14 @@ fn slot_that_keeps_more_than_the_warning_is_told_once_and_when_it_is_over() {
 
 #[test]
 fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--wal-budget-max", "1MiB"]);
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     scene.insert(&aggregate, "k");
     scene.write_other_wal(3);
     let told = walpost.wait_for_log(HOLDS);
@@ -164,26 +164,26 @@ fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
     assert!(walpost.is_running());
     assert!(slot_is_there(&scene));
     assert_eq!(entries(&scene), 0);
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     scene.settle(walpost, &[], Resends::AtMost(1));
 }
 
 fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     // On a shared server, transactions of other tests would hold back the slot's catalog_xmin.
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
+    let scene = Scene::on_servers(&server, Broker::shared()).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     deliver_one(&scene, &aggregate);
     scene.insert(&aggregate, "not delivered");
     let open = scene.server.session(&scene.name);
     open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "open")));
     let confirmed = lsn_text(scene.confirmed());
-    let said = drop_slot(&scene).expect_says(&[&confirmed, "wal_budget.max"]);
+    let said = drop_slot(&scene).expect_mentions(&[&confirmed, "wal_budget.max"]);
     let entry = scene.db.value(&format!(
         "SELECT id FROM walpost.journal WHERE action = 'drop slot' AND from_lsn = '{confirmed}' AND to_lsn > from_lsn"
     ));
     let entry = format!("entry {}", entry.expect("an entry"));
-    let said = said.expect_says(&[&entry]);
+    let said = said.expect_mentions(&[&entry]);
     assert_eq!(
         said.stderr.contains("walpost checkpoint adopt"),
         exactly_once,
@@ -199,13 +199,13 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
         "walpost replay --dropped-slots",
     ];
     let status = || scene.invoke("status").args(["--http", "off"]).finish();
-    status().expect_code(1).expect_says(&listed);
-    scene.run().finish().expect_code(3).expect_says(&listed);
+    status().expect_code(1).expect_mentions(&listed);
+    scene.run().finish().expect_code(3).expect_mentions(&listed);
     scene
         .check()
         .finish()
         .expect_code(3)
-        .expect_says(&[&entry, "walpost replay --dropped-slots"]);
+        .expect_mentions(&[&entry, "walpost replay --dropped-slots"]);
     let replay = |arguments: &[&str]| {
         let all: Vec<_> = ["--dropped-slots"]
             .iter()
@@ -216,12 +216,12 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     };
     replay(&["--yes"])
         .expect_code(3)
-        .expect_says(&["does not exist", "walpost init"]);
+        .expect_mentions(&["does not exist", "walpost init"]);
     open.run("COMMIT");
     scene.init().finish().expect_code(0);
     if exactly_once {
         let refused = scene.run().finish().expect_code(3);
-        refused.expect_says(&["walpost checkpoint adopt"]);
+        refused.expect_mentions(&["walpost checkpoint adopt"]);
         let adopt = scene.checkpoint("adopt").arg("--yes");
         adopt.finish().expect_code(0);
     }
@@ -233,7 +233,7 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
     assert_eq!(scene.records().len(), 2);
-    status().expect_code(1).expect_says(&listed);
+    status().expect_code(1).expect_mentions(&listed);
     let http = walpost.http();
     let open_entries = |count: f64| {
         wait_until("the metric", || {
@@ -244,16 +244,18 @@ fn dropped_slot_is_listed_until_its_events_are_sent_again(exactly_once: bool) {
     assert_eq!(open_entries(1.0), Some(1));
     scene.db.run("VACUUM FREEZE outbox");
     let counted = ["4 rows of table public.outbox"];
-    replay(&["--dry-run"]).expect_code(0).expect_says(&counted);
+    replay(&["--dry-run"])
+        .expect_code(0)
+        .expect_mentions(&counted);
     status().expect_code(1);
-    replay(&["--yes"]).expect_code(0).expect_says(&counted);
+    replay(&["--yes"]).expect_code(0).expect_mentions(&counted);
     expect_everything(&scene);
     assert_eq!(replayed(&scene), 4, "what was delivered is left out");
     assert_eq!(open_entries(0.0), Some(0));
     status().expect_code(0);
     replay(&["--yes"])
         .expect_code(2)
-        .expect_says(&["has no dropped slot"]);
+        .expect_mentions(&["has no dropped slot"]);
     walpost.terminate().expect_code(0);
     let again = scene.start();
     assert_eq!(again.logged("of a dropped slot were not"), 0);
@@ -284,7 +286,7 @@ fn slot_that_is_dropped_amid_the_copy_has_all_rows_sent_again(exactly_once: bool
         .replay(&["--dropped-slots", "--yes"])
         .finish()
         .expect_code(0);
-    done.expect_says(&["4 rows of table public.outbox: all"]);
+    done.expect_mentions(&["4 rows of table public.outbox: all"]);
     expect_everything(&scene);
     walpost.terminate().expect_code(0);
 }
@@ -330,17 +332,19 @@ fn killed_at_random_points_under_load_what_went_with_a_dropped_slot_is_sent_agai
     replay(&[])
         .finish()
         .expect_code(2)
-        .expect_says(&["has no dropped slot"]);
+        .expect_mentions(&["has no dropped slot"]);
 }
 
 /// In exactly-once mode, a second session holds the slot while Walpost waits for a new producer. It
 /// must release the slot too.
 #[test]
 fn exactly_once_that_has_lost_its_brokers_lets_go() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, &broker).behind(&kafka).exactly_once();
+    let scene = Scene::on_servers(&server, &broker)
+        .behind_proxy(&kafka)
+        .exactly_once();
     let aggregate = scene.aggregate(1);
     deliver_one(&scene, &aggregate);
     let file = scene.file(
@@ -351,16 +355,16 @@ fn exactly_once_that_has_lost_its_brokers_lets_go() {
         .start_streaming();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(2);
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     scene.insert(&aggregate, "k");
     scene.write_other_wal(25);
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["was dropped"]);
+        .expect_mentions(&["was dropped"]);
     assert!(!slot_is_there(&scene));
     assert_eq!(entries(&scene), 1);
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     new_slot(&scene);
     let walpost = scene.start();
     scene
@@ -378,7 +382,7 @@ fn slot_that_another_instance_has_is_not_dropped() {
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
     let mut second = without_kafka(&scene, &DROP_SLOT).start();
     second.wait_for_log("standing by");
-    stays("the slot", Duration::from_secs(7), || {
+    assert_stays("the slot", Duration::from_secs(7), || {
         scene.slot_is_active()
     });
     assert_eq!(entries(&scene), 0);
@@ -407,7 +411,7 @@ fn what_was_dropped_twice_is_sent_again_at_once_and_goes_on_after_a_kill() {
         .replay(&["--dropped-slots", "--yes", "--rate", "10/s"])
         .start();
     let said = replay.wait_for_log("replaying");
-    let run = word_behind(&said, "run=").to_owned();
+    let run = word_after(&said, "run=").to_owned();
     wait_until("a note of how far it is", || {
         scene.db.is_true(
             "SELECT EXISTS (SELECT FROM walpost.journal WHERE detail ->> 'state' = 'going')",
@@ -415,12 +419,12 @@ fn what_was_dropped_twice_is_sent_again_at_once_and_goes_on_after_a_kill() {
     });
     replay.kill();
     let open = || scene.invoke("status").args(["--http", "off"]).finish();
-    open().expect_code(1).expect_says(&["was dropped"]);
+    open().expect_code(1).expect_mentions(&["was dropped"]);
     let resume = scene
         .replay(&["--resume", &run, "--yes"])
         .finish()
         .expect_code(0);
-    resume.expect_says(&["replayed"]);
+    resume.expect_mentions(&["replayed"]);
     expect_everything(&scene);
     assert!(!open().stdout.contains("was dropped"));
     assert!(scene.records().len() < 60, "it did not begin again");
@@ -444,7 +448,7 @@ fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice(
     let replay = || scene.replay(&["--dropped-slots", "--yes"]).finish();
     replay()
         .expect_code(1)
-        .expect_says(&["it still exists", "start walpost"]);
+        .expect_mentions(&["it still exists", "start walpost"]);
     assert_eq!(entries(&scene), 1);
     drop_slot(&scene);
     assert_eq!(entries(&scene), 1);
@@ -465,10 +469,10 @@ fn transactions_that_are_open_are_waited_for_before_rows_are_sent_again() {
     let open = scene.server.session(&scene.name);
     open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "k")));
     let mut replay = scene.replay(&["--dropped-slots", "--dry-run"]).start();
-    stays("waiting", Duration::from_secs(2), || replay.is_running());
+    assert_stays("waiting", Duration::from_secs(2), || replay.is_running());
     open.run("COMMIT");
     let done = replay.finish().expect_code(0);
-    done.expect_says(&["2 rows of table public.outbox"]);
+    done.expect_mentions(&["2 rows of table public.outbox"]);
 }
 
 #[test]
@@ -476,7 +480,7 @@ fn what_can_not_be_is_refused() {
     let scene = Scene::new();
     let refused = |arguments: &[&str], texts: &[&str]| {
         let run = without_kafka(&scene, arguments);
-        run.finish().expect_code(2).expect_says(texts);
+        run.finish().expect_code(2).expect_mentions(texts);
     };
     refused(
         &["--wal-budget-warn", "much"],
@@ -507,25 +511,25 @@ fn what_can_not_be_is_refused() {
     let run = |file| Invocation::new(["run", "--config"]).arg(file).finish();
     run(file.clone())
         .expect_code(2)
-        .expect_says(&["unknown field `at`"]);
+        .expect_mentions(&["unknown field `at`"]);
     let text = fs::read_to_string(&file)
         .unwrap()
         .replace("at =", "on_max =");
     fs::write(&file, text.replace("drop-slot", "drop")).unwrap();
     run(file)
         .expect_code(2)
-        .expect_says(&["wal_budget.on_max", "drop-slot"]);
+        .expect_mentions(&["wal_budget.on_max", "drop-slot"]);
     let replay = |arguments: &[&str]| scene.replay(arguments).finish();
     replay(&["--dropped-slots", "--id", "1"]).expect_code(2);
     replay(&["--dropped-slots", "--yes"])
         .expect_code(2)
-        .expect_says(&["has no dropped slot"]);
+        .expect_mentions(&["has no dropped slot"]);
 
     // Dropping the slot is refused if the events could not be sent again later.
     let refused = |words: &[&str]| {
         let check = scene.check().args(DROP_SLOT).finish();
         for finished in [check, without_kafka(&scene, &DROP_SLOT).finish()] {
-            finished.expect_code(3).expect_says(words);
+            finished.expect_code(3).expect_mentions(words);
         }
     };
     scene
@@ -541,7 +545,7 @@ fn what_can_not_be_is_refused() {
 
 #[test]
 fn outbox_of_messages_is_warned_of_and_held() {
-    let scene = Scene::of(Outbox::Messages);
+    let scene = Scene::with_outbox(Outbox::Messages);
     let mut walpost = without_kafka(&scene, &["--wal-budget-max", "1"]).start();
     walpost.wait_for_log(HOLDS);
     assert!(slot_is_there(&scene));

@@ -7,15 +7,15 @@ use crate::support::walpost::{Finished, Invocation, config_file};
 
 /// Returns the finding of this check that starts with `mark`.
 fn finding<'f>(finished: &'f Finished, mark: &str, check: &str) -> Option<&'f str> {
-    let middle = format!(": {check}: ");
+    let interceptor = format!(": {check}: ");
     let mut lines = finished.stdout.lines();
-    lines.find(|line| line.starts_with(mark) && line.contains(&middle))
+    lines.find(|line| line.starts_with(mark) && line.contains(&interceptor))
 }
 
 #[test]
 fn roles_that_may_insert_are_named() {
     for major in MAJORS {
-        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let check = || scene.check().finish().expect_code(0);
         let found = check();
         let warning = finding(&found, "WARNING", "writers").expect("no writer");
@@ -45,7 +45,7 @@ fn roles_that_may_insert_are_named() {
 
 #[test]
 fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
-    let scene = Scene::on(Server::shared(MAJOR), Broker::shared());
+    let scene = Scene::on_servers(Server::shared(MAJOR), Broker::shared());
     let other = format!("walpost_{}_gone", scene.name);
     let create = |slot: &str| {
         scene.db.run(&format!(
@@ -89,7 +89,7 @@ fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
 
 #[test]
 fn more_replicas_than_brokers_are_a_failure() {
-    let scene = Scene::on(Server::shared(MAJOR), Broker::shared());
+    let scene = Scene::on_servers(Server::shared(MAJOR), Broker::shared());
     let check = |topics: &str| scene.check().args(["--create-topics", topics]).finish();
     let found = check("3:3").expect_code(3);
     let failure = finding(&found, "FAILED", "kafka topics").expect("a finding");
@@ -103,7 +103,7 @@ fn more_replicas_than_brokers_are_a_failure() {
 #[test]
 fn function_that_examines_tables_is_compared_with_the_expected_one() {
     for major in MAJORS {
-        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let warning = || {
             let found = scene.check().finish().expect_code(0);
             finding(&found, "WARNING", "owners").map(str::to_owned)

@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use crate::support::checker::{Committed, Death, Delivered, Resends, Summary, Violation, check};
+use crate::support::checker::{
+    Committed, Delivered, KilledState, Resends, Summary, Violation, check,
+};
 
 const TOPIC: &str = "events";
 
@@ -45,15 +47,15 @@ fn deliver(order: &[u32]) -> Vec<Delivered> {
 }
 
 /// Returns a death after the given number of records in each partition.
-fn death(ends: [i64; 2], confirmed: u64) -> Death {
+fn death(ends: [i64; 2], confirmed: u64) -> KilledState {
     let ends = HashMap::from([
         ((TOPIC.to_owned(), 0), ends[0]),
         ((TOPIC.to_owned(), 1), ends[1]),
     ]);
-    Death { ends, confirmed }
+    KilledState { ends, confirmed }
 }
 
-fn violations(delivery: &[Delivered], deaths: &[Death], resends: Resends) -> Vec<Violation> {
+fn violations(delivery: &[Delivered], deaths: &[KilledState], resends: Resends) -> Vec<Violation> {
     check(&history(8), delivery, deaths, resends)
         .expect_err("a violation")
         .0

@@ -22,7 +22,7 @@ fn first_topic(streams: &[UnderLoad]) -> String {
 #[test]
 fn leader_that_is_killed_under_load_costs_nothing() {
     let cluster = Cluster::shared();
-    let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.entry());
+    let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     let topic = first_topic(&streams);
     wait_for_transactions(&streams, SOME);
     cluster.leader(&topic).kill();
@@ -36,7 +36,7 @@ fn leader_that_is_killed_under_load_costs_nothing() {
 #[test]
 fn leader_that_is_frozen_until_another_leads_costs_nothing() {
     let cluster = Cluster::shared();
-    let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.entry());
+    let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     let topic = first_topic(&streams);
     wait_for_transactions(&streams, SOME);
     let zombie = cluster.leader(&topic);
@@ -57,7 +57,8 @@ fn leader_that_is_frozen_until_another_leads_costs_nothing() {
 fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
     let cluster = Cluster::shared();
     let streams = [false, true].map(|exactly_once| {
-        let scene = Scene::on(Server::shared(MAJOR), cluster.entry()).in_mode(exactly_once);
+        let scene =
+            Scene::on_servers(Server::shared(MAJOR), cluster.any_node()).in_mode(exactly_once);
         let conninfo = scene.conninfo();
         // A write that waits for a missing replica is refused only after this timeout.
         let patience = ["-X", "request.timeout.ms=5000"];
@@ -88,7 +89,7 @@ fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
 #[test]
 fn rolling_restart_of_all_nodes_under_load_costs_nothing() {
     let cluster = Cluster::shared();
-    let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.entry());
+    let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     for node in cluster.nodes() {
         wait_for_transactions(&streams, SOME);
         node.stop();

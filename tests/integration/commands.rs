@@ -12,7 +12,7 @@ use crate::init::objects;
 use crate::support::kafka::{Broker, SASL_USER};
 use crate::support::postgres::{MAJORS, Server};
 use crate::support::process::free_port;
-use crate::support::proxy::{Manner, Proxy};
+use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
@@ -29,14 +29,14 @@ fn init_and_check_say_that_the_server_cannot_be_reached() {
         invocation
             .finish()
             .expect_code(1)
-            .expect_says(&["/nowhere"]);
+            .expect_mentions(&["/nowhere"]);
     }
 }
 
 #[test]
 fn check_is_content_with_what_init_made() {
     for major in MAJORS {
-        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         scene.check().finish().expect_code(0);
         let finished = scene.check().arg("--json").finish().expect_code(0);
         serde_json::from_str::<Value>(&finished.stdout).expect("one JSON document");
@@ -91,7 +91,7 @@ fn names_that_sql_has_for_itself_are_no_trouble() {
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
     run(scene.verify());
-    run(scene.replay(&["--all", "--yes"])).expect_says(&["table \"order\".\"user\""]);
+    run(scene.replay(&["--all", "--yes"])).expect_mentions(&["table \"order\".\"user\""]);
     scene.wait_for_records(4);
     let maintain = ["--retention", "1s", "--delete-rows"];
     wait_until("the rows to go", || {
@@ -105,7 +105,7 @@ fn names_that_sql_has_for_itself_are_no_trouble() {
 #[test]
 fn check_tells_everything_that_is_wrong_with_its_remedy() {
     let scene = Scene::bare();
-    scene.check().finish().expect_code(3).expect_says(&[
+    scene.check().finish().expect_code(3).expect_mentions(&[
         "public.outbox",
         "publication",
         "slot",
@@ -125,7 +125,7 @@ fn check_finds_a_broker_that_does_not_answer() {
         .args(["--kafka", "127.0.0.1:9"])
         .finish();
     assert!(matches!(finished.code, Some(1 | 3)), "{finished:?}");
-    finished.expect_says(&["127.0.0.1:9"]);
+    finished.expect_mentions(&["127.0.0.1:9"]);
 }
 
 /// The black hole takes longest, because it accepts connections but never responds.
@@ -135,7 +135,7 @@ fn check_ends_soon_where_no_broker_answers() {
     let address = scene.broker.address();
     let (_, port) = address.rsplit_once(':').unwrap();
     let hole = Proxy::start(free_port(), port.parse().unwrap());
-    hole.set(Manner::Swallow);
+    hole.set_mode(ProxyMode::Swallow);
     let check = |address: &str| {
         scene
             .invoke("check")
@@ -154,7 +154,10 @@ fn check_ends_soon_where_no_broker_answers() {
         (check(&format!("127.0.0.1:{}", hole.port())), 1, "answers: "),
     ] {
         let began = Instant::now();
-        check.finish().expect_code(code).expect_says(&[expected]);
+        check
+            .finish()
+            .expect_code(code)
+            .expect_mentions(&[expected]);
         let took = began.elapsed();
         assert!(took < Duration::from_secs(7), "{expected}: {took:?}");
     }
@@ -171,9 +174,11 @@ fn check_tells_of_a_small_buffer_between_walpost_and_a_server_on_its_machine() {
     let check = scene.check().finish().expect_code(0);
     assert_eq!(check.stdout.contains(&told), bytes < ENOUGH, "{check:?}");
     if bytes < ENOUGH {
-        check.expect_says(&["sysctl -w net.core.wmem_default=4194304"]);
+        check.expect_mentions(&["sysctl -w net.core.wmem_default=4194304"]);
     }
-    let over_tcp = scene.at(&scene.server.tcp_conninfo(&scene.name)).check();
+    let over_tcp = scene
+        .with_conninfo(&scene.server.tcp_conninfo(&scene.name))
+        .check();
     let over_tcp = over_tcp.finish().expect_code(0);
     assert!(!over_tcp.stdout.contains("wmem_default"), "{over_tcp:?}");
 }
@@ -184,14 +189,14 @@ fn check_finds_that_the_one_topic_is_missing() {
     let topic = format!("{}.orders", scene.name);
     let check = || scene.check().args(["--topic", &topic]);
     let missing = format!("topic \"{topic}\" does not exist");
-    check().finish().expect_code(3).expect_says(&[&missing]);
+    check().finish().expect_code(3).expect_mentions(&[&missing]);
     let created = check().args(["--create-topics", "3"]).finish();
-    created.expect_code(0).expect_says(&["will be created"]);
+    created.expect_code(0).expect_mentions(&["will be created"]);
     scene.topic(&topic, 1, &[]);
     check()
         .finish()
         .expect_code(0)
-        .expect_says(&["has 1 partition(s)"]);
+        .expect_mentions(&["has 1 partition(s)"]);
 }
 
 #[test]
@@ -216,7 +221,7 @@ fn what_import_makes_of_a_connector_is_valid_as_it_is() {
     }})
     .to_string();
     let import = || Invocation::new(["import", "debezium", "-"]).answer(&connector);
-    let printed = import().finish().expect_code(3).expect_says(&[
+    let printed = import().finish().expect_code(3).expect_mentions(&[
         "Carried over",
         "TO DO  database.password: is a secret",
         "Unknown",
@@ -227,7 +232,7 @@ fn what_import_makes_of_a_connector_is_valid_as_it_is() {
         let check = Invocation::new(["check", "--offline", "--config"]).arg(file);
         check.finish()
     };
-    check(&file).expect_code(0).expect_says(&[
+    check(&file).expect_code(0).expect_mentions(&[
         "table public.outbox, slot \"walpost_shop_outbox\", of shop on db.example.com:5432 as debezium",
         "neither PostgreSQL nor Kafka was asked",
     ]);
@@ -236,16 +241,18 @@ fn what_import_makes_of_a_connector_is_valid_as_it_is() {
         .arg(&file)
         .finish()
         .expect_code(2)
-        .expect_says(&["exists already"]);
+        .expect_mentions(&["exists already"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), printed.stdout);
     let broken = config_file(printed.stdout.replace("snapshot = ", "snapshoot = "));
-    check(&broken).expect_code(2).expect_says(&["`snapshoot`"]);
+    check(&broken)
+        .expect_code(2)
+        .expect_mentions(&["`snapshoot`"]);
     let other = Invocation::new(["import", "debezium", "-"])
         .answer("{\"connector.class\": \"io.debezium.connector.mysql.MySqlConnector\"}");
     other
         .finish()
         .expect_code(2)
-        .expect_says(&["- can't be imported", "Walpost reads PostgreSQL"]);
+        .expect_mentions(&["- can't be imported", "Walpost reads PostgreSQL"]);
 }
 
 #[test]
@@ -268,7 +275,7 @@ fn version_and_help_are_given() {
     Invocation::new(["run", "--help"])
         .finish()
         .expect_code(0)
-        .expect_says(&["--null-payload", "WALPOST_KAFKA"]);
+        .expect_mentions(&["--null-payload", "WALPOST_KAFKA"]);
 }
 
 /// Returns the headings of a help text, and the flags under each.

@@ -11,7 +11,7 @@ use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 
 const ROUNDS: usize = 25;
 
@@ -25,7 +25,7 @@ for_each_outbox! {
 fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was_in_flight(
     outbox: Outbox,
 ) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let summary = kill_at_random_points(&scene, ROUNDS, Resends::AtMost(ROUNDS));
     assert!(summary.committed > 1000, "{summary:?}");
 }
@@ -52,7 +52,7 @@ pub(crate) fn kill_at_random_points(scene: &Scene, rounds: usize, resends: Resen
 }
 
 fn killed_while_it_starts_it_loses_nothing(outbox: Outbox) {
-    kill_while_it_starts(&Scene::of(outbox), 0..150, Resends::AtMost(10));
+    kill_while_it_starts(&Scene::with_outbox(outbox), 0..150, Resends::AtMost(10));
 }
 
 /// Kills Walpost ten times, after a random number of milliseconds in the given range from each
@@ -73,8 +73,8 @@ pub(crate) fn kill_while_it_starts(scene: &Scene, millis: Range<u64>, resends: R
 }
 
 fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbox) {
-    let broker = Broker::lent();
-    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
 
@@ -85,21 +85,21 @@ fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbo
     let first_open = scene.history()[1].end;
     let last = scene.history().pop().unwrap().end;
     wait_until("all to be sent", || scene.has_sent(last));
-    stays(
+    assert_stays(
         "unconfirmed while the broker is silent",
         Duration::from_secs(2),
         || scene.confirmed() < first_open,
     );
     walpost.kill();
     broker.thaw();
-    let death = scene.note_death();
+    let death = scene.record_killed();
     assert!(death.confirmed < first_open);
     let walpost = scene.start();
     scene.settle(walpost, &[death], Resends::AtMost(1));
 }
 
 fn confirmed_before_it_was_killed_is_not_delivered_again(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let aggregate = scene.aggregate(1);
     let mut deaths = Vec::new();
     for round in 1..=5 {

@@ -94,9 +94,9 @@ fn event_that_is_too_large_is_a_dead_letter_without_its_payload(exactly_once: bo
     walpost
         .terminate()
         .expect_code(0)
-        .expect_says(&["dead letter of row with id 2", "oversize_dead_letters=1"]);
+        .expect_mentions(&["dead letter of row with id 2", "oversize_dead_letters=1"]);
     // Checks that dead letters have the positions of their commits and keep their order.
-    scene.judge(&[], scene.resends(0));
+    scene.check_delivered(&[], scene.resends(0));
 }
 
 fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly_once: bool) {
@@ -174,12 +174,12 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
     let finished = walpost.terminate().expect_code(0);
     // Only the first dead letter is logged; the others are counted.
     assert_eq!(finished.stderr.matches("dead letter of").count(), 1);
-    finished.expect_says(&["dead letter of row with id 1", "unroutable_dead_letters=7"]);
-    scene.judge(&[], scene.resends(0));
+    finished.expect_mentions(&["dead letter of row with id 1", "unroutable_dead_letters=7"]);
+    scene.check_delivered(&[], scene.resends(0));
 }
 
 fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
-    let scene = Scene::of(Outbox::Messages).in_mode(exactly_once);
+    let scene = Scene::with_outbox(Outbox::Messages).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     let topic = dead_letter_topic(&scene);
     let prefix = format!("walpost_{}", scene.name);
@@ -224,11 +224,11 @@ fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exa
     ]
     .concat();
     // Each record is sent in a separate request.
-    let load = scene.load_that_rests(&[&aggregate, "no topic"], Duration::from_millis(50));
+    let load = scene.load_with_pauses(&[&aggregate, "no topic"], Duration::from_millis(50));
     let large = |scene: &Scene| {
         let payload = format!("{{\"large\": \"{}\"}}", "x".repeat(5000));
         let event = crate::support::event::Event::new(&aggregate, "key-1", &payload);
-        scene.db.run(&scene.events().one(event));
+        scene.db.run(&scene.events().insert_one(event));
     };
     let mut deaths = Vec::new();
     for round in 0..rounds {
@@ -279,7 +279,7 @@ fn dead_letters_without_their_topic_halt(exactly_once: bool) {
         .args(&flags)
         .finish()
         .expect_code(3)
-        .expect_says(&[
+        .expect_mentions(&[
             "halted",
             &format!("topic {topic:?} does not exist"),
             "kafka-topics.sh",
@@ -348,7 +348,7 @@ fn what_would_be_no_dead_letter_is_refused_and_nothing_is_asked() {
         .args(flags)
         .finish()
         .expect_code(2)
-        .expect_says(texts);
+        .expect_mentions(texts);
     };
     refused(&["--on-oversize", "drop"], &["drop", "halt, dead-letter"]);
     refused(&["--on-unroutable", "skip"], &["skip", "halt, dead-letter"]);

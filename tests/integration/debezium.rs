@@ -425,7 +425,7 @@ fn debezium_is_replaced_by_what_import_makes_without_a_gap_and_by_the_same_recor
             Some(before) => assert_eq!(*before, common),
             None => {
                 let at: usize = order[id];
-                let before = furthest.insert(record.place(), at);
+                let before = furthest.insert(record.topic_partition(), at);
                 assert!(
                     before.is_none_or(|before| before < at),
                     "{id} comes after a later one"

@@ -67,7 +67,7 @@ fn walsender_with_a_full_disk_goes_on_when_there_is_room() {
         "logical_decoding_work_mem = 64kB\n",
     );
     let pairs = [false, true].map(|exactly_once| {
-        let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
+        let scene = Scene::on_servers(&server, Broker::shared()).in_mode(exactly_once);
         let aggregate = scene.aggregate(2);
         let walpost = scene.start_and_confirm_one(&aggregate, "before");
         (scene, aggregate, walpost)
@@ -76,7 +76,7 @@ fn walsender_with_a_full_disk_goes_on_when_there_is_room() {
     for (scene, aggregate, _) in &pairs {
         scene
             .db
-            .run(&scene.events().many(aggregate, EVENTS, "'{}'"));
+            .run(&scene.events().insert_many(aggregate, EVENTS, "'{}'"));
     }
     let pairs = pairs.map(|(scene, _, mut walpost)| {
         let said = walpost.wait_for_log("reconnecting");

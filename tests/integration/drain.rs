@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::checker::{Death, Resends};
+use crate::support::checker::{KilledState, Resends};
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
@@ -18,7 +18,7 @@ for_each_outbox! {
 }
 
 fn stopped_and_started_under_load_it_repeats_nothing(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
     let mut stops = Vec::new();
@@ -29,8 +29,8 @@ fn stopped_and_started_under_load_it_repeats_nothing(outbox: Outbox) {
         walpost
             .finish()
             .expect_code(0)
-            .expect_says(&["draining", "stopped"]);
-        stops.push(scene.note_death());
+            .expect_mentions(&["draining", "stopped"]);
+        stops.push(scene.record_killed());
     }
     load.stop();
     let walpost = scene.start();
@@ -38,19 +38,19 @@ fn stopped_and_started_under_load_it_repeats_nothing(outbox: Outbox) {
 }
 
 /// Stops Walpost when it has sent only part of a large transaction.
-fn stopped_in_a_transaction(outbox: Outbox, drain_timeout: &str) -> (Scene<'static>, Death) {
+fn stopped_in_a_transaction(outbox: Outbox, drain_timeout: &str) -> (Scene<'static>, KilledState) {
     const EVENTS: usize = 100_000;
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let aggregate = scene.aggregate(2);
     scene
         .db
-        .run(&scene.events().many(&aggregate, EVENTS, "'{}'"));
+        .run(&scene.events().insert_many(&aggregate, EVENTS, "'{}'"));
     let settings = ["--window-records", "200", "--drain-timeout", drain_timeout];
     let walpost = scene.start_with(&settings);
     let count = scene.wait_for_records(1).len();
     assert!(count < EVENTS / 2, "only a part must have been sent");
     walpost.terminate().expect_code(0);
-    let death = scene.note_death();
+    let death = scene.record_killed();
     (scene, death)
 }
 
@@ -87,20 +87,20 @@ fn stopped_while_broker_is_silent(
 }
 
 fn drain_waits_for_the_broker(outbox: Outbox) {
-    let broker = Broker::lent();
-    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
     let mut walpost = stopped_while_broker_is_silent(&scene, &[]);
     assert!(walpost.is_running());
     broker.thaw();
     walpost.finish().expect_code(0);
     assert!(scene.confirmed() >= scene.history().pop().unwrap().end);
-    assert_eq!(scene.judge(&[], Resends::Never).repeated, 0);
+    assert_eq!(scene.check_delivered(&[], Resends::Never).repeated, 0);
 }
 
 #[test]
 fn drain_is_bounded() {
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
     let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "1s"]);
     let begun = Instant::now();
     let finished = walpost.finish();
@@ -112,14 +112,14 @@ fn drain_is_bounded() {
     assert!(finished.code.is_some(), "it ends by itself");
     assert!(scene.confirmed() < scene.history().pop().unwrap().end);
     broker.thaw();
-    let death = scene.note_death();
+    let death = scene.record_killed();
     let walpost = scene.start();
     scene.settle(walpost, &[death], Resends::AtMost(1));
 }
 
 fn second_signal_stops_at_once(outbox: Outbox) {
-    let broker = Broker::lent();
-    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
     let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "60s"]);
     let begun = Instant::now();
     walpost.signal("TERM");
@@ -131,7 +131,7 @@ fn second_signal_stops_at_once(outbox: Outbox) {
     );
     assert!(scene.confirmed() < scene.history().pop().unwrap().end);
     broker.thaw();
-    let death = scene.note_death();
+    let death = scene.record_killed();
     let walpost = scene.start();
     scene.settle(walpost, &[death], Resends::AtMost(1));
 }

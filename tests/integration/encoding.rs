@@ -6,14 +6,14 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::{Record, keys};
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
-use crate::support::walpost::word_behind;
+use crate::support::walpost::word_after;
 
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
 fn scene(encoding: &str) -> Scene<'static> {
     let options = format!("ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'");
-    Scene::bare_of(
+    Scene::bare_with(
         Outbox::Table,
         Server::shared(MAJOR),
         Broker::shared(),
@@ -39,9 +39,9 @@ fn row_that_cannot_be_sent_in_utf8_is_named_and_can_be_skipped() {
         let scene = scene(encoding);
         scene.db.run(TABLE);
         let init = scene.init().finish().expect_code(0);
-        init.expect_says(&["WARN", encoding, "UTF8"]);
+        init.expect_mentions(&["WARN", encoding, "UTF8"]);
         let check = scene.check().finish().expect_code(0);
-        check.expect_says(&["encoding", encoding]);
+        check.expect_mentions(&["encoding", encoding]);
         let aggregate = scene.aggregate(1);
         let insert = |key, bytes| insert(&scene, "outbox", &aggregate, key, encoding, bytes);
         insert("before", good);
@@ -52,19 +52,22 @@ fn row_that_cannot_be_sent_in_utf8_is_named_and_can_be_skipped() {
         insert("after", good);
         let halted = scene.run().finish().expect_code(3);
         let halted =
-            halted.expect_says(&["halted", encoding_of_row(encoding), "walpost skip --to"]);
+            halted.expect_mentions(&["halted", encoding_of_row(encoding), "walpost skip --to"]);
         if encoding != "SQL_ASCII" {
-            halted.expect_says(&["The row is of table public.outbox"]);
+            halted.expect_mentions(&["The row is of table public.outbox"]);
         }
         let halted = scene.run().finish().expect_code(3);
         // Start at the halt, because the warning about the encoding contains the same command
         // without a position.
         let (_, halted) = halted.stderr.rsplit_once("halted").expect("a halt");
-        let position = word_behind(halted, "walpost skip --to ");
+        let position = word_after(halted, "walpost skip --to ");
         let position = position.trim_matches(|c: char| !c.is_ascii_hexdigit());
         assert!(position.ends_with(":0000000001"), "{position}");
         let skipped = scene.skip(position).answer(&format!("{}\n", scene.name));
-        skipped.finish().expect_code(0).expect_says(&["skipped"]);
+        skipped
+            .finish()
+            .expect_code(0)
+            .expect_mentions(&["skipped"]);
         let walpost = scene.start();
         wait_until("the event after the skipped transaction", || {
             keys(&scene.records()).iter().any(|key| key == "after")
@@ -146,13 +149,13 @@ fn row_that_is_not_utf8_in_sql_ascii_sets_its_table_aside() {
         .collect();
     assert_eq!(tenants, ["tenant_2"]);
     let stopped = walpost.terminate().expect_code(0);
-    stopped.expect_says(&["tenant_1.outbox", "set aside"]);
+    stopped.expect_mentions(&["tenant_1.outbox", "set aside"]);
 }
 
 #[test]
 fn prefix_that_is_not_utf8_stops_no_outbox_of_messages() {
     let options = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
-    let scene = Scene::bare_of(
+    let scene = Scene::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),

@@ -40,7 +40,7 @@ fn largest_event_that_a_new_outbox_accepts_is_delivered() {
 
 #[test]
 fn largest_event_that_publish_accepts_is_delivered() {
-    let scene = Scene::of_on(Outbox::Messages, Server::shared(MAJOR), Broker::shared());
+    let scene = Scene::with_outbox_on(Outbox::Messages, Server::shared(MAJOR), Broker::shared());
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     let publish = |bytes: usize| {
@@ -103,7 +103,7 @@ fn another_limit_is_set_once_and_checked_against_kafka() {
         assert!(!found.contains("event size"), "{found}");
 
         let kept = init("1MB").expect_code(0);
-        kept.expect_says(&["keeps its limit of 2000000 bytes"]);
+        kept.expect_mentions(&["keeps its limit of 2000000 bytes"]);
         let (_, change) = warning.split_once("as its owner: ").unwrap();
         scene.db.run(change);
         scene.db.run("RESET search_path");
@@ -134,7 +134,7 @@ fn limit_of_a_topic_counts_too() {
 
 #[test]
 fn limit_of_publish_stays_until_another_one_is_named() {
-    let scene = Scene::bare_of(
+    let scene = Scene::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),

@@ -9,9 +9,9 @@ use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::proxy::Manner;
+use crate::support::proxy::ProxyMode;
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Invocation;
 
 for_each_outbox! {
@@ -24,14 +24,14 @@ for_each_outbox! {
 }
 
 fn killed_at_random_points_under_load_each_event_is_there_once(outbox: Outbox) {
-    let scene = Scene::of(outbox).exactly_once();
+    let scene = Scene::with_outbox(outbox).exactly_once();
     let summary = kill_at_random_points(&scene, 12, Resends::Never);
     assert!(summary.committed > 500, "{summary:?}");
     assert_eq!(summary.repeated, 0);
 }
 
 fn killed_while_it_starts_each_event_is_there_once(outbox: Outbox) {
-    let scene = Scene::of(outbox).exactly_once();
+    let scene = Scene::with_outbox(outbox).exactly_once();
     let summary = kill_while_it_starts(&scene, 0..400, Resends::Never);
     assert_eq!(summary.repeated, 0);
 }
@@ -39,9 +39,9 @@ fn killed_while_it_starts_each_event_is_there_once(outbox: Outbox) {
 /// A transaction that does not fit in one Kafka transaction is committed in parts.
 fn killed_in_a_large_transaction_it_goes_on_in_the_middle(outbox: Outbox) {
     const EVENTS: usize = 100_000;
-    let scene = Scene::of(outbox).exactly_once();
+    let scene = Scene::with_outbox(outbox).exactly_once();
     let aggregate = scene.aggregate(2);
-    let large = scene.events().many(&aggregate, EVENTS, "'{}'");
+    let large = scene.events().insert_many(&aggregate, EVENTS, "'{}'");
     scene.db.run(&large);
     // Such a small window slows delivery down, so that Walpost can be killed in the middle.
     let walpost = scene.start_with(&["--window-records", "100"]);
@@ -57,7 +57,7 @@ fn killed_in_a_large_transaction_it_goes_on_in_the_middle(outbox: Outbox) {
 }
 
 fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
-    let scene = Scene::of(outbox).exactly_once();
+    let scene = Scene::with_outbox(outbox).exactly_once();
     let aggregate = scene.aggregate(3);
     let load = scene.load(&[&aggregate]);
     let mut stops = Vec::new();
@@ -67,7 +67,7 @@ fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
         walpost.signal(signal);
         let finished = walpost.finish().expect_code(0);
         assert!(!finished.stderr.contains("ERROR"), "{}", finished.stderr);
-        stops.push(scene.note_death());
+        stops.push(scene.record_killed());
     }
     load.stop();
     let walpost = scene.start();
@@ -75,12 +75,12 @@ fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
 }
 
 fn frozen_instance_is_fenced_by_the_one_that_takes_over(outbox: Outbox) {
-    let scene = Scene::of(outbox).exactly_once();
+    let scene = Scene::with_outbox(outbox).exactly_once();
     take_over_from_a_frozen_one(&scene, Resends::Never);
 }
 
 fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
-    let scene = Scene::of(outbox).exactly_once();
+    let scene = Scene::with_outbox(outbox).exactly_once();
     let aggregate = scene.aggregate(2);
     let load = scene.load(&[&aggregate]);
     let mut walpost = scene.start();
@@ -95,8 +95,8 @@ fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
 
 #[test]
 fn broker_that_is_killed_and_started_under_load_costs_nothing() {
-    Broker::with_ends(|broker| {
-        let scene = Scene::on(Server::shared(MAJOR), broker).exactly_once();
+    Broker::with_markers(|broker| {
+        let scene = Scene::on_servers(Server::shared(MAJOR), broker).exactly_once();
         let aggregate = scene.aggregate(3);
         let load = scene.load(&[&aggregate]);
         let walpost = scene.start();
@@ -114,7 +114,7 @@ fn broker_that_is_killed_and_started_under_load_costs_nothing() {
 #[test]
 fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on(&server, Broker::shared()).exactly_once();
+    let mut scene = Scene::on_servers(&server, Broker::shared()).exactly_once();
     let aggregate = scene.aggregate(3);
     let mut walpost = scene.start();
     for (count, mode) in [(2, Stop::Fast), (3, Stop::Immediate)] {
@@ -133,8 +133,8 @@ fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing() {
 /// lasts longer than the timeout of a Kafka transaction.
 #[test]
 fn connection_outlives_an_outage_of_kafka_that_ends_the_transaction() {
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
     let settings = ["-X", "transaction.timeout.ms=2000", "--link-timeout", "3s"];
     let mut walpost = scene.start_with(&settings);
@@ -143,7 +143,7 @@ fn connection_outlives_an_outage_of_kafka_that_ends_the_transaction() {
     broker.freeze();
     scene.insert(&aggregate, "k");
     walpost.wait_for_log("reconnecting");
-    stays("connected", Duration::from_secs(8), || {
+    assert_stays("connected", Duration::from_secs(8), || {
         scene.slot_is_active()
     });
     broker.thaw();
@@ -152,7 +152,7 @@ fn connection_outlives_an_outage_of_kafka_that_ends_the_transaction() {
 
 #[test]
 fn idle_outbox_in_a_busy_database_is_confirmed() {
-    let scene = Scene::of(Outbox::Table).exactly_once();
+    let scene = Scene::with_outbox(Outbox::Table).exactly_once();
     let walpost = scene.start();
     scene
         .db
@@ -163,14 +163,14 @@ fn idle_outbox_in_a_busy_database_is_confirmed() {
 
 #[test]
 fn what_is_not_committed_is_not_confirmed() {
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
     broker.freeze();
     scene.insert(&aggregate, "k");
     let event = scene.history().pop().unwrap().end;
-    stays(
+    assert_stays(
         "unconfirmed while the broker is silent",
         Duration::from_secs(2),
         || scene.confirmed() < event,
@@ -183,10 +183,10 @@ fn what_is_not_committed_is_not_confirmed() {
 #[test]
 fn confirmed_is_never_ahead_of_the_checkpoint() {
     // On a shared broker, open transactions of other pipelines would hide checkpoints.
-    let broker = Broker::lent();
-    let scene = Scene::of_on(Outbox::Table, Server::shared(MAJOR), &broker).exactly_once();
+    let broker = Broker::borrowed();
+    let scene = Scene::with_outbox_on(Outbox::Table, Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(3);
-    let many = scene.events().many(&aggregate, 2000, "'{}'");
+    let many = scene.events().insert_many(&aggregate, 2000, "'{}'");
     for _ in 0..100 {
         scene.db.run(&many);
     }
@@ -224,7 +224,7 @@ fn without_a_checkpoint_it_halts_until_one_is_adopted() {
     // Without this row, Walpost cannot tell whether events were already read from the slot.
     scene.db.run("DELETE FROM walpost.slot_state");
     let run = || scene.run().arg("--exactly-once");
-    run().finish().expect_code(3).expect_says(&[
+    run().finish().expect_code(3).expect_mentions(&[
         "has no checkpoint in topic \"walpost-checkpoints\"",
         &scene.slot(),
         &format!("walpost checkpoint adopt --pipeline {}", scene.name),
@@ -240,7 +240,7 @@ fn without_a_checkpoint_it_halts_until_one_is_adopted() {
         .checkpoint("adopt")
         .finish()
         .expect_code(2)
-        .expect_says(&["nothing was changed"]);
+        .expect_mentions(&["nothing was changed"]);
     run().finish().expect_code(3);
     let scene = scene.exactly_once();
     let found = scene.check().arg("--exactly-once").finish();
@@ -273,7 +273,7 @@ fn slot_that_was_recreated_while_it_was_away_halts() {
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
     ));
     let confirmed = scene.confirmed();
-    scene.run().finish().expect_code(3).expect_says(&[
+    scene.run().finish().expect_code(3).expect_mentions(&[
         &slot,
         "was confirmed up to",
         "may be missing in Kafka",
@@ -306,7 +306,7 @@ fn checkpoint_topic_that_could_lose_one_halts() {
             "delivery = \"exactly-once\"\ncheckpoint = {{ topic = \"{topic}\" }}\n"
         ));
         let run = Invocation::new(["run", "--config"]).arg(&file);
-        run.finish().expect_code(3).expect_says(&[
+        run.finish().expect_code(3).expect_mentions(&[
             &topic,
             &format!("cleanup.policy is {policy}, expected compact"),
             "kafka-configs.sh",
@@ -319,7 +319,7 @@ fn checkpoint_topic_that_could_lose_one_halts() {
 #[test]
 fn checkpoint_far_behind_those_of_others_is_found() {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     scene.insert(&aggregate, "k");
@@ -347,7 +347,7 @@ fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
     run("3600000")
         .finish()
         .expect_code(3)
-        .expect_says(&["Lower transaction.timeout.ms", "transaction.max.timeout.ms"]);
+        .expect_mentions(&["Lower transaction.timeout.ms", "transaction.max.timeout.ms"]);
     let found = scene
         .check()
         .args(["--exactly-once", "-X", "transaction.timeout.ms=3600000"])
@@ -364,7 +364,7 @@ fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
 #[test]
 fn transaction_that_another_has_open_is_waited_for() {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     let lasts = Duration::from_secs(15);
@@ -380,7 +380,7 @@ fn transaction_that_another_has_open_is_waited_for() {
 #[test]
 fn transaction_that_does_not_end_is_ended_by_hand() {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     let topic = "walpost-checkpoints".to_owned();
@@ -416,9 +416,9 @@ fn checkpoint_of_more_topics_than_fit_a_record_is_committed() {
 #[test]
 fn checkpoint_that_is_none_halts() {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     broker.produce("walpost-checkpoints", &scene.name, "{\"version\": 3}");
-    scene.run().finish().expect_code(3).expect_says(&[
+    scene.run().finish().expect_code(3).expect_mentions(&[
         "the checkpoint of pipeline",
         "it has version 3, and version 1 was expected",
     ]);
@@ -430,7 +430,7 @@ fn checkpoint_that_is_none_halts() {
 fn leader_that_lags_hides_no_checkpoint() {
     let topic = ["walpost-checkpoints".to_owned()];
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
     let deliver = |key| {
         let walpost = scene.start();
@@ -464,7 +464,10 @@ fn leader_that_lags_hides_no_checkpoint() {
     scene.insert(&aggregate, "third");
     let summary = scene.settle(walpost, &[], Resends::Never);
     assert_eq!((summary.committed, summary.repeated), (3, 0));
-    assert!(lag.is_over(), "it was not read until the leader caught up");
+    assert!(
+        lag.has_caught_up(),
+        "it was not read until the leader caught up"
+    );
 }
 
 /// rdkafka takes 100 ms to drop a consumer with a group or an admin client. At-least-once mode uses
@@ -489,10 +492,10 @@ fn start_waits_for_no_client_to_go() {
 #[test]
 fn start_beside_a_distant_broker_takes_few_round_trips() {
     const ONE_WAY: Duration = Duration::from_millis(100);
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).exactly_once();
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let proxy = broker.proxy();
-    proxy.set(Manner::Delay(ONE_WAY));
+    proxy.set_mode(ProxyMode::Delay(ONE_WAY));
     let address = format!("127.0.0.1:{}", proxy.port());
     let far = || {
         scene

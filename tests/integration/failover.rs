@@ -8,7 +8,7 @@ use crate::support::lsn::{parse_lsn, parse_position};
 use crate::support::postgres::{Server, Stop};
 use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle};
-use crate::support::wait::{PATIENCE, poll_until, wait_until};
+use crate::support::wait::{WAIT_TIMEOUT, poll_until, wait_until};
 
 const SOME: usize = 40;
 
@@ -25,7 +25,7 @@ synchronized_standby_slots = ''
 
 /// Creates a scene for each mode, with slots that are synchronized to the standby.
 fn scenes(primary: &Server) -> [Scene<'_>; 2] {
-    let scenes = [(); 2].map(|()| Scene::on(primary, Broker::shared()));
+    let scenes = [(); 2].map(|()| Scene::on_servers(primary, Broker::shared()));
     for scene in &scenes {
         let follows = format!(
             "SELECT failover FROM pg_replication_slots WHERE slot_name = '{}'",
@@ -60,7 +60,7 @@ fn scenes(primary: &Server) -> [Scene<'_>; 2] {
 fn wait_for_slots(standby: &Server) {
     let session = standby.session("postgres");
     let synced = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
-    let found = poll_until(PATIENCE, || (session.number(synced) == 4).then_some(()));
+    let found = poll_until(WAIT_TIMEOUT, || (session.number(synced) == 4).then_some(()));
     assert!(
         found.is_some(),
         "no slots on the standby:\n{}",
@@ -203,10 +203,13 @@ fn standby_is_waited_for_until_it_is_promoted() {
         scene
             .check()
             .finish()
-            .expect_says(&["WARNING", &synchronized]);
+            .expect_mentions(&["WARNING", &synchronized]);
         let aggregate = scene.aggregate(1);
         scene.insert(&aggregate, "before");
-        let mut walpost = scene.at(&standby.conninfo(&scene.name)).run().start();
+        let mut walpost = scene
+            .with_conninfo(&standby.conninfo(&scene.name))
+            .run()
+            .start();
         walpost.wait_for_log("is a copy of the primary's: waiting until it is promoted");
         running.push((aggregate, walpost));
     }
@@ -226,17 +229,20 @@ fn standby_is_waited_for_until_it_is_promoted() {
 #[test]
 fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
     let primary = Server::private(15, "");
-    let scene = Scene::on(&primary, Broker::shared());
+    let scene = Scene::on_servers(&primary, Broker::shared());
     let standby = primary.standby(STANDBY, "");
-    let mut walpost = scene.at(&standby.conninfo(&scene.name)).run().start();
+    let mut walpost = scene
+        .with_conninfo(&standby.conninfo(&scene.name))
+        .run()
+        .start();
     walpost.wait_for_log("is not there: waiting until it is promoted");
     scene
-        .at(&standby.conninfo(&scene.name))
+        .with_conninfo(&standby.conninfo(&scene.name))
         .check()
         .finish()
-        .expect_says(&["UNREACHABLE", "standby in recovery"]);
+        .expect_mentions(&["UNREACHABLE", "standby in recovery"]);
     primary.stop(Stop::Fast);
     standby.promote();
     let halted = walpost.finish().expect_code(3);
-    halted.expect_says(&["does not exist", "walpost init"]);
+    halted.expect_mentions(&["does not exist", "walpost init"]);
 }

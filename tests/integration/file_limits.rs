@@ -24,7 +24,7 @@ fn file(name: &str) -> (String, File) {
 
 fn expect_remedy(invocation: Invocation, code: i32, says: &str) {
     let finished = invocation.limited(NO_BYTES).finish().expect_code(code);
-    finished.expect_says(&REMEDY).expect_says(&[says]);
+    finished.expect_mentions(&REMEDY).expect_mentions(&[says]);
 }
 
 #[test]
@@ -34,12 +34,12 @@ fn verify_names_the_limit_and_the_file() {
     // More events than verify keeps in memory.
     scene
         .db
-        .run(&scene.events().many(&aggregate, 60_000, "NULL"));
+        .run(&scene.events().insert_many(&aggregate, 60_000, "NULL"));
     let verify = || scene.verify().args(["--memory", "4MiB"]);
     expect_remedy(verify(), 1, "failed to write temporary file in /");
     // verify has 64 temporary files, and connections in addition.
     let finished = verify().limited("-n 64").finish().expect_code(1);
-    finished.expect_says(&[
+    finished.expect_mentions(&[
         "failed to write temporary file in /",
         "Too many open files",
         "The limit for open files and connections is 64 (RLIMIT_NOFILE)",

@@ -19,7 +19,7 @@ fn notices_of_init_are_logged_with_the_command_that_they_suggest() {
     scene.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
     );
-    let first = scene.init().finish().expect_code(0).expect_says(&[
+    let first = scene.init().finish().expect_code(0).expect_mentions(&[
         "it accepts UPDATE, which is never published. To have it refused: CREATE TRIGGER",
     ]);
     let second = scene.init().finish().expect_code(0);
@@ -73,7 +73,7 @@ fn database_that_does_not_exist_and_server_that_does_not_answer_are_named_with_w
         check.args(["--kafka", scene.kafka()]).finish()
     };
     let missing = scene.conninfo().replace(&scene.name, "not_there");
-    elsewhere(&missing).expect_code(3).expect_says(&[
+    elsewhere(&missing).expect_code(3).expect_mentions(&[
         "database \"not_there\" does not exist",
         "CREATE DATABASE not_there",
     ]);
@@ -82,7 +82,7 @@ fn database_that_does_not_exist_and_server_that_does_not_answer_are_named_with_w
     drop(nowhere);
     elsewhere(&format!("host=127.0.0.1 port={port} user=u dbname=d"))
         .expect_code(1)
-        .expect_says(&[
+        .expect_mentions(&[
             "can't connect",
             "Start PostgreSQL there",
             "listen_addresses",
@@ -90,14 +90,14 @@ fn database_that_does_not_exist_and_server_that_does_not_answer_are_named_with_w
     let folder = reaper::folder("no_socket").display().to_string();
     elsewhere(&format!("host={folder} user=u dbname=d"))
         .expect_code(1)
-        .expect_says(&["can't connect", "unix_socket_directories"]);
+        .expect_mentions(&["can't connect", "unix_socket_directories"]);
 }
 
 #[test]
 fn verify_finds_the_dead_letters_of_a_run_that_has_other_settings() {
     // All tests on a broker share the default topic for dead letters.
     let broker = Broker::private();
-    let scene = Scene::bare_on(Server::shared(MAJOR), &broker);
+    let scene = Scene::bare_on_servers(Server::shared(MAJOR), &broker);
     scene.db.run(TABLE);
     scene.init().finish().expect_code(0);
     let aggregate = scene.aggregate(1);
@@ -109,7 +109,7 @@ fn verify_finds_the_dead_letters_of_a_run_that_has_other_settings() {
     scene.wait_until_confirmed();
     let found = scene.verify().finish().expect_code(1);
     assert!(!found.stdout.contains("MISSING"), "{}", found.stdout);
-    found.expect_says(&["DEAD LETTER", "walpost-dead-letters"]);
+    found.expect_mentions(&["DEAD LETTER", "walpost-dead-letters"]);
     walpost.terminate().expect_code(0);
 }
 
@@ -131,7 +131,7 @@ fn verify_says_that_missing_events_can_be_dead_letters_of_other_settings() {
     ));
     scene.wait_until_confirmed();
     let found = scene.verify().finish().expect_code(1);
-    found.expect_says(&[
+    found.expect_mentions(&[
         "MISSING",
         "dead_letter_topic",
         "verify with the same settings",
@@ -149,7 +149,7 @@ fn control_socket_that_cannot_be_created_is_named_with_a_folder_for_it() {
     let run = scene.run().args(["--control", &path]).finish();
     let command = format!(" {}; then --control {path}", folder.display());
     run.expect_code(2)
-        .expect_says(&["install -d -m 0700 -o ", &command]);
+        .expect_mentions(&["install -d -m 0700 -o ", &command]);
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn mistakes_in_the_file_are_told_with_what_to_write() {
         let file = reaper::folder("mistake").join("walpost.toml");
         std::fs::write(&file, format!("[[pipeline]]\n{line}\n")).unwrap();
         let check = Invocation::new(["check", "--config"]).arg(&file);
-        check.finish().expect_code(2).expect_says(&[expected]);
+        check.finish().expect_code(2).expect_mentions(&[expected]);
     }
 }
 
@@ -204,8 +204,8 @@ fn misspelled_kafka_property_is_named_with_the_nearest_one() {
         ),
     ] {
         let found = Invocation::new(check).args(["-X", property]).finish();
-        let found = found.expect_code(2).expect_says(&[expected]);
-        assert!(!found.says("hunter2"), "{}", found.stderr);
+        let found = found.expect_code(2).expect_mentions(&[expected]);
+        assert!(!found.mentions("hunter2"), "{}", found.stderr);
     }
 }
 
@@ -259,11 +259,15 @@ fn broker_that_is_another_program_is_named_as_such() {
     let check = Invocation::new(["check", "--postgres", &scene.conninfo()]);
     let broker = format!("127.0.0.1:{port}");
     let check = check.args(["--kafka", &broker, "--pipeline", &scene.name]);
-    let found = check.finish().expect_code(1).expect_says(&[
+    let found = check.finish().expect_code(1).expect_mentions(&[
         "no broker at 127.0.0.1:",
         "the response is not in Kafka's protocol: another program listens there, or the broker expects TLS",
     ]);
-    assert!(!found.says("receive.message.max.bytes"), "{}", found.stderr);
+    assert!(
+        !found.mentions("receive.message.max.bytes"),
+        "{}",
+        found.stderr
+    );
 }
 
 #[test]
@@ -274,7 +278,7 @@ fn server_that_never_responds_is_told_to_be_no_postgresql() {
     let postgres = format!("host=127.0.0.1 port={port} user=u dbname=d connect_timeout=2");
     let check = Invocation::new(["check", "--postgres", &postgres]);
     let found = check.args(["--kafka", scene.kafka()]).finish();
-    found.expect_code(1).expect_says(&[
+    found.expect_code(1).expect_mentions(&[
         "no PostgreSQL server has responded within 2s",
         "Correct host and port",
     ]);
@@ -290,11 +294,11 @@ fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
         .env("USER", "nobody_of_this_name")
         .finish()
         .expect_code(3)
-        .expect_says(&["Nothing names a user", "PGUSER=walpost"]);
+        .expect_mentions(&["Nothing names a user", "PGUSER=walpost"]);
     // The halt is not recorded either, for the same reason. That is not reported, because the log
     // already contains the reason.
     assert!(
-        !halted.says("failed to record the halt"),
+        !halted.mentions("failed to record the halt"),
         "{}",
         halted.stderr
     );

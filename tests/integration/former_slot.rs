@@ -39,7 +39,7 @@ fn has_delivered(scene: &Scene<'_>, key: &str) -> bool {
 /// gap.
 fn expect_gap(scene: &Scene<'_>, command: &str) {
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["the pipeline had another slot before"]);
+    check.expect_mentions(&["the pipeline had another slot before"]);
     let mut walpost = scene.run().start();
     walpost.wait_for_log(command);
     walpost.wait_for_log("streaming");
@@ -48,7 +48,7 @@ fn expect_gap(scene: &Scene<'_>, command: &str) {
         .check()
         .finish()
         .expect_code(3)
-        .expect_says(&[command]);
+        .expect_mentions(&[command]);
 }
 
 #[test]
@@ -197,14 +197,14 @@ fn retention_keeps_what_the_former_slot_has_not_delivered() {
     };
     for _ in 0..3 {
         let finished = maintain().expect_code(3);
-        finished.expect_says(&["the pipeline had another slot before"]);
+        finished.expect_mentions(&["the pipeline had another slot before"]);
         scene.write_other_wal(1);
     }
     let mut walpost = scene.run().start();
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
     let finished = maintain().expect_code(3);
-    finished.expect_says(&["walpost replay --dropped-slots"]);
+    finished.expect_mentions(&["walpost replay --dropped-slots"]);
     assert!(scene.db.is_true(kept));
 }
 
@@ -233,7 +233,7 @@ fn retention_waits_for_the_slot_of_a_pipeline_that_was_renamed() {
     scene.drop_slot();
     let file = scene.file(&format!("slot = \"{}_2\"\n", scene.slot()));
     let check = Invocation::new(["check", "--config"]).arg(file).finish();
-    check.expect_says(&[
+    check.expect_mentions(&[
         "of pipeline \"former\" does not exist, and no pipeline of the configuration has it",
     ]);
 }

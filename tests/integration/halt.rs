@@ -14,7 +14,7 @@ use crate::support::walpost::config_file;
 
 /// Drops the publication while Walpost streams. Events committed afterwards must not be skipped.
 fn publication_is_dropped(major: u32, exactly_once: bool) {
-    let scene = Scene::on(Server::shared(major), Broker::shared()).in_mode(exactly_once);
+    let scene = Scene::on_servers(Server::shared(major), Broker::shared()).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "before");
     let publication = scene.slot();
@@ -23,7 +23,7 @@ fn publication_is_dropped(major: u32, exactly_once: bool) {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["halted", "publication", &publication]);
+        .expect_mentions(&["halted", "publication", &publication]);
     let skipped = scene.history().pop().unwrap();
     assert!(
         scene.confirmed() < skipped.end,
@@ -69,10 +69,11 @@ fn table_taken_out_of_the_publication_halts() {
         "ALTER PUBLICATION {} DROP TABLE outbox",
         scene.slot()
     ));
-    walpost
-        .finish()
-        .expect_code(3)
-        .expect_says(&["halted", "public.outbox", "ALTER PUBLICATION"]);
+    walpost.finish().expect_code(3).expect_mentions(&[
+        "halted",
+        "public.outbox",
+        "ALTER PUBLICATION",
+    ]);
 }
 
 /// The publication's owner adds a row filter, which PostgreSQL supports from version 15 on.
@@ -103,7 +104,7 @@ for_each_outbox! {
 fn slot_that_has_lost_its_log_halts(exactly_once: bool) {
     let settings = "max_slot_wal_keep_size = 16MB\nmin_wal_size = 32MB\nmax_wal_size = 32MB\n";
     let server = Server::private(MAJOR, settings);
-    let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
+    let scene = Scene::on_servers(&server, Broker::shared()).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "before");
     walpost.terminate().expect_code(0);
@@ -118,7 +119,7 @@ fn slot_that_has_lost_its_log_halts(exactly_once: bool) {
         ))
     });
     let confirmed = scene.confirmed();
-    scene.run().finish().expect_code(3).expect_says(&[
+    scene.run().finish().expect_code(3).expect_mentions(&[
         "halted",
         &scene.slot(),
         "is lost",
@@ -131,7 +132,7 @@ fn slot_that_has_lost_its_log_halts(exactly_once: bool) {
 
 /// Runs `meddle` on the slot while Walpost is frozen and its walsender has ended.
 fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "before");
     walpost.freeze();
@@ -148,7 +149,7 @@ fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["halted", "slot", &slot]);
+        .expect_mentions(&["halted", "slot", &slot]);
     assert_eq!(
         scene.confirmed(),
         confirmed,
@@ -181,7 +182,7 @@ fn slot_moved_by_somebody_else_halts(outbox: Outbox) {
 }
 
 fn slot_dropped_while_away_halts(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let walpost = scene.start();
     walpost.freeze();
     let slot = scene.slot();
@@ -190,7 +191,7 @@ fn slot_dropped_while_away_halts(outbox: Outbox) {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["halted", &slot, "does not exist"]);
+        .expect_mentions(&["halted", &slot, "does not exist"]);
 }
 
 /// Commits a row of the given size between small ones, and asserts that Walpost halts at it.
@@ -217,7 +218,7 @@ fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
     let early = records.iter().filter(|r| r.header("id") != "1").count();
     assert_eq!(early, 0, "records delivered though they come after the row");
 
-    let finished = finished.expect_says(&["halted"]).expect_says(texts);
+    let finished = finished.expect_mentions(&["halted"]).expect_mentions(texts);
     let position = finished
         .stderr
         .split(|c: char| c.is_whitespace() || ",;()\"=".contains(c))
@@ -279,7 +280,7 @@ fn row_without_a_topic_is_named() {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["halted", "77", "topic", "null"]);
+        .expect_mentions(&["halted", "77", "topic", "null"]);
     assert!(scene.confirmed() < scene.history()[0].end);
 }
 
@@ -289,7 +290,7 @@ fn row_with_a_name_that_no_topic_can_have_is_named() {
     let walpost = scene.start();
     scene.accept_any_name("outbox");
     scene.insert("no topic/name", "k");
-    walpost.finish().expect_code(3).expect_says(&[
+    walpost.finish().expect_code(3).expect_mentions(&[
         "halted",
         "outbox.event.no topic/name",
         "topic",
@@ -320,7 +321,7 @@ fn partition_that_the_topic_has_not_is_named() {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["halted", &aggregate, "partition"]);
+        .expect_mentions(&["halted", &aggregate, "partition"]);
     assert!(scene.confirmed() < scene.history()[0].end);
 }
 
@@ -341,8 +342,8 @@ fn connection_pooler_is_named() {
     });
     let scene = Scene::bare();
     let conninfo = format!("host=127.0.0.1 port={port} user=u dbname=d sslmode=disable");
-    let halted = scene.at(&conninfo).run().finish().expect_code(3);
-    halted.expect_says(&[
+    let halted = scene.with_conninfo(&conninfo).run().finish().expect_code(3);
+    halted.expect_mentions(&[
         "unsupported startup parameter",
         "connection pooler",
         "its own address",

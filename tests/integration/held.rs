@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::support::checker::Resends;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::proxy::Manner;
+use crate::support::proxy::ProxyMode;
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Walpost;
 
 /// The first version with `idle_replication_slot_timeout`.
@@ -24,7 +24,7 @@ in_both_modes! {
 /// idle slots, including the oracle's, at a checkpoint.
 fn outlasts_checkpoints(scene: &Scene) {
     wait_until("the slot to be taken", || scene.slot_is_active());
-    stays("held", Duration::from_secs(7), || {
+    assert_stays("held", Duration::from_secs(7), || {
         scene.db.run("CHECKPOINT");
         scene.slot_is_active()
     });
@@ -32,19 +32,19 @@ fn outlasts_checkpoints(scene: &Scene) {
 
 fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
     let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on(&server, &broker)
-        .behind(&kafka)
+    let scene = Scene::on_servers(&server, &broker)
+        .behind_proxy(&kafka)
         .in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     for _ in 0..20 {
         scene.insert(&aggregate, "k");
     }
     let walpost = scene.run().start();
     outlasts_checkpoints(&scene);
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     scene.wait_for_records(20);
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
@@ -53,13 +53,13 @@ fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
 
 fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let mut scene = Scene::on(&server, &broker)
-        .behind(&kafka)
+    let mut scene = Scene::on_servers(&server, &broker)
+        .behind_proxy(&kafka)
         .in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     for _ in 0..20 {
         scene.insert(&aggregate, "k");
     }
@@ -72,7 +72,7 @@ fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once
         walpost.log()
     );
     server.start();
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     walpost.wait_for_log("connected to PostgreSQL again");
     scene.reconnect();
     scene.settle(walpost, &[], Resends::AtMost(1));
@@ -80,7 +80,7 @@ fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once
 
 fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bool) {
     let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
-    let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
+    let scene = Scene::on_servers(&server, Broker::shared()).in_mode(exactly_once);
     wait_until("the slot to be given up", || {
         scene.db.run("CHECKPOINT");
         scene.db.is_true(&format!(
@@ -88,7 +88,7 @@ fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bo
             scene.slot()
         ))
     });
-    scene.run().finish().expect_code(3).expect_says(&[
+    scene.run().finish().expect_code(3).expect_mentions(&[
         "halted",
         &scene.slot(),
         "is lost",
@@ -101,9 +101,9 @@ fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bo
 /// receives events without delivering them, so holding the slot must not have that effect.
 #[test]
 fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::bare_on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let scene = Scene::bare_on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     scene.db.run("CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)");
     let aggregate = scene.aggregate(1);
     for _ in 0..20 {
@@ -112,11 +112,11 @@ fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
     scene.init().finish().expect_code(0);
     let scene = scene.exactly_once();
     scene.insert(&aggregate, "k");
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     let mut waiting = scene.run().start();
-    stays("waiting", Duration::from_secs(3), || waiting.is_running());
+    assert_stays("waiting", Duration::from_secs(3), || waiting.is_running());
     waiting.kill();
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     let walpost = scene.start();
     assert_eq!(scene.wait_for_records(21).len(), 21);
     walpost.terminate().expect_code(0);
@@ -148,7 +148,7 @@ fn start_stranger(scene: &Scene) -> Walpost {
         .run("ALTER TABLE walpost.slot_state RENAME TO hidden");
     let conninfo = format!("{} application_name=pg_recvlogical", scene.conninfo());
     let stranger = scene
-        .at(&conninfo)
+        .with_conninfo(&conninfo)
         .invoke("run")
         .args(["--sink", "stdout", "--snapshot", "never"])
         .start_streaming();
@@ -179,7 +179,7 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
     ));
     let conninfo = scene.conninfo_as(&role);
     let mut walpost = scene
-        .at(&conninfo)
+        .with_conninfo(&conninfo)
         .run()
         .args(["--http", "127.0.0.1:0"])
         .start();
@@ -199,10 +199,10 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
     for address in [http.address(), "off"] {
         status(address)
             .expect_code(1)
-            .expect_says(&[&held, name, &command]);
+            .expect_mentions(&[&held, name, &command]);
     }
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["FAILED", &held]);
+    check.expect_mentions(&["FAILED", &held]);
 
     stranger.terminate().expect_code(0);
     walpost.wait_for_log("streaming");
@@ -235,6 +235,6 @@ fn what_something_else_has_read_is_not_passed_over(exactly_once: bool) {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["halted", expected]);
+        .expect_mentions(&["halted", expected]);
     assert_eq!(scene.records().len(), 1);
 }

@@ -8,7 +8,7 @@ use crate::support::wait::wait_until;
 #[test]
 fn tables_that_inherit_from_the_outbox_are_reported_until_they_are_gone() {
     for major in MAJORS {
-        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);
         let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
         let http = walpost.http();
@@ -61,9 +61,9 @@ const END_INHERITANCE: &str = "ALTER TABLE public.child NO INHERIT public.outbox
 #[test]
 fn init_refuses_a_table_that_another_one_inherits_from() {
     for major in MAJORS {
-        let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
         scene.db.run(&format!("{PARENT}; {CHILD}"));
-        scene.init().finish().expect_code(3).expect_says(&[
+        scene.init().finish().expect_code(3).expect_mentions(&[
             "table public.child inherits from table public.outbox",
             END_INHERITANCE,
             "Nothing was changed",
@@ -107,7 +107,7 @@ fn add_outbox_refuses_a_table_that_another_one_inherits_from() {
         .init()
         .finish()
         .expect_code(3)
-        .expect_says(&[expected]);
+        .expect_mentions(&[expected]);
     scene.db.run(END_INHERITANCE);
     scene.db.run(&add);
     deliver_one(&scene);
@@ -127,20 +127,20 @@ fn each_remedy_for_a_publication_with_a_child_leads_to_the_next_and_to_delivery(
         .run()
         .finish()
         .expect_code(3)
-        .expect_says(&["contains other tables than public.outbox", &take_out]);
+        .expect_mentions(&["contains other tables than public.outbox", &take_out]);
     scene
         .check()
         .finish()
         .expect_code(3)
-        .expect_says(&[&take_out]);
+        .expect_mentions(&[&take_out]);
     scene
         .init()
         .finish()
         .expect_code(3)
-        .expect_says(&[END_INHERITANCE]);
+        .expect_mentions(&[END_INHERITANCE]);
     scene.db.run(&take_out);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&[END_INHERITANCE]);
+    check.expect_mentions(&[END_INHERITANCE]);
     scene.db.run(END_INHERITANCE);
     scene.init().finish().expect_code(0);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
@@ -160,9 +160,9 @@ fn publication_of_only_the_parent_is_reported() {
         .check()
         .finish()
         .expect_code(3)
-        .expect_says(&[what, END_INHERITANCE]);
+        .expect_mentions(&[what, END_INHERITANCE]);
     let init = scene.init().finish().expect_code(3);
-    init.expect_says(&[what, END_INHERITANCE]);
+    init.expect_mentions(&[what, END_INHERITANCE]);
     let mut walpost = scene.run().start();
     let line = walpost.wait_for_log("watchdog: SELECT returns rows");
     assert!(line.contains(END_INHERITANCE), "{line}");
@@ -176,7 +176,7 @@ fn publication_of_only_the_parent_is_reported() {
 #[test]
 fn publication_of_only_a_partitioned_table_delivers_its_partitions() {
     for major in MAJORS {
-        let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
         let publication = scene.slot();
         scene.db.run(&format!(
             "{PARENT} PARTITION BY LIST (type); CREATE TABLE public.part PARTITION OF public.outbox DEFAULT;

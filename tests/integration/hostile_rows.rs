@@ -230,8 +230,8 @@ fn topic_that_is_created_later_is_used_without_a_restart() {
 
 /// If the brokers do not respond, it is unknown whether the topic exists.
 fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once: bool) {
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
     let [first, second] = [scene.aggregate(1), scene.aggregate(1)];
     let dead = dead_letter_topic(&scene);
     let mut walpost = start(&scene, &dead, "");
@@ -245,13 +245,13 @@ fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once
     scene.wait_until_confirmed();
     assert_eq!(errors(&scene.records(), &dead), Vec::<&str>::new());
     walpost.terminate().expect_code(0);
-    scene.judge(&[], scene.resends(0));
+    scene.check_delivered(&[], scene.resends(0));
 }
 
 #[test]
 fn topic_that_the_principal_may_not_use_stops_nobody() {
     static BROKER: std::sync::LazyLock<Broker> = std::sync::LazyLock::new(Broker::with_rights);
-    let scene = Scene::on(Server::shared(MAJOR), &BROKER);
+    let scene = Scene::on_servers(Server::shared(MAJOR), &BROKER);
     let [allowed, denied, describable] = [(); 3].map(|()| scene.aggregate(1));
     let dead = dead_letter_topic(&scene);
     let acls = |rights: &str| {
@@ -341,7 +341,7 @@ fn missing_topic_that_the_configuration_names_halts() {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["nobody.made.this", "does not exist"]);
+        .expect_mentions(&["nobody.made.this", "does not exist"]);
 }
 
 #[test]
@@ -380,7 +380,8 @@ fn columns_of_the_outbox_that_init_makes_are_bounded() {
 #[test]
 fn parts_of_a_published_event_are_bounded() {
     for major in [14, MAJOR, 18] {
-        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let scene =
+            Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
         let publish = |kind: usize, id: usize, name: usize| {
             scene.db.try_run(&format!(
                 "SELECT walpost.publish(repeat('x', {kind}), repeat('x', {id}), repeat('x', {name}), '1')"

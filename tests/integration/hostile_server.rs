@@ -136,7 +136,7 @@ fn survive(count: u32, message: fn(u32) -> Vec<u8>) -> u64 {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let flood = Flood::start(scene.server.port, count, message);
-    let walpost = scene.at(&flood.conninfo(&scene)).run().start();
+    let walpost = scene.with_conninfo(&flood.conninfo(&scene)).run().start();
     flood.wait_until_over();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
@@ -167,7 +167,7 @@ fn server_that_sends_notices_without_end_fills_no_log() {
         framed(b'N', &[b"SNOTICE\0C00000\0M", &[b'x'; 2000], b"\0\0"])
     });
     let log = reaper::folder("log").join("log");
-    let run = scene.at(&flood.conninfo(&scene)).run();
+    let run = scene.with_conninfo(&flood.conninfo(&scene)).run();
     let walpost = run.log_to(File::create(&log).unwrap()).start();
     flood.wait_until_over();
     scene.insert(&aggregate, "k");

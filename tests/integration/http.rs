@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::support::http::Http;
-use crate::support::wait::PATIENCE;
+use crate::support::wait::WAIT_TIMEOUT;
 
 mod address;
 mod flood;
@@ -22,13 +22,13 @@ const PROBE: Duration = Duration::from_secs(5);
 fn probe(http: &Http, path: &str) -> Result<String, std::io::Error> {
     let address = http.address().parse().unwrap();
     let began = Instant::now();
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    let mut stream = TcpStream::connect_timeout(&address, WAIT_TIMEOUT)?;
     let head = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes())?;
     let mut answer = String::new();
     let mut bytes = [0; 1024];
     loop {
-        let left = PATIENCE.checked_sub(began.elapsed());
+        let left = WAIT_TIMEOUT.checked_sub(began.elapsed());
         let left = left
             .filter(|left| !left.is_zero())
             .ok_or(ErrorKind::TimedOut)?;

@@ -7,7 +7,7 @@ use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 
 for_each_outbox! {
     slot_moves_while_only_other_tables_are_written
@@ -23,7 +23,7 @@ fn write_elsewhere(scene: &Scene) {
 }
 
 fn slot_moves_while_only_other_tables_are_written(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let walpost = scene.start();
     for _ in 0..3 {
         let before = scene.confirmed();
@@ -47,8 +47,8 @@ fn slot_moves_while_only_another_database_is_written() {
 }
 
 fn slot_does_not_pass_an_event_that_kafka_has_not_taken(outbox: Outbox) {
-    let broker = Broker::lent();
-    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     scene.insert(&aggregate, "first");
@@ -57,7 +57,7 @@ fn slot_does_not_pass_an_event_that_kafka_has_not_taken(outbox: Outbox) {
     scene.insert(&aggregate, "not taken");
     let open = scene.history().pop().unwrap().end;
     write_elsewhere(&scene);
-    stays("before the event", Duration::from_secs(3), || {
+    assert_stays("before the event", Duration::from_secs(3), || {
         scene.confirmed() < open
     });
     broker.thaw();

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::support::kafka::Broker;
-use crate::support::postgres::{MAJOR, MAJORS, Server, debian};
+use crate::support::postgres::{MAJOR, MAJORS, Server, debian_binaries};
 use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
@@ -36,7 +36,7 @@ pub(crate) const WRITE: &str =
 #[test]
 fn init_makes_everything_and_twice_does_no_harm() {
     for major in MAJORS {
-        let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
         assert_eq!(objects(&scene), Vec::<Vec<_>>::new());
         scene.init().finish().expect_code(0);
         let made = objects(&scene);
@@ -132,13 +132,13 @@ fn init_refuses_an_update_of_an_event() {
 #[test]
 fn init_gives_up_on_a_lock_and_leaves_no_half_made_slot() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::bare_on(&server, Broker::shared());
+    let scene = Scene::bare_on_servers(&server, Broker::shared());
     let other = server.session(&scene.name);
     other.run("CREATE TABLE busy (); BEGIN; INSERT INTO busy DEFAULT VALUES");
     let finished = scene.init().args(["--lock-timeout", "1s"]).finish();
     finished
         .expect_code(3)
-        .expect_says(&["transaction", "Everything but the slot is there"]);
+        .expect_mentions(&["transaction", "Everything but the slot is there"]);
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE plugin = 'pgoutput'";
     // The server reports the error before it drops the unfinished slot.
     wait_until("the slot to be gone", || scene.db.number(slots) == 0);
@@ -179,7 +179,7 @@ pub(crate) fn psql(scene: &Scene, file: &Path) {
 /// As [`psql`], but returns the output even if psql fails.
 pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
     let name = scene.slot();
-    let installed = debian(MAJOR).join("psql");
+    let installed = debian_binaries(MAJOR).join("psql");
     let program = if installed.exists() {
         installed
     } else {
@@ -249,7 +249,7 @@ fn session_that_keeps_the_lock_of_init_is_named() {
         .args(["--lock-timeout", "300ms"])
         .finish()
         .expect_code(3)
-        .expect_says(&[
+        .expect_mentions(&[
             &format!("PID {pid} of role postgres, has the lock of walpost init"),
             &format!("SELECT pg_catalog.pg_terminate_backend({pid})"),
             "Nothing was changed",
@@ -262,8 +262,8 @@ fn session_that_keeps_the_lock_of_init_is_named() {
 #[test]
 fn sql_files_make_by_hand_what_init_makes() {
     for major in MAJORS {
-        let by_init = Scene::on(Server::shared(major), Broker::shared());
-        let by_hand = Scene::bare_on(Server::shared(major), Broker::shared());
+        let by_init = Scene::on_servers(Server::shared(major), Broker::shared());
+        let by_hand = Scene::bare_on_servers(Server::shared(major), Broker::shared());
         for _ in 0..2 {
             for file in [
                 "guard.sql",
@@ -298,11 +298,11 @@ fn sql_files_make_by_hand_what_init_makes() {
 #[test]
 fn sql_file_of_the_role_can_be_run_twice() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     psql_file(&scene, "role.sql");
     psql_file(&scene, "role.sql");
     let conninfo = scene.conninfo_as(&scene.name);
-    let walpost = scene.at(&conninfo).run().start_streaming();
+    let walpost = scene.with_conninfo(&conninfo).run().start_streaming();
     walpost.terminate().expect_code(0);
 }
 
@@ -323,14 +323,14 @@ fn journal_of_another_make_is_refused() {
             "CREATE SCHEMA walpost; CREATE TABLE walpost.journal ({columns})"
         ));
         let finished = scene.init().finish().expect_code(3);
-        finished.expect_says(&[says]);
+        finished.expect_mentions(&[says]);
     }
 }
 
 #[test]
 fn id_of_an_event_is_a_uuid_that_rises_with_time() {
     for major in MAJORS {
-        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         for _ in 0..2 {
             scene.db.run(
                 "INSERT INTO outbox (aggregatetype, aggregateid, type) VALUES ('a', 'k', 't')",
@@ -368,7 +368,7 @@ fn writer_may_send_events_and_do_nothing_else_to_the_table() {
             "",
             "CREATE TABLE outbox (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
         ] {
-            let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+            let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
             let shop = format!("{}_shop", scene.name);
             scene.db.run(&format!(
                 "CREATE ROLE {shop} LOGIN; REVOKE ALL ON SCHEMA public FROM PUBLIC; {create}"

@@ -13,7 +13,7 @@ use crate::support::kafka::Broker;
 use crate::support::lsn::lsn_text;
 use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::wait::{PATIENCE, wait_for, wait_until};
+use crate::support::wait::{WAIT_TIMEOUT, wait_for, wait_until};
 use crate::support::walpost::{Finished, Invocation};
 
 /// Sets the window title, clears the screen, forges a log line, returns to the start of the line,
@@ -189,7 +189,7 @@ fn error_of_a_server_is_shown_tame_by_every_command() {
 fn error_of_a_server_forges_nothing_in_logs_answers_and_what_systemd_is_told() {
     let folder = reaper::folder("notify");
     let systemd = UnixDatagram::bind(folder.join("socket")).unwrap();
-    systemd.set_read_timeout(Some(PATIENCE)).unwrap();
+    systemd.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     let conninfo = hostile_postgres(&format!("x\nMAINPID=1\nWATCHDOG=trigger\n{EVIL}"));
     let mut walpost = Invocation::new(["run", "--postgres", &conninfo])
         .args(["--kafka", &Broker::shared().address()])

@@ -58,7 +58,7 @@ fn skip_one(scene: &Scene, log: &str) {
     let (_, at) = log.split_once("walpost skip --to ").unwrap();
     let at = at.get(..28).expect("a position");
     let skipped = scene.skip(at).arg("--yes").finish().expect_code(0);
-    skipped.expect_says(&["1 event would never be delivered"]);
+    skipped.expect_mentions(&["1 event would never be delivered"]);
 }
 
 fn refused_record_is_named_alone_and_skipping_it_leaves_out_nothing_else(exactly_once: bool) {
@@ -68,7 +68,7 @@ fn refused_record_is_named_alone_and_skipping_it_leaves_out_nothing_else(exactly
         .args(PLAIN)
         .finish()
         .expect_code(3)
-        .expect_says(&[
+        .expect_mentions(&[
             "halted",
             &format!("id {LARGE}"),
             "max.message.bytes",
@@ -122,7 +122,7 @@ fn record_of_the_size_of_its_neighbours_that_is_refused_is_named_alone(exactly_o
     scene.topic(&dead, 1, &[]);
     let flags = ["--dead-letter-topic", &dead, "--on-oversize", "dead-letter"];
     let halted = scene.run().args(flags).finish().expect_code(3);
-    let halted = halted.expect_says(&["halted", &format!("id {LARGE}"), "walpost skip --to"]);
+    let halted = halted.expect_mentions(&["halted", &format!("id {LARGE}"), "walpost skip --to"]);
     let before: BTreeSet<usize> = (1..LARGE).collect();
     assert_eq!(ids(&scene, &topic), before);
     assert_eq!(scene.confirmed(), scene.history()[LARGE - 2].end);
@@ -142,7 +142,7 @@ fn refused_record_is_looked_for_without_waiting_for_company() {
     let halted = scene.run().args(["-X", "linger.ms=2000"]).finish();
     halted
         .expect_code(3)
-        .expect_says(&["halted", &format!("id {LARGE}")]);
+        .expect_mentions(&["halted", &format!("id {LARGE}")]);
 }
 
 /// Inserts a backlog of 1 KB rows that do not compress.

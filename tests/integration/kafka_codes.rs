@@ -1,6 +1,6 @@
 //! Brokers that answer with error codes unknown to librdkafka, because they are newer or hostile.
 
-use crate::support::error_codes::Answer;
+use crate::support::error_codes::ResponseKind;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
@@ -18,22 +18,22 @@ fn survives(walpost: &mut Walpost, what: impl std::fmt::Debug) {
 in_both_modes! { error_codes_that_librdkafka_does_not_know_do_not_end_the_process }
 
 fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once: bool) {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
-    let scene = Scene::on(Server::shared(MAJOR), &broker)
-        .behind(&kafka)
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker)
+        .behind_proxy(&kafka)
         .in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
-    let mut answers = vec![Answer::Produce, Answer::Metadata];
+    let mut answers = vec![ResponseKind::Produce, ResponseKind::Metadata];
     if exactly_once {
         answers.extend([
-            Answer::InitProducerId,
-            Answer::EndTxn,
-            Answer::DescribeConfigs,
-            Answer::ListOffsets,
-            Answer::Fetch,
+            ResponseKind::InitProducerId,
+            ResponseKind::EndTxn,
+            ResponseKind::DescribeConfigs,
+            ResponseKind::ListOffsets,
+            ResponseKind::Fetch,
         ]);
     }
     for answer in answers {
@@ -45,9 +45,9 @@ fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once
             scene.end_walsender();
             wait_until("an answer with another code", || {
                 survives(&mut walpost, (answer, code));
-                codes.answers() > 0
+                codes.changed_responses() > 0
             });
-            codes.pass();
+            codes.stop_replacing();
             scene.wait_until_confirmed();
             survives(&mut walpost, (answer, code));
         }
@@ -64,10 +64,10 @@ fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once
 /// A fleet has pipelines of several owners, each with their own brokers.
 #[test]
 fn brokers_of_one_pipeline_do_not_end_the_others() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
-    let hostile = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let hostile = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     let other = Scene::new();
     let (attacked, aggregate) = (hostile.aggregate(1), other.aggregate(1));
     let pipeline = |scene: &Scene| {
@@ -81,17 +81,17 @@ fn brokers_of_one_pipeline_do_not_end_the_others() {
     let file = config_file(pipeline(&hostile) + &pipeline(&other));
     let mut walpost = Invocation::new(["run", "--config"]).arg(file).start();
     walpost.wait_for_logs("streaming", 2);
-    codes.replace(Answer::Produce, 9999);
+    codes.replace(ResponseKind::Produce, 9999);
     hostile.insert(&attacked, "k");
     wait_until("an answer with another code", || {
         survives(&mut walpost, "produce");
-        codes.answers() > 1
+        codes.changed_responses() > 1
     });
     walpost.wait_for_log("error code 9999");
     other.insert(&aggregate, "k");
     other.wait_for_records(1);
     other.wait_until_confirmed();
-    codes.pass();
+    codes.stop_replacing();
     hostile.wait_until_confirmed();
     walpost.terminate().expect_code(0);
 }
@@ -99,17 +99,19 @@ fn brokers_of_one_pipeline_do_not_end_the_others() {
 /// A broker answers the creation of a topic with such a code.
 #[test]
 fn topic_that_a_broker_refuses_to_create_with_an_unknown_code_does_not_end_the_process() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
-    codes.replace(Answer::CreateTopics, 9999);
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    codes.replace(ResponseKind::CreateTopics, 9999);
     let mut walpost = scene.start_with(&["--create-topics", "1:1"]);
     scene.insert("new", "k");
-    wait_until("an answer with another code", || codes.answers() > 0);
+    wait_until("an answer with another code", || {
+        codes.changed_responses() > 0
+    });
     walpost.wait_for_log("9999");
     // The pipeline halts, as for any other error that is not known to be transient.
     let finished = walpost.terminate();
-    assert!(finished.says("9999"), "{finished:?}");
+    assert!(finished.mentions("9999"), "{finished:?}");
     assert_ne!(finished.code, None, "{finished:?}");
 }

@@ -18,7 +18,7 @@ struct Guest {
 
 impl Guest {
     fn new() -> Self {
-        let scene = Scene::on(Server::shared(MAJOR), &BROKER);
+        let scene = Scene::on_servers(Server::shared(MAJOR), &BROKER);
         let aggregate = scene.aggregate(1);
         scene.insert(&aggregate, "k");
         let topic = format!("outbox.event.{aggregate}");
@@ -161,11 +161,11 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
         );
     };
     let checked = guest.command(&check).finish().expect_code(0);
-    checked.expect_says(&["its max.message.bytes can't be looked up"]);
+    checked.expect_mentions(&["its max.message.bytes can't be looked up"]);
     delivers_a_backlog(1);
     guest.gives("DescribeConfigs", &topic);
     let checked = guest.command(&check).finish().expect_code(0);
-    checked.expect_says(&["batches are kept within its max.message.bytes, 100000"]);
+    checked.expect_mentions(&["batches are kept within its max.message.bytes, 100000"]);
     delivers_a_backlog(0);
 }
 

@@ -81,7 +81,7 @@ fn wrong_sasl_password_halts() {
     let finished = run(&scene, &scene.broker.sasl_address(), &properties).finish();
     finished
         .expect_code(3)
-        .expect_says(&["halted", "authentication"]);
+        .expect_mentions(&["halted", "authentication"]);
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn tls_is_verified_against_the_configured_authority() {
     let finished = run(&scene, &address, &["security.protocol=ssl", &root]).finish();
     finished
         .expect_code(3)
-        .expect_says(&["halted", "certificate"]);
+        .expect_mentions(&["halted", "certificate"]);
 }
 
 /// The locations that librdkafka's OpenSSL has built in exist on no system.
@@ -111,10 +111,12 @@ fn authorities_of_the_system_are_trusted_unless_others_are_named() {
     let scene = Scene::new();
     let conninfo = scene.server.tcp_conninfo(&scene.name);
     let check = |root: &Path| {
-        let check = scene.at(&conninfo).invoke("check");
+        let check = scene.with_conninfo(&conninfo).invoke("check");
         let check = check.args(["--kafka", &scene.broker.tls_address()]);
         let check = check.args(["-X", "security.protocol=ssl"]);
-        let check = check.without("SSL_CERT_FILE").without("SSL_CERT_DIR");
+        let check = check
+            .without_env("SSL_CERT_FILE")
+            .without_env("SSL_CERT_DIR");
         check
             .with_mounts(&format!("mount --bind {} {BUNDLE}", root.display()))
             .finish()
@@ -141,7 +143,7 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
     let stranger = Authority::new("Another CA");
     let stranger = format!("ssl.ca.location={}", stranger.root.display());
     let broker = Broker::shared();
-    let [expired, early] = broker.untimely_addresses();
+    let [expired, early] = broker.invalid_certificate_addresses();
     let other_name = broker.tls_address().replace("localhost", "127.0.0.1");
     for (address, root, what) in [
         (broker.tls_address(), &stranger, "authority"),
@@ -179,7 +181,12 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
         for (_scene, started) in running {
             for walpost in started {
                 let finished = walpost.finish().expect_code(3);
-                finished.expect_says(&["refuses the connection", &address, "certificate", what]);
+                finished.expect_mentions(&[
+                    "refuses the connection",
+                    &address,
+                    "certificate",
+                    what,
+                ]);
             }
         }
     }
@@ -251,7 +258,7 @@ fn no_command_loads_a_library_that_a_property_names() {
         for command in [by_variable, by_flag, by_file] {
             let finished = command.finish();
             assert!(!plugin.is_loaded(), "{words:?}: {finished:?}");
-            finished.expect_code(2).expect_says(&[
+            finished.expect_code(2).expect_mentions(&[
                 "plugin.library.paths",
                 "load a library",
                 "--allow-code-in-kafka-properties",
@@ -278,7 +285,7 @@ fn library_is_loaded_where_the_command_line_or_the_environment_allows_it() {
     let file = reaper::folder("config").join("walpost.toml");
     write_private(&file, b"allow_code_in_kafka_properties = true\n");
     let check = Invocation::new(["check", "--config"]).arg(&file).finish();
-    check.expect_code(2).expect_says(&["unknown field"]);
+    check.expect_code(2).expect_mentions(&["unknown field"]);
 }
 
 #[test]
@@ -301,7 +308,7 @@ fn properties_that_load_engines_or_run_commands_are_refused() {
             let finished = Invocation::new(words).args(["-X", &property]).finish();
             finished
                 .expect_code(2)
-                .expect_says(&[name, "is refused: librdkafka would"]);
+                .expect_mentions(&[name, "is refused: librdkafka would"]);
         }
     }
     assert!(!mark(&folder).exists());
@@ -321,7 +328,7 @@ fn prefix_that_librdkafka_leaves_out_does_not_get_a_property_past_walpost() {
             property,
         ];
         let finished = Invocation::new(words).finish();
-        finished.expect_code(2).expect_says(&["is refused"]);
+        finished.expect_code(2).expect_mentions(&["is refused"]);
     }
 }
 
@@ -431,7 +438,7 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
     ] {
         set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
         let remedy = format!("chmod go-w {}", file.display());
-        check(property, &file).expect_code(2).expect_says(&[
+        check(property, &file).expect_code(2).expect_mentions(&[
             property,
             "can be written by others",
             &remedy,
@@ -443,7 +450,7 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
     check("ssl.ca.location", &folder).expect_code(2);
     set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
     let exposed = check("ssl.key.location", &file);
-    exposed.expect_says(&["others can read the private key", "chmod 0600"]);
+    exposed.expect_mentions(&["others can read the private key", "chmod 0600"]);
 }
 
 /// systemd mounts every file system read-only for a service with `ProtectSystem=strict`, and other
@@ -469,7 +476,7 @@ fn read_only_mount_is_trusted_only_if_the_environment_says_so() {
     }
     trusted.expect_code(0);
     for value in ["", "false"] {
-        check(value).expect_code(2).expect_says(&[
+        check(value).expect_code(2).expect_mentions(&[
             "can be written by others",
             "WALPOST_TRUST_READ_ONLY_MOUNTS=true",
         ]);
@@ -515,9 +522,9 @@ fn program_that_others_can_write_is_run_by_no_command() {
                 let refused = Invocation::new(words).arg("--config").arg(&file).finish();
                 let place = path.display().to_string();
                 let says = [&place, "can be written by others", "chmod go-w"];
-                let refused = refused.expect_code(2).expect_says(&says);
+                let refused = refused.expect_code(2).expect_mentions(&says);
                 if path == &program {
-                    refused.expect_says(&[key]);
+                    refused.expect_mentions(&[key]);
                 }
             }
             set(path, safe);

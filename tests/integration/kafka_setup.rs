@@ -22,9 +22,9 @@ fn missing_password_is_named_with_its_variable() {
         .args(SASL)
         .finish()
         .expect_code(3)
-        .expect_says(&missing);
+        .expect_mentions(&missing);
     let offline = scene.check().arg("--offline").args(SASL).finish();
-    offline.expect_code(0).expect_says(&missing);
+    offline.expect_code(0).expect_mentions(&missing);
 }
 
 #[test]
@@ -34,11 +34,11 @@ fn missing_certificate_file_is_named() {
     let location = format!("ssl.ca.location={file}");
     let flags = ["-X", "security.protocol=ssl", "-X", &location];
     let found = scene.check().args(flags).finish().expect_code(3);
-    found.expect_says(&["FAILED", "ssl.ca.location", file]);
+    found.expect_mentions(&["FAILED", "ssl.ca.location", file]);
     let offline = scene.check().arg("--offline").args(flags).finish();
     offline
         .expect_code(0)
-        .expect_says(&["WARNING", "ssl.ca.location", file]);
+        .expect_mentions(&["WARNING", "ssl.ca.location", file]);
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn closed_port_is_told_from_other_reasons() {
         .args(["--kafka", &address])
         .finish()
         .expect_code(1);
-    found.expect_says(&[
+    found.expect_mentions(&[
         &format!("no broker at {address} answers"),
         "Connection refused",
     ]);

@@ -51,12 +51,12 @@ macro_rules! for_each_scene {
 
             #[test]
             fn table() {
-                super::$name(Scene::of(Outbox::Table));
+                super::$name(Scene::with_outbox(Outbox::Table));
             }
 
             #[test]
             fn log() {
-                super::$name(Scene::of(Outbox::Messages));
+                super::$name(Scene::with_outbox(Outbox::Messages));
             }
 
             #[test]

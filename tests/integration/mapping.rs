@@ -51,7 +51,7 @@ fn type_that_can_not_serve_is_named() {
             let walpost = Invocation::new([subcommand, "--config"])
                 .arg(&file)
                 .finish();
-            walpost.expect_code(3).expect_says(&[found]);
+            walpost.expect_code(3).expect_mentions(&[found]);
         }
     }
 }

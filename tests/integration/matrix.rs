@@ -9,13 +9,13 @@ use crate::support::scene::Scene;
 /// Runs init and run, then kills Walpost and restarts Walpost and the server, all under load.
 fn main_path(outbox: Outbox, major: u32) {
     let server = Server::private(major, "");
-    let scene = Scene::of_on(outbox, &server, Broker::shared());
+    let scene = Scene::with_outbox_on(outbox, &server, Broker::shared());
     go(scene, Resends::AtMost);
 }
 
 fn main_path_exactly_once(major: u32) {
     let server = Server::private(major, "");
-    let scene = Scene::on(&server, Broker::shared()).exactly_once();
+    let scene = Scene::on_servers(&server, Broker::shared()).exactly_once();
     go(scene, |_| Resends::Never);
 }
 

@@ -11,7 +11,7 @@ mod publish;
 mod rights;
 
 fn as_messages() -> Scene<'static> {
-    Scene::of(Outbox::Messages)
+    Scene::with_outbox(Outbox::Messages)
 }
 
 /// Returns a call of `walpost.publish` with these arguments and the scene's prefix.

@@ -31,7 +31,7 @@ fn counts_are_those_of_what_was_delivered(scene: Scene<'_>) {
     let many = EVENTS - 1;
     scene
         .db
-        .run(&scene.events().many(&aggregate, many, payload));
+        .run(&scene.events().insert_many(&aggregate, many, payload));
     scene.wait_for_records(EVENTS);
     scene.wait_until_confirmed();
     let confirmed = scene.confirmed() as f64;
@@ -78,7 +78,7 @@ fn counts_are_those_of_what_was_delivered(scene: Scene<'_>) {
 
 #[test]
 fn promtool_finds_nothing_to_complain_of() {
-    let scene = Scene::of(Outbox::Table).exactly_once();
+    let scene = Scene::with_outbox(Outbox::Table).exactly_once();
     let aggregate = scene.aggregate(1);
     let (walpost, http) = start(&scene);
     scene.insert(&aggregate, "k");

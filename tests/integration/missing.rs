@@ -10,8 +10,8 @@ use crate::support::walpost::{Finished, Invocation};
 fn halts(finished: Finished, texts: &[&str]) {
     finished
         .expect_code(3)
-        .expect_says(&["halted"])
-        .expect_says(texts);
+        .expect_mentions(&["halted"])
+        .expect_mentions(texts);
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn slot_of_another_database() {
 #[test]
 fn slot_that_lost_its_log() {
     let server = Server::private(MAJOR, "max_slot_wal_keep_size = 1MB\n");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     for _ in 0..3 {
         scene
             .db
@@ -135,7 +135,7 @@ fn slot_that_lost_its_log() {
     );
     let end = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
     let skip = scene.skip(&end).arg("--yes").finish().expect_code(3);
-    skip.expect_says(&[&scene.slot(), "is lost"]);
+    skip.expect_mentions(&[&scene.slot(), "is lost"]);
 }
 
 #[test]
@@ -179,8 +179,8 @@ in_both_modes! {
 }
 
 fn topic_that_exists_and_is_not_in_the_metadata_is_waited_for(exactly_once: bool) {
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
     let aggregate = scene.aggregate(2);
     let topic = format!("outbox.event.{aggregate}");
     let proxy = broker.proxy();
@@ -236,7 +236,7 @@ fn server_without_logical_decoding() {
     let init = Invocation::new(["init", "--no-role", "--postgres", &conninfo]);
     init.finish()
         .expect_code(3)
-        .expect_says(&["wal_level", "logical"]);
+        .expect_mentions(&["wal_level", "logical"]);
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn role_without_the_right_to_replicate() {
         "CREATE ROLE {role} LOGIN; GRANT SELECT ON outbox TO {role}"
     ));
     let conninfo = scene.conninfo_as(role);
-    let finished = scene.at(&conninfo).run().finish();
+    let finished = scene.with_conninfo(&conninfo).run().finish();
     halts(finished, &[role, "REPLICATION", "ALTER ROLE"]);
     scene
         .db
@@ -264,9 +264,9 @@ fn wrong_password_and_unknown_role_and_database() {
             scene.name
         )
     };
-    let finished = scene.at(&tcp("nobody")).run().finish();
+    let finished = scene.with_conninfo(&tcp("nobody")).run().finish();
     halts(finished, &["authentication failed", "nobody"]);
     let conninfo = scene.conninfo().replace(&scene.name, "no_such_database");
-    let finished = scene.at(&conninfo).run().finish();
+    let finished = scene.with_conninfo(&conninfo).run().finish();
     halts(finished, &["no_such_database", "does not exist"]);
 }

@@ -42,12 +42,12 @@ fn missing_function_is_not_a_wrong_flag_and_is_created_by_the_printed_command() 
         replay.args(["--from", from, "--dry-run"]).finish()
     };
     for from in ["1h", "01a223e1-cb31-7174-aaed-e736c31686f6"] {
-        let failed = replay(from).expect_code(3).expect_says(&[
+        let failed = replay(from).expect_code(3).expect_mentions(&[
             "function walpost.lock_and_examine does not exist",
             "Create it as a superuser: walpost init --",
         ]);
         for text in ["--config FILE", "which rows: ", "--from: "] {
-            assert!(!failed.says(text), "{text}: {}", failed.stderr);
+            assert!(!failed.mentions(text), "{text}: {}", failed.stderr);
         }
     }
     init().finish().expect_code(0);
@@ -65,11 +65,11 @@ fn missing_journal_is_created_by_the_printed_command() {
         let replay = scene.invoke("replay").args(["--kafka", scene.kafka()]);
         replay.args(["--from", "1h", "--dry-run"]).finish()
     };
-    let failed = replay().expect_code(3).expect_says(&[
+    let failed = replay().expect_code(3).expect_mentions(&[
         "table walpost.journal does not exist. Create it: walpost init --",
         "; or run sql/journal.sql and sql/role.sql in this database",
     ]);
-    assert!(!failed.says("--config FILE"), "{}", failed.stderr);
+    assert!(!failed.mentions("--config FILE"), "{}", failed.stderr);
     scene.db.run("ALTER TABLE walpost.diary RENAME TO journal");
     replay().expect_code(0);
 }
@@ -85,10 +85,10 @@ fn slot_name_of_another_database_is_refused_with_the_command_that_names_another(
         )
         .unwrap();
     let init = other.invoke("init").args(["--no-role", "--slot", &slot]);
-    let failed = init.finish().expect_code(3).expect_says(&[
+    let failed = init.finish().expect_code(3).expect_mentions(&[
         "Choose another name, because slot names are unique within a server: walpost init --slot NAME --",
     ]);
-    assert!(!failed.says("--config FILE"), "{}", failed.stderr);
+    assert!(!failed.mentions("--config FILE"), "{}", failed.stderr);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn init_by_a_role_without_rights_names_the_command_of_the_superuser() {
         .run(&format!("CREATE ROLE {role} LOGIN REPLICATION"));
     let init = Invocation::new(["init", "--postgres", &scene.conninfo_as(&role)]);
     let init = init.args(["--pipeline", &scene.name, "--no-role"]).finish();
-    let failed = init.expect_code(3).expect_says(&[
+    let failed = init.expect_code(3).expect_mentions(&[
         "permission denied",
         "or as a superuser: sudo -u postgres walpost init --postgres 'host=",
         &format!("user=postgres' --table public.outbox --publication walpost_{0} --slot walpost_{0} --pipeline {0}", scene.name),
@@ -128,9 +128,9 @@ fn key_that_is_the_name_of_a_column_is_a_warning() {
     let check = scene.check().args(["--key", "aggregateid"]).finish();
     check
         .expect_code(0)
-        .expect_says(&[warning, "key = \"{aggregateid}\""]);
+        .expect_mentions(&[warning, "key = \"{aggregateid}\""]);
     let check = scene.check().finish().expect_code(0);
-    assert!(!check.says("is the same text"), "{}", check.stdout);
+    assert!(!check.mentions("is the same text"), "{}", check.stdout);
 }
 
 #[test]
@@ -139,8 +139,8 @@ fn table_that_does_not_exist_is_not_to_be_added_to_the_publication() {
     let check = scene.check().args(["--table", "public.outbx"]).finish();
     let check = check
         .expect_code(3)
-        .expect_says(&["table public.outbx does not exist in database"]);
-    assert!(!check.says("ADD TABLE"), "{}", check.stdout);
+        .expect_mentions(&["table public.outbx does not exist in database"]);
+    assert!(!check.mentions("ADD TABLE"), "{}", check.stdout);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::process::free_port;
-use crate::support::proxy::{Manner, Proxy};
+use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
@@ -30,14 +30,14 @@ fn scene(exactly_once: bool) -> Scene<'static> {
 }
 
 fn scene_on(broker: &Broker, exactly_once: bool) -> Scene<'_> {
-    Scene::on(Server::shared(MAJOR), broker).in_mode(exactly_once)
+    Scene::on_servers(Server::shared(MAJOR), broker).in_mode(exactly_once)
 }
 
 /// Starts Walpost with a proxy in front of PostgreSQL.
 fn start_far_from_postgresql(scene: &Scene, arguments: &[&str]) -> (Walpost, Proxy) {
     let proxy = Proxy::start(free_port(), scene.server.port);
     let walpost = scene
-        .at(&proxy.conninfo(&scene.name))
+        .with_conninfo(&proxy.conninfo(&scene.name))
         .run()
         .args(arguments)
         .start_streaming();
@@ -66,7 +66,7 @@ fn connection_to_postgresql_that_is_cut_at_any_byte_costs_nothing(exactly_once: 
 
 fn connection_to_kafka_that_is_cut_at_any_byte_costs_nothing(exactly_once: bool) {
     let mut dice = fastrand::Rng::with_seed(seed());
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let scene = scene_on(&broker, exactly_once);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let (walpost, proxy) = start_far_from_kafka(&scene);
@@ -99,23 +99,23 @@ fn black_hole_before_postgresql_is_found_in_time(exactly_once: bool) {
     let (mut walpost, proxy) = start_far_from_postgresql(&scene, &["--link-timeout", "2s"]);
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    proxy.set(Manner::Swallow);
+    proxy.set_mode(ProxyMode::Swallow);
     scene.insert(&aggregate, "k");
     walpost.wait_for_log("no response from PostgreSQL for 2s");
     proxy.cut();
-    proxy.set(Manner::Pass);
+    proxy.set_mode(ProxyMode::Pass);
     walpost.wait_for_logs("streaming", 2);
     scene.settle(walpost, &[], scene.resends(1));
 }
 
 fn black_hole_before_kafka_costs_nothing(exactly_once: bool) {
-    kafka_is_away_for_a_while(exactly_once, |proxy| proxy.set(Manner::Swallow));
+    kafka_is_away_for_a_while(exactly_once, |proxy| proxy.set_mode(ProxyMode::Swallow));
 }
 
 /// Asserts that nothing is confirmed from the call of `breaks` until the proxy forwards data again,
 /// and that nothing is lost.
 fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let scene = scene_on(&broker, exactly_once);
     let aggregate = scene.aggregate(2);
     let (walpost, proxy) = start_far_from_kafka(&scene);
@@ -126,7 +126,7 @@ fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
     load.stop();
     let event = scene.history().pop().unwrap().end;
     assert!(scene.confirmed() < event);
-    proxy.set(Manner::Pass);
+    proxy.set_mode(ProxyMode::Pass);
     scene.settle(walpost, &[], scene.resends(0));
 }
 
@@ -136,7 +136,7 @@ fn kafka_is_away_for_a_while(exactly_once: bool, breaks: impl FnOnce(&Proxy)) {
 fn link_that_takes_longer_for_a_window_than_a_transaction_may_last_carries_all() {
     const TIMEOUT_MILLIS: usize = 3000;
     const BYTES_A_SECOND: usize = 200_000;
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let scene = scene_on(&broker, true);
     let aggregate = scene.aggregate(1);
     // The payload is incompressible and differs for each row, and there are more rows than can be
@@ -146,9 +146,9 @@ fn link_that_takes_longer_for_a_window_than_a_transaction_may_last_carries_all()
     let rows = 2 * TIMEOUT_MILLIS * BYTES_A_SECOND / 1_000_000;
     scene
         .db
-        .run(&scene.events().many(&aggregate, rows, payload));
+        .run(&scene.events().insert_many(&aggregate, rows, payload));
     let proxy = broker.proxy();
-    proxy.set(Manner::Throttle(BYTES_A_SECOND));
+    proxy.set_mode(ProxyMode::Throttle(BYTES_A_SECOND));
     let timeout = format!("transaction.timeout.ms={TIMEOUT_MILLIS}");
     let flags = ["-X", &timeout, "--http", "127.0.0.1:0"];
     let mut walpost = start_behind(&proxy, &scene, &flags);
@@ -171,10 +171,14 @@ fn host_of_postgresql_that_answers_nothing_is_left_for_the_next(exactly_once: bo
         scene.name
     );
     let arguments = ["--link-timeout", "2s"];
-    let mut walpost = scene.at(&conninfo).run().args(arguments).start_streaming();
+    let mut walpost = scene
+        .with_conninfo(&conninfo)
+        .run()
+        .args(arguments)
+        .start_streaming();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    near.set(Manner::Silence);
+    near.set_mode(ProxyMode::Silence);
     scene.insert(&aggregate, "k");
     walpost.wait_for_log("no response from PostgreSQL for 2s");
     // The server keeps the slot active for a walsender whose client is gone, until its own timeout.
@@ -185,24 +189,24 @@ fn host_of_postgresql_that_answers_nothing_is_left_for_the_next(exactly_once: bo
 
 fn host_of_kafka_that_answers_nothing_costs_nothing(exactly_once: bool) {
     kafka_is_away_for_a_while(exactly_once, |proxy| {
-        proxy.set(Manner::Silence);
+        proxy.set_mode(ProxyMode::Silence);
         // New connections are not answered.
         proxy.cut();
     });
 }
 
 fn slow_and_late_network_costs_nothing(exactly_once: bool) {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let scene = scene_on(&broker, exactly_once);
     let aggregate = scene.aggregate(2);
     let (walpost, proxy) = start_far_from_kafka(&scene);
     let load = scene.load(&[&aggregate]);
     for manner in [
-        Manner::Delay(Duration::from_millis(30)),
-        Manner::Throttle(20_000),
-        Manner::Pass,
+        ProxyMode::Delay(Duration::from_millis(30)),
+        ProxyMode::Throttle(20_000),
+        ProxyMode::Pass,
     ] {
-        proxy.set(manner);
+        proxy.set_mode(manner);
         load.wait_for_transactions(60);
     }
     load.stop();

@@ -25,7 +25,7 @@ for_each_scene! {
 /// Returns a statement that writes an event.
 fn event(scene: &Scene, id: &str, aggregate: &str) -> String {
     let event = Event::new(aggregate, "key", "{}");
-    scene.events().one(Event {
+    scene.events().insert_one(Event {
         id: Some(id),
         ..event
     })
@@ -113,7 +113,7 @@ fn transaction_larger_than_the_window_is_delivered_whole(scene: Scene) {
     let payload = "jsonb_build_object('n', n)";
     scene
         .db
-        .run(&scene.events().many(&aggregate, 20_000, payload));
+        .run(&scene.events().insert_many(&aggregate, 20_000, payload));
     let summary = scene.settle(walpost, &[], Resends::Never);
     assert_eq!(summary.committed, 20_000);
 }
@@ -125,7 +125,7 @@ fn transaction_with_many_savepoints_is_delivered_whole(scene: Scene) {
     let aggregate = scene.aggregate(2);
     let walpost = scene.start_with(&["--window-records", "100"]);
     let before = walpost.resident_bytes();
-    let writes = scene.events().one(Event::new(&aggregate, "k", "{}"));
+    let writes = scene.events().insert_one(Event::new(&aggregate, "k", "{}"));
     let (writes, last) = (
         writes.trim_end_matches(';'),
         event(&scene, FIRST, &aggregate),
@@ -183,7 +183,7 @@ fn adjacent_transactions_with_a_death_between_are_all_delivered(scene: Scene) {
     let aggregate = scene.aggregate(1);
     let mut deaths = Vec::new();
     let commit = |count| {
-        let event = scene.events().one(Event::new(&aggregate, "k", "{}"));
+        let event = scene.events().insert_one(Event::new(&aggregate, "k", "{}"));
         scene
             .db
             .run(&format!("BEGIN; {event} COMMIT;").repeat(count));
@@ -209,7 +209,7 @@ fn backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole(scene: Scene
         let payload = format!("jsonb_build_object('n', n, 'text', repeat('x', {bytes}))");
         scene
             .db
-            .run(&scene.events().many(&aggregate, count, &payload));
+            .run(&scene.events().insert_many(&aggregate, count, &payload));
     };
     write(20_000, 10);
     (0..500).for_each(|_| write(5, 300));
@@ -217,7 +217,7 @@ fn backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole(scene: Scene
     write(20, 400_000);
     write(20_000, 10);
     let over_tcp = scene.server.tcp_conninfo(&scene.name);
-    let walpost = scene.at(&over_tcp).run().start_streaming();
+    let walpost = scene.with_conninfo(&over_tcp).run().start_streaming();
     scene.wait_until_confirmed();
     // Single rows follow, slowly, while the pipeline is still running.
     (0..20).for_each(|_| write(1, 10));

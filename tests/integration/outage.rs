@@ -8,9 +8,9 @@ use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::process::{freeze, thaw};
-use crate::support::proxy::Manner;
+use crate::support::proxy::ProxyMode;
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 
 const MEGABYTE: u64 = 1 << 20;
 
@@ -23,7 +23,7 @@ for_each_outbox! {
 
 fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
     let broker = Broker::private();
-    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker);
+    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let walpost = scene.start();
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
@@ -40,21 +40,21 @@ fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
 }
 
 fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Outbox) {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::of_on(outbox, Server::shared(MAJOR), &broker).behind(&kafka);
+    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     let aggregate = scene.aggregate(2);
     let walpost = scene.start_with(&["--window-bytes", "8MiB"]);
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
     let lines = walpost.log().lines().count();
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     let payload = "jsonb_build_object('n', repeat('x', 1000))";
     scene
         .db
-        .run(&scene.events().many(&aggregate, 60_000, payload));
+        .run(&scene.events().insert_many(&aggregate, 60_000, payload));
     let cpu_before = walpost.cpu_seconds();
-    stays("below 100 MB", Duration::from_secs(10), || {
+    assert_stays("below 100 MB", Duration::from_secs(10), || {
         walpost.resident_bytes() < 100 * MEGABYTE
     });
     let cpu = walpost.cpu_seconds() - cpu_before;
@@ -65,21 +65,21 @@ fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Ou
         "{told} lines about one outage:\n{}",
         walpost.log()
     );
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     scene.settle(walpost, &[], Resends::AtMost(1));
 }
 
 #[test]
 fn connector_that_starts_before_the_broker_waits_for_it() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     let aggregate = scene.aggregate(1);
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     scene.insert(&aggregate, "k");
     let mut walpost = scene.run().start();
-    stays("running", Duration::from_secs(3), || walpost.is_running());
-    kafka.set(Manner::Pass);
+    assert_stays("running", Duration::from_secs(3), || walpost.is_running());
+    kafka.set_mode(ProxyMode::Pass);
     scene.settle(walpost, &[], Resends::Never);
 }
 
@@ -88,22 +88,24 @@ in_both_modes! { brokers_that_stop_and_name_none_are_connected_to_again }
 /// The last broker to stop still answers, with an empty list of brokers. librdkafka then forgets
 /// all brokers permanently.
 fn brokers_that_stop_and_name_none_are_connected_to_again(exactly_once: bool) {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on(Server::shared(MAJOR), &broker)
-        .behind(&kafka)
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker)
+        .behind_proxy(&kafka)
         .in_mode(exactly_once);
     let aggregate = scene.aggregate(2);
-    let departure = kafka.departure();
+    let broker_removal = kafka.remove_brokers();
     let often = "topic.metadata.refresh.interval.ms=500";
     let walpost = scene.start_with(&["-X", often]);
     scene.insert(&aggregate, "k");
     scene.wait_until_confirmed();
-    departure.set(true);
-    wait_until("an answer that names no broker", || departure.answers() > 0);
+    broker_removal.set_enabled(true);
+    wait_until("an answer that names no broker", || {
+        broker_removal.changed_responses() > 0
+    });
     scene.insert(&aggregate, "k");
     kafka.cut();
-    departure.set(false);
+    broker_removal.set_enabled(false);
     scene.insert(&aggregate, "k");
     scene.settle(walpost, &[], scene.resends(1));
 }
@@ -111,13 +113,13 @@ fn brokers_that_stop_and_name_none_are_connected_to_again(exactly_once: bool) {
 #[test]
 fn connector_that_starts_before_postgresql_waits_for_it() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on(&server, Broker::shared());
+    let mut scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     server.stop(Stop::Fast);
     let mut walpost = scene.run().start();
     walpost.wait_for_log("reconnecting");
-    stays("told once", Duration::from_secs(4), || {
+    assert_stays("told once", Duration::from_secs(4), || {
         walpost.log().lines().count() <= 2
     });
     server.start();
@@ -128,7 +130,7 @@ fn connector_that_starts_before_postgresql_waits_for_it() {
 
 fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing(outbox: Outbox) {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::of_on(outbox, &server, Broker::shared());
+    let mut scene = Scene::with_outbox_on(outbox, &server, Broker::shared());
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];
     let mut walpost = scene.start();
     let load = scene.load(&[&aggregates[0], &aggregates[1]]);
@@ -154,14 +156,14 @@ fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing(outbox: 
 #[test]
 fn postgresql_stops_in_seconds_while_kafka_is_away() {
     let server = Server::private(MAJOR, "");
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let mut scene = Scene::on(&server, &broker).behind(&kafka);
+    let mut scene = Scene::on_servers(&server, &broker).behind_proxy(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     for _ in 0..100 {
         scene.insert(&aggregate, "k");
     }
@@ -172,14 +174,14 @@ fn postgresql_stops_in_seconds_while_kafka_is_away() {
         walpost.log()
     );
     server.start();
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     walpost.wait_for_logs("streaming", 2);
     scene.reconnect();
     scene.settle(walpost, &[], Resends::AtMost(1));
 }
 
 fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let aggregate = scene.aggregate(2);
     let mut walpost = scene.start();
     let load = scene.load(&[&aggregate]);
@@ -195,7 +197,7 @@ fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
 #[test]
 fn link_that_is_dead_is_given_up_after_the_timeout() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--link-timeout", "2s"]);
     let walsender = scene.db.number(&format!(
@@ -213,16 +215,16 @@ fn link_that_is_dead_is_given_up_after_the_timeout() {
 
 #[test]
 fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     walpost.wait_for_log("Kafka is unreachable");
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     walpost.wait_for_log("Kafka is reachable again");
     assert_eq!(walpost.logged("Kafka is unreachable"), 1);
     assert_eq!(walpost.logged("Kafka is reachable again"), 1);
@@ -232,9 +234,9 @@ fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
 /// yet.
 #[test]
 fn process_sleeps_while_brokers_take_their_time() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     for exactly_once in [false, true] {
-        let scene = Scene::on(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+        let scene = Scene::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
         let aggregate = scene.aggregate(1);
         let walpost = scene.start();
         scene.insert(&aggregate, "k");
@@ -244,7 +246,7 @@ fn process_sleeps_while_brokers_take_their_time() {
         for count in [10, 1_000] {
             scene
                 .db
-                .run(&scene.events().many(&aggregate, count, "'{}'"));
+                .run(&scene.events().insert_many(&aggregate, count, "'{}'"));
         }
         let measure = Duration::from_secs(2);
         thread::sleep(measure / 4);
@@ -259,8 +261,8 @@ fn process_sleeps_while_brokers_take_their_time() {
 
 #[test]
 fn connection_outlives_an_outage_of_kafka_that_is_longer_than_the_link_timeout() {
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_with(&["--link-timeout", "2s", "--window-records", "5"]);
     scene.insert(&aggregate, "k");
@@ -269,7 +271,7 @@ fn connection_outlives_an_outage_of_kafka_that_is_longer_than_the_link_timeout()
     for _ in 0..20 {
         scene.insert(&aggregate, "k");
     }
-    stays("connected", Duration::from_secs(7), || {
+    assert_stays("connected", Duration::from_secs(7), || {
         walpost.logged("reconnecting") == 0 && scene.slot_is_active()
     });
     broker.thaw();

@@ -23,7 +23,7 @@ impl Place {
     }
 
     fn of(outbox: Outbox, major: u32) -> Self {
-        let scene = Scene::bare_of(outbox, Server::shared(major), Broker::shared(), "");
+        let scene = Scene::bare_with(outbox, Server::shared(major), Broker::shared(), "");
         let [owner, writer, dba] =
             ["Owner", "Writer", "Dba"].map(|what| format!("{}-{what}", scene.name));
         scene.db.run(&format!(
@@ -51,7 +51,7 @@ impl Place {
     /// Returns `init` run by the DBA who is not a superuser.
     fn init_as_dba(&self) -> Invocation {
         let conninfo = self.scene.conninfo_as(&self.dba);
-        let init = self.scene.at(&conninfo).init();
+        let init = self.scene.with_conninfo(&conninfo).init();
         init.args(["--owner", &self.owner])
     }
 
@@ -96,7 +96,7 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
                 init.args(["--writer", &place.writer]).finish()
             };
             let first = init().expect_code(0);
-            first.expect_says(&["from now on", &place.owner]);
+            first.expect_mentions(&["from now on", &place.owner]);
             let made = objects(&place.scene);
             let owned = place.owned();
             match partitioned {
@@ -167,7 +167,8 @@ fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
         let (db, owner, dba) = (&place.scene.db, &place.owner, &place.dba);
         let refused = |says: &[&str]| {
             let init = place.init_as_dba().finish().expect_code(3);
-            init.expect_says(says).expect_says(&["Nothing was changed"]);
+            init.expect_mentions(says)
+                .expect_mentions(&["Nothing was changed"]);
             assert!(objects(&place.scene).is_empty(), "{major}: {says:?}");
             let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'walpost'";
             assert_eq!(db.number(schemas), 0, "{major}: {says:?}");
@@ -202,7 +203,7 @@ fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
         };
         init()
             .expect_code(3)
-            .expect_says(&["can't be let send events", &usage(&place.writer)]);
+            .expect_mentions(&["can't be let send events", &usage(&place.writer)]);
         assert!(objects(&place.scene).is_empty(), "{major}");
         db.run(&format!(
             "GRANT USAGE ON SCHEMA public TO \"{dba}\" WITH GRANT OPTION"
@@ -224,7 +225,7 @@ fn owner_and_writer_that_are_not_there_are_named_and_nothing_is_changed() {
         ("--owner", "is to own table"),
         ("--writer", "is to send events"),
     ] {
-        init(&[flag, "it's nobody"]).expect_says(&[
+        init(&[flag, "it's nobody"]).expect_mentions(&[
             &format!("role \"it's nobody\" does not exist, and {to}"),
             "CREATE ROLE \"it's nobody\" LOGIN",
             "Nothing was changed",
@@ -240,7 +241,7 @@ fn table_of_another_role_or_make_is_not_given_away() {
     db.run("CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)");
     let refused = |says: &str| {
         let init = place.init().finish().expect_code(3);
-        init.expect_says(&[says, "docs/retention.md", "Nothing was changed"]);
+        init.expect_mentions(&[says, "docs/retention.md", "Nothing was changed"]);
         assert!(place.owned().is_empty());
     };
     refused("was not made by Walpost");
@@ -254,6 +255,6 @@ fn table_of_another_role_or_make_is_not_given_away() {
 fn outbox_without_a_table_has_no_owner() {
     let place = Place::of(Outbox::Messages, 15);
     let init = place.init().finish().expect_code(2);
-    init.expect_says(&["--owner is for a table"]);
+    init.expect_mentions(&["--owner is for a table"]);
     assert!(objects(&place.scene).is_empty());
 }

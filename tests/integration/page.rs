@@ -10,9 +10,9 @@ use crate::support::browser::{self, Tab};
 use crate::support::http::Http;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::proxy::Manner;
+use crate::support::proxy::ProxyMode;
 use crate::support::scene::Scene;
-use crate::support::wait::{poll_until, stays, wait_until};
+use crate::support::wait::{assert_stays, poll_until, wait_until};
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
 /// Starts a process with a pipeline for each of the scenes.
@@ -28,7 +28,7 @@ fn start(scenes: &[&Scene<'_>]) -> (Walpost, Http) {
     let file = config_file(text);
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(file)
-        .without("WALPOST_HTTP")
+        .without_env("WALPOST_HTTP")
         .start();
     let http = walpost.http();
     walpost.wait_for_logs(" streaming ", scenes.len());
@@ -140,7 +140,7 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
     other.wait_for_log(" streaming ");
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(&file)
-        .without("WALPOST_HTTP")
+        .without_env("WALPOST_HTTP")
         .start();
     let http = walpost.http();
     walpost.wait_for_logs(" streaming ", 10);
@@ -300,9 +300,9 @@ fn page_shows_each_pipeline_and_its_rate() {
 /// The pipeline has been streaming for longer than it has been stuck.
 #[test]
 fn page_says_for_how_long_a_pipeline_is_stuck() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
@@ -314,7 +314,7 @@ fn page_says_for_how_long_a_pipeline_is_stuck() {
         Some(now.as_secs_f64() - at)
     };
     wait_until("it to stream for a while", || ago("since") > Some(15.0));
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     let killed = Instant::now();
     scene.insert(&aggregate, "k");
     wait_until("it to be stuck", || ago("not_ready_since").is_some());
@@ -393,7 +393,7 @@ fn capture_page() {
     let aggregate = scene.aggregate(3);
     let (walpost, http) = start(&[&scene]);
     let load = scene.load(&[&aggregate]);
-    stays("running", Duration::from_secs(150), || {
+    assert_stays("running", Duration::from_secs(150), || {
         http.get("/healthz").code == 200
     });
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/page.png");

@@ -144,7 +144,7 @@ fn row_names_a_partition_that_is_not_there(exactly_once: bool) {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["halted", "has no partition 6"]);
+        .expect_mentions(&["halted", "has no partition 6"]);
     let event = scene.history().pop().unwrap();
     assert!(
         scene.confirmed() < event.end,

@@ -72,7 +72,7 @@ struct Shop {
 impl Shop {
     /// Creates a database without any of Walpost's objects.
     fn bare(outbox: Outbox, major: u32) -> Self {
-        let scene = Scene::bare_of(outbox, Server::shared(major), Broker::shared(), "");
+        let scene = Scene::bare_with(outbox, Server::shared(major), Broker::shared(), "");
         let (mallory, walpost) = (format!("{}_m", scene.name), format!("{}_w", scene.name));
         let log_length = scene.server.log_length();
         scene.db.run(&format!(
@@ -130,7 +130,11 @@ impl Shop {
 
     fn command_as(&self, role: &str, words: &[&str]) -> Invocation {
         let conninfo = self.scene.conninfo_as(role);
-        let command = self.scene.at(&conninfo).invoke(words[0]).args(&words[1..]);
+        let command = self
+            .scene
+            .with_conninfo(&conninfo)
+            .invoke(words[0])
+            .args(&words[1..]);
         match words[0] {
             "maintain" | "init" => command,
             _ => command.args(["--kafka", &self.scene.broker.address()]),

@@ -4,8 +4,10 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use crate::support::certificates::{Authority, Identity, Validity, write_private};
+use crate::support::intercepting_proxy::{
+    InterceptAction, InterceptingProxy, non_loopback_address,
+};
 use crate::support::kafka::Broker;
-use crate::support::middle::{Deed, Middle, outside};
 use crate::support::postgres::{AUTHORITY, MAJOR, Server};
 use crate::support::process::free_port;
 use crate::support::reaper;
@@ -74,7 +76,7 @@ impl Guarded {
     }
 
     fn run(&self, conninfo: &str) -> Invocation {
-        self.scene.at(conninfo).run()
+        self.scene.with_conninfo(conninfo).run()
     }
 
     /// Asserts that `run` delivers an event.
@@ -92,8 +94,8 @@ impl Guarded {
         self.run(conninfo)
             .finish()
             .expect_code(3)
-            .expect_says(&["halted"])
-            .expect_says(texts)
+            .expect_mentions(&["halted"])
+            .expect_mentions(texts)
     }
 }
 
@@ -130,7 +132,7 @@ fn check_shows_no_password() {
     let guarded = Guarded::new();
     for password in [password_of("scram_user"), format!("{SECRET}-wrong")] {
         let url = guarded.tcp("scram_user", &format!("password={}", quoted(&password)));
-        let check = guarded.scene.at(&url).check();
+        let check = guarded.scene.with_conninfo(&url).check();
         let check = check.args(["--json", "--log-level", "trace"]);
         assert!(!check.finish().stdout.is_empty());
     }
@@ -171,7 +173,7 @@ fn password_file_that_others_may_read_is_not_used() {
     let run = guarded
         .run(&guarded.tcp("scram_user", ""))
         .env("PGPASSFILE", &file);
-    run.finish().expect_code(3).expect_says(&["password"]);
+    run.finish().expect_code(3).expect_mentions(&["password"]);
 }
 
 /// OpenSSL's configuration file can name libraries that OpenSSL loads, and is not examined. This one
@@ -187,7 +189,7 @@ fn configuration_file_of_openssl_is_not_loaded() {
         .tcp_conninfo(&scene.name)
         .replace("sslmode=disable", "sslmode=require");
     let check = scene
-        .at(&conninfo)
+        .with_conninfo(&conninfo)
         .invoke("check")
         .env("OPENSSL_CONF", &file);
     let check = check.args(["--kafka", &scene.broker.address()]).finish();
@@ -219,9 +221,11 @@ fn files_that_others_can_write_are_not_used() {
     }
     let plain = guarded.run(&guarded.tcp("scram_user", ""));
     let refused = plain.env("PGPASSFILE", &passwords).finish();
-    refused
-        .expect_code(3)
-        .expect_says(&["password file ignored", &remedy, "no password for role"]);
+    refused.expect_code(3).expect_mentions(&[
+        "password file ignored",
+        &remedy,
+        "no password for role",
+    ]);
     // The pipeline has been retrying all the time.
     open(0o755);
     walpost.wait_for_log("streaming");
@@ -304,7 +308,7 @@ fn server_of_another_authority_or_name_is_refused() {
         format!("password={password} sslmode=verify-full sslrootcert=/nowhere/root.pem");
     let finished = guarded.run(&guarded.tcp("tls_user", &parameters)).finish();
     assert!(matches!(finished.code, Some(2 | 3)), "{finished:?}");
-    finished.expect_says(&["/nowhere/root.pem"]);
+    finished.expect_mentions(&["/nowhere/root.pem"]);
 }
 
 /// Returns every command that connects to the database.
@@ -328,7 +332,7 @@ fn commands(scene: &Scene, conninfo: &str) -> Vec<Invocation> {
 #[test]
 fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let (right, stranger) = (root(), Authority::new("Another CA"));
     let stranger = quoted(&stranger.root.display().to_string());
     let conninfo = |host: &str, mode: &str, root: &str| {
@@ -340,7 +344,7 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
     let refused = |conninfo: &str, reason: &str| {
         for command in commands(&scene, conninfo) {
             let finished = command.finish().expect_code(3);
-            finished.expect_says(&["certificate", reason]);
+            finished.expect_mentions(&["certificate", reason]);
         }
     };
     refused(
@@ -352,20 +356,24 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
         (Validity::Past, "expired"),
         (Validity::Future, "not yet valid"),
     ] {
-        server.show(&AUTHORITY.sign_for("localhost", &["localhost"], validity));
+        server.present_certificate(&AUTHORITY.sign_for("localhost", &["localhost"], validity));
         refused(&conninfo("localhost", "verify-full", &right), reason);
         // As in libpq, `require` checks the certificate if there is a root certificate.
         for mode in ["verify-ca", "require"] {
             let run = scene
-                .at(&conninfo("localhost", mode, &right))
+                .with_conninfo(&conninfo("localhost", mode, &right))
                 .run()
                 .finish();
-            run.expect_code(3).expect_says(&["certificate", reason]);
+            run.expect_code(3).expect_mentions(&["certificate", reason]);
         }
     }
-    server.show(&AUTHORITY.sign("localhost", &["localhost"]));
+    server.present_certificate(&AUTHORITY.sign("localhost", &["localhost"]));
     let conninfo = conninfo("localhost", "verify-full", &right);
-    scene.at(&conninfo).init().finish().expect_code(0);
+    scene
+        .with_conninfo(&conninfo)
+        .init()
+        .finish()
+        .expect_code(0);
 }
 
 #[test]
@@ -398,64 +406,84 @@ fn first_host_that_takes_writes_is_used() {
 }
 
 /// Returns a conninfo through the attacker's proxy, for a role that has a password.
-fn through(guarded: &Guarded, middle: &Middle, role: &str, parameters: &str) -> String {
+fn through(
+    guarded: &Guarded,
+    interceptor: &InterceptingProxy,
+    role: &str,
+    parameters: &str,
+) -> String {
     let password = quoted(&password_of(role));
     format!(
         "{} user={role} dbname={} password={password} {parameters}",
-        middle.parameters(),
+        interceptor.parameters(),
         guarded.scene.name
     )
 }
 
 #[test]
 fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
-    let Some(address) = outside() else { return };
+    let Some(address) = non_loopback_address() else {
+        return;
+    };
     let guarded = Guarded::new();
     let port = guarded.scene.server.port;
     for (deed, method) in [
-        (Deed::AskForPassword, "password"),
-        (Deed::AskForHash, "md5"),
+        (InterceptAction::RequestPassword, "password"),
+        (InterceptAction::RequestHash, "md5"),
     ] {
-        let everyone = Middle::start(address, port, move |_| deed);
+        let everyone = InterceptingProxy::start(address, port, move |_| deed);
         // The catalog connection is passed through, and the replication connection is attacked.
-        let replication = Middle::start(address, port, move |is_replication| {
-            if is_replication { deed } else { Deed::Pass }
+        let replication = InterceptingProxy::start(address, port, move |is_replication| {
+            if is_replication {
+                deed
+            } else {
+                InterceptAction::Pass
+            }
         });
-        for middle in [&everyone, &replication] {
-            let conninfo = through(&guarded, middle, "scram_user", "");
+        for interceptor in [&everyone, &replication] {
+            let conninfo = through(&guarded, interceptor, "scram_user", "");
             let opt_in = format!("require_auth={method}");
-            let check = guarded.scene.at(&conninfo).check().finish().expect_code(3);
-            assert_eq!(middle.heard(), "", "of {deed:?}");
+            let check = guarded
+                .scene
+                .with_conninfo(&conninfo)
+                .check()
+                .finish()
+                .expect_code(3);
+            assert_eq!(interceptor.received(), "", "of {deed:?}");
             let found = &check.stdout;
             assert!(
                 found.contains("has no TLS") && found.contains(&opt_in),
                 "{found}"
             );
             guarded.refuses(&conninfo, &["has no TLS", "was not sent", &opt_in]);
-            assert_eq!(middle.heard(), "", "of {deed:?}");
+            assert_eq!(interceptor.received(), "", "of {deed:?}");
 
             // Verifies that the proxy would have received the password.
             let conninfo = through(
                 &guarded,
-                middle,
+                interceptor,
                 "scram_user",
                 &format!("{opt_in},scram-sha-256"),
             );
             guarded.refuses(&conninfo, &["got it"]);
-            assert_ne!(middle.heard(), "", "of {deed:?}");
+            assert_ne!(interceptor.received(), "", "of {deed:?}");
         }
     }
 }
 
 #[test]
 fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
-    let Some(address) = outside() else { return };
+    let Some(address) = non_loopback_address() else {
+        return;
+    };
     let guarded = Guarded::new();
-    let middle = Middle::start(address, guarded.scene.server.port, |_| Deed::Pass);
-    let conninfo = through(&guarded, &middle, "scram_user", "");
+    let interceptor = InterceptingProxy::start(address, guarded.scene.server.port, |_| {
+        InterceptAction::Pass
+    });
+    let conninfo = through(&guarded, &interceptor, "scram_user", "");
     let warning = format!(
         "the connection to PostgreSQL at {} has no TLS (sslmode=prefer)",
-        middle.address
+        interceptor.address
     );
     let mut walpost = guarded.run(&conninfo).start_streaming();
     wait_until("a walsender to end", || guarded.scene.end_walsender());
@@ -463,7 +491,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     assert_eq!(walpost.logged(&warning), 1, "{}", walpost.log());
     walpost.terminate().expect_code(0);
 
-    let check = guarded.scene.at(&conninfo).check().finish();
+    let check = guarded.scene.with_conninfo(&conninfo).check().finish();
     let finding = format!("encryption: {warning}");
     let lines: Vec<_> = check
         .stdout
@@ -474,7 +502,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     assert!(lines[0].starts_with("WARNING"), "{lines:?}");
 
     // TLS, and the settings that make it sufficient.
-    let tunnel = Middle::tunnel(address, guarded.scene.server.port);
+    let tunnel = InterceptingProxy::tunnel(address, guarded.scene.server.port);
     let root = root();
     for (parameters, is_open) in [
         ("sslmode=prefer".to_owned(), true),
@@ -487,7 +515,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         ),
     ] {
         let conninfo = through(&guarded, &tunnel, "tls_user", &parameters);
-        let check = guarded.scene.at(&conninfo).check().finish();
+        let check = guarded.scene.with_conninfo(&conninfo).check().finish();
         assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
         let text = "has TLS that checks no certificate";
         for found in [&check.stdout, &check.stderr] {
@@ -504,7 +532,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
             quoted(&password_of("scram_user"))
         ),
     );
-    let check = guarded.scene.at(&conninfo).check().finish();
+    let check = guarded.scene.with_conninfo(&conninfo).check().finish();
     assert!(!check.stdout.contains("encryption"), "{}", check.stdout);
     assert!(!check.stderr.contains("has no TLS"), "{}", check.stderr);
 }
@@ -542,20 +570,22 @@ fn server_may_ask_for_what_require_auth_allows_alone() {
         .env("PGREQUIREAUTH", "!password");
     run.finish()
         .expect_code(3)
-        .expect_says(&["require_auth=!password"]);
+        .expect_mentions(&["require_auth=!password"]);
     let run = guarded.run(&with("md5_user", "md5,!password")).finish();
     run.expect_code(2)
-        .expect_says(&["require_auth is \"md5,!password\""]);
+        .expect_mentions(&["require_auth is \"md5,!password\""]);
 }
 
 #[test]
 fn answer_of_900_megabytes_is_refused_and_not_kept() {
     const BYTES: u32 = 900_000_000;
-    let server = Middle::start([127, 0, 0, 1].into(), 0, |_| Deed::AnswerWith(BYTES));
+    let server = InterceptingProxy::start([127, 0, 0, 1].into(), 0, |_| {
+        InterceptAction::RespondWith(BYTES)
+    });
     let conninfo = format!("{} user=u dbname=d sslmode=disable", server.parameters());
     let words = ["check", "--postgres", &conninfo, "--kafka", "127.0.0.1:9"];
     let mut walpost = Invocation::new(words).start();
-    let most = walpost.most_memory();
+    let most = walpost.peak_memory_at_exit();
     let finished = walpost.finish().expect_code(3);
     let found = &finished.stdout;
     for text in [
@@ -578,7 +608,7 @@ fn comment_of_100_megabytes_takes_no_memory() {
         .invoke("maintain")
         .args(["--retention=1h", "--delete-rows"]);
     let mut walpost = maintain.start();
-    let most = walpost.most_memory();
+    let most = walpost.peak_memory_at_exit();
     let finished = walpost.finish();
     // Processing the comment can take longer than maintenance may lock the table.
     assert!(matches!(finished.code, Some(0 | 1)), "{finished:?}");
@@ -608,7 +638,7 @@ fn check_warns_of_a_password_in_clear_text_on_the_loopback_interface() {
     ] {
         let password = quoted(&password_of(role));
         let conninfo = guarded.tcp(role, &format!("password={password} {parameters}"));
-        let check = guarded.scene.at(&conninfo).check().finish();
+        let check = guarded.scene.with_conninfo(&conninfo).check().finish();
         assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
         let found = check.stdout.contains(warning);
         assert_eq!(found, is_warned, "{role} {parameters}: {}", check.stdout);

@@ -52,7 +52,8 @@ impl Place {
         for kind in [None, Some("--partitioned"), Some("--outbox=messages")] {
             let init = self.init(role).args(arguments).args(kind);
             let init = init.finish().expect_code(code);
-            init.expect_says(says).expect_says(&["Nothing was changed"]);
+            init.expect_mentions(says)
+                .expect_mentions(&["Nothing was changed"]);
             let after = everything(&self.db());
             assert_eq!(after, before, "{kind:?}: {says:?}");
         }
@@ -125,7 +126,7 @@ fn init_on_a_standby_says_so() {
         "Connect to the primary",
         "Nothing was changed",
     ];
-    init.finish().expect_code(3).expect_says(&says);
+    init.finish().expect_code(3).expect_mentions(&says);
 }
 
 /// A slot can't be created in the same transaction as everything else.
@@ -141,7 +142,7 @@ fn what_is_there_when_the_slot_fails_is_said_and_the_next_init_makes_the_slot() 
         "Everything but the slot is there",
         "run the same command again",
     ];
-    init().expect_code(3).expect_says(&says);
+    init().expect_code(3).expect_mentions(&says);
     let found = "SELECT count(*) FROM pg_publication WHERE pubname = 'walpost_outbox'";
     assert_eq!(place.db().number(found), 1);
     other.run("COMMIT");
@@ -153,6 +154,6 @@ fn what_is_there_when_the_slot_fails_is_said_and_the_next_init_makes_the_slot() 
         .args(["--owner=shop", "--lock-timeout=1s"])
         .finish()
         .expect_code(3)
-        .expect_says(&["Another transaction has the lock", "Nothing was changed"]);
+        .expect_mentions(&["Another transaction has the lock", "Nothing was changed"]);
     other.run("COMMIT");
 }

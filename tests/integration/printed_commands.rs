@@ -86,7 +86,7 @@ fn drop_slot_of(scene: &Scene<'_>) -> String {
 #[test]
 fn init_and_replay_of_a_dropped_slot_work_as_the_log_prints_them_without_a_file() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let log = drop_slot_of(&scene);
     let init = printed(&log, "walpost init --slot");
     let replay = printed(&log, "walpost replay --dropped-slots");
@@ -102,7 +102,7 @@ fn init_and_replay_of_a_dropped_slot_work_as_the_log_prints_them_without_a_file(
 #[test]
 fn init_and_replay_of_a_dropped_slot_work_as_status_check_and_the_page_print_them() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     drop_slot_of(&scene);
     let file = with_file(&scene);
     paste_expecting_success(printed(&check(&file), "walpost init"), "");

@@ -3,32 +3,32 @@
 
 use super::budget;
 use crate::init::WRITE;
-use crate::support::clerk::Clerk;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
+use crate::support::walpost_role::WalpostRole;
 
 /// The role's name has to be quoted in SQL.
-fn clerk<'s>(scene: &'s Scene<'s>) -> Clerk<'s> {
-    Clerk::new(scene, format!("{}-Clerk", scene.name))
+fn walpost_role<'s>(scene: &'s Scene<'s>) -> WalpostRole<'s> {
+    WalpostRole::new(scene, format!("{}-Clerk", scene.name))
 }
 
 fn of_major(outbox: Outbox, major: u32) -> Scene<'static> {
-    Scene::of_on(outbox, Server::shared(major), Broker::shared())
+    Scene::with_outbox_on(outbox, Server::shared(major), Broker::shared())
 }
 
-fn checkpoint(clerk: &Clerk, word: &str) -> Invocation {
-    clerk
+fn checkpoint(walpost_role: &WalpostRole, word: &str) -> Invocation {
+    walpost_role
         .commands()
         .checkpoint(word)
         .args((word == "adopt").then_some("--yes"))
 }
 
-fn delivers(scene: &Scene, clerk: &Clerk, words: &[&str]) {
+fn delivers(scene: &Scene, walpost_role: &WalpostRole, words: &[&str]) {
     let aggregate = scene.aggregate(1);
-    let walpost = clerk.command(words).start_streaming();
+    let walpost = walpost_role.command(words).start_streaming();
     scene.insert(&aggregate, "k");
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
@@ -40,40 +40,42 @@ for_each_outbox! { role_that_init_makes_is_enough_for_every_command }
 
 fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
     let scene = of_major(outbox, 15);
-    let clerk = clerk(&scene);
-    clerk.command(&["check"]).finish().expect_code(0);
-    delivers(&scene, &clerk, &["run"]);
-    checkpoint(&clerk, "adopt").finish().expect_code(0);
-    checkpoint(&clerk, "show").finish().expect_code(0);
-    clerk
+    let walpost_role = walpost_role(&scene);
+    walpost_role.command(&["check"]).finish().expect_code(0);
+    delivers(&scene, &walpost_role, &["run"]);
+    checkpoint(&walpost_role, "adopt").finish().expect_code(0);
+    checkpoint(&walpost_role, "show").finish().expect_code(0);
+    walpost_role
         .command(&["check", "--exactly-once"])
         .finish()
         .expect_code(0);
-    delivers(&scene, &clerk, &["run", "--exactly-once"]);
+    delivers(&scene, &walpost_role, &["run", "--exactly-once"]);
     if outbox == Outbox::Table {
-        clerk.command(&["verify"]).finish().expect_code(0);
-        let replay = clerk.command(&["replay", "--all", "--yes"]).finish();
-        replay.expect_code(0).expect_says(&["2 rows of table"]);
+        walpost_role.command(&["verify"]).finish().expect_code(0);
+        let replay = walpost_role.command(&["replay", "--all", "--yes"]).finish();
+        replay.expect_code(0).expect_mentions(&["2 rows of table"]);
     }
     scene.insert(&scene.aggregate(1), "k");
     let end = scene.db.value("SELECT pg_current_wal_flush_lsn()");
     let skip = ["skip", "--exactly-once", "--yes", "--to", &end.unwrap()];
-    clerk
+    walpost_role
         .command(&skip)
         .finish()
         .expect_code(0)
-        .expect_says(&["1 event would never be delivered"]);
+        .expect_mentions(&["1 event would never be delivered"]);
     if outbox == Outbox::Table {
         // The role drops the slot, and replays the table.
         scene.insert(&scene.aggregate(1), "k");
-        let run = clerk.commands().invoke("run");
+        let run = walpost_role.commands().invoke("run");
         let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);
-        run.finish().expect_code(3).expect_says(&["was dropped"]);
+        run.finish()
+            .expect_code(3)
+            .expect_mentions(&["was dropped"]);
         budget::new_slot(&scene);
-        let replay = clerk
+        let replay = walpost_role
             .command(&["replay", "--dropped-slots", "--yes"])
             .finish();
-        replay.expect_code(0).expect_says(&["replayed"]);
+        replay.expect_code(0).expect_mentions(&["replayed"]);
     }
 }
 
@@ -81,8 +83,8 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
 fn role_that_init_makes_has_no_right_that_is_not_needed() {
     for major in MAJORS {
         let scene = of_major(Outbox::Table, major);
-        let clerk = clerk(&scene);
-        let (db, role) = (&scene.db, &clerk.role);
+        let walpost_role = walpost_role(&scene);
+        let (db, role) = (&scene.db, &walpost_role.role);
         let attributes = db.rows(&format!(
             "SELECT rolcanlogin, rolreplication, rolsuper, rolcreaterole, rolcreatedb, rolbypassrls
              FROM pg_roles WHERE rolname = '{role}'"
@@ -148,17 +150,17 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
         ] {
             as_role(refused).expect_err(refused);
         }
-        clerk.command(&["check"]).finish().expect_code(0);
-        delivers(&scene, &clerk, &["run"]);
-        clerk.command(&["verify"]).finish().expect_code(0);
+        walpost_role.command(&["check"]).finish().expect_code(0);
+        delivers(&scene, &walpost_role, &["run"]);
+        walpost_role.command(&["verify"]).finish().expect_code(0);
     }
 }
 
 #[test]
 fn verify_needs_select_on_the_table_and_says_how_it_is_granted() {
     let scene = of_major(Outbox::Table, MAJOR);
-    let clerk = clerk(&scene);
-    let (db, role) = (&scene.db, &clerk.role);
+    let walpost_role = walpost_role(&scene);
+    let (db, role) = (&scene.db, &walpost_role.role);
     for taken in [
         format!("REVOKE SELECT ON outbox FROM \"{role}\""),
         format!(
@@ -166,7 +168,7 @@ fn verify_needs_select_on_the_table_and_says_how_it_is_granted() {
         ),
     ] {
         db.run(&taken);
-        let finished = clerk.command(&["verify"]).finish().expect_code(3);
+        let finished = walpost_role.command(&["verify"]).finish().expect_code(3);
         let said = finished
             .stderr
             .lines()
@@ -175,7 +177,7 @@ fn verify_needs_select_on_the_table_and_says_how_it_is_granted() {
         let at = said.find("GRANT USAGE").unwrap();
         let remedy = said[at..].split(" pipeline=").next().unwrap();
         db.run(remedy);
-        clerk.command(&["verify"]).finish().expect_code(0);
+        walpost_role.command(&["verify"]).finish().expect_code(0);
     }
 }
 
@@ -194,8 +196,8 @@ fn statement_in_the_error_gives_back_each_right_that_was_taken() {
     // PostgreSQL 16 changed the error message about missing rights.
     for major in [15, 18] {
         let scene = of_major(Outbox::Table, major);
-        let clerk = clerk(&scene);
-        let (db, role, database) = (&scene.db, &clerk.role, &scene.name);
+        let walpost_role = walpost_role(&scene);
+        let (db, role, database) = (&scene.db, &walpost_role.role, &scene.name);
         for (taken, given) in [
             (format!("ALTER ROLE \"{role}\" NOLOGIN"), "ALTER ROLE"),
             (format!("ALTER ROLE \"{role}\" NOREPLICATION"), "ALTER ROLE"),
@@ -205,22 +207,22 @@ fn statement_in_the_error_gives_back_each_right_that_was_taken() {
             ),
         ] {
             db.run(&taken);
-            let run = clerk.command(&["run"]).finish().expect_code(3);
-            let check = clerk.command(&["check"]).finish().expect_code(3);
-            let show = checkpoint(&clerk, "show").finish().expect_code(3);
-            let init = clerk.commands().invoke("init");
+            let run = walpost_role.command(&["run"]).finish().expect_code(3);
+            let check = walpost_role.command(&["check"]).finish().expect_code(3);
+            let show = checkpoint(&walpost_role, "show").finish().expect_code(3);
+            let init = walpost_role.commands().invoke("init");
             let remedy = statement(&check.stdout, given).to_owned();
-            run.expect_says(&["halted", role, &remedy]);
-            show.expect_says(&[role, &remedy]);
+            run.expect_mentions(&["halted", role, &remedy]);
+            show.expect_mentions(&[role, &remedy]);
             if !taken.contains("REPLICATION") {
                 init.arg("--no-role")
                     .finish()
                     .expect_code(3)
-                    .expect_says(&[&remedy]);
+                    .expect_mentions(&[&remedy]);
             }
             db.run(&remedy);
-            clerk.command(&["check"]).finish().expect_code(0);
+            walpost_role.command(&["check"]).finish().expect_code(0);
         }
-        delivers(&scene, &clerk, &["run"]);
+        delivers(&scene, &walpost_role, &["run"]);
     }
 }

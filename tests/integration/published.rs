@@ -100,7 +100,7 @@ fn following_the_advice_of_the_halt_loses_no_rows(exactly_once: bool) {
     let walpost = scene.start_and_confirm_one(&aggregate, "before");
     alter(&scene, "DROP TABLE outbox");
     scene.insert(&aggregate, "between");
-    walpost.finish().expect_code(3).expect_says(&[
+    walpost.finish().expect_code(3).expect_mentions(&[
         &format!("ALTER PUBLICATION {} ADD TABLE public.outbox", scene.slot()),
         "walpost replay --dropped-slots",
     ]);
@@ -135,7 +135,7 @@ fn rows_from_when_inserts_were_not_published_are_named(exactly_once: bool) {
     alter(&scene, "SET (publish = 'update')");
     scene.insert(&aggregate, "between");
     let halted = scene.run().finish().expect_code(3);
-    halted.expect_says(&["does not publish inserts", "walpost replay --dropped-slots"]);
+    halted.expect_mentions(&["does not publish inserts", "walpost replay --dropped-slots"]);
     alter(&scene, "SET (publish = 'insert')");
     let walpost = start_after_the_gap(&scene);
     expect_replay(&scene, "between");
@@ -145,7 +145,7 @@ fn rows_from_when_inserts_were_not_published_are_named(exactly_once: bool) {
 #[test]
 fn changes_that_leave_no_row_out_are_no_gap() {
     for major in MAJORS {
-        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);
         stop_after_one(&scene, &aggregate);
         let (name, slot) = (&scene.name, scene.slot());
@@ -180,7 +180,7 @@ fn changes_that_leave_no_row_out_are_no_gap() {
 #[test]
 fn table_that_is_re_created_in_a_published_schema_has_no_gap() {
     for major in [15, 18] {
-        let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        let mut scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
         scene.use_settings("table = \"events.outbox\"\n");
         scene.write_to(crate::support::event::Writer::Table(
             "events.outbox".to_owned(),
@@ -215,7 +215,7 @@ fn table_that_is_re_created_in_a_published_schema_has_no_gap() {
 #[test]
 fn partitions_that_come_and_go_are_no_gap_and_a_root_that_does_is() {
     for major in [14, 18] {
-        let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        let mut scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
         scene.use_settings("table = \"public.outbox\"\n");
         scene.db.run(
             "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, PRIMARY KEY (id, type))
@@ -308,7 +308,7 @@ fn entry_about_a_table_does_not_excuse_a_slot_that_was_moved() {
     walpost.terminate().expect_code(0);
     crate::slot_state::make_anew(&scene, &aggregate);
     let halted = scene.run().finish().expect_code(3);
-    halted.expect_says(&["moved or dropped and re-created by someone else"]);
+    halted.expect_mentions(&["moved or dropped and re-created by someone else"]);
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn publication_that_is_made_anew_by_init_has_a_gap() {
     stop_after_one(&scene, &aggregate);
     scene.db.run(&format!("DROP PUBLICATION {}", scene.slot()));
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&[GAP, "walpost replay --dropped-slots"]);
+    init.expect_mentions(&[GAP, "walpost replay --dropped-slots"]);
     scene.check().finish().expect_code(3);
     // A slot created along with the publication starts after it, so there is no gap.
     let scene = Scene::new();
@@ -333,7 +333,7 @@ fn publication_that_is_made_anew_by_init_has_a_gap() {
 /// Events delivered before the last update of the record are not replayed.
 #[test]
 fn record_is_renewed_while_events_are_delivered() {
-    let scene = Scene::on(Server::shared(MAJOR), Broker::shared());
+    let scene = Scene::on_servers(Server::shared(MAJOR), Broker::shared());
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
     let row = "SELECT t.xmin::text::bigint FROM walpost.table_state t";

@@ -7,9 +7,9 @@ use procfs::process::Process;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::process::free_port;
-use crate::support::proxy::{Manner, Proxy};
+use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::scene::Scene;
-use crate::support::wait::{PATIENCE, poll_until, stays, wait_until};
+use crate::support::wait::{WAIT_TIMEOUT, assert_stays, poll_until, wait_until};
 use crate::support::walpost::{Invocation, Walpost};
 
 const RECONNECTS: usize = 200;
@@ -74,7 +74,7 @@ impl Footprint {
 fn stays_small(exactly_once: bool) {
     let scene = Scene::new().in_mode(exactly_once);
     let aggregate = scene.aggregate(2);
-    let load = scene.load_that_rests(&[&aggregate], Duration::from_millis(30));
+    let load = scene.load_with_pauses(&[&aggregate], Duration::from_millis(30));
     let mut walpost = scene.start();
     let mut before = None;
     for count in 1..=RECONNECTS {
@@ -114,14 +114,14 @@ const TIMEOUTS: [&str; 4] = [
 #[test]
 fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
     for major in MAJORS {
-        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);
         // More data than all buffers in between can hold, so that the walsender blocks within the
         // transaction.
         let payload = "jsonb_build_object('text', repeat('x', 2000))";
         scene
             .db
-            .run(&scene.events().many(&aggregate, 10_000, payload));
+            .run(&scene.events().insert_many(&aggregate, 10_000, payload));
         let names = TIMEOUTS.map(|name| format!("'{name}'")).join(", ");
         let known = scene.db.rows(&format!(
             "SELECT name FROM pg_settings WHERE name IN ({names})"
@@ -135,7 +135,7 @@ fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
         let address = scene.broker.address();
         let (_, port) = address.rsplit_once(':').unwrap();
         let proxy = Proxy::start(free_port(), port.parse().unwrap());
-        proxy.set(Manner::Swallow);
+        proxy.set_mode(ProxyMode::Swallow);
         let mut walpost = scene
             .invoke("run")
             .args(["--kafka", &format!("127.0.0.1:{}", proxy.port())])
@@ -147,10 +147,10 @@ fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
             )
         };
         let before = sessions();
-        stays("the same sessions", Duration::from_secs(3), || {
+        assert_stays("the same sessions", Duration::from_secs(3), || {
             walpost.is_running() && sessions() == before
         });
-        proxy.set(Manner::Pass);
+        proxy.set_mode(ProxyMode::Pass);
         scene.wait_for_records(10_000);
         assert_eq!(walpost.logged("reconnecting"), 0, "PostgreSQL {major}");
         walpost.terminate().expect_code(0);
@@ -167,7 +167,7 @@ fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
         old.session("postgres")
             .run("SELECT pg_switch_wal(); CREATE TABLE t (); DROP TABLE t");
     }
-    let scene = Scene::on(&old, Broker::shared());
+    let scene = Scene::on_servers(&old, Broker::shared());
     let aggregate = scene.aggregate(1);
     new.session("postgres")
         .run(&format!("CREATE DATABASE {}", scene.name));
@@ -189,11 +189,11 @@ fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
     let proxy = Proxy::start(free_port(), old.port);
     proxy.move_after(1, new.port);
     let walpost = scene
-        .at(&proxy.conninfo(&scene.name))
+        .with_conninfo(&proxy.conninfo(&scene.name))
         .run()
         .start_streaming();
     scene.wait_for_records(1);
-    let reached = poll_until(PATIENCE, || (confirmed() >= end).then_some(()));
+    let reached = poll_until(WAIT_TIMEOUT, || (confirmed() >= end).then_some(()));
     assert!(reached.is_some(), "confirmed up to {:X}", confirmed());
     let written = session.number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
     assert!(

@@ -26,7 +26,7 @@ fn pipeline(lines: &str) -> Finished {
 }
 
 fn refuses(finished: Finished, texts: &[&str]) {
-    finished.expect_code(2).expect_says(texts);
+    finished.expect_code(2).expect_mentions(texts);
 }
 
 #[test]

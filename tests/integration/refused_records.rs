@@ -33,8 +33,8 @@ fn halts(scene: &Scene, rows: &str, texts: &[&str]) {
     let run = Invocation::new(["run", "--config"]).arg(file(scene, ""));
     run.finish()
         .expect_code(3)
-        .expect_says(&["halted"])
-        .expect_says(texts);
+        .expect_mentions(&["halted"])
+        .expect_mentions(texts);
 }
 
 fn of_topic(records: &[Record], topic: &str) -> Vec<String> {

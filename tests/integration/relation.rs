@@ -95,7 +95,7 @@ fn column_that_the_settings_name_and_that_is_dropped_halts() {
          VALUES (gen_random_uuid(), '{aggregate}', 'after', 't', '{{}}')"
     ));
     let finished = walpost.finish().expect_code(3);
-    finished.expect_says(&["halted", "outbox", "aggregateid", "key"]);
+    finished.expect_mentions(&["halted", "outbox", "aggregateid", "key"]);
     let last = scene.history().pop().unwrap();
     assert!(
         before <= scene.confirmed() && scene.confirmed() < last.end,

@@ -142,7 +142,7 @@ fn pipelines_come_and_go_with_the_file_and_the_others_do_not_notice() {
         stays.settle(process.walpost, &[], Resends::Never).repeated,
         0
     );
-    assert_eq!(comes.judge(&[], Resends::Never).committed, 2);
+    assert_eq!(comes.check_delivered(&[], Resends::Never).committed, 2);
 }
 
 #[test]
@@ -274,10 +274,10 @@ fn most_pipelines_go_only_when_a_person_has_said_so() {
     process.walpost.signal("HUP");
     process.walpost.wait_for_logs(NOT_RELOADED, 5);
     let refused = process.ask(&["reload"]).expect_code(1);
-    refused.expect_says(&["2 pipelines would be removed", &scenes[0].name]);
+    refused.expect_mentions(&["2 pipelines would be removed", &scenes[0].name]);
     assert_eq!(scenes.each_ref().map(walsender), senders);
     let accepted = process.ask(&["reload", "--accept"]).expect_code(0);
-    accepted.expect_says(&["2 removed", "1 unchanged"]);
+    accepted.expect_mentions(&["2 removed", "1 unchanged"]);
     wait_until("two slots to be released", || {
         !scenes[0].slot_is_active() && !scenes[2].slot_is_active()
     });
@@ -359,7 +359,7 @@ fn folder_that_others_can_write_sends_no_password() {
             let remedy = format!("chmod go-w {}", place.display());
             refused
                 .expect_code(2)
-                .expect_says(&["can be written by others", &remedy]);
+                .expect_mentions(&["can be written by others", &remedy]);
         }
         fs::set_permissions(place, Permissions::from_mode(safe)).unwrap();
     }
@@ -376,13 +376,13 @@ fn files_that_are_not_regular_are_neither_waited_for_nor_read_without_end() {
     };
     let created = Command::new("mkfifo").arg(&part).status().unwrap();
     assert!(created.success());
-    run().expect_says(&["part.toml is a FIFO, expected a regular file"]);
+    run().expect_mentions(&["part.toml is a FIFO, expected a regular file"]);
     fs::remove_file(&part).unwrap();
     symlink("/dev/zero", &part).unwrap();
-    run().expect_says(&["part.toml: /dev/zero "]);
+    run().expect_mentions(&["part.toml: /dev/zero "]);
     fs::remove_file(&part).unwrap();
     fs::File::create(&part).unwrap().set_len(1 << 34).unwrap();
-    run().expect_says(&["part.toml has more than 16777216 bytes"]);
+    run().expect_mentions(&["part.toml has more than 16777216 bytes"]);
 }
 
 #[test]
@@ -423,10 +423,10 @@ fn control_socket_is_not_made_where_others_can_create_files() {
         "its mode is 1777",
         "install -d -m 0700",
     ];
-    run().finish().expect_code(2).expect_says(&says);
+    run().finish().expect_code(2).expect_mentions(&says);
     drop(first);
     fs::remove_file(&path).unwrap();
-    run().finish().expect_code(2).expect_says(&says);
+    run().finish().expect_code(2).expect_mentions(&says);
     assert!(!path.exists());
     fs::set_permissions(&folder, Permissions::from_mode(0o700)).unwrap();
     let mut walpost = run().start();
@@ -441,10 +441,10 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
     let aggregate = one.aggregate(1);
     let sender = walsender(&other);
     let stopped = process.ask(&["stop", &one.name]).expect_code(0);
-    stopped.expect_says(&["is stopped", "retains WAL", &one.slot()]);
+    stopped.expect_mentions(&["is stopped", "retains WAL", &one.slot()]);
     assert!(!one.slot_is_active());
     let listed = process.ask(&["list"]).expect_code(0);
-    listed.expect_says(&[
+    listed.expect_mentions(&[
         &format!("{} stopped", one.name),
         &format!("{} streaming", other.name),
     ]);
@@ -453,7 +453,7 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
     process
         .ask(&["reload"])
         .expect_code(0)
-        .expect_says(&["2 unchanged"]);
+        .expect_mentions(&["2 unchanged"]);
     assert!(!one.slot_is_active());
     process.ask(&["start", &one.name]).expect_code(0);
     one.wait_for_records(1);
@@ -461,16 +461,16 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
     process
         .ask(&["start", &one.name])
         .expect_code(0)
-        .expect_says(&["is running already"]);
+        .expect_mentions(&["is running already"]);
     assert_eq!(walsender(&one), first);
     process
         .ask(&["restart", &one.name])
         .expect_code(0)
-        .expect_says(&["begin again at 0"]);
+        .expect_mentions(&["begin again at 0"]);
     wait_until_streaming(&one);
     assert_ne!(walsender(&one), first);
     let unknown = process.ask(&["stop", "nobody"]).expect_code(1);
-    unknown.expect_says(&["no pipeline \"nobody\"", &one.name, &other.name]);
+    unknown.expect_mentions(&["no pipeline \"nobody\"", &one.name, &other.name]);
     assert_eq!(walsender(&other), sender);
     assert_eq!(one.settle(process.walpost, &[], Resends::Never).repeated, 0);
     let socket = process.folder.join("control.sock");
@@ -479,7 +479,7 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
         .arg(&socket)
         .finish()
         .expect_code(1)
-        .expect_says(&["control.sock"]);
+        .expect_mentions(&["control.sock"]);
 }
 
 #[test]
@@ -498,7 +498,7 @@ fn pipeline_that_has_halted_is_started_again_when_its_cause_is_gone() {
     halts.wait_until_confirmed();
     // After the fix, the process exits as if the pipeline had never halted.
     process.walpost.terminate().expect_code(0);
-    assert_eq!(halts.judge(&[], Resends::Never).committed, 1);
+    assert_eq!(halts.check_delivered(&[], Resends::Never).committed, 1);
 }
 
 #[test]

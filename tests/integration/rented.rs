@@ -16,7 +16,7 @@ const HIDE: &str = "SET allow_system_table_mods = on;
 #[test]
 fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_right() {
     let server = Server::private(16, "");
-    let scene = Scene::bare_on(&server, Broker::shared());
+    let scene = Scene::bare_on_servers(&server, Broker::shared());
     let (db, name) = (&scene.db, &scene.name);
     db.run(&format!(
         "CREATE ROLE rds_replication; CREATE ROLE dba LOGIN CREATEROLE; GRANT rds_replication TO dba WITH ADMIN OPTION;
@@ -24,11 +24,11 @@ fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_righ
     ));
     let dba = scene.conninfo_as("dba");
     let init = || {
-        let init = scene.at(&dba).invoke("init");
+        let init = scene.with_conninfo(&dba).invoke("init");
         init.args(["--role", "walpost"]).finish()
     };
     // Unlike RDS, this server grants the right by the attribute only, not by the membership.
-    init().expect_code(3).expect_says(&[
+    init().expect_code(3).expect_mentions(&[
         "role dba has no REPLICATION",
         "GRANT rds_replication TO dba",
         "Nothing was changed",
@@ -41,16 +41,16 @@ fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_righ
     assert_eq!(db.value(made).as_deref(), Some("t"));
 
     let walpost = scene.conninfo_as("walpost");
-    let check = || scene.at(&walpost).check().finish();
+    let check = || scene.with_conninfo(&walpost).check().finish();
     let remedy = "GRANT rds_replication TO walpost";
     let refused = check().expect_code(3);
-    refused.expect_says(&["FAILED", "replication: ", remedy]);
-    let halted = scene.at(&walpost).run().finish().expect_code(3);
-    halted.expect_says(&["halted", remedy]);
+    refused.expect_mentions(&["FAILED", "replication: ", remedy]);
+    let halted = scene.with_conninfo(&walpost).run().finish().expect_code(3);
+    halted.expect_mentions(&["halted", remedy]);
 
     db.run("ALTER ROLE walpost REPLICATION");
     check().expect_code(0);
-    let streams = scene.at(&walpost).run().start_streaming();
+    let streams = scene.with_conninfo(&walpost).run().start_streaming();
     scene.insert(&scene.aggregate(1), "k");
     scene.wait_for_records(1);
     streams.terminate().expect_code(0);

@@ -2,10 +2,10 @@
 
 use std::collections::HashSet;
 
-use crate::support::clerk::Clerk;
 use crate::support::records::Record;
 use crate::support::scene::Scene;
 use crate::support::walpost::Finished;
+use crate::support::walpost_role::WalpostRole;
 
 pub(crate) mod already_delivered;
 mod entries;
@@ -54,6 +54,6 @@ fn keys_of(done: &Finished) -> Vec<String> {
 }
 
 /// A role that may write to the journal and is not a superuser.
-fn clerk<'s>(scene: &'s Scene<'s>) -> Clerk<'s> {
-    Clerk::new(scene, format!("{}_clerk", scene.name))
+fn walpost_role<'s>(scene: &'s Scene<'s>) -> WalpostRole<'s> {
+    WalpostRole::new(scene, format!("{}_clerk", scene.name))
 }

@@ -37,7 +37,7 @@ pub(crate) fn forged(scene: &Scene) -> String {
 /// Returns how many records of the checkpoint topic have the key.
 fn checkpoints_of(scene: &Scene, key: &str) -> usize {
     // Records after an open transaction, possibly of another pipeline, can't be read yet.
-    scene.broker.wait_for_ends(CHECKPOINTS);
+    scene.broker.wait_for_markers(CHECKPOINTS);
     let records = scene.broker.read(&[CHECKPOINTS.to_owned()]);
     records.iter().filter(|record| record.key() == key).count()
 }
@@ -63,10 +63,10 @@ fn row_does_not_forge_a_checkpoint_of_another_pipeline() {
     let forged = forged(&victim);
     let row = Event::new(CHECKPOINTS, &victim.name, &forged);
     let session = scene.server.session_as(&mallory, &scene.name);
-    session.run(&scene.events().one(row));
+    session.run(&scene.events().insert_one(row));
     let position = scene.history()[0].end;
     let halted = scene.run().args(["--topic", "{aggregatetype}"]).finish();
-    halted.expect_code(3).expect_says(&[
+    halted.expect_code(3).expect_mentions(&[
         "topic \"walpost-checkpoints\" is reserved for checkpoints",
         "topic = \"{aggregatetype}\"",
         "row with id",
@@ -85,20 +85,20 @@ fn row_does_not_forge_a_checkpoint_of_another_pipeline() {
 
 fn row_that_names_a_reserved_topic_halts(outbox: Outbox) {
     for (topic, why) in RESERVED {
-        let scene = Scene::of(outbox);
+        let scene = Scene::with_outbox(outbox);
         scene.insert(topic, "k");
         let position = scene.history()[0].end;
         let found = scene.run().args(["--topic", "{aggregatetype}"]).finish();
         let at = format!("{topic:?} is reserved for");
         found
             .expect_code(3)
-            .expect_says(&[&at, why, "at 00000000/"]);
+            .expect_mentions(&[&at, why, "at 00000000/"]);
         assert!(scene.confirmed() < position, "{topic}");
     }
 }
 
 fn row_that_names_a_reserved_topic_becomes_a_dead_letter(outbox: Outbox) {
-    let scene = Scene::of(outbox).exactly_once();
+    let scene = Scene::with_outbox(outbox).exactly_once();
     let (good, letters) = (scene.name.clone(), format!("{}.dead", scene.name));
     let checkpoints = format!("{}.checkpoints", scene.name);
     scene.topic(&good, 1, &[]);
@@ -163,7 +163,7 @@ fn regular_expression_does_not_lead_to_a_reserved_topic() {
         ));
         scene.insert(column, "k");
         let found = scene.run().finish().expect_code(3);
-        found.expect_says(&["is reserved for", "route = \"{aggregatetype} =~ (.*)"]);
+        found.expect_mentions(&["is reserved for", "route = \"{aggregatetype} =~ (.*)"]);
         let checked = scene.verify().args(["--since", "1h"]).finish();
         assert_ne!(checked.code, Some(0));
     }
@@ -195,7 +195,7 @@ fn each_of_several_tables_is_kept_from_reserved_topics() {
         ));
     }
     let found = scene.run().finish().expect_code(3);
-    found.expect_says(&["is reserved for checkpoints", "row with id"]);
+    found.expect_mentions(&["is reserved for checkpoints", "row with id"]);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn replay_and_verify_keep_rows_from_reserved_topics() {
         replay.args(arguments).finish()
     };
     let found = replay(&[]).expect_code(3);
-    found.expect_says(&["is reserved for checkpoints", "row with id"]);
+    found.expect_mentions(&["is reserved for checkpoints", "row with id"]);
     let letters = format!("{}.dead", scene.name);
     scene.topic(&letters, 1, &[]);
     let flags = [
@@ -224,7 +224,7 @@ fn replay_and_verify_keep_rows_from_reserved_topics() {
     assert_eq!(checkpoints_of(&scene, "forged"), 0);
     let verified = scene.verify().args(template).finish();
     assert_ne!(verified.code, Some(0));
-    verified.expect_says(&["is reserved for checkpoints"]);
+    verified.expect_mentions(&["is reserved for checkpoints"]);
 }
 
 /// The topic is known from the configuration, so no command connects.
@@ -235,9 +235,9 @@ fn fixed_topic_that_is_reserved_is_refused() {
         let refused = scene.run().args(["--topic", topic]).finish();
         refused
             .expect_code(2)
-            .expect_says(&[topic, why, "name another"]);
+            .expect_mentions(&[topic, why, "name another"]);
         let refused = scene.replay(&["--all", "--yes", "--topic", topic]).finish();
-        refused.expect_code(2).expect_says(&[topic, why]);
+        refused.expect_code(2).expect_mentions(&[topic, why]);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 
 /// Number of events that are in Kafka, but not in the copy.
 const DELIVERED: usize = 3 * 500;
@@ -30,7 +30,7 @@ struct Restored<'a> {
 impl<'a> Restored<'a> {
     /// Takes a copy with one event, then delivers [`DELIVERED`] more.
     fn deliver(server: &'a Server, outbox: Outbox) -> Self {
-        let mut scene = Scene::of_on(outbox, server, Broker::shared()).exactly_once();
+        let mut scene = Scene::with_outbox_on(outbox, server, Broker::shared()).exactly_once();
         let aggregate = scene.aggregate(2);
         let walpost = scene.start_and_confirm_one(&aggregate, "k");
         walpost.terminate().expect_code(0);
@@ -40,9 +40,11 @@ impl<'a> Restored<'a> {
         scene.reconnect();
         let walpost = scene.start();
         for _ in 0..10 {
-            scene
-                .db
-                .run(&scene.events().many(&aggregate, DELIVERED / 10, "'{}'"));
+            scene.db.run(
+                &scene
+                    .events()
+                    .insert_many(&aggregate, DELIVERED / 10, "'{}'"),
+            );
         }
         scene.wait_for_records(1 + DELIVERED);
         scene.wait_until_confirmed();
@@ -59,7 +61,7 @@ impl<'a> Restored<'a> {
     /// Restores the copy.
     fn put_back(&mut self) {
         self.scene.server.stop(Stop::Fast);
-        self.scene.server.put_back(&self.copy);
+        self.scene.server.restore_data(&self.copy);
         self.scene.server.start();
         self.scene.reconnect();
     }
@@ -85,7 +87,7 @@ impl<'a> Restored<'a> {
         let confirmed = self.scene.confirmed();
         for _ in 0..2 {
             let finished = self.scene.run().finish().expect_code(3);
-            finished.expect_says(says).expect_says(&[
+            finished.expect_mentions(says).expect_mentions(&[
                 "nothing was delivered or confirmed",
                 "walpost checkpoint adopt",
             ]);
@@ -186,7 +188,7 @@ fn database_put_back_under_a_running_pipeline_halts() {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["was put back to an earlier state"]);
+        .expect_mentions(&["was put back to an earlier state"]);
     restored.insert_new();
     assert_eq!(restored.scene.confirmed(), confirmed);
     restored.adopt(NEW);
@@ -197,7 +199,7 @@ fn database_put_back_under_a_running_pipeline_halts() {
 #[test]
 fn server_that_crashed_is_confirmed_again_without_a_new_event() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on(&server, Broker::shared()).exactly_once();
+    let mut scene = Scene::on_servers(&server, Broker::shared()).exactly_once();
     let aggregate = scene.aggregate(2);
     let mut sent = 0;
     let safe = loop {
@@ -230,7 +232,7 @@ fn server_that_crashed_is_confirmed_again_without_a_new_event() {
     wait_until("the slot to be confirmed again", || {
         scene.confirmed() >= safe
     });
-    stays("delivered once", Duration::from_millis(300), || {
+    assert_stays("delivered once", Duration::from_millis(300), || {
         scene.records().len() == sent
     });
     assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);

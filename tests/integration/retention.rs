@@ -45,7 +45,7 @@ fn old_and_new(table: &str) -> String {
 /// has passed.
 fn aged(server: &'static Server, more: &str) -> Scene<'static> {
     within_a_day();
-    let scene = Scene::bare_on(server, Broker::shared());
+    let scene = Scene::bare_on_servers(server, Broker::shared());
     scene.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at);
          {more}

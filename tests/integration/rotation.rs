@@ -5,7 +5,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::support::certificates::write_private;
-use crate::support::clerk::Clerk;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::reaper;
@@ -14,6 +13,7 @@ use crate::support::secrets::SECRET;
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
+use crate::support::walpost_role::WalpostRole;
 
 /// Logged for each failed attempt to connect.
 const REFUSED: &str = "and has refused it for";
@@ -111,7 +111,7 @@ in_both_modes! {
 fn password_file_is_read_again(exactly_once: bool) {
     let guarded = Guarded::new(exactly_once);
     let file = password_file(0);
-    let run = guarded.scene.at(&guarded.conninfo()).run();
+    let run = guarded.scene.with_conninfo(&guarded.conninfo()).run();
     let walpost = run.env("PGPASSFILE", &file).start();
     let place = format!("the password file {}", file.display());
     guarded.is_rotated(walpost, &place, |_| replace(&file, &line(1)));
@@ -306,7 +306,7 @@ fn instance_that_stands_by_waits_for_the_new_password_too() {
     let active = scene.start();
     let file = password_file(0);
     let mut other = scene
-        .at(&guarded.conninfo())
+        .with_conninfo(&guarded.conninfo())
         .run()
         .env("PGPASSFILE", &file)
         .start();
@@ -329,7 +329,7 @@ struct Scrambled<'b> {
 
 impl<'b> Scrambled<'b> {
     fn new(broker: &'b Broker, exactly_once: bool) -> Self {
-        let scene = Scene::on(Server::shared(MAJOR), broker).in_mode(exactly_once);
+        let scene = Scene::on_servers(Server::shared(MAJOR), broker).in_mode(exactly_once);
         let file = reaper::folder("config").join("walpost.toml");
         let scrambled = Self { scene, file };
         scrambled.write(&sasl_password());
@@ -424,14 +424,14 @@ in_both_modes! {
 
 fn rights_that_are_taken_away_for_a_while_halt_nothing(exactly_once: bool) {
     let scene = Scene::new().in_mode(exactly_once);
-    let clerk = Clerk::new(&scene, format!("{}_clerk", scene.name));
-    let (database, role) = (&scene.name, &clerk.role);
+    let walpost_role = WalpostRole::new(&scene, format!("{}_clerk", scene.name));
+    let (database, role) = (&scene.name, &walpost_role.role);
     let admin = Session::connect(&scene.server.conninfo("postgres")).unwrap();
     admin.run(&format!(
         "REVOKE CONNECT ON DATABASE {database} FROM PUBLIC"
     ));
     let aggregate = scene.aggregate(1);
-    let mut walpost = clerk.commands().run().start();
+    let mut walpost = walpost_role.commands().run().start();
     walpost.wait_for_log("streaming");
     let changes = [
         (

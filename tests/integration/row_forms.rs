@@ -23,7 +23,7 @@ fn skip_from(scene: &Scene<'_>, log: &str) {
 }
 
 fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exactly_once: bool) {
-    let scene = Scene::bare_on(Server::shared(17), Broker::shared());
+    let scene = Scene::bare_on_servers(Server::shared(17), Broker::shared());
     scene.db.run(TABLE);
     scene.init().finish().expect_code(0);
     let scene = scene.in_mode(exactly_once);
@@ -40,7 +40,7 @@ fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exa
         "ALTER PUBLICATION {publication} SET TABLE outbox (id, aggregatetype, aggregateid)"
     ));
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["no column \"payload\"", "id, aggregatetype, aggregateid"]);
+    check.expect_mentions(&["no column \"payload\"", "id, aggregatetype, aggregateid"]);
     for statement in [
         format!("INSERT INTO outbox VALUES (2, '{aggregate}', 'k', 'cut')"),
         format!("ALTER PUBLICATION {publication} SET TABLE outbox"),
@@ -50,9 +50,9 @@ fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exa
     }
     // SET TABLE removes the table and adds it again.
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["was not in publication"]);
+    check.expect_mentions(&["was not in publication"]);
     let halted = scene.run().finish().expect_code(3);
-    let halted = halted.expect_says(&["halted", "no column \"payload\"", "walpost skip --to"]);
+    let halted = halted.expect_mentions(&["halted", "no column \"payload\"", "walpost skip --to"]);
     skip_from(&scene, &halted.stderr);
     let walpost = scene.start();
     let records = scene.wait_for_records(2);
@@ -86,7 +86,7 @@ fn row_of_a_table_that_lacks_a_column_halts_with_its_position_and_can_be_skipped
         "INSERT INTO tenant_1.outbox VALUES (2, '{aggregate}', 'k', 'of another tenant')"
     ));
     let halted = scene.run().finish().expect_code(3);
-    let halted = halted.expect_says(&["halted", "tenant_2.outbox", "walpost skip --to"]);
+    let halted = halted.expect_mentions(&["halted", "tenant_2.outbox", "walpost skip --to"]);
     skip_from(&scene, &halted.stderr);
     let walpost = scene.start();
     let records = scene.wait_for_records(1);
@@ -153,7 +153,7 @@ fn domains_in_one_of_several_tables_are_delivered() {
 
 #[test]
 fn stored_generated_column_is_delivered_where_the_publication_has_it() {
-    let scene = Scene::bare_on(Server::shared(18), Broker::shared());
+    let scene = Scene::bare_on_servers(Server::shared(18), Broker::shared());
     scene.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, n int,
              payload text GENERATED ALWAYS AS ('event ' || n) STORED)",
@@ -161,7 +161,7 @@ fn stored_generated_column_is_delivered_where_the_publication_has_it() {
     scene.init().finish().expect_code(0);
     let aggregate = scene.aggregate(1);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["no column \"payload\""]);
+    check.expect_mentions(&["no column \"payload\""]);
     let publication = scene.slot();
     scene.db.run(&format!(
         "ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)"
@@ -177,7 +177,7 @@ fn stored_generated_column_is_delivered_where_the_publication_has_it() {
 
 #[test]
 fn init_refuses_a_table_that_would_halt_the_others() {
-    let mut scene = Scene::bare_on(Server::shared(MAJOR), Broker::shared());
+    let mut scene = Scene::bare_on_servers(Server::shared(MAJOR), Broker::shared());
     scene.use_settings("tables = [\"tenant_*.outbox\"]\nmax_row_bytes = '1MiB'\n");
     scene.init().finish().expect_code(0);
     let aggregate = scene.aggregate(1);
@@ -192,13 +192,13 @@ fn init_refuses_a_table_that_would_halt_the_others() {
     ));
     let init = |table: &str| -> Invocation { scene.init().args(["--table", table]) };
     let refused = init("tenant_1.outbox").finish().expect_code(3);
-    refused.expect_says(&[
+    refused.expect_mentions(&[
         "tenant_1.outbox",
         "no column \"payload\"",
         "Nothing was changed",
     ]);
     let refused = init("tenant_2.outbox").finish().expect_code(3);
-    refused.expect_says(&[
+    refused.expect_mentions(&[
         "tenant_2.outbox",
         "expected at most 1048576",
         "max_row_bytes",

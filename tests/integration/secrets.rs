@@ -169,19 +169,21 @@ fn nothing_secret_is_printed_where_it_is_wrong() {
     let no_key = locked.url(&locked.password, &wrong);
     for (url, reason) in [(&no_login, "28P01"), (&no_key, "client.key")] {
         let init = locked.command(&["init"], url).arg("--no-role");
-        init.finish().expect_code(3).expect_says(&[reason]);
+        init.finish().expect_code(3).expect_mentions(&[reason]);
         for words in [&["check"][..], &["checkpoint", "show"], &["run"]] {
             let command = locked.by_sasl(locked.command(words, url), &sasl_password());
-            command.finish().expect_code(3).expect_says(&[reason]);
+            command.finish().expect_code(3).expect_mentions(&[reason]);
         }
     }
     locked.scene.insert(&locked.scene.aggregate(1), "k");
     let run = locked.by_sasl(locked.with_right_url(&["run"]), &wrong);
-    run.finish().expect_code(3).expect_says(&["authentication"]);
+    run.finish()
+        .expect_code(3)
+        .expect_mentions(&["authentication"]);
     let check = locked.by_sasl(locked.with_right_url(&["check"]), &wrong);
-    check.finish().expect_says(&["sasl"]);
+    check.finish().expect_mentions(&["sasl"]);
     let run = locked.by_key(locked.with_right_url(&["run"]), &wrong);
-    let finished = run.finish().expect_says(&["ssl.key"]);
+    let finished = run.finish().expect_mentions(&["ssl.key"]);
     assert!(matches!(finished.code, Some(2 | 3)), "{finished:?}");
 }
 
@@ -200,7 +202,7 @@ fn mistakes_in_configuration_are_told_without_the_secret_beside_them() {
     }
     let without_equals = format!("sasl.password:{SECRET}");
     let run = Invocation::new(["run", "--postgres", &url, "-X", &without_equals]);
-    run.finish().expect_code(2).expect_says(&["NAME=VALUE"]);
+    run.finish().expect_code(2).expect_mentions(&["NAME=VALUE"]);
     for (line, text) in [
         (6, format!("postgres = \"{url}\"\nslto = 1")),
         (5, format!("postgres = \"{url}")),
@@ -214,7 +216,8 @@ fn mistakes_in_configuration_are_told_without_the_secret_beside_them() {
         let head = format!("[kafka]\n\"sasl.password\" = \"{SECRET}\"\n\n[[pipeline]]\n");
         write_private(&file, format!("{head}{text}\n").as_bytes());
         let run = Invocation::new(["run", "--config"]).arg(file).finish();
-        run.expect_code(2).expect_says(&[&format!("line {line}")]);
+        run.expect_code(2)
+            .expect_mentions(&[&format!("line {line}")]);
     }
 }
 
@@ -225,7 +228,7 @@ fn password_on_the_command_line_is_warned_of_with_a_better_place() {
     let property = format!("sasl.password={SECRET}");
     let check = || Invocation::new(["check", "--kafka", "127.0.0.1:9"]);
     let warned = check().args(["--postgres", &with_password, "-X", &property]);
-    let warned = warned.finish().expect_says(&[
+    let warned = warned.finish().expect_mentions(&[
         "WARN",
         "--postgres: a password is on the command line",
         "PGPASSWORD",
@@ -294,7 +297,7 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
             );
             if let Some(named) = expected {
                 let remedy = format!("its mode is {mode:04o}: chmod 0600 {}", file.display());
-                finished.expect_says(&["WARN", named, &remedy]);
+                finished.expect_mentions(&["WARN", named, &remedy]);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::proxy::{Manner, Proxy};
+use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
@@ -26,7 +26,7 @@ in_both_modes! {
 /// Runs the test with a server that may be stopped, and a broker behind a proxy.
 fn with_servers(major: u32, test: impl FnOnce(&Server, &Broker, &Proxy)) {
     let server = Server::private(major, "");
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let proxy = broker.proxy();
     test(&server, &broker, &proxy);
 }
@@ -37,8 +37,8 @@ fn idle<'a>(
     exactly_once: bool,
     arguments: &[&str],
 ) -> (Scene<'a>, Walpost, String) {
-    let scene = Scene::on(server, broker)
-        .behind(proxy)
+    let scene = Scene::on_servers(server, broker)
+        .behind_proxy(proxy)
         .in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_with(arguments);
@@ -91,19 +91,19 @@ fn stops_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
 }
 
 fn stops_while_the_broker_is_down(exactly_once: bool) {
-    stops_while_idle_behind(Manner::Refuse, exactly_once);
+    stops_while_idle_behind(ProxyMode::Refuse, exactly_once);
 }
 
 fn stops_while_the_broker_is_slow(exactly_once: bool) {
-    stops_while_idle_behind(Manner::Delay(Duration::from_secs(5)), exactly_once);
+    stops_while_idle_behind(ProxyMode::Delay(Duration::from_secs(5)), exactly_once);
 }
 
-fn stops_while_idle_behind(manner: Manner, exactly_once: bool) {
+fn stops_while_idle_behind(manner: ProxyMode, exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let (scene, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
-        proxy.set(manner);
+        proxy.set_mode(manner);
         expect_stop(server, &walpost);
-        proxy.set(Manner::Pass);
+        proxy.set_mode(ProxyMode::Pass);
         server.start();
         expect_all(scene, walpost);
     });
@@ -124,7 +124,7 @@ fn stops_while_a_pipeline_drains(exactly_once: bool) {
         walpost
             .finish()
             .expect_code(0)
-            .expect_says(&["before PostgreSQL had to shut down"]);
+            .expect_mentions(&["before PostgreSQL had to shut down"]);
         broker.thaw();
     });
 }
@@ -166,7 +166,7 @@ fn stops_while_a_pipeline_over_its_wal_budget_drains() {
         walpost
             .finish()
             .expect_code(0)
-            .expect_says(&["before PostgreSQL had to shut down"]);
+            .expect_mentions(&["before PostgreSQL had to shut down"]);
         broker.thaw();
     });
 }
@@ -205,12 +205,12 @@ fn stops_while_the_slot_is_held_for_a_new_producer() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["-X", "transaction.timeout.ms=2000"];
         let (scene, mut walpost, aggregate) = idle((server, broker, proxy), true, &arguments);
-        proxy.set(Manner::Refuse);
+        proxy.set_mode(ProxyMode::Refuse);
         scene.insert(&aggregate, "k");
         walpost.wait_for_log("reconnecting");
         assert!(scene.slot_is_active(), "{}", walpost.log());
         expect_stop(server, &walpost);
-        proxy.set(Manner::Pass);
+        proxy.set_mode(ProxyMode::Pass);
         server.start();
         expect_all(scene, walpost);
     });

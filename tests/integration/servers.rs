@@ -12,7 +12,7 @@ use crate::support::names::unique_name;
 use crate::support::oracle::Oracle;
 use crate::support::postgres::{AUTHORITY, MAJOR, MAJORS, Server, Stop};
 use crate::support::scene::Scene;
-use crate::support::wait::PATIENCE;
+use crate::support::wait::WAIT_TIMEOUT;
 
 #[test]
 fn every_version_starts_and_has_test_decoding() {
@@ -94,7 +94,7 @@ fn reader_tells_empty_from_nothing() {
         .send(BaseRecord::<[u8], [u8]>::to(&topic).key(b"").payload(b""))
         .unwrap();
     producer.send(BaseRecord::<[u8], [u8]>::to(&topic)).unwrap();
-    producer.flush(PATIENCE).unwrap();
+    producer.flush(WAIT_TIMEOUT).unwrap();
     let records = broker.read(&[topic]);
     let seen: Vec<_> = records
         .into_iter()
@@ -114,7 +114,7 @@ fn secured_listeners_answer_who_may_ask() {
             .for_each(|(key, value)| _ = config.set(*key, *value));
         let client: BaseConsumer = config.create().unwrap();
         client
-            .fetch_metadata(None, PATIENCE)
+            .fetch_metadata(None, WAIT_TIMEOUT)
             .unwrap_or_else(|error| panic!("{error}\n{}", broker.log()));
     };
     for mechanism in ["PLAIN", "SCRAM-SHA-256"] {
@@ -159,15 +159,15 @@ fn load_is_in_the_history_as_far_as_it_was_committed() {
 fn who_has_all_slots_is_named() {
     // The oracle uses one slot.
     let server = Server::private(MAJOR, "max_replication_slots = 2\n");
-    let scene = Scene::bare_on(&server, Broker::shared());
+    let scene = Scene::bare_on_servers(&server, Broker::shared());
     scene
         .db
         .rows("SELECT pg_create_physical_replication_slot('of_a_standby')");
     let named = "max_replication_slots is 2, and all are in use: of_a_standby (not read), oracle_";
     let remedy = "ALTER SYSTEM SET max_replication_slots = 10";
     let says = &[named, "pg_drop_replication_slot", remedy];
-    scene.init().finish().expect_code(1).expect_says(says);
-    scene.check().finish().expect_code(3).expect_says(says);
+    scene.init().finish().expect_code(1).expect_mentions(says);
+    scene.check().finish().expect_code(3).expect_mentions(says);
 
     // With rows older than its slot, init needs one more.
     psql_file(&scene, "outbox.sql");
@@ -178,7 +178,7 @@ fn who_has_all_slots_is_named() {
     scene.init().finish().expect_code(0);
     let own = format!("{} (not read)", scene.slot());
     let says = &["max_replication_slots is 2, and all are in use: ", &own];
-    scene.check().finish().expect_code(3).expect_says(says);
+    scene.check().finish().expect_code(3).expect_mentions(says);
     let mut walpost = scene.run().start();
     let line = walpost.wait_for_log(says[0]);
     for text in ["WARN", &own] {
@@ -190,8 +190,8 @@ fn who_has_all_slots_is_named() {
 #[test]
 fn who_has_all_walsenders_is_named() {
     let server = Server::private(MAJOR, "max_wal_senders = 1\n");
-    let first = Scene::on(&server, Broker::shared());
-    let second = Scene::on(&server, Broker::shared());
+    let first = Scene::on_servers(&server, Broker::shared());
+    let second = Scene::on_servers(&server, Broker::shared());
     let active = first.start();
     let pid = first.db.number("SELECT pid FROM pg_stat_replication");
     let named =
@@ -203,7 +203,7 @@ fn who_has_all_walsenders_is_named() {
         assert!(line.contains(text), "{text} in {line}");
     }
     let check = second.check().finish().expect_code(3);
-    check.expect_says(&[&named, remedy]);
+    check.expect_mentions(&[&named, remedy]);
     active.terminate().expect_code(0);
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);

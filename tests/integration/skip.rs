@@ -39,7 +39,7 @@ fn journal(scene: &Scene) -> Vec<Vec<Option<String>>> {
 /// Asserts that a command changes nothing and ends with this exit code and these texts.
 fn refused(scene: &Scene, invocation: Invocation, code: i32, texts: &[&str]) {
     let before = (scene.confirmed(), journal(scene));
-    invocation.finish().expect_code(code).expect_says(texts);
+    invocation.finish().expect_code(code).expect_mentions(texts);
     assert_eq!((scene.confirmed(), journal(scene)), before, "{texts:?}");
 }
 
@@ -72,7 +72,7 @@ fn halt_in_the_middle(scene: &Scene) -> String {
     scene.insert(&aggregate, "after");
     let halted = scene.run().finish().expect_code(3);
     assert_eq!(keys(&scene.records()), ["before"]);
-    position(&halted.expect_says(&["halted", NO_TOPIC]))
+    position(&halted.expect_mentions(&["halted", NO_TOPIC]))
 }
 
 fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: Scene) {
@@ -91,7 +91,7 @@ fn transaction_that_halts_is_skipped_and_what_is_around_it_is_delivered(scene: S
     );
     let name = format!("{}\n", scene.name);
     let done = scene.skip(&at).answer(&name).finish().expect_code(0);
-    done.expect_says(&["2 events would never be delivered", "skipped"]);
+    done.expect_mentions(&["2 events would never be delivered", "skipped"]);
     let end = lsn_text(scene.confirmed());
     let written = ["skip", &from, &end, "2"].map(|text| Some(text.to_owned()));
     assert_eq!(journal(&scene), [written.to_vec()]);
@@ -119,7 +119,7 @@ fn what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered(scene: 
     let end = lsn_text(scene.history()[1].end);
     let done = scene.skip(&end).arg("--yes").finish().expect_code(0);
     let topic = format!("2 for topic outbox.event.{aggregate}");
-    done.expect_says(&["2 events would never be delivered", &topic]);
+    done.expect_mentions(&["2 events would never be delivered", &topic]);
     let walpost = scene.start();
     scene.wait_for_records(1);
     scene.wait_until_confirmed();
@@ -208,7 +208,7 @@ fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
     scene.db.run("ALTER TABLE walpost.journal RENAME TO diary");
     let confirmed = scene.confirmed();
     let finished = scene.skip(&end).arg("--yes").finish().expect_code(3);
-    finished.expect_says(&["walpost.journal does not exist", "walpost init"]);
+    finished.expect_mentions(&["walpost.journal does not exist", "walpost init"]);
     assert_eq!(scene.confirmed(), confirmed);
 }
 
@@ -217,7 +217,7 @@ fn refused_while_active(scene: &Scene, to: &str) {
     let ahead = lsn_text(scene.wal_position());
     for to in [to, &ahead] {
         let finished = scene.skip(to).arg("--yes").finish().expect_code(1);
-        finished.expect_says(&["is active for PID", "stop the walpost run"]);
+        finished.expect_mentions(&["is active for PID", "stop the walpost run"]);
     }
     assert!(journal(scene).is_empty());
 }
@@ -225,13 +225,13 @@ fn refused_while_active(scene: &Scene, to: &str) {
 #[test]
 fn every_version_of_the_server_can_skip_and_replay() {
     for major in MAJORS {
-        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         scene.insert("order", "first");
         scene.insert("order", "second");
         let end = scene.history()[0].end;
         let skip = scene.skip(&lsn_text(end)).arg("--yes").finish();
         skip.expect_code(0)
-            .expect_says(&["1 event would never be delivered"]);
+            .expect_mentions(&["1 event would never be delivered"]);
         assert_eq!(scene.confirmed(), end, "{major}");
         let replay = scene
             .replay(&["--all", "--yes", "--sink", "stdout"])
@@ -260,10 +260,10 @@ fn pipeline_has_to_be_named_among_several() {
 fn killed_before_the_slot_moves_it_is_resumed() {
     for goes_on_with_skip in [true, false] {
         let server = Server::private(MAJOR, "");
-        let scene = Scene::of_on(Outbox::Table, &server, Broker::shared()).exactly_once();
+        let scene = Scene::with_outbox_on(Outbox::Table, &server, Broker::shared()).exactly_once();
         let at = halt_in_the_middle(&scene);
         let confirmed = scene.confirmed();
-        let mut skip = scene.skip(&at).ask().start();
+        let mut skip = scene.skip(&at).with_input().start();
         wait_until("the question", || {
             skip.output().contains("the rows stay in table")
         });
@@ -298,7 +298,7 @@ fn killed_before_the_slot_moves_it_is_resumed() {
 #[test]
 fn transaction_is_skipped_on_a_standby_that_has_the_slot() {
     let primary = Server::private(17, "");
-    let scene = Scene::on(&primary, Broker::shared());
+    let scene = Scene::on_servers(&primary, Broker::shared());
     let aggregate = scene.aggregate(1);
     let standby = primary.standby("standby", "hot_standby_feedback = on\n");
     let mut scene = scene;
@@ -324,11 +324,11 @@ fn transaction_is_skipped_on_a_standby_that_has_the_slot() {
     });
     scene.fail_over(&standby, []);
     let run = || scene.run().args(["--snapshot", "never"]);
-    let halted = run().finish().expect_code(3).expect_says(&["halted"]);
+    let halted = run().finish().expect_code(3).expect_mentions(&["halted"]);
     let skipped = scene.skip(&position(&halted)).arg("--yes").finish();
     skipped
         .expect_code(0)
-        .expect_says(&["1 event", "standby in recovery"]);
+        .expect_mentions(&["1 event", "standby in recovery"]);
     let walpost = run().start_streaming();
     assert_eq!(keys(&scene.wait_for_records(1)), ["after"]);
     walpost.terminate().expect_code(0);

@@ -10,9 +10,9 @@ use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::kafka::Broker;
 use crate::support::lsn::{lsn_text, parse_lsn};
-use crate::support::postgres::{MAJOR, Server, Stop, debian};
+use crate::support::postgres::{MAJOR, Server, Stop, debian_binaries};
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Walpost;
 
 for_each_outbox! {
@@ -47,7 +47,7 @@ pub(crate) fn make_anew(scene: &Scene, aggregate: &str) {
 
 /// Asserts that Walpost halts, has delivered nothing more, and names the command that resumes.
 fn expect_halt(scene: &Scene, walpost: Walpost, delivered: usize) {
-    walpost.finish().expect_code(3).expect_says(&[
+    walpost.finish().expect_code(3).expect_mentions(&[
         "moved or dropped and re-created by someone else",
         "walpost skip --to",
         &format!("--pipeline {}", scene.name),
@@ -56,7 +56,7 @@ fn expect_halt(scene: &Scene, walpost: Walpost, delivered: usize) {
 }
 
 fn slot_made_anew_while_another_stands_by_is_noticed(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let aggregate = scene.aggregate(1);
     let first = scene.start_and_confirm_one(&aggregate, "k");
     let mut second = scene.run().start();
@@ -70,7 +70,7 @@ fn slot_made_anew_while_another_stands_by_is_noticed(outbox: Outbox) {
 }
 
 fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
@@ -162,7 +162,7 @@ fn init_records_what_is_missing_before_a_slot_that_it_finds_on_another_cluster()
         .db
         .run("UPDATE walpost.slot_state SET system_id = '1'");
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     scene.init().finish().expect_code(0);
     // As if `init` had died before it recorded the new slot.
     scene
@@ -191,7 +191,7 @@ fn run_records_what_is_missing_before_a_slot_that_it_finds_on_another_history() 
             .check()
             .finish()
             .expect_code(3)
-            .expect_says(&["another history of the database", "walpost init"]);
+            .expect_mentions(&["another history of the database", "walpost init"]);
         let mut walpost = scene.run().start();
         walpost.wait_for_log("may be missing");
         walpost.wait_for_log("streaming");
@@ -199,7 +199,7 @@ fn run_records_what_is_missing_before_a_slot_that_it_finds_on_another_history() 
             .check()
             .finish()
             .expect_code(3)
-            .expect_says(&["walpost replay --dropped-slots"]);
+            .expect_mentions(&["walpost replay --dropped-slots"]);
         scene
             .replay(&["--dropped-slots", "--yes"])
             .finish()
@@ -238,7 +238,7 @@ fn init_twice_without_a_run_between_names_what_came_between() {
     scene.drop_slot();
     scene.insert(&aggregate, "k");
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     let walpost = scene.start();
     scene
         .replay(&["--dropped-slots", "--yes"])
@@ -260,7 +260,7 @@ fn slot_that_is_replaced_twice_names_what_came_before_the_second_and_the_third()
         scene.insert(&aggregate, key);
         scene.drop_slot();
         let init = scene.init().finish().expect_code(0);
-        init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+        init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
         let replay = scene.replay(&["--dropped-slots", "--yes"]);
         replay.finish().expect_code(0);
         assert!(scene.records().iter().any(|record| record.key() == key));
@@ -286,7 +286,7 @@ pub(crate) fn copy_database(scene: &Scene, to: &Server, copied: Copied) {
         format!("\"$0/pg_dump\" {flags} -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"");
     let output = Command::new("sh")
         .args(["-c", &script])
-        .arg(debian(MAJOR))
+        .arg(debian_binaries(MAJOR))
         .arg(scene.conninfo())
         .arg(to.conninfo(&scene.name))
         .output()
@@ -327,7 +327,7 @@ fn undelivered_rows_of_a_dump_are_named_on_a_copy_of_the_server_that_they_come_f
     copy_database(&scene, &second, Copied::Everything);
     scene.fail_over(&second, []);
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     replay_what_is_missing(&scene);
 }
 
@@ -348,7 +348,7 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
         copy_database(&scene, &restored, Copied::Everything);
         scene.fail_over(&restored, []);
         let init = scene.init().finish().expect_code(0);
-        init.expect_says(&[
+        init.expect_mentions(&[
             "slot created in another database",
             "may be missing",
             "walpost replay --dropped-slots",
@@ -357,7 +357,7 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
             .check()
             .finish()
             .expect_code(3)
-            .expect_says(&["walpost replay --dropped-slots"]);
+            .expect_mentions(&["walpost replay --dropped-slots"]);
         if exactly_once {
             scene.run().finish().expect_code(3);
             let adopt = scene.checkpoint("adopt").arg("--yes");
@@ -393,16 +393,16 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
 fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
     for exactly_once in [false, true] {
         let (old, upgraded) = (Server::private(MAJOR, ""), OnceCell::new());
-        let mut scene = Scene::on(&old, Broker::shared()).in_mode(exactly_once);
+        let mut scene = Scene::on_servers(&old, Broker::shared()).in_mode(exactly_once);
         let aggregate = scene.aggregate(1);
         let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
         walpost.terminate().expect_code(0);
         scene.insert(&aggregate, "not delivered");
         scene.fail_over(upgraded.get_or_init(|| old.upgraded()), []);
         let missing = scene.run().finish().expect_code(3);
-        missing.expect_says(&["does not exist", "walpost init"]);
+        missing.expect_mentions(&["does not exist", "walpost init"]);
         let init = scene.init().finish().expect_code(0);
-        init.expect_says(&[
+        init.expect_mentions(&[
             "slot created on another cluster",
             "walpost replay --dropped-slots",
         ]);
@@ -422,7 +422,7 @@ fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
 /// of Walpost's tables, but neither the slot nor the positions of sequences.
 #[test]
 fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
-    let green = Server::of_another_cluster(
+    let green = Server::with_new_cluster(
         MAJOR,
         "wal_level = logical\nmax_logical_replication_workers = 4\n",
     );
@@ -453,7 +453,7 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
     let before = subscriber.value(journal);
     scene.fail_over(&green, []);
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     assert_ne!(scene.db.value(journal), before);
     replay_what_is_missing(&scene);
 }
@@ -474,7 +474,7 @@ fn slot_that_init_makes_anew_has_the_events_between_replayed() {
         scene.insert(&aggregate, "k");
     }
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     let mut walpost = scene.run().start();
     walpost.wait_for_log("events of a dropped slot were not sent again yet");
     walpost.wait_for_log("streaming");
@@ -512,7 +512,7 @@ fn slot_that_init_makes_on_another_history_has_all_events_replayed() {
             .db
             .run(&format!("UPDATE walpost.slot_state SET {history}"));
         let init = scene.init().finish().expect_code(0);
-        init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+        init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
         let check = scene.check().finish().expect_code(3);
         assert!(
             check.stdout.contains("walpost replay --dropped-slots"),
@@ -538,21 +538,21 @@ fn slot_that_init_makes_on_another_history_has_all_events_replayed() {
 
 #[test]
 fn slot_for_messages_that_init_makes_anew_names_what_can_not_be_sent_again() {
-    let scene = Scene::of(Outbox::Messages);
+    let scene = Scene::with_outbox(Outbox::Messages);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
     scene.drop_slot();
     scene.insert(&aggregate, "k");
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["may be missing", "publish them again"]);
+    init.expect_mentions(&["may be missing", "publish them again"]);
     let entries =
         "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' = 'slot re-created'";
     assert_eq!(scene.db.number(entries), 1);
 }
 
 fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
-    let scene = Scene::of(outbox);
+    let scene = Scene::with_outbox(outbox);
     let aggregate = scene.aggregate(2);
     let load = scene.load(&[&aggregate]);
     let mut deaths = Vec::new();
@@ -573,7 +573,7 @@ fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
     locker.run("BEGIN; LOCK TABLE walpost.slot_state IN ACCESS EXCLUSIVE MODE");
     let (records, held) = (scene.records().len(), scene.confirmed());
     wait_until("more events", || scene.records().len() > records + 50);
-    stays("unconfirmed", Duration::from_secs(1), || {
+    assert_stays("unconfirmed", Duration::from_secs(1), || {
         scene.confirmed() <= held + (1 << 20)
     });
     locker.run("COMMIT");
@@ -586,7 +586,7 @@ fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
 #[test]
 fn idle_pipeline_writes_nothing_down() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
     let at = || {
@@ -618,7 +618,7 @@ fn without_the_table_it_is_said_once_and_events_flow() {
     scene
         .check()
         .finish()
-        .expect_says(&["walpost.slot_state does not exist"]);
+        .expect_mentions(&["walpost.slot_state does not exist"]);
     // Another version of Walpost may leave the database in this state: `init` creates the table,
     // and the slot does not count as moved.
     scene.init().finish().expect_code(0);
@@ -711,7 +711,7 @@ fn exactly_once_begins_by_itself_with_a_slot_that_init_has_made() {
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    scene.judge(&[], Resends::Never);
+    scene.check_delivered(&[], Resends::Never);
 }
 
 #[test]
@@ -722,7 +722,7 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
     walpost.terminate().expect_code(0);
     let run = scene.run().arg("--exactly-once").finish();
     run.expect_code(3)
-        .expect_says(&["walpost checkpoint adopt"]);
+        .expect_mentions(&["walpost checkpoint adopt"]);
     // The slot was moved after it was created.
     let scene = Scene::new();
     scene.insert(&scene.aggregate(1), "k");
@@ -732,7 +732,7 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
     ));
     let run = scene.run().arg("--exactly-once").finish();
     run.expect_code(3)
-        .expect_says(&["walpost checkpoint adopt"]);
+        .expect_mentions(&["walpost checkpoint adopt"]);
 }
 
 /// Nothing was confirmed, but the next process to acquire the slot still has to detect that it was
@@ -760,7 +760,7 @@ fn slot_made_anew_before_the_first_start_halts_if_no_rows_are_copied() {
 fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {
     let run = |scene: &Scene| scene.run().arg("--exactly-once").start();
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on(&server, Broker::shared());
+    let mut scene = Scene::on_servers(&server, Broker::shared());
     // On a private server there is nothing to confirm, and so no checkpoint.
     let begun = |scene: &Scene| {
         scene
@@ -795,7 +795,7 @@ fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    scene.judge(&[], Resends::Never);
+    scene.check_delivered(&[], Resends::Never);
 }
 
 /// As above, with rows that are older than the slot.

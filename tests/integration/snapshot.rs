@@ -29,7 +29,7 @@ fn cold(create: &str) -> Scene<'static> {
 }
 
 fn cold_on(create: &str, major: u32) -> Scene<'static> {
-    let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+    let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
     scene.db.run(create);
     scene
 }
@@ -39,7 +39,7 @@ fn fill(scene: &Scene<'_>, aggregate: &str, count: usize) {
     let payload = "jsonb_build_object('text', E'a\\tb\\\\c\\n' || n)";
     scene
         .db
-        .run(&scene.events().many(aggregate, count, payload));
+        .run(&scene.events().insert_many(aggregate, count, payload));
 }
 
 /// Returns the state and the consistent point of each journal entry about the snapshot, except

@@ -19,7 +19,7 @@ use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::postgres::{MAJORS, Server, Stop, copy_owned};
 use crate::support::process::free_port;
-use crate::support::proxy::{Manner, Proxy};
+use crate::support::proxy::{Proxy, ProxyMode};
 use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::poll_until;
@@ -69,7 +69,7 @@ fn soak() {
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| stage.round(&mut dice)));
         drop(stage);
-        let lost_an_end = broker.has_lost_an_end();
+        let lost_an_end = broker.has_lost_a_marker();
         match outcome {
             Ok(summaries) => report.add(&summaries, diary),
             // What happens to such a transaction is up to the broker, so the round does not count.
@@ -122,7 +122,7 @@ impl Stage<'_> {
     fn round(&self, dice: &mut fastrand::Rng) -> [Summary; 2] {
         let pipelines = [false, true].map(|is_exactly_once| {
             let outbox = *dice.choice(&[Outbox::Table, Outbox::Messages]).unwrap();
-            let scene = Scene::of_on(outbox, self.server, self.broker);
+            let scene = Scene::with_outbox_on(outbox, self.server, self.broker);
             let aggregates = [scene.aggregate(3), scene.aggregate(1)];
             let narrow = format!("{}.narrow", scene.name);
             let limit = [("max.message.bytes", NARROW)];
@@ -180,7 +180,7 @@ impl Stage<'_> {
         let kafka = format!("bootstrap.servers=127.0.0.1:{}", self.kafka.port());
         pipeline
             .scene
-            .at(&postgres)
+            .with_conninfo(&postgres)
             .run()
             .env("PGPASSWORD", pipeline.role())
             .args(["-X", &kafka, "--window-bytes", "8MiB"])
@@ -267,7 +267,7 @@ impl Stage<'_> {
                     let _are_up = (lock(&self.postgres_is_up), lock(&self.broker_is_up));
                     self.diary.fault("new topic", name);
                     let aggregate = pipeline.scene.aggregate(2);
-                    let many = pipeline.scene.events().many(&aggregate, 20, "'{}'");
+                    let many = pipeline.scene.events().insert_many(&aggregate, 20, "'{}'");
                     self.server.session(name).run(&many);
                 }
                 _ => {
@@ -359,7 +359,7 @@ impl Stage<'_> {
                         any => (&aggregates[which][any], 20_000),
                     };
                     self.diary.fault("large transaction", aggregate);
-                    let many = events.many(aggregate, dice.usize(1..most), "'{}'");
+                    let many = events.insert_many(aggregate, dice.usize(1..most), "'{}'");
                     let end = dice.choice(&["COMMIT", "ROLLBACK"]).unwrap();
                     self.server
                         .session(database)
@@ -426,22 +426,22 @@ impl Stage<'_> {
                     proxy.cut_after(dice.usize(1..50_000));
                     continue;
                 }
-                3 => Manner::Swallow,
-                4 => Manner::Delay(Duration::from_millis(dice.u64(1..200))),
-                _ => Manner::Throttle(dice.usize(10_000..500_000)),
+                3 => ProxyMode::Swallow,
+                4 => ProxyMode::Delay(Duration::from_millis(dice.u64(1..200))),
+                _ => ProxyMode::Throttle(dice.usize(10_000..500_000)),
             };
             let held = is_kafka.then(|| lock(&self.in_flight));
             self.diary.fault(
                 match manner {
-                    Manner::Swallow => "connections swallowed",
-                    Manner::Delay(_) => "connections late",
+                    ProxyMode::Swallow => "connections swallowed",
+                    ProxyMode::Delay(_) => "connections late",
                     _ => "connections slow",
                 },
                 what,
             );
-            proxy.set(manner);
+            proxy.set_mode(manner);
             rest(dice, 500..8_000, until);
-            proxy.set(Manner::Pass);
+            proxy.set_mode(ProxyMode::Pass);
             drop(held);
         }
     }
@@ -471,13 +471,13 @@ impl Stage<'_> {
             let walpost = self.start(pipeline);
             scene
                 .db
-                .run(&scene.events().many(&aggregates[1], 200, "'{}'"));
+                .run(&scene.events().insert_many(&aggregates[1], 200, "'{}'"));
             scene.wait_until_confirmed();
             self.diary
                 .log(&scene.name, &walpost.terminate().expect_code(0));
         }
         self.server.stop(Stop::Fast);
-        self.server.put_back(&copy);
+        self.server.restore_data(&copy);
         self.server.start();
         for pipeline in &mut pipelines {
             pipeline.scene.reconnect();
@@ -529,7 +529,7 @@ impl Stage<'_> {
         self.diary.log(&scene.name, &finished);
         self.diary.list(scene);
         let resends = scene.resends(self.diary.sessions(&scene.name));
-        scene.judge(&[], resends)
+        scene.check_delivered(&[], resends)
     }
 }
 
@@ -610,7 +610,7 @@ impl Diary {
         fs::write(self.folder.join(format!("{name}.committed")), text).unwrap();
         let mut text = String::new();
         for record in scene.records() {
-            let (topic, partition) = record.place();
+            let (topic, partition) = record.topic_partition();
             let (id, position) = (record.header("id"), record.header("walpost-position"));
             writeln!(
                 text,

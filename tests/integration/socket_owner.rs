@@ -146,9 +146,9 @@ fn requirepeer_sends_nothing_to_another_user_and_waits_for_the_server() {
     }
 
     let broker = Broker::shared();
-    let scene = Scene::on(&sockets.server, broker);
+    let scene = Scene::on_servers(&sockets.server, broker);
     let conninfo = format!("{} requirepeer=nobody", scene.conninfo());
-    let mut walpost = scene.at(&conninfo).run().start();
+    let mut walpost = scene.with_conninfo(&conninfo).run().start();
     walpost.wait_for_logs("requirepeer=nobody allows no other user", 1);
     walpost.terminate().expect_code(0);
 }

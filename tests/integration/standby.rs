@@ -3,7 +3,7 @@
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ for_each_outbox! {
 }
 
 fn second_instance_stands_by_and_takes_over_when_the_first_is_killed(outbox: Outbox) {
-    take_over_in_turn(&Scene::of(outbox), Resends::AtMost(5));
+    take_over_in_turn(&Scene::with_outbox(outbox), Resends::AtMost(5));
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn take_over_in_turn(scene: &Scene, resends: Resends) {
 }
 
 fn frozen_instance_confirms_nothing_when_another_has_taken_over(outbox: Outbox) {
-    take_over_from_a_frozen_one(&Scene::of(outbox), Resends::AtMost(1));
+    take_over_from_a_frozen_one(&Scene::with_outbox(outbox), Resends::AtMost(1));
 }
 
 /// Freezes the active instance until another has acquired its slot. After it is thawed, it has to
@@ -89,7 +89,7 @@ fn standby_says_so_once_and_stops_when_asked() {
     let first = scene.start();
     let mut second = scene.run().start();
     second.wait_for_log("standing by");
-    stays("quiet", Duration::from_secs(4), || {
+    assert_stays("quiet", Duration::from_secs(4), || {
         second.logged("standing by") == 1
     });
     second.terminate().expect_code(0);

@@ -75,7 +75,7 @@ fn without_a_connector_the_database_is_asked_alone() {
     let shown = status(&scene, &address)
         .finish()
         .expect_code(1)
-        .expect_says(&[
+        .expect_mentions(&[
             "no response from Walpost",
             &address,
             "no process reads slot",
@@ -96,7 +96,7 @@ fn what_is_wrong_is_told() {
     status(&bare, "off")
         .finish()
         .expect_code(1)
-        .expect_says(&["does not exist", "walpost init"]);
+        .expect_mentions(&["does not exist", "walpost init"]);
     Invocation::new([
         "status",
         "--postgres",
@@ -106,7 +106,7 @@ fn what_is_wrong_is_told() {
     ])
     .finish()
     .expect_code(1)
-    .expect_says(&["catalog query failed", "/nowhere"]);
+    .expect_mentions(&["catalog query failed", "/nowhere"]);
     // The running process has a different pipeline.
     let scene = Scene::new();
     let (walpost, http) = start(&scene);
@@ -114,11 +114,11 @@ fn what_is_wrong_is_told() {
     status(&other, http.address())
         .finish()
         .expect_code(1)
-        .expect_says(&["has no such pipeline"]);
+        .expect_mentions(&["has no such pipeline"]);
     Invocation::new(["status", "--pipeline", "nobody", "--http", http.address()])
         .finish()
         .expect_code(1)
-        .expect_says(&["there is no such pipeline"]);
+        .expect_mentions(&["there is no such pipeline"]);
     walpost.terminate().expect_code(0);
 }
 
@@ -127,11 +127,11 @@ fn asking_nobody_is_wrong_usage() {
     Invocation::new(["status", "--http", "off"])
         .finish()
         .expect_code(2)
-        .expect_says(&["nothing to query", "--postgres", "--http"]);
+        .expect_mentions(&["nothing to query", "--postgres", "--http"]);
     Invocation::new(["status", "--config", "/nowhere/walpost.toml"])
         .finish()
         .expect_code(2)
-        .expect_says(&["/nowhere/walpost.toml"]);
+        .expect_mentions(&["/nowhere/walpost.toml"]);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn server_that_is_no_walpost_is_called_so() {
         Invocation::new(["status", "--http", &address])
             .finish()
             .expect_code(1)
-            .expect_says(&[&address, expected]);
+            .expect_mentions(&[&address, expected]);
     }
     server.join().unwrap();
 }
@@ -248,7 +248,7 @@ fn reason_of_the_last_halt_is_shown_when_the_process_has_ended() {
     let (_, at) = halted.stderr.rsplit_once("walpost skip --to ").unwrap();
     let at: String = at.chars().take_while(|c| !c.is_whitespace()).collect();
     let from_database = || status(&scene, "off").finish();
-    from_database().expect_code(1).expect_says(&[
+    from_database().expect_code(1).expect_mentions(&[
         "halted at 20",
         "(Walpost 0.1.0): row with id",
         "can't be the name of a topic",
@@ -281,8 +281,8 @@ fn halt_that_the_role_may_not_record_is_a_halt_all_the_same() {
         scene.name
     ));
     scene.insert("no topic", "bad");
-    let halted = scene.at(&role).run().finish().expect_code(3);
-    halted.expect_says(&[
+    let halted = scene.with_conninfo(&role).run().finish().expect_code(3);
+    halted.expect_mentions(&[
         "halted: row with id",
         "failed to record the halt in walpost.slot_state",
         "permission denied",
@@ -311,7 +311,7 @@ fn dead_letters_are_counted_and_the_last_is_shown() {
     status(&scene, http.address())
         .finish()
         .expect_code(0)
-        .expect_says(&[
+        .expect_mentions(&[
             &format!(
                 "{}: 2 dead letters since the start in topic {topic:?}",
                 scene.name

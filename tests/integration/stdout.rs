@@ -94,7 +94,7 @@ fn halts_at_once_when_the_reader_is_gone() {
     walpost
         .finish()
         .expect_code(3)
-        .expect_says(&["halted: standard output can't be written to"]);
+        .expect_mentions(&["halted: standard output can't be written to"]);
     assert!(scene.confirmed() < scene.history()[0].end);
 }
 
@@ -102,7 +102,9 @@ fn halts_at_once_when_the_reader_is_gone() {
 fn stops_while_nobody_reads() {
     let scene = Scene::new();
     // More than a pipe's buffer holds.
-    let many = scene.events().many(&scene.aggregate(1), 2000, "'{}'");
+    let many = scene
+        .events()
+        .insert_many(&scene.aggregate(1), 2000, "'{}'");
     let (reader, writer) = std::io::pipe().unwrap();
     let output = File::from(OwnedFd::from(writer));
     let mut walpost = run(&scene)
@@ -119,7 +121,7 @@ fn stops_while_nobody_reads() {
     walpost
         .terminate()
         .expect_code(0)
-        .expect_says(&["not all records were acknowledged in time"]);
+        .expect_mentions(&["not all records were acknowledged in time"]);
     assert!(scene.confirmed() < end);
     drop(reader);
 }
@@ -130,11 +132,11 @@ fn refuses_to_run_with_standard_output_closed() {
     scene.insert(&scene.name, "k");
     let closed = "standard output is closed";
     let finished = run(&scene).redirected(">&-").finish();
-    finished.expect_code(3).expect_says(&["halted", closed]);
+    finished.expect_code(3).expect_mentions(&["halted", closed]);
     assert!(scene.confirmed() < scene.history()[0].end);
     let replay = scene.replay(&["--all", "--yes", "--sink", "stdout"]);
     let finished = replay.redirected(">&-").finish();
-    finished.expect_code(3).expect_says(&[closed]);
+    finished.expect_code(3).expect_mentions(&[closed]);
 }
 
 #[test]
@@ -144,7 +146,7 @@ fn halts_if_standard_output_is_open_for_reading_only() {
     let finished = run(&scene).redirected("1</dev/null").finish();
     finished
         .expect_code(3)
-        .expect_says(&["standard output can't be written to: Bad file descriptor"]);
+        .expect_mentions(&["standard output can't be written to: Bad file descriptor"]);
     assert!(scene.confirmed() < scene.history()[0].end);
 }
 

@@ -8,7 +8,7 @@ use crate::support::event::{Outbox, Writer};
 use crate::support::kafka::Broker;
 use crate::support::load::Load;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::proxy::Manner;
+use crate::support::proxy::ProxyMode;
 use crate::support::reaper;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
@@ -62,7 +62,7 @@ fn loads(scenes: &[Scene], aggregates: &[String]) -> Vec<Load> {
 
 #[test]
 fn each_pipeline_delivers_its_own() {
-    let scenes = [Outbox::Table, Outbox::Messages, Outbox::Table].map(Scene::of);
+    let scenes = [Outbox::Table, Outbox::Messages, Outbox::Table].map(Scene::with_outbox);
     let walpost = start(&scenes.each_ref());
     let aggregates = scenes.each_ref().map(|scene| scene.aggregate(2));
     let loads = loads(&scenes, &aggregates);
@@ -76,7 +76,7 @@ fn each_pipeline_delivers_its_own() {
     }
     walpost.terminate().expect_code(0);
     for scene in &scenes {
-        assert_eq!(scene.judge(&[], Resends::Never).repeated, 0);
+        assert_eq!(scene.check_delivered(&[], Resends::Never).repeated, 0);
     }
 }
 
@@ -98,7 +98,7 @@ fn one_that_halts_is_reported_and_leaves_the_others_running() {
 #[test]
 fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
     let server = Server::private(MAJOR, "");
-    let scenes = [Scene::on(&server, Broker::shared()), Scene::new()];
+    let scenes = [Scene::on_servers(&server, Broker::shared()), Scene::new()];
     let settings = "wal_budget = { max = '32MiB', on_max = 'drop-slot' }\n";
     let mut walpost = Invocation::new(["run", "--http", "127.0.0.1:0", "--config"])
         .arg(file_with(&scenes.each_ref(), settings))
@@ -127,7 +127,7 @@ fn process_ends_when_the_last_pipeline_has_halted() {
         scene.insert("nobody.made.this", "k");
     }
     let finished = walpost.finish().expect_code(3);
-    finished.expect_says(&[&scenes[0].name, &scenes[1].name]);
+    finished.expect_mentions(&[&scenes[0].name, &scenes[1].name]);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn process_that_ends_amid_handshakes_ends_with_its_code() {
     let file = config_file(&text);
     for _ in 0..25 {
         let run = Invocation::new(["run", "--config"]).arg(&file).finish();
-        run.expect_code(3).expect_says(&["p7", "ssl.key"]);
+        run.expect_code(3).expect_mentions(&["p7", "ssl.key"]);
     }
 }
 
@@ -201,19 +201,19 @@ fn run_init_that_fails_for_one_pipeline_leaves_the_others_running() {
 
 #[test]
 fn outage_of_one_broker_or_database_touches_only_its_own() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let server = Server::private(MAJOR, "");
     let healthy = Scene::new();
     let kafka = broker.proxy();
-    let without_broker = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
-    let mut without_server = Scene::on(&server, Broker::shared());
+    let without_broker = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let mut without_server = Scene::on_servers(&server, Broker::shared());
     let aggregates = [
         healthy.aggregate(1),
         without_broker.aggregate(1),
         without_server.aggregate(1),
     ];
     let mut walpost = start(&[&healthy, &without_broker, &without_server]);
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     server.stop(Stop::Immediate);
     for _ in 0..20 {
         without_broker.insert(&aggregates[1], "k");
@@ -221,7 +221,7 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
     }
     healthy.wait_for_records(20);
     healthy.wait_until_confirmed();
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     server.start();
     walpost.wait_for_logs("streaming", 4);
     without_server.reconnect();
@@ -230,8 +230,13 @@ fn outage_of_one_broker_or_database_touches_only_its_own() {
     without_broker.wait_for_records(20);
     without_broker.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    assert_eq!(healthy.judge(&[], Resends::Never).committed, 20);
-    assert_eq!(without_broker.judge(&[], Resends::AtMost(1)).committed, 20);
+    assert_eq!(healthy.check_delivered(&[], Resends::Never).committed, 20);
+    assert_eq!(
+        without_broker
+            .check_delivered(&[], Resends::AtMost(1))
+            .committed,
+        20
+    );
 }
 
 in_both_modes! {
@@ -240,11 +245,11 @@ in_both_modes! {
 
 fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_once: bool) {
     const ROWS: usize = 20_000;
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let healthy = [(); 2].map(|()| Scene::new().in_mode(exactly_once));
     let refused = Scene::new().in_mode(exactly_once);
-    let slow = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let slow = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     let slow = slow.in_mode(exactly_once);
     let limited = format!("{}-limited", refused.name);
     let topic = format!("outbox.event.{limited}");
@@ -253,13 +258,16 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
     let of_slow = slow.aggregate(2);
     let mut walpost = start(&[&healthy[0], &refused, &slow, &healthy[1]]);
 
-    kafka.set(Manner::Throttle(20_000));
+    kafka.set_mode(ProxyMode::Throttle(20_000));
     let payload = "jsonb_build_object('n', md5(n::text))";
-    slow.db.run(&slow.events().many(&of_slow, ROWS, payload));
+    slow.db
+        .run(&slow.events().insert_many(&of_slow, ROWS, payload));
     let loads = loads(&healthy, &aggregates);
     // Too large even when compressed.
     let payload = "(SELECT jsonb_agg(md5(i::text)) FROM generate_series(1, 200) i)";
-    refused.db.run(&refused.events().many(&limited, 1, payload));
+    refused
+        .db
+        .run(&refused.events().insert_many(&limited, 1, payload));
     let line = walpost.wait_for_log("halted");
     assert!(line.contains(&refused.name), "{line}");
     for load in loads {
@@ -272,14 +280,14 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
     }
     let end = slow.history()[0].end;
     assert!(slow.confirmed() < end, "it was not slow");
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     slow.wait_until_confirmed();
     walpost.terminate().expect_code(3);
     for scene in &healthy {
-        assert_eq!(scene.judge(&[], Resends::Never).repeated, 0);
+        assert_eq!(scene.check_delivered(&[], Resends::Never).repeated, 0);
     }
     let resends = slow.resends(1);
-    assert_eq!(slow.judge(&[], resends).committed, ROWS);
+    assert_eq!(slow.check_delivered(&[], resends).committed, ROWS);
 }
 
 #[test]
@@ -365,5 +373,5 @@ fn pipelines_behind_the_tenth_have_a_client_of_kafka_from_their_first_event_on()
     last.wait_until_confirmed();
     assert_eq!(clients(), 11);
     walpost.terminate().expect_code(0);
-    assert_eq!(last.judge(&[], Resends::Never).repeated, 0);
+    assert_eq!(last.check_delivered(&[], Resends::Never).repeated, 0);
 }

@@ -13,7 +13,7 @@ const WARNING: &str = "Walpost is a synchronous standby";
 #[test]
 fn check_and_run_warn_where_the_names_of_synchronous_standbys_have_walposts() {
     let server = Server::private(MAJOR, NOBODY_WAITS);
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     for (names, is_synchronous) in [
         ("*", true),
         ("\"*\"", true),
@@ -51,7 +51,7 @@ in_both_modes! {
 fn walpost_does_not_wait_for_itself(exactly_once: bool) {
     let settings = format!("{NOBODY_WAITS}synchronous_standby_names = '*'\n");
     let server = Server::private(MAJOR, &settings);
-    let scene = Scene::bare_on(&server, Broker::shared());
+    let scene = Scene::bare_on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     scene.db.run(TABLE);
     scene.insert(&aggregate, "k");

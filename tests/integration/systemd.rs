@@ -9,7 +9,7 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::wait::PATIENCE;
+use crate::support::wait::WAIT_TIMEOUT;
 
 /// A stand-in for systemd.
 struct Manager {
@@ -22,7 +22,7 @@ impl Manager {
     fn new() -> Self {
         let path = reaper::folder("notify").join("socket");
         let socket = UnixDatagram::bind(&path).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         Self {
             socket,
             path,
@@ -82,7 +82,7 @@ fn systemd_is_told_of_readiness_state_life_and_stop() {
 #[test]
 fn start_is_over_while_postgresql_is_down_and_the_line_says_why() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     server.stop(Stop::Fast);
     let mut systemd = Manager::new();
     let walpost = scene.run().env("NOTIFY_SOCKET", systemd.path()).start();
@@ -141,7 +141,7 @@ fn socket_that_goes_away_stops_nothing() {
     scene.wait_for_records(1);
     // As after a restart of systemd.
     systemd.socket = UnixDatagram::bind(&path).unwrap();
-    systemd.socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    systemd.socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     systemd.wait_for("WATCHDOG=1");
     walpost.terminate().expect_code(0);
 }

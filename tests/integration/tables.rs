@@ -14,7 +14,6 @@ pub(crate) mod set_aside;
 use std::thread;
 
 use crate::support::checker::Resends;
-use crate::support::clerk::Clerk;
 use crate::support::event::{Event, Writer};
 use crate::support::kafka::Broker;
 use crate::support::lsn::parse_position;
@@ -23,6 +22,7 @@ use crate::support::records::{Record, keys};
 use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
+use crate::support::walpost_role::WalpostRole;
 
 const SETTINGS: &str = "tables = [\"tenant_*.outbox\", \"tenant_odd.\\\"Out-\\\"*\"]\n\
     headers = { id = \"{id}\", tenant = \"{table.schema}\", table = \"{table.name}\" }\n";
@@ -37,7 +37,7 @@ fn writer(tables: &[&str]) -> Writer {
 /// Creates a database with a slot for several tables, and these tables, each set up by `walpost
 /// init`.
 fn scene_on(major: u32, settings: &str, tables: &[&str]) -> Scene<'static> {
-    let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
+    let mut scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
     scene.use_settings(settings);
     scene.write_to(writer(tables));
     scene.init().finish().expect_code(0);
@@ -144,7 +144,7 @@ fn tables_come_and_go_under_load_and_the_stream_goes_on(exactly_once: bool) {
         let table = format!("tenant_{number}.outbox");
         add(&scene, &table, "");
         let here = writer(&[&table]);
-        let insert = |key: &str| here.one(Event::new(&aggregate, key, "{}"));
+        let insert = |key: &str| here.insert_one(Event::new(&aggregate, key, "{}"));
         scene.db.run(&insert("first"));
         load.wait_for_transactions(10);
         match number {
@@ -200,13 +200,13 @@ fn init_makes_the_slot_and_adds_tables_on_every_version() {
             .expect_code(0);
         for table in ["tenant_1.outbox", "tenant_2.outbox"] {
             let event = Event::new(&aggregate, table, "{}");
-            scene.db.run(&writer(&[table]).one(event));
+            scene.db.run(&writer(&[table]).insert_one(event));
         }
         scene.wait_for_records(2);
         let refused = scene.init().args(["--table", "shop.outbox"]).finish();
         refused
             .expect_code(2)
-            .expect_says(&["shop.outbox", "tenant_*.outbox"]);
+            .expect_mentions(&["shop.outbox", "tenant_*.outbox"]);
         walpost.terminate().expect_code(0);
     }
 }
@@ -224,13 +224,13 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
     let events = writer(&["tenant_2.outbox"]);
     let event = |key| {
         let payload = "{\"a\": \"quote \\\" and \\u00fc\"}";
-        events.one(Event::new(&aggregate, key, payload))
+        events.insert_one(Event::new(&aggregate, key, payload))
     };
     for key in ["1", "2", "3"] {
         scene.db.run(&event(key));
     }
     let check = scene.check().finish().expect_code(0);
-    check.expect_says(&[
+    check.expect_mentions(&[
         "not in the publication",
         "walpost init --table tenant_2.outbox",
     ]);
@@ -286,7 +286,7 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
     scene.topic(&dead, 1, &[]);
     let event = |table: usize, key: &str| {
         let event = Event::new(&aggregates[table], key, "{}");
-        writer(&TABLES[table..=table]).one(event)
+        writer(&TABLES[table..=table]).insert_one(event)
     };
     let flags = [
         "--on-unroutable",
@@ -331,7 +331,7 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
     for table in TABLES {
         verify(table)
             .expect_code(0)
-            .expect_says(&["1 rows, 1 records"]);
+            .expect_mentions(&["1 rows, 1 records"]);
     }
     // Written while the table is not in the publication.
     let publication = scene.slot();
@@ -345,9 +345,11 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
     }
     verify(TABLES[0])
         .expect_code(0)
-        .expect_says(&["2 rows, 2 records"]);
+        .expect_mentions(&["2 rows, 2 records"]);
     if !exactly_once {
-        verify(TABLES[1]).expect_code(1).expect_says(&["MISSING"]);
+        verify(TABLES[1])
+            .expect_code(1)
+            .expect_mentions(&["MISSING"]);
     }
     let again = scene.replay(&["--all", "--yes", "--table", TABLES[1]]);
     again.finish().expect_code(0);
@@ -368,7 +370,7 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
     scene.db.run(
         "CREATE SCHEMA tenant_3; CREATE TABLE tenant_3.outbox (LIKE tenant_2.outbox); INSERT INTO tenant_3.outbox TABLE tenant_2.outbox",
     );
-    verify("tenant_3.outbox").expect_says(&["does not contain table tenant_3.outbox"]);
+    verify("tenant_3.outbox").expect_mentions(&["does not contain table tenant_3.outbox"]);
     walpost.terminate().expect_code(0);
 }
 
@@ -386,7 +388,7 @@ fn schema_that_is_renamed_is_not_published_as_another_tenant_on_every_version() 
 /// The owner of a schema renames it to the name of a removed tenant, and writes to it.
 fn schema_is_renamed(major: u32, exactly_once: bool) {
     let tables = ["tenant_1.outbox", "tenant_2.outbox"];
-    let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
+    let mut scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
     // Topics are shared by all tests.
     let prefix = &scene.name.clone();
     let topic = format!("{prefix}.{{table.schema}}.{{aggregatetype}}");
@@ -403,7 +405,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
         scene.topic(&format!("{prefix}.tenant_{tenant}.orders"), 1, &[]);
     }
     let insert = |table: &str, key: &str| {
-        let event = writer(&[table]).one(Event::new("orders", key, "{}"));
+        let event = writer(&[table]).insert_one(Event::new("orders", key, "{}"));
         scene.db.run(&event);
     };
     let mut walpost = scene.start();
@@ -425,7 +427,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
         !walpost.is_running() || scene.records().iter().any(is_forged)
     });
     let finished = walpost.finish().expect_code(3);
-    finished.expect_says(&[
+    finished.expect_mentions(&[
         "halted",
         "table tenant_2.outbox was called tenant_1.outbox",
         "ALTER SCHEMA tenant_2 RENAME TO tenant_1",
@@ -498,7 +500,7 @@ fn metrics_have_no_control_character_of_the_name_of_a_table() {
     ));
     scene
         .db
-        .run(&writer(&[table]).one(Event::new(&aggregate, "k", "{}")));
+        .run(&writer(&[table]).insert_one(Event::new(&aggregate, "k", "{}")));
     let label = r#"table="\"tenant_\\u{1b}[2J\\u{202e}\\u{9b}\".outbox"} 1"#;
     let mut text = String::new();
     wait_until("the table's rows in /metrics", || {
@@ -516,7 +518,7 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
     let scene = scene(&["tenant_1.outbox"]);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
-    let event = |key| writer(&["tenant_2.outbox"]).one(Event::new(&aggregate, key, "{}"));
+    let event = |key| writer(&["tenant_2.outbox"]).insert_one(Event::new(&aggregate, key, "{}"));
     let add = format!(
         "SELECT walpost.add_outbox('tenant_2.outbox', 'walpost_{}')",
         scene.name
@@ -548,14 +550,14 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
     let replay = scene.replay(&["--all", "--yes"]).finish();
     replay
         .expect_code(2)
-        .expect_says(&["several tables", "--table SCHEMA.TABLE"]);
+        .expect_mentions(&["several tables", "--table SCHEMA.TABLE"]);
     let replay = scene.replay(&["--all", "--yes", "--table", "tenant_2.outbox"]);
     replay.finish().expect_code(0);
     assert_eq!(scene.wait_for_records(4)[3].header("tenant"), "tenant_2");
     let verify = scene.verify().finish();
     verify
         .expect_code(2)
-        .expect_says(&["several tables", "--table"]);
+        .expect_mentions(&["several tables", "--table"]);
     let verify = scene.verify().args(["--table", "tenant_2.outbox"]).finish();
     verify.expect_code(0);
     walpost.terminate().expect_code(0);
@@ -572,7 +574,7 @@ fn add_outbox_waits_for_writers_and_keeps_the_order() {
              created_at timestamptz DEFAULT clock_timestamp(), n int GENERATED ALWAYS AS IDENTITY, PRIMARY KEY (n))",
     );
     let events = writer(&["tenant_2.outbox"]);
-    let event = |key| events.one(Event::new(&aggregate, key, "{}"));
+    let event = |key| events.insert_one(Event::new(&aggregate, key, "{}"));
     for key in ["4", "3", "2"] {
         let insert = event(key);
         // The order of the rows in the table differs from the order in which they were created.
@@ -652,8 +654,8 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
         let (name, publication) = (&scene.name, scene.slot());
         let [publisher, migrator, other] =
             ["publisher", "migrator", "other"].map(|role| format!("{role}_{name}"));
-        let clerk = Clerk::new(&scene, format!("walpost_{name}"));
-        let role = &clerk.role;
+        let walpost_role = WalpostRole::new(&scene, format!("walpost_{name}"));
+        let role = &walpost_role.role;
         scene.db.run(&format!(
             "CREATE ROLE {publisher} NOLOGIN; CREATE ROLE {migrator} LOGIN; CREATE ROLE {other} LOGIN;
              GRANT CREATE ON DATABASE {name} TO {publisher}, {other};
@@ -665,11 +667,11 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
              GRANT {role} TO {publisher};
              GRANT {publisher} TO {migrator}"
         ));
-        let walpost = clerk.commands().run().start_streaming();
+        let walpost = walpost_role.commands().run().start_streaming();
         let session = |role| Session::connect(&scene.conninfo_as(role)).unwrap();
         let migrate = |number| {
             let table = format!("tenant_{number}.outbox");
-            let event = writer(&[&table]).one(Event::new(&aggregate, &table, "{}"));
+            let event = writer(&[&table]).insert_one(Event::new(&aggregate, &table, "{}"));
             format!(
                 "BEGIN; CREATE SCHEMA tenant_{number};
                  CREATE TABLE {table} (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
@@ -699,7 +701,7 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
         session(&migrator).try_run(&add).expect_err("no owner");
         let init = scene.init().args(["--table", "tenant_4.outbox"]).finish();
         let message = format!("publication {publication} belongs to role {publisher}");
-        init.expect_code(3).expect_says(&[&message]);
+        init.expect_code(3).expect_mentions(&[&message]);
         walpost.terminate().expect_code(0);
         scene.db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO CURRENT_USER; DROP OWNED BY {publisher}, {migrator}, {other} CASCADE;
@@ -723,10 +725,10 @@ fn table_that_no_pattern_stands_for_halts_and_nothing_after_it_is_confirmed() {
     ));
     let lost = scene.wal_position();
     let finished = walpost.finish().expect_code(3);
-    finished.expect_says(&["halted", "public.stranger", "tenant_*.outbox"]);
+    finished.expect_mentions(&["halted", "public.stranger", "tenant_*.outbox"]);
     assert!(before <= scene.confirmed() && scene.confirmed() < lost);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&[
+    check.expect_mentions(&[
         "FAILED",
         "other tables than tenant_*.outbox",
         "public.stranger",
@@ -740,14 +742,14 @@ fn one_table_that_does_not_fit_is_named_and_halts() {
         .db
         .run("ALTER TABLE tenant_2.outbox RENAME aggregateid TO other");
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&[
+    check.expect_mentions(&[
         "FAILED",
         "tenant_2.outbox",
         "aggregateid",
         "2 tables are in the publication",
     ]);
     let finished = scene.run().finish().expect_code(3);
-    finished.expect_says(&["halted", "tenant_2.outbox", "aggregateid"]);
+    finished.expect_mentions(&["halted", "tenant_2.outbox", "aggregateid"]);
 }
 
 #[test]
@@ -794,12 +796,12 @@ fn command_about_all_tables_refuses_to_be_about_one() {
             .finish();
         refused
             .expect_code(2)
-            .expect_says(&["--table", "all of them"]);
+            .expect_mentions(&["--table", "all of them"]);
     }
     let refused = scene.init().arg("--partitioned").finish();
     refused
         .expect_code(2)
-        .expect_says(&["--partitioned", "--table"]);
+        .expect_mentions(&["--partitioned", "--table"]);
 }
 
 /// A tenant that existed before Walpost gets the same objects as from `walpost init --table`.
@@ -819,7 +821,7 @@ fn init_adds_all_tables_that_match_and_says_which() {
     let aggregate = scene.aggregate(1);
     for table in ["tenant_1.outbox", "tenant_2.outbox"] {
         let event = Event::new(&aggregate, table, "{}");
-        scene.db.run(&writer(&[table]).one(event));
+        scene.db.run(&writer(&[table]).insert_one(event));
     }
     let printed = scene.init().arg("--print").finish().expect_code(0);
     for table in ["tenant_1.outbox", "tenant_2.outbox", "tenant_3.outbox"] {
@@ -829,7 +831,7 @@ fn init_adds_all_tables_that_match_and_says_which() {
     assert!(!printed.stdout.contains("other.outbox"));
     // A table that does not fit does not prevent other tables from being added.
     let init = scene.init().finish().expect_code(3);
-    init.expect_says(&[
+    init.expect_mentions(&[
         "tenant_1.outbox",
         "tenant_2.outbox",
         "table tenant_3.outbox has no column \"aggregatetype\"",

@@ -75,7 +75,7 @@ fn settle(mut stream: UnderLoad) {
 fn end(walpost: Walpost, scene: &Scene) {
     let ended = walpost.terminate().expect_code(0);
     let breaks = ended.stderr.matches("reconnecting").count();
-    scene.judge(&[], scene.resends(breaks));
+    scene.check_delivered(&[], scene.resends(breaks));
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn tokens_that_are_fetched_are_renewed_under_load_in_both_modes() {
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
     let endpoint = Endpoint::start(5, SECRET);
     let streams = [false, true].map(|exactly_once| {
-        let scene = Scene::on(server, broker).in_mode(exactly_once);
+        let scene = Scene::on_servers(server, broker).in_mode(exactly_once);
         let file = reaper::folder("config").join("walpost.toml");
         write_fetching(&file, &scene, &endpoint, SECRET);
         let flags = fetching_flags(&scene, &file);
@@ -100,7 +100,7 @@ fn tokens_that_are_fetched_are_renewed_under_load_in_both_modes() {
         more >= 8 && 2 * refused <= more
     });
     streams.into_iter().for_each(settle);
-    assert_eq!(endpoint.refused(), 0);
+    assert_eq!(endpoint.refused_clients(), 0);
 }
 
 #[test]
@@ -122,15 +122,15 @@ fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
             assert!(line.contains(text), "{text} in {line}");
         }
         let check = scene.check().args(&flags).finish().expect_code(1);
-        check.expect_says(&["UNREACHABLE", &endpoint.url(), "invalid_client"]);
+        check.expect_mentions(&["UNREACHABLE", &endpoint.url(), "invalid_client"]);
         write_fetching(&file, &scene, &endpoint, SECRET);
         scene.wait_for_records(1);
         scene.check().args(&flags).finish().expect_code(0);
 
         // The secret is first changed at the endpoint.
         endpoint.rotate(other);
-        let before = endpoint.refused();
-        wait_until("a refusal", || endpoint.refused() > before);
+        let before = endpoint.refused_clients();
+        wait_until("a refusal", || endpoint.refused_clients() > before);
         write_fetching(&file, &scene, &endpoint, other);
         let before = endpoint.calls();
         wait_until("a token", || endpoint.calls() > before);
@@ -155,8 +155,8 @@ fn endpoint_whose_certificate_does_not_hold_gets_no_secret() {
     let flags = fetching_flags(&scene, &file);
     let of_the_system = &flags[..4];
     let finished = scene.check().args(of_the_system).finish().expect_code(1);
-    finished.expect_says(&["UNREACHABLE", "certificate", "https.ca.location"]);
-    assert_eq!((endpoint.calls(), endpoint.refused()), (0, 0));
+    finished.expect_mentions(&["UNREACHABLE", "certificate", "https.ca.location"]);
+    assert_eq!((endpoint.calls(), endpoint.refused_clients()), (0, 0));
 
     let root = AUTHORITY.root.display().to_string();
     let by_variable = scene.check().env("SSL_CERT_FILE", &root);
@@ -172,8 +172,8 @@ fn endpoint_whose_certificate_does_not_hold_gets_no_secret() {
         .env("SSL_CERT_FILE", &root)
         .args(of_the_system);
     let refused = check.args(["-X", &named]).finish().expect_code(1);
-    refused.expect_says(&["UNREACHABLE", "certificate"]);
-    assert_eq!((endpoint.calls(), endpoint.refused()), (calls, 0));
+    refused.expect_mentions(&["UNREACHABLE", "certificate"]);
+    assert_eq!((endpoint.calls(), endpoint.refused_clients()), (calls, 0));
 }
 
 /// The brokers close a connection when its token expires, unless a new one was presented before.
@@ -182,7 +182,7 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
     let issuers = [Issuer::new(5), Issuer::new(5)];
     let streams = [false, true].map(|exactly_once| {
-        let scene = Scene::on(server, broker).in_mode(exactly_once);
+        let scene = Scene::on_servers(server, broker).in_mode(exactly_once);
         let flags = flags(&scene, &issuers[usize::from(exactly_once)]);
         let conninfo = scene.conninfo();
         UnderLoad::start(scene, &conninfo, &flags.each_ref().map(String::as_str), &[])
@@ -192,7 +192,7 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     // Meanwhile, a program fails at first. This is not a refusal, which would halt the pipeline.
     let scene = Scene::new();
     let away = Issuer::new(60);
-    away.leave();
+    away.start_failing();
     let arguments = flags(&scene, &away);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.run().args(&arguments).start();
@@ -201,8 +201,8 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     let failure = "kafka_token_command: /bin/sh has ended with exit status: 3";
     assert!(line.contains(failure), "{line}");
     let check = scene.check().args(&arguments).finish().expect_code(1);
-    check.expect_says(&["UNREACHABLE", failure]);
-    away.come_back();
+    check.expect_mentions(&["UNREACHABLE", failure]);
+    away.stop_failing();
     scene.wait_for_records(1);
     scene.check().args(&arguments).finish().expect_code(0);
     scene.verify().args(&arguments).finish().expect_code(0);
@@ -228,7 +228,7 @@ fn token_without_a_signature_is_for_brokers_that_take_one() {
     let refused = scene.check().args(flags(&scene, &issuer)).finish();
     refused
         .expect_code(3)
-        .expect_says(&["FAILED", "invalid_token"]);
+        .expect_mentions(&["FAILED", "invalid_token"]);
     let flags = flags_at(&scene.broker.unsecured_address(), &scene, &issuer);
     scene.check().args(&flags).finish().expect_code(0);
     let walpost = scene.run().args(&flags).start_streaming();

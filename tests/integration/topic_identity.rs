@@ -74,7 +74,7 @@ fn topic_that_is_deleted_halts_and_says_so(exactly_once: bool) {
     scene.broker.delete_topic(&topic);
     scene.insert(&aggregate, "after");
     let finished = walpost.finish().expect_code(3);
-    let finished = finished.expect_says(&["was deleted", &topic, "does not exist", "--create"]);
+    let finished = finished.expect_mentions(&["was deleted", &topic, "does not exist", "--create"]);
     assert!(
         !finished.stderr.contains("partition column"),
         "{}",
@@ -93,7 +93,7 @@ fn pipeline_that_is_stopped_continues_on_another_kafka_cluster(exactly_once: boo
     scene.change_cluster(&other);
     if exactly_once {
         let halted = scene.run().finish().expect_code(3);
-        halted.expect_says(&["has no checkpoint", "walpost checkpoint adopt"]);
+        halted.expect_mentions(&["has no checkpoint", "walpost checkpoint adopt"]);
         scene
             .checkpoint("adopt")
             .arg("--yes")
@@ -110,7 +110,7 @@ fn pipeline_that_is_stopped_continues_on_another_kafka_cluster(exactly_once: boo
 #[test]
 fn another_cluster_at_the_same_address_is_named() {
     let broker = Broker::private();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let mut walpost = start(&scene, &aggregate, &[]);
     broker.replace_cluster();

@@ -10,7 +10,7 @@ use crate::support::scene::Scene;
 #[test]
 fn halt_names_what_gets_events_delivered_that_are_older_than_the_publication() {
     for major in MAJORS {
-        let mut scene = Scene::on(Server::shared(major), Broker::shared());
+        let mut scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);
         let walpost = scene.start_and_confirm_one(&aggregate, "before");
         walpost.terminate().expect_code(0);
@@ -19,7 +19,7 @@ fn halt_names_what_gets_events_delivered_that_are_older_than_the_publication() {
         scene.use_settings(&format!("publication = \"{slot}_2\"\n"));
         scene.init().finish().expect_code(0);
         let run = scene.run().start().finish().expect_code(3);
-        run.expect_says(&[
+        run.expect_mentions(&[
             "they cannot be read with it",
             &format!(
                 "SELECT pg_catalog.pg_drop_replication_slot('{slot}'); walpost init --slot {slot}"
@@ -27,7 +27,7 @@ fn halt_names_what_gets_events_delivered_that_are_older_than_the_publication() {
         ]);
         scene.drop_slot();
         let init = scene.init().finish().expect_code(0);
-        init.expect_says(&["walpost replay --dropped-slots"]);
+        init.expect_mentions(&["walpost replay --dropped-slots"]);
         let mut walpost = scene.run().start();
         walpost.wait_for_log("streaming");
         let replay = scene.replay(&["--dropped-slots", "--yes"]);

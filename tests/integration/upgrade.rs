@@ -36,7 +36,7 @@ fn journal_that_a_newer_version_has_written_halts() {
         .run()
         .finish()
         .expect_code(3)
-        .expect_says(&["is of version 2", "a newer one has written it"]);
+        .expect_mentions(&["is of version 2", "a newer one has written it"]);
     assert_eq!(scene.confirmed(), before);
     set(1);
     let walpost = scene.start();

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::support::kafka::Broker;
 use crate::support::records::Record;
 use crate::support::scene::Scene;
-use crate::support::wait::{PATIENCE, wait_until};
+use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 use crate::support::walpost::Finished;
 
 mod clean;
@@ -122,7 +122,7 @@ impl<'f> Forged<'f> {
     fn produce(&self, broker: &Broker) {
         let producer: BaseProducer = broker.client().create().unwrap();
         self.send(&producer);
-        producer.flush(PATIENCE).expect("the broker takes it");
+        producer.flush(WAIT_TIMEOUT).expect("the broker takes it");
     }
 }
 

@@ -40,8 +40,8 @@ fn as_plain_role(scene: &Scene<'_>) -> String {
 
 #[test]
 fn delivery_that_is_stuck_is_told_once_and_when_it_is_over() {
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
@@ -61,7 +61,7 @@ fn delivery_that_is_stuck_is_told_once_and_when_it_is_over() {
         .args(["--http", http.address()])
         .finish()
         .expect_code(1)
-        .expect_says(&["1 events are in flight", "min.insync.replicas"]);
+        .expect_mentions(&["1 events are in flight", "min.insync.replicas"]);
     assert_eq!(
         shown.stdout.matches("in flight, and").count(),
         1,
@@ -78,10 +78,10 @@ fn delivery_that_is_stuck_is_told_once_and_when_it_is_over() {
 fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_little() {
     for major in [MAJORS[0], MAJORS[MAJORS.len() - 1]] {
         let server = Server::private(major, "max_slot_wal_keep_size = 128MB\n");
-        let scene = Scene::on(&server, Broker::shared());
+        let scene = Scene::on_servers(&server, Broker::shared());
         let aggregate = scene.aggregate(1);
         let mut walpost = scene
-            .at(&as_plain_role(&scene))
+            .with_conninfo(&as_plain_role(&scene))
             .run()
             .args(["--http", "127.0.0.1:0"])
             .start();
@@ -112,7 +112,7 @@ fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_li
 fn prepared_transaction_that_keeps_much_log_is_named() {
     let settings = "max_slot_wal_keep_size = 128MB\nmax_prepared_transactions = 2\n";
     let server = Server::private(MAJOR, settings);
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
     let (session, _) = open_transaction(&scene, &aggregate);
@@ -128,7 +128,7 @@ fn prepared_transaction_that_keeps_much_log_is_named() {
 #[test]
 fn slot_that_is_about_to_be_lost_is_told_with_the_command_that_saves_it() {
     let server = Server::private(MAJOR, "max_slot_wal_keep_size = 48MB\n");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
@@ -145,7 +145,7 @@ fn slot_that_is_about_to_be_lost_is_told_with_the_command_that_saves_it() {
         .args(["--http", http.address()])
         .finish()
         .expect_code(1)
-        .expect_says(&["is unreserved", "ALTER SYSTEM SET"]);
+        .expect_mentions(&["is unreserved", "ALTER SYSTEM SET"]);
     scene
         .db
         .run("ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'");
@@ -162,7 +162,7 @@ fn slot_that_is_about_to_be_lost_is_told_with_the_command_that_saves_it() {
 /// A table with a partition for today in UTC, and a default partition.
 fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> Scene<'s> {
     within_a_day();
-    let scene = Scene::bare_on(server, Broker::shared());
+    let scene = Scene::bare_on_servers(server, Broker::shared());
     let today = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD')";
     let today = scene.db.value(&format!("SELECT {today}")).unwrap();
     let zone = if column_type == "timestamptz" {
@@ -218,7 +218,7 @@ fn partitions_that_run_out_are_told_until_there_are_more() {
             .args(["--http", "off"])
             .finish()
             .expect_code(1)
-            .expect_says(&["the last partition of table public.outbox"]);
+            .expect_mentions(&["the last partition of table public.outbox"]);
         scene
             .invoke("maintain")
             .args(["--partitions-ahead", "3"])

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::reaper::{self, Ending};
 use super::secrets::{self, Stream};
-use super::wait::{PATIENCE, wait_until};
+use super::wait::{WAIT_TIMEOUT, wait_until};
 
 const ARGUMENTS: [&str; 7] = [
     "--headless",
@@ -122,7 +122,7 @@ impl Tab {
         }
         write!(self.commands, "{command}\0").expect("chromium: ./dev setup");
         loop {
-            let answer = self.answers.recv_timeout(PATIENCE);
+            let answer = self.answers.recv_timeout(WAIT_TIMEOUT);
             let answer = answer.unwrap_or_else(|error| panic!("{method}: {error}"));
             if answer["id"] == id {
                 return match answer["error"].is_null() {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use super::lsn::parse_position;
-use super::records::{Place, Record};
+use super::records::{Record, TopicPartition};
 
 /// One event of a committed transaction. A history contains events in commit order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(crate) struct Committed {
 #[derive(Clone, Debug)]
 pub(crate) struct Delivered {
     pub(crate) id: String,
-    pub(crate) place: Place,
+    pub(crate) place: TopicPartition,
     pub(crate) offset: i64,
     pub(crate) key: Option<Vec<u8>>,
     /// Commit LSN and index from the header `walpost-position`.
@@ -31,7 +31,7 @@ impl From<&Record> for Delivered {
     fn from(record: &Record) -> Self {
         Self {
             id: record.header("id").to_owned(),
-            place: record.place(),
+            place: record.topic_partition(),
             offset: record.offset,
             key: record.key.clone(),
             position: parse_position(record.header("walpost-position")),
@@ -41,10 +41,10 @@ impl From<&Record> for Delivered {
 
 /// The state just after a connector died.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Death {
+pub(crate) struct KilledState {
     /// Offset after the last record of each partition, committed or not, read after the connector
     /// died.
-    pub(crate) ends: HashMap<Place, i64>,
+    pub(crate) ends: HashMap<TopicPartition, i64>,
     /// The slot's confirmed_flush_lsn, read after the slot was released and before `ends`.
     pub(crate) confirmed: u64,
 }
@@ -71,12 +71,12 @@ pub(crate) enum Violation {
     OutOfOrder {
         id: String,
         after: String,
-        place: Place,
+        place: TopicPartition,
     },
     /// The later of two events with the same key was delivered to a different partition.
     KeyMoved(String),
     /// A partition was repeated from an earlier event more often than failures occurred.
-    TooManyResends { place: Place, times: usize },
+    TooManyResends { place: TopicPartition, times: usize },
     /// The event was confirmed before a death, but delivered again after it.
     ConfirmedTwice(String),
     /// The event was confirmed before a death, but had not been delivered by then.
@@ -101,7 +101,7 @@ pub(crate) struct Summary {
 pub(crate) fn check(
     history: &[Committed],
     delivery: &[Delivered],
-    deaths: &[Death],
+    deaths: &[KilledState],
     resends: Resends,
 ) -> Result<Summary, Violations> {
     let order: HashMap<&str, usize> = history
@@ -170,7 +170,7 @@ fn find_disorder(
     resends: Resends,
     found: &mut Vec<Violation>,
 ) {
-    let mut by_place: HashMap<&Place, Vec<(i64, usize)>> = HashMap::new();
+    let mut by_place: HashMap<&TopicPartition, Vec<(i64, usize)>> = HashMap::new();
     for (number, record) in known {
         by_place
             .entry(&record.place)
@@ -236,7 +236,7 @@ fn find_moved_keys(known: &[(usize, &Delivered)], found: &mut Vec<Violation>) {
 fn find_wrong_confirmations(
     history: &[Committed],
     known: &[(usize, &Delivered)],
-    death: &Death,
+    death: &KilledState,
     found: &mut Vec<Violation>,
 ) {
     let mut delivered = HashSet::new();

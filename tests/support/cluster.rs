@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer};
 
-use super::kafka::{Broker, Ports, Seat};
+use super::kafka::{Broker, NodePosition, Ports};
 use super::wait::wait_until;
 
 const NODES: usize = 3;
@@ -23,9 +23,9 @@ pub(crate) struct Cluster {
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// Exclusive access to the cluster for one test.
-pub(crate) struct Turn(MutexGuard<'static, Cluster>);
+pub(crate) struct ClusterGuard(MutexGuard<'static, Cluster>);
 
-impl Deref for Turn {
+impl Deref for ClusterGuard {
     type Target = Cluster;
 
     fn deref(&self) -> &Cluster {
@@ -33,7 +33,7 @@ impl Deref for Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for ClusterGuard {
     /// Freezes the nodes if no test is waiting: idle nodes use 10 % of a CPU.
     fn drop(&mut self) {
         if WAITING.load(Ordering::Relaxed) == 0 && !thread::panicking() {
@@ -45,13 +45,13 @@ impl Drop for Turn {
 
 impl Cluster {
     /// Waits for the cluster that tests share and repairs it. The caller may break its nodes.
-    pub(crate) fn shared() -> Turn {
+    pub(crate) fn shared() -> ClusterGuard {
         static SHARED: LazyLock<Mutex<Cluster>> = LazyLock::new(|| Mutex::new(Cluster::new()));
         WAITING.fetch_add(1, Ordering::Relaxed);
         let cluster = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         WAITING.fetch_sub(1, Ordering::Relaxed);
-        cluster.mend();
-        Turn(cluster)
+        cluster.repair();
+        ClusterGuard(cluster)
     }
 
     /// Creates a cluster without starting it.
@@ -60,14 +60,14 @@ impl Cluster {
         let nodes = (0..NODES)
             .map(|index| {
                 let jvm = ["-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"];
-                Broker::prepared(Seat::of(index, ports.clone()), &jvm, None, "")
+                Broker::prepared(NodePosition::new(index, ports.clone()), &jvm, None, "")
             })
             .collect();
         Cluster { nodes }
     }
 
     /// Restores what a previous test may have left broken.
-    fn mend(&self) {
+    fn repair(&self) {
         let up = self.nodes.iter().filter(|node| node.is_running());
         up.for_each(Broker::thaw);
         self.start_all();
@@ -81,7 +81,7 @@ impl Cluster {
     }
 
     /// Returns a node. Its address contains all nodes of the cluster.
-    pub(crate) fn entry(&self) -> &Broker {
+    pub(crate) fn any_node(&self) -> &Broker {
         &self.nodes[0]
     }
 
@@ -91,7 +91,7 @@ impl Cluster {
 
     /// Returns the node that leads the first partition of a topic.
     pub(crate) fn leader(&self, topic: &str) -> &Broker {
-        let client: BaseConsumer = self.entry().client().create().unwrap();
+        let client: BaseConsumer = self.any_node().client().create().unwrap();
         let metadata = client.fetch_metadata(Some(topic), Duration::from_secs(30));
         let leader = metadata.expect("the cluster answers").topics()[0].partitions()[0].leader();
         let mut nodes = self.nodes.iter();
@@ -101,7 +101,7 @@ impl Cluster {
     /// Waits until all replicas of all partitions are in sync.
     pub(crate) fn wait_until_in_sync(&self) {
         self.nodes.iter().for_each(Broker::wait_until_up);
-        let client: BaseConsumer = self.entry().client().create().unwrap();
+        let client: BaseConsumer = self.any_node().client().create().unwrap();
         wait_until("all replicas to be in sync", || {
             let Ok(metadata) = client.fetch_metadata(None, Duration::from_secs(5)) else {
                 return false;

@@ -11,7 +11,7 @@ use super::lag::{receive, send, varint};
 
 /// The kind of response that contains an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum ResponseKind {
     Produce,
     Fetch,
     ListOffsets,
@@ -22,7 +22,7 @@ pub(crate) enum Answer {
     DescribeConfigs,
 }
 
-impl Answer {
+impl ResponseKind {
     fn api_key(self) -> i16 {
         match self {
             Self::Produce => 0,
@@ -38,7 +38,7 @@ impl Answer {
 
     /// Returns the offset of the first error code in a response of this version, or `None` if the
     /// response contains no topic.
-    fn place(self, answer: &[u8], version: i16) -> Option<usize> {
+    fn error_code_offset(self, answer: &[u8], version: i16) -> Option<usize> {
         let mut at = Cursor {
             rest: answer,
             is_flexible: version >= self.flexible_since(),
@@ -160,37 +160,37 @@ impl Cursor<'_> {
 /// The client's port and the correlation ID.
 type Request = (u16, [u8; 4]);
 /// The API key and version of a request.
-type Asked = (i16, i16);
+type RequestVersion = (i16, i16);
 
 /// Replaces the first error code in responses of one kind.
 #[derive(Default)]
 pub(crate) struct ErrorCodes {
-    replaced: Mutex<Option<(Answer, i16)>>,
+    replaced: Mutex<Option<(ResponseKind, i16)>>,
     answers: AtomicUsize,
     /// The pending requests of all connections. Sharing the map is harmless: a mistake only leaves
     /// a response unchanged.
-    asked: Mutex<HashMap<Request, Asked>>,
+    asked: Mutex<HashMap<Request, RequestVersion>>,
 }
 
 impl ErrorCodes {
     /// Makes responses of this kind contain the code from now on.
-    pub(crate) fn replace(&self, answer: Answer, code: i16) {
+    pub(crate) fn replace(&self, answer: ResponseKind, code: i16) {
         self.answers.store(0, Ordering::SeqCst);
         *self.replaced.lock().unwrap() = Some((answer, code));
     }
 
     /// Forwards responses unchanged again.
-    pub(crate) fn pass(&self) {
+    pub(crate) fn stop_replacing(&self) {
         *self.replaced.lock().unwrap() = None;
     }
 
     /// Returns how many responses were changed since the last call of [`ErrorCodes::replace`].
-    pub(crate) fn answers(&self) -> usize {
+    pub(crate) fn changed_responses(&self) -> usize {
         self.answers.load(Ordering::SeqCst)
     }
 
     /// Forwards requests, and records their API keys and versions.
-    pub(super) fn ask(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
+    pub(super) fn forward_requests(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         let port = from.peer_addr()?.port();
         loop {
             let request = receive(from)?;
@@ -206,7 +206,7 @@ impl ErrorCodes {
     }
 
     /// Forwards responses, and replaces error codes if that is enabled.
-    pub(super) fn answer(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
+    pub(super) fn forward_responses(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         let port = to.peer_addr()?.port();
         loop {
             let mut answer = receive(from)?;
@@ -215,7 +215,7 @@ impl ErrorCodes {
             let replaced = *self.replaced.lock().unwrap();
             if let (Some((key, version)), Some((kind, code))) = (asked, replaced)
                 && key == kind.api_key()
-                && let Some(at) = kind.place(&answer, version)
+                && let Some(at) = kind.error_code_offset(&answer, version)
                 && let Some(place) = answer.get_mut(at..at + 2)
             {
                 place.copy_from_slice(&code.to_be_bytes());

@@ -22,7 +22,7 @@ pub(crate) enum Writer {
 }
 
 /// One event. The texts are SQL literals without their quotes. For expressions over columns, see
-/// [`Writer::many`].
+/// [`Writer::insert_many`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event<'a> {
     /// The id, or `None` for a random one.
@@ -55,7 +55,7 @@ impl Writer {
     }
 
     /// Returns a statement that writes one event.
-    pub(crate) fn one(&self, event: Event<'_>) -> String {
+    pub(crate) fn insert_one(&self, event: Event<'_>) -> String {
         let Event {
             id,
             aggregate,
@@ -77,7 +77,7 @@ impl Writer {
 
     /// Returns a statement that writes `count` events with 50 different keys. `payload` is an
     /// expression of type jsonb that can use the event's number `n`.
-    pub(crate) fn many(&self, aggregate: &str, count: usize, payload: &str) -> String {
+    pub(crate) fn insert_many(&self, aggregate: &str, count: usize, payload: &str) -> String {
         let series = format!("FROM generate_series(1, {count}) AS n");
         match self {
             Self::Table(_) | Self::Tables { .. } => format!(

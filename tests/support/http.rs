@@ -7,11 +7,11 @@ use std::net::TcpStream;
 use serde_json::Value;
 
 use super::secrets::{self, Stream};
-use super::wait::PATIENCE;
+use super::wait::WAIT_TIMEOUT;
 
 /// An HTTP response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) code: u16,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: String,
@@ -37,21 +37,21 @@ impl Http {
 
     pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         stream
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
-        self.ask("GET", path)
+    pub(crate) fn get(&self, path: &str) -> HttpResponse {
+        self.request("GET", path)
     }
 
-    pub(crate) fn ask(&self, method: &str, path: &str) -> Answer {
-        self.ask_with(method, path, &format!("Host: {}\r\n", self.address))
+    pub(crate) fn request(&self, method: &str, path: &str) -> HttpResponse {
+        self.request_with(method, path, &format!("Host: {}\r\n", self.address))
     }
 
-    /// Like [`Http::ask`], with the given header lines in place of the Host header with the
+    /// Like [`Http::request`], with the given header lines in place of the Host header with the
     /// server's address.
-    pub(crate) fn ask_with(&self, method: &str, path: &str, headers: &str) -> Answer {
+    pub(crate) fn request_with(&self, method: &str, path: &str, headers: &str) -> HttpResponse {
         let mut stream = self.connect();
         let head = format!("{method} {path} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n");
         stream.write_all(head.as_bytes()).unwrap();
@@ -62,7 +62,7 @@ impl Http {
         let mut lines = head.lines();
         let code = lines.next().and_then(|line| line.split(' ').nth(1));
         let headers = lines.filter_map(|line| line.split_once(": "));
-        Answer {
+        HttpResponse {
             code: code.unwrap().parse().unwrap(),
             headers: headers
                 .map(|(name, value)| (name.to_lowercase(), value.to_owned()))

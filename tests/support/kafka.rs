@@ -19,7 +19,7 @@ use super::proxy::Proxy;
 use super::reaper::{self, Ending};
 use super::secrets::SECRET;
 use super::tokens::KEYS;
-use super::wait::{PATIENCE, wait_for};
+use super::wait::{WAIT_TIMEOUT, wait_for};
 
 mod admin;
 pub(crate) mod connect;
@@ -29,7 +29,7 @@ mod produce;
 mod settings;
 mod transactions;
 
-pub(super) use nodes::{Ports, Seat};
+pub(super) use nodes::{NodePosition, Ports};
 
 use java::{ARCHIVE, JVM, java, shared_classes};
 use settings::{formatted, write_settings};
@@ -46,7 +46,7 @@ pub(crate) fn sasl_password() -> String {
 /// automatically.
 pub(crate) struct Broker {
     ports: Ports,
-    seat: Seat,
+    seat: NodePosition,
     folder: PathBuf,
     jvm: Vec<String>,
     process: Mutex<Option<Child>>,
@@ -58,18 +58,18 @@ pub(crate) struct Broker {
 
 /// A session timeout that keeps a broker that runs alone from being fenced by its own controller
 /// after both were frozen for a long time, or when the machine is busy.
-const NEVER_MISSED: &str = "broker.session.timeout.ms=3600000\n";
+const LONG_BROKER_SESSION: &str = "broker.session.timeout.ms=3600000\n";
 
 /// Returned brokers, which are frozen because even an idle broker uses 2 % of a CPU.
-static GIVEN_BACK: Mutex<Vec<Broker>> = Mutex::new(Vec::new());
+static RETURNED_BROKERS: Mutex<Vec<Broker>> = Mutex::new(Vec::new());
 
 impl Broker {
     /// Returns the broker that tests share. It is never stopped, and is the only one with TLS
     /// listeners.
     pub(crate) fn shared() -> &'static Broker {
         static SHARED: LazyLock<Broker> = LazyLock::new(|| {
-            let alone = Seat::of(0, vec![Ports::free()]).with_tls();
-            let broker = Broker::prepared(alone, &JVM, None, NEVER_MISSED);
+            let alone = NodePosition::new(0, vec![Ports::free()]).with_tls();
+            let broker = Broker::prepared(alone, &JVM, None, LONG_BROKER_SESSION);
             broker.start();
             broker
         });
@@ -84,12 +84,12 @@ impl Broker {
     /// Returns a broker that a test may stop, freeze and disconnect. It is reused by other tests,
     /// because starting a broker takes seconds of CPU time. A test that changes the broker
     /// permanently, or kills it, needs [`Broker::private`].
-    pub(crate) fn lent() -> Broker {
-        if let Some(broker) = GIVEN_BACK.lock().unwrap().pop() {
+    pub(crate) fn borrowed() -> Broker {
+        if let Some(broker) = RETURNED_BROKERS.lock().unwrap().pop() {
             broker.thaw();
             return broker;
         }
-        let mut broker = Self::with(&JVM, NEVER_MISSED);
+        let mut broker = Self::with(&JVM, LONG_BROKER_SESSION);
         broker.is_lent = true;
         broker
     }
@@ -99,7 +99,7 @@ impl Broker {
     pub(crate) fn with_rights() -> Broker {
         let authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer";
         let settings = format!(
-            "authorizer.class.name={authorizer}\nsuper.users=User:ANONYMOUS\n{NEVER_MISSED}"
+            "authorizer.class.name={authorizer}\nsuper.users=User:ANONYMOUS\n{LONG_BROKER_SESSION}"
         );
         Self::with(&JVM, &settings)
     }
@@ -110,14 +110,19 @@ impl Broker {
     }
 
     fn with(options: &[&str], settings: &str) -> Broker {
-        let broker = Self::prepared(Seat::of(0, vec![Ports::free()]), options, None, settings);
+        let broker = Self::prepared(
+            NodePosition::new(0, vec![Ports::free()]),
+            options,
+            None,
+            settings,
+        );
         broker.start();
         broker
     }
 
     /// Starts a private broker that stores its data on `disk`.
     pub(crate) fn on_disk(disk: &Disk) -> Broker {
-        let alone = Seat::of(0, vec![Ports::free()]);
+        let alone = NodePosition::new(0, vec![Ports::free()]);
         let broker = Self::prepared(alone, &JVM, Some(disk), "");
         broker.start();
         broker
@@ -125,7 +130,7 @@ impl Broker {
 
     /// Creates a node without starting it.
     pub(super) fn prepared(
-        seat: Seat,
+        seat: NodePosition,
         options: &[&str],
         disk: Option<&Disk>,
         settings: &str,
@@ -205,7 +210,7 @@ impl Broker {
 
     /// Returns the addresses of the TLS listeners whose certificates have expired and are not yet
     /// valid, respectively.
-    pub(crate) fn untimely_addresses(&self) -> [String; 2] {
+    pub(crate) fn invalid_certificate_addresses(&self) -> [String; 2] {
         [self.ports.expired, self.ports.early].map(|port| format!("localhost:{port}"))
     }
 
@@ -314,7 +319,7 @@ impl Broker {
         let mut process = self.process.lock().unwrap();
         let mut child = process.take().expect("a running broker");
         signal(child.id(), "KILL");
-        wait_for_exit(&mut child, PATIENCE).expect("a killed process ends");
+        wait_for_exit(&mut child, WAIT_TIMEOUT).expect("a killed process ends");
     }
 
     /// Shuts the broker down cleanly.
@@ -322,7 +327,7 @@ impl Broker {
         let mut process = self.process.lock().unwrap();
         let mut child = process.take().expect("a running broker");
         signal(child.id(), "TERM");
-        if wait_for_exit(&mut child, PATIENCE).is_none() {
+        if wait_for_exit(&mut child, WAIT_TIMEOUT).is_none() {
             *process = Some(child);
             drop(process);
             panic!("Kafka does not stop:\n{}", self.log());
@@ -392,7 +397,7 @@ impl Broker {
 
 impl Broker {
     /// Returns the broker for use by another test if the test has passed and the broker is running.
-    fn give_back(&mut self) -> Option<Broker> {
+    fn return_broker(&mut self) -> Option<Broker> {
         let is_whole = self.is_lent && !std::thread::panicking() && self.is_running();
         is_whole.then(|| {
             self.freeze();
@@ -411,8 +416,8 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        if let Some(broker) = self.give_back() {
-            GIVEN_BACK.lock().unwrap().push(broker);
+        if let Some(broker) = self.return_broker() {
+            RETURNED_BROKERS.lock().unwrap().push(broker);
             return;
         }
         let process = self
@@ -421,7 +426,7 @@ impl Drop for Broker {
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(mut child) = process.take() {
             let _ = child.kill();
-            wait_for_exit(&mut child, PATIENCE);
+            wait_for_exit(&mut child, WAIT_TIMEOUT);
         }
         let _ = fs::remove_dir_all(&self.folder);
     }

@@ -12,23 +12,23 @@ use std::thread;
 use std::time::Duration;
 
 /// Number of responses to a consumer before the leader catches up.
-const ANSWERS: usize = 30;
+const RESPONSES_BEFORE_CATCH_UP: usize = 30;
 /// How long a leader without records to return waits for more.
-const WAIT: Duration = Duration::from_millis(10);
+const EMPTY_FETCH_WAIT: Duration = Duration::from_millis(10);
 
 /// API key of Fetch requests.
 const FETCH: u8 = 1;
 /// First version in which topics have an ID instead of a name.
-const TOPIC_ID: i16 = 13;
+const TOPIC_ID_VERSION: i16 = 13;
 /// Offsets of the number of topics in a response for one topic, and of the number of its
 /// partitions.
-const COUNTS: [usize; 2] = [15, 32];
+const PARTITION_COUNTS: [usize; 2] = [15, 32];
 /// The length of an array with one element in the compact encoding.
-const ONE: u8 = 2;
+const ONE_ELEMENT: u8 = 2;
 /// The high watermark and the last stable offset of the partition.
-const MARKS: Range<usize> = 39..55;
+const WATERMARKS: Range<usize> = 39..55;
 /// Offset of the aborted transactions, after the marks above and the log start offset.
-const ABORTED: usize = 63;
+const ABORTED_OFFSET: usize = 63;
 /// Producer ID, first offset and empty tags.
 const ABORTED_BYTES: usize = 17;
 
@@ -43,18 +43,18 @@ pub(super) type Fetches = Mutex<HashSet<[u8; 4]>>;
 
 impl Lag {
     /// Makes partitions seem to end at `end`, which must be the end of a batch.
-    pub(super) fn behind(end: i64) -> Self {
-        let left = AtomicUsize::new(ANSWERS);
+    pub(super) fn ending_at(end: i64) -> Self {
+        let left = AtomicUsize::new(RESPONSES_BEFORE_CATCH_UP);
         Self { end, left }
     }
 
-    /// Returns whether the leader has caught up, after [`ANSWERS`] responses.
-    pub(crate) fn is_over(&self) -> bool {
+    /// Returns whether the leader has caught up, after [`RESPONSES_BEFORE_CATCH_UP`] responses.
+    pub(crate) fn has_caught_up(&self) -> bool {
         self.left.load(Ordering::Relaxed) == 0
     }
 
     /// Counts a response, and returns whether the leader still lags.
-    fn is_still(&self) -> bool {
+    fn count_response(&self) -> bool {
         let fewer = |left: usize| left.checked_sub(1);
         self.left
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer)
@@ -62,7 +62,7 @@ impl Lag {
     }
 
     /// Forwards requests, and records which ones are Fetch requests.
-    pub(super) fn ask(
+    pub(super) fn forward_requests(
         &self,
         from: &TcpStream,
         to: &TcpStream,
@@ -71,7 +71,7 @@ impl Lag {
         loop {
             let request = receive(from)?;
             if let Some([0, FETCH, major, minor, id @ ..]) = request.first_chunk::<8>()
-                && i16::from_be_bytes([*major, *minor]) >= TOPIC_ID
+                && i16::from_be_bytes([*major, *minor]) >= TOPIC_ID_VERSION
             {
                 fetches.lock().unwrap().insert(*id);
             }
@@ -80,7 +80,7 @@ impl Lag {
     }
 
     /// Forwards responses, and shortens those to Fetch requests while the leader lags.
-    pub(super) fn answer(
+    pub(super) fn forward_responses(
         &self,
         from: &TcpStream,
         to: &TcpStream,
@@ -90,27 +90,30 @@ impl Lag {
             let mut answer = receive(from)?;
             let id = answer.first_chunk();
             if id.is_some_and(|id| fetches.lock().unwrap().remove(id))
-                && let Some(short) = self.shortened(&answer)
-                && self.is_still()
+                && let Some(short) = self.shorten(&answer)
+                && self.count_response()
             {
                 answer = short;
-                thread::sleep(WAIT);
+                thread::sleep(EMPTY_FETCH_WAIT);
             }
             send(to, &answer)?;
         }
     }
 
     /// Returns a response for one partition without the records at and after the end.
-    fn shortened(&self, answer: &[u8]) -> Option<Vec<u8>> {
-        if COUNTS.iter().any(|&at| answer.get(at) != Some(&ONE)) {
+    fn shorten(&self, answer: &[u8]) -> Option<Vec<u8>> {
+        if PARTITION_COUNTS
+            .iter()
+            .any(|&at| answer.get(at) != Some(&ONE_ELEMENT))
+        {
             return None;
         }
-        let mut rest = answer.get(ABORTED..)?;
+        let mut rest = answer.get(ABORTED_OFFSET..)?;
         let aborted = varint(&mut rest)?.saturating_sub(1);
         // The 4 bytes are the preferred read replica.
         rest = rest.get(aborted * ABORTED_BYTES + 4..)?;
         let mut short = answer[..answer.len() - rest.len()].to_vec();
-        short[MARKS].copy_from_slice(&[self.end.to_be_bytes(); 2].concat());
+        short[WATERMARKS].copy_from_slice(&[self.end.to_be_bytes(); 2].concat());
 
         let records = varint(&mut rest)?.saturating_sub(1);
         let records = rest.get(..records)?;

@@ -110,7 +110,7 @@ fn write(profile: &Profile, mut dice: fastrand::Rng, stop: &AtomicBool, committe
                 Err(error) => {
                     let refused = error
                         .as_db_error()
-                        .is_some_and(|db| !can_happen(db.code().code()));
+                        .is_some_and(|db| !is_expected_error(db.code().code()));
                     assert!(!refused, "{error}: {:?}\n{sql}", error.as_db_error());
                     session = None;
                 }
@@ -123,7 +123,7 @@ fn write(profile: &Profile, mut dice: fastrand::Rng, stop: &AtomicBool, committe
 /// Returns whether an error with this code can occur during the test. Class 53: the disk is full.
 /// Class 57: the server is shutting down, starting or has crashed. Class 58: the server can't
 /// write. 25006: the server is a standby.
-fn can_happen(code: &str) -> bool {
+fn is_expected_error(code: &str) -> bool {
     ["53", "57", "58", "25006"]
         .iter()
         .any(|class| code.starts_with(class))
@@ -150,5 +150,7 @@ fn event(profile: &Profile, dice: &mut fastrand::Rng) -> String {
     let key = format!("key-{}", dice.u32(..profile.keys));
     let number = dice.u32(..);
     let payload = format!("{{\"mark\": \"{PAYLOAD_MARK}\", \"number\": {number}}}");
-    profile.events.one(Event::new(aggregate, &key, &payload))
+    profile
+        .events
+        .insert_one(Event::new(aggregate, &key, &payload))
 }

@@ -16,21 +16,20 @@
     reason = "a broken test set-up has nobody to report to but the panic"
 )]
 
+pub(crate) mod broker_removal;
 pub(crate) mod browser;
 pub(crate) mod certificates;
 pub(crate) mod checker;
-pub(crate) mod clerk;
 pub(crate) mod cluster;
-pub(crate) mod departure;
 pub(crate) mod disk;
 pub(crate) mod error_codes;
 pub(crate) mod event;
 pub(crate) mod http;
+pub(crate) mod intercepting_proxy;
 pub(crate) mod kafka;
 pub(crate) mod lag;
 pub(crate) mod load;
 pub(crate) mod lsn;
-pub(crate) mod middle;
 pub(crate) mod names;
 pub(crate) mod oracle;
 pub(crate) mod postgres;
@@ -45,3 +44,4 @@ pub(crate) mod tokens;
 pub(crate) mod under_load;
 pub(crate) mod wait;
 pub(crate) mod walpost;
+pub(crate) mod walpost_role;

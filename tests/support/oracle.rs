@@ -28,9 +28,9 @@ impl Oracle {
     /// partitions.
     pub(crate) fn history(&self, session: &Session, events: &Writer) -> Vec<Committed> {
         let query = match events {
-            Writer::Table(table) => self.rows_of(table),
-            Writer::Tables { like, .. } => self.rows_of(like),
-            Writer::Messages(prefix) => self.messages_of(prefix),
+            Writer::Table(table) => self.rows_query(table),
+            Writer::Tables { like, .. } => self.rows_query(like),
+            Writer::Messages(prefix) => self.messages_query(prefix),
         };
         let mut history = Vec::new();
         let mut open: Vec<Option<String>> = Vec::new();
@@ -59,7 +59,7 @@ impl Oracle {
     }
 
     /// Returns a query for commits and the ids of inserted rows.
-    fn rows_of(&self, table: &str) -> String {
+    fn rows_query(&self, table: &str) -> String {
         format!(
             "SELECT (lsn - '0/0')::bigint, CASE WHEN data = 'COMMIT' THEN data
                  ELSE substring(left(data, 1000) FROM ' id\\[[^]]*\\]:''?([^ '']*)') END
@@ -71,7 +71,7 @@ impl Oracle {
 
     /// Returns a query for commits and the ids of messages with the prefix, with null for other
     /// messages. The id follows the first byte of the content.
-    fn messages_of(&self, prefix: &str) -> String {
+    fn messages_query(&self, prefix: &str) -> String {
         let ours = format!("message: transactional: 1 prefix: {prefix}, sz: ");
         format!(
             "SELECT (lsn - '0/0')::bigint, CASE WHEN data = 'COMMIT' THEN 'COMMIT'

@@ -16,7 +16,7 @@ use super::disk::Disk;
 use super::process::{account, effective_user, free_port, signal, try_signal, wait_for_exit};
 use super::reaper::{self, Ending};
 use super::session::Session;
-use super::wait::{PATIENCE, wait_for, wait_until};
+use super::wait::{WAIT_TIMEOUT, wait_for, wait_until};
 
 /// Every major version that Walpost supports.
 pub(crate) const MAJORS: [u32; 5] = [14, 15, 16, 17, 18];
@@ -106,7 +106,7 @@ impl Server {
 
     /// Starts a private server with a system identifier of its own. Other private servers are
     /// copies of one cluster and share its identifier.
-    pub(crate) fn of_another_cluster(major: u32, settings: &str) -> Server {
+    pub(crate) fn with_new_cluster(major: u32, settings: &str) -> Server {
         let server = Self::configured(major, &initialise(major), settings);
         server.start();
         server
@@ -144,7 +144,7 @@ impl Server {
         let file = standby.data().join("postgresql.auto.conf");
         fs::write(&file, fs::read_to_string(&file).unwrap() + &own).unwrap();
         fs::write(standby.data().join("standby.signal"), "").unwrap();
-        give(&standby.data().join("standby.signal"), server_account());
+        chown_to_server(&standby.data().join("standby.signal"), server_account());
         standby.start();
         standby
     }
@@ -162,7 +162,7 @@ impl Server {
 
     /// Replaces the data directory of this server, which must be stopped, with a copy, as if a disk
     /// snapshot had been restored.
-    pub(crate) fn put_back(&self, copy: &Path) {
+    pub(crate) fn restore_data(&self, copy: &Path) {
         fs::remove_dir_all(self.data()).unwrap();
         copy_owned(copy, &self.data());
     }
@@ -172,7 +172,7 @@ impl Server {
     pub(crate) fn upgraded(&self) -> Server {
         self.stop(Stop::Fast);
         let upgraded = Self::configured(self.major, &initialise(self.major), "");
-        let programs = debian(self.major);
+        let programs = debian_binaries(self.major);
         let mut command = Command::new(programs.join("pg_upgrade"));
         for (flag, folder) in [
             ("-b", &programs),
@@ -207,11 +207,11 @@ impl Server {
         let identity = &*SERVER_IDENTITY;
         fs::copy(&identity.certificate, data.join("server.pem")).unwrap();
         write_private(&data.join("server.key"), &fs::read(&identity.key).unwrap());
-        give(&data.join("server.key"), owner);
+        chown_to_server(&data.join("server.key"), owner);
         fs::copy(&AUTHORITY.root, data.join("root.pem")).unwrap();
         let client_root = "ssl_ca_file = 'root.pem'\n";
         fs::write(data.join("postgresql.auto.conf"), client_root).unwrap();
-        give(&data.join("postgresql.auto.conf"), owner);
+        chown_to_server(&data.join("postgresql.auto.conf"), owner);
         server
     }
 
@@ -223,8 +223,8 @@ impl Server {
         copy_owned(from, &folder.join("data"));
         let socket = folder.join("s");
         fs::create_dir(&socket).unwrap();
-        give(&socket, owner);
-        give(&folder, owner);
+        chown_to_server(&socket, owner);
+        chown_to_server(&folder, owner);
         let port = free_port();
         let file = folder.join("data/postgresql.conf");
         let mut config = fs::read_to_string(&file).unwrap();
@@ -273,7 +273,7 @@ impl Server {
     }
 
     /// Makes the server present another certificate from now on.
-    pub(crate) fn show(&self, identity: &Identity) {
+    pub(crate) fn present_certificate(&self, identity: &Identity) {
         let data = self.folder.join("data");
         fs::copy(&identity.certificate, data.join("server.pem")).unwrap();
         fs::write(data.join("server.key"), fs::read(&identity.key).unwrap()).unwrap();
@@ -316,11 +316,11 @@ impl Server {
     /// Stops the server.
     ///
     /// # Panics
-    /// If the server takes longer than [`PATIENCE`] to stop.
+    /// If the server takes longer than [`WAIT_TIMEOUT`] to stop.
     pub(crate) fn stop(&self, how: Stop) {
         self.begin_stop(how);
         assert!(
-            self.has_stopped(PATIENCE),
+            self.has_stopped(WAIT_TIMEOUT),
             "PostgreSQL does not stop:\n{}",
             self.log()
         );
@@ -397,7 +397,7 @@ impl Drop for Server {
             .unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(mut child) = postmaster.take() {
             try_signal(child.id(), "QUIT");
-            if wait_for_exit(&mut child, PATIENCE).is_some() {
+            if wait_for_exit(&mut child, WAIT_TIMEOUT).is_some() {
                 let _ = fs::remove_dir_all(&self.folder);
             }
         }
@@ -421,14 +421,14 @@ pub(crate) fn dependencies() -> PathBuf {
 
 /// Returns the directory in which Debian's package installs the programs of the version, including
 /// the clients.
-pub(crate) fn debian(major: u32) -> PathBuf {
+pub(crate) fn debian_binaries(major: u32) -> PathBuf {
     PathBuf::from(format!("/usr/lib/postgresql/{major}/bin"))
 }
 
 /// Returns the directory of `postgres` and `initdb`.
 pub(crate) fn binaries(major: u32) -> PathBuf {
     static COPIES: Mutex<Option<HashMap<u32, PathBuf>>> = Mutex::new(None);
-    let debian = debian(major);
+    let debian = debian_binaries(major);
     if debian.join("postgres").exists() {
         return debian;
     }
@@ -475,7 +475,7 @@ fn cluster(major: u32) -> PathBuf {
 /// Runs initdb and returns the data directory.
 fn initialise(major: u32) -> PathBuf {
     let folder = reaper::folder("cluster");
-    give(&folder, server_account());
+    chown_to_server(&folder, server_account());
     let data = folder.join("data");
     let mut initdb = Command::new(binaries(major).join("initdb"));
     initdb
@@ -511,7 +511,7 @@ fn as_server_account(command: &mut Command) -> &mut Command {
     }
 }
 
-fn give(path: &Path, owner: Option<(u32, u32)>) {
+fn chown_to_server(path: &Path, owner: Option<(u32, u32)>) {
     if let Some((uid, gid)) = owner {
         chown(path, Some(uid), Some(gid)).unwrap();
     }

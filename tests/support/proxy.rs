@@ -7,15 +7,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 use std::time::Duration;
 
-use super::departure::Departure;
+use super::broker_removal::BrokerRemoval;
 use super::error_codes::ErrorCodes;
 use super::lag::{Fetches, Lag};
 use super::postgres::tcp_conninfo;
-use super::wait::{PATIENCE, poll_until, wait_for, wait_until};
+use super::wait::{WAIT_TIMEOUT, poll_until, wait_for, wait_until};
 
 /// How the proxy handles the bytes of all connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
+pub(crate) enum ProxyMode {
     /// Forwards all bytes.
     Pass,
     /// Forwards bytes with this delay.
@@ -24,22 +24,22 @@ pub(crate) enum Manner {
     Throttle(usize),
     /// Keeps connections open but forwards nothing, like a black hole.
     Swallow,
-    /// Like [`Manner::Swallow`], but does not respond to connection attempts either, like a host
+    /// Like [`ProxyMode::Swallow`], but does not respond to connection attempts either, like a host
     /// that is unreachable.
     Silence,
     /// Closes all connections and does not listen, like a server that is down.
     Refuse,
 }
 
-impl Manner {
-    fn passes_nothing(self) -> bool {
+impl ProxyMode {
+    fn forwards_nothing(self) -> bool {
         matches!(self, Self::Swallow | Self::Silence)
     }
 }
 
 /// How long a connection attempt on the loopback may take before the listener's queue is considered
 /// full.
-const ANSWER: Duration = Duration::from_millis(300);
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// A proxy that listens on its own port and forwards to another.
 pub(crate) struct Proxy {
@@ -53,7 +53,7 @@ struct Shared {
 }
 
 struct State {
-    manner: Manner,
+    manner: ProxyMode,
     /// The address to which connections are forwarded.
     target: SocketAddr,
     /// The number of connections after which the target changes, and the new target.
@@ -76,7 +76,7 @@ struct State {
     /// Makes partition leaders seem to lag.
     lag: Option<Arc<Lag>>,
     /// Makes brokers seem to have left the cluster.
-    departure: Option<Arc<Departure>>,
+    broker_removal: Option<Arc<BrokerRemoval>>,
     /// Replaces error codes in Kafka's responses.
     error_codes: Option<Arc<ErrorCodes>>,
     is_over: bool,
@@ -87,7 +87,7 @@ impl Proxy {
     pub(crate) fn start(port: u16, target: u16) -> Self {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
-                manner: Manner::Pass,
+                manner: ProxyMode::Pass,
                 target: ([127, 0, 0, 1], target).into(),
                 next: None,
                 stuffing: Vec::new(),
@@ -98,7 +98,7 @@ impl Proxy {
                 cuts: 0,
                 hidden: None,
                 lag: None,
-                departure: None,
+                broker_removal: None,
                 error_codes: None,
                 is_over: false,
             }),
@@ -123,19 +123,19 @@ impl Proxy {
     }
 
     /// Handles all bytes in the given manner from now on.
-    pub(crate) fn set(&self, manner: Manner) {
+    pub(crate) fn set_mode(&self, manner: ProxyMode) {
         let mut state = self.shared.lock();
         state.manner = manner;
         match manner {
-            Manner::Silence => state.stuff(([127, 0, 0, 1], self.port).into()),
+            ProxyMode::Silence => state.fill_backlog(([127, 0, 0, 1], self.port).into()),
             _ => state.stuffing.clear(),
         }
         drop(state);
         self.shared.changed.notify_all();
-        if manner == Manner::Refuse {
+        if manner == ProxyMode::Refuse {
             self.wake();
         }
-        self.wait_until_listening(manner != Manner::Refuse);
+        self.wait_until_listening(manner != ProxyMode::Refuse);
     }
 
     fn wait_until_listening(&self, listening: bool) {
@@ -167,17 +167,17 @@ impl Proxy {
     /// Makes Kafka's partitions seem to end at `end` temporarily. Affects new connections, to which
     /// no other faults are then applied.
     pub(crate) fn lag_behind(&self, end: i64) -> Arc<Lag> {
-        let lag = Arc::new(Lag::behind(end));
+        let lag = Arc::new(Lag::ending_at(end));
         self.shared.lock().lag = Some(Arc::clone(&lag));
         lag
     }
 
     /// Returns a handle that can make Kafka's brokers seem to have left the cluster. Affects new
     /// connections, to which no other faults are then applied.
-    pub(crate) fn departure(&self) -> Arc<Departure> {
-        let departure = Arc::new(Departure::default());
-        self.shared.lock().departure = Some(Arc::clone(&departure));
-        departure
+    pub(crate) fn remove_brokers(&self) -> Arc<BrokerRemoval> {
+        let broker_removal = Arc::new(BrokerRemoval::default());
+        self.shared.lock().broker_removal = Some(Arc::clone(&broker_removal));
+        broker_removal
     }
 
     /// Returns a handle that can replace error codes in Kafka's responses. Affects new connections,
@@ -211,7 +211,7 @@ impl Drop for Proxy {
         self.wake();
         // Wait until the port is free, because another proxy may use it next. Don't panic in a
         // drop.
-        poll_until(PATIENCE, || {
+        poll_until(WAIT_TIMEOUT, || {
             (!self.shared.lock().is_listening).then_some(())
         });
     }
@@ -220,8 +220,8 @@ impl Drop for Proxy {
 impl State {
     /// Connects until the listener's queue is full. The kernel then drops further connection
     /// attempts.
-    fn stuff(&mut self, listener: SocketAddr) {
-        while let Ok(stream) = TcpStream::connect_timeout(&listener, ANSWER) {
+    fn fill_backlog(&mut self, listener: SocketAddr) {
+        while let Ok(stream) = TcpStream::connect_timeout(&listener, CONNECT_TIMEOUT) {
             self.stuffed.extend(stream.local_addr());
             self.stuffing.push(stream);
         }
@@ -262,7 +262,7 @@ impl Shared {
     /// the proxy is dropped.
     fn accept(self: &Arc<Self>, port: u16) -> bool {
         let mut state = self.lock();
-        while state.manner == Manner::Refuse && !state.is_over {
+        while state.manner == ProxyMode::Refuse && !state.is_over {
             state = self.wait(state);
         }
         if state.is_over {
@@ -301,10 +301,10 @@ impl Shared {
     /// Waits until connections may be accepted. Returns false if the listener must be closed.
     fn may_accept(&self) -> bool {
         let mut state = self.lock();
-        while state.manner == Manner::Silence && !state.is_over {
+        while state.manner == ProxyMode::Silence && !state.is_over {
             state = self.wait(state);
         }
-        !state.is_over && state.manner != Manner::Refuse
+        !state.is_over && state.manner != ProxyMode::Refuse
     }
 
     fn join(self: &Arc<Self>, client: TcpStream, server: TcpStream) -> io::Result<()> {
@@ -313,11 +313,11 @@ impl Shared {
             stream.set_nodelay(true)?;
             self.lock().streams.push(Arc::downgrade(stream));
         }
-        let (lag, departure, codes) = {
+        let (lag, broker_removal, codes) = {
             let state = self.lock();
             (
                 state.lag.clone(),
-                state.departure.clone(),
+                state.broker_removal.clone(),
                 state.error_codes.clone(),
             )
         };
@@ -329,16 +329,18 @@ impl Shared {
         for (is_asking, from, to) in ways {
             let shared = Arc::clone(self);
             let (lag, fetches) = (lag.clone(), Arc::clone(&fetches));
-            let (departure, codes) = (departure.clone(), codes.clone());
+            let (broker_removal, codes) = (broker_removal.clone(), codes.clone());
             thread::spawn(move || {
-                let _ = match (lag, departure, codes) {
-                    (Some(lag), ..) if is_asking => lag.ask(&from, &to, &fetches),
-                    (Some(lag), ..) => lag.answer(&from, &to, &fetches),
-                    (None, Some(departure), _) if is_asking => departure.ask(&from, &to),
-                    (None, Some(departure), _) => departure.answer(&from, &to),
-                    (None, None, Some(codes)) if is_asking => codes.ask(&from, &to),
-                    (None, None, Some(codes)) => codes.answer(&from, &to),
-                    (None, None, None) => shared.carry(&from, &to),
+                let _ = match (lag, broker_removal, codes) {
+                    (Some(lag), ..) if is_asking => lag.forward_requests(&from, &to, &fetches),
+                    (Some(lag), ..) => lag.forward_responses(&from, &to, &fetches),
+                    (None, Some(broker_removal), _) if is_asking => {
+                        broker_removal.forward_requests(&from, &to)
+                    }
+                    (None, Some(broker_removal), _) => broker_removal.forward_responses(&from, &to),
+                    (None, None, Some(codes)) if is_asking => codes.forward_requests(&from, &to),
+                    (None, None, Some(codes)) => codes.forward_responses(&from, &to),
+                    (None, None, None) => shared.forward(&from, &to),
                 };
                 let _ = from.shutdown(Shutdown::Both);
                 let _ = to.shutdown(Shutdown::Both);
@@ -347,17 +349,17 @@ impl Shared {
         Ok(())
     }
 
-    fn carry(&self, mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
+    fn forward(&self, mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
         let mut buffer = [0; 16 << 10];
         loop {
             let count = from.read(&mut buffer)?;
             if count == 0 {
                 return Ok(());
             }
-            self.hide(&mut buffer[..count]);
+            self.hide_topic_in(&mut buffer[..count]);
             let mut rest = &buffer[..count];
             while !rest.is_empty() {
-                let part = self.admit(rest.len())?;
+                let part = self.admissible(rest.len())?;
                 to.write_all(&rest[..part])?;
                 rest = &rest[part..];
             }
@@ -366,7 +368,7 @@ impl Shared {
 
     /// Replaces the hidden topic in metadata requests with a topic that does not exist. Such a
     /// request is small and sent in one write, so `bytes` contains it whole.
-    fn hide(&self, mut bytes: &mut [u8]) {
+    fn hide_topic_in(&self, mut bytes: &mut [u8]) {
         /// The API key, which follows the length.
         const METADATA: [u8; 2] = [0, 3];
         let state = self.lock();
@@ -389,9 +391,9 @@ impl Shared {
     }
 
     /// Returns how many of `count` bytes may be forwarded now.
-    fn admit(&self, count: usize) -> io::Result<usize> {
+    fn admissible(&self, count: usize) -> io::Result<usize> {
         let mut state = self.lock();
-        while state.manner.passes_nothing() && !state.is_over {
+        while state.manner.forwards_nothing() && !state.is_over {
             state = self.wait(state);
         }
         if state.is_over {
@@ -409,13 +411,13 @@ impl Shared {
         }
         drop(state);
         match manner {
-            Manner::Delay(by) => thread::sleep(by),
-            Manner::Throttle(bytes) => {
+            ProxyMode::Delay(by) => thread::sleep(by),
+            ProxyMode::Throttle(bytes) => {
                 let part = count.min(bytes / 20 + 1);
                 thread::sleep(Duration::from_millis(50));
                 return Ok(part);
             }
-            Manner::Pass | Manner::Swallow | Manner::Silence | Manner::Refuse => {}
+            ProxyMode::Pass | ProxyMode::Swallow | ProxyMode::Silence | ProxyMode::Refuse => {}
         }
         Ok(count)
     }

@@ -83,7 +83,7 @@ static REAPER: LazyLock<Reaper> = LazyLock::new(|| {
 /// seconds. Benchmarks use a disk, as production systems do.
 fn parent() -> PathBuf {
     let is_measured = env!("CARGO_CRATE_NAME") == "bench";
-    match std::env::var_os("TMPDIR").is_none() && !is_measured && has_room(MEMORY) {
+    match std::env::var_os("TMPDIR").is_none() && !is_measured && has_free_space(MEMORY) {
         true => MEMORY.into(),
         false => std::env::temp_dir(),
     }
@@ -93,11 +93,11 @@ fn parent() -> PathBuf {
 const MEMORY: &str = "/dev/shm";
 
 /// Minimum free space. A run uses at most 3 GiB.
-const ROOM_BYTES: u64 = 8 << 30;
+const MIN_FREE_BYTES: u64 = 8 << 30;
 
 /// Returns whether programs can be executed in the directory, and both it and memory have
-/// [`ROOM_BYTES`] available.
-fn has_room(folder: &str) -> bool {
+/// [`MIN_FREE_BYTES`] available.
+fn has_free_space(folder: &str) -> bool {
     let Ok(found) = rustix::fs::statvfs(folder) else {
         return false;
     };
@@ -105,8 +105,8 @@ fn has_room(folder: &str) -> bool {
         .ok()
         .and_then(|memory| memory.mem_available);
     !found.f_flag.contains(StatVfsMountFlags::NOEXEC)
-        && found.f_bavail.saturating_mul(found.f_frsize) >= ROOM_BYTES
-        && memory.is_some_and(|bytes| bytes >= ROOM_BYTES)
+        && found.f_bavail.saturating_mul(found.f_frsize) >= MIN_FREE_BYTES
+        && memory.is_some_and(|bytes| bytes >= MIN_FREE_BYTES)
 }
 
 /// The signal that ends a kind of process.
@@ -129,12 +129,12 @@ impl Display for Ending {
 
 /// Registers `pid` to be ended when this process ends, unless [`forget`] is called first.
 pub(crate) fn register(pid: u32, ending: Ending) {
-    tell(&format!("register {ending} {pid}\n"));
+    send_command(&format!("register {ending} {pid}\n"));
 }
 
 /// Unregisters `pid`, which has exited and been waited for: the process ID may be reused.
 pub(crate) fn forget(pid: u32) {
-    tell(&format!("forget - {pid}\n"));
+    send_command(&format!("forget - {pid}\n"));
 }
 
 /// Creates an empty directory named after `purpose` that is removed when this process ends. Other
@@ -153,7 +153,7 @@ pub(crate) fn scratch() -> &'static Path {
     &REAPER.scratch
 }
 
-fn tell(command: &str) {
+fn send_command(command: &str) {
     let mut pipe = REAPER.commands.lock().unwrap();
     pipe.write_all(command.as_bytes())
         .expect("the reaper listens");

@@ -9,10 +9,10 @@ use rdkafka::message::{Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 
 use super::kafka::Broker;
-use super::wait::{PATIENCE, wait_for};
+use super::wait::{WAIT_TIMEOUT, wait_for};
 
 /// A partition of a topic.
-pub(crate) type Place = (String, i32);
+pub(crate) type TopicPartition = (String, i32);
 
 /// A record as received by a consumer.
 #[derive(Clone, Debug)]
@@ -59,7 +59,7 @@ impl Record {
     }
 
     /// Returns the partition that contains the record.
-    pub(crate) fn place(&self) -> Place {
+    pub(crate) fn topic_partition(&self) -> TopicPartition {
         (self.topic.clone(), self.partition)
     }
 }
@@ -86,13 +86,13 @@ impl Broker {
 
     /// Returns the offset after the last committed record of each partition. Transaction markers
     /// count as records.
-    pub(crate) fn ends(&self, topics: &[String]) -> HashMap<Place, i64> {
+    pub(crate) fn ends(&self, topics: &[String]) -> HashMap<TopicPartition, i64> {
         self.with_reader(|consumer| end_offsets(consumer, topics))
     }
 
     /// Like [`Broker::ends`], but includes uncommitted records. Kafka acknowledges a commit before
     /// its records are included in [`Broker::ends`]; on a busy machine, long before.
-    pub(crate) fn written(&self, topics: &[String]) -> HashMap<Place, i64> {
+    pub(crate) fn written_offset(&self, topics: &[String]) -> HashMap<TopicPartition, i64> {
         let mut config = self.client();
         config.set("isolation.level", "read_uncommitted");
         end_offsets(&config.create().unwrap(), topics)
@@ -153,7 +153,7 @@ fn read_topic(consumer: &BaseConsumer, topic: &String) -> Vec<Record> {
     let mut records = Vec::new();
     while !left.is_empty() {
         let message = consumer
-            .poll(PATIENCE)
+            .poll(WAIT_TIMEOUT)
             .expect("the rest of the records arrives");
         match message {
             // The last offset can be a transaction marker, which is not returned as a record.
@@ -175,7 +175,7 @@ fn read_topic(consumer: &BaseConsumer, topic: &String) -> Vec<Record> {
     records
 }
 
-fn end_offsets(consumer: &BaseConsumer, topics: &[String]) -> HashMap<Place, i64> {
+fn end_offsets(consumer: &BaseConsumer, topics: &[String]) -> HashMap<TopicPartition, i64> {
     const TIMEOUT: Duration = Duration::from_secs(30);
     let mut asked = TopicPartitionList::new();
     for topic in topics {

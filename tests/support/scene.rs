@@ -13,9 +13,9 @@ use super::session::Session;
 use super::wait::poll_until;
 
 mod commands;
+mod delivery_checks;
 mod events;
 mod exactly_once;
-mod judge;
 mod slot;
 mod topics;
 
@@ -48,17 +48,17 @@ impl Scene<'static> {
     /// Creates a scene on the shared servers, with the outbox table, publication and slot that
     /// `walpost init` creates.
     pub(crate) fn new() -> Self {
-        Self::of(Outbox::Table)
+        Self::with_outbox(Outbox::Table)
     }
 
     /// Like [`Scene::new`], with the given kind of outbox.
-    pub(crate) fn of(outbox: Outbox) -> Self {
-        Self::of_on(outbox, Server::shared(MAJOR), Broker::shared())
+    pub(crate) fn with_outbox(outbox: Outbox) -> Self {
+        Self::with_outbox_on(outbox, Server::shared(MAJOR), Broker::shared())
     }
 
     /// Creates a scene on the shared servers, with an empty database.
     pub(crate) fn bare() -> Self {
-        Self::bare_on(Server::shared(MAJOR), Broker::shared())
+        Self::bare_on_servers(Server::shared(MAJOR), Broker::shared())
     }
 
     /// Creates a scene on the shared servers with a table that the test defines. `walpost init`
@@ -73,25 +73,25 @@ impl Scene<'static> {
 
 impl<'a> Scene<'a> {
     /// Like [`Scene::new`], on the given servers.
-    pub(crate) fn on(server: &'a Server, broker: &'a Broker) -> Self {
-        Self::of_on(Outbox::Table, server, broker)
+    pub(crate) fn on_servers(server: &'a Server, broker: &'a Broker) -> Self {
+        Self::with_outbox_on(Outbox::Table, server, broker)
     }
 
-    /// Like [`Scene::of`], on the given servers.
-    pub(crate) fn of_on(outbox: Outbox, server: &'a Server, broker: &'a Broker) -> Self {
-        let scene = Self::bare_of(outbox, server, broker, "");
+    /// Like [`Scene::with_outbox`], on the given servers.
+    pub(crate) fn with_outbox_on(outbox: Outbox, server: &'a Server, broker: &'a Broker) -> Self {
+        let scene = Self::bare_with(outbox, server, broker, "");
         scene.init().finish().expect_code(0);
         scene
     }
 
     /// Like [`Scene::bare`], on the given servers.
-    pub(crate) fn bare_on(server: &'a Server, broker: &'a Broker) -> Self {
-        Self::bare_of(Outbox::Table, server, broker, "")
+    pub(crate) fn bare_on_servers(server: &'a Server, broker: &'a Broker) -> Self {
+        Self::bare_with(Outbox::Table, server, broker, "")
     }
 
     /// Like [`Scene::bare`], with the given kind of outbox and servers. `options` are options of
     /// CREATE DATABASE.
-    pub(crate) fn bare_of(
+    pub(crate) fn bare_with(
         outbox: Outbox,
         server: &'a Server,
         broker: &'a Broker,
@@ -130,7 +130,7 @@ impl<'a> Scene<'a> {
     }
 
     /// Makes Walpost reach the broker through a [proxy](Broker::proxy).
-    pub(crate) fn behind(mut self, proxy: &Proxy) -> Self {
+    pub(crate) fn behind_proxy(mut self, proxy: &Proxy) -> Self {
         self.kafka = format!("127.0.0.1:{}", proxy.port());
         self
     }

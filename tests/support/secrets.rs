@@ -62,7 +62,7 @@ pub(crate) struct Leaks(Mutex<Vec<String>>);
 
 impl Leaks {
     /// Checks a line.
-    pub(crate) fn look(&self, stream: Stream, line: &[u8]) {
+    pub(crate) fn check_line(&self, stream: Stream, line: &[u8]) {
         let line = String::from_utf8_lossy(line);
         if is_leak(stream, &line) {
             self.0.lock().unwrap().push(line.into_owned());

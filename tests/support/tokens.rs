@@ -104,12 +104,12 @@ impl Issuer {
     }
 
     /// Makes the program fail from now on.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn start_failing(&self) {
         fs::write(self.folder.join("away"), "").unwrap();
     }
 
     /// Makes the program print tokens again.
-    pub(crate) fn come_back(&self) {
+    pub(crate) fn stop_failing(&self) {
         fs::remove_file(self.folder.join("away")).unwrap();
     }
 }
@@ -160,7 +160,7 @@ impl Endpoint {
                 // test.
                 thread::spawn(move || {
                     tls.accept(client)
-                        .is_ok_and(|stream| state.answer(stream).is_ok())
+                        .is_ok_and(|stream| state.respond(stream).is_ok())
                 });
             }
         });
@@ -182,7 +182,7 @@ impl Endpoint {
     }
 
     /// Returns how many clients were refused.
-    pub(crate) fn refused(&self) -> usize {
+    pub(crate) fn refused_clients(&self) -> usize {
         self.state.refused.load(Ordering::Relaxed)
     }
 }
@@ -196,7 +196,7 @@ impl Drop for Endpoint {
 }
 
 impl State {
-    fn answer(&self, stream: SslStream<TcpStream>) -> io::Result<()> {
+    fn respond(&self, stream: SslStream<TcpStream>) -> io::Result<()> {
         let mut stream = BufReader::new(stream);
         let (mut login, mut length) = (String::new(), 0);
         loop {

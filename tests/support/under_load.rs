@@ -20,7 +20,7 @@ impl<'a> UnderLoad<'a> {
     /// Starts a stream in each mode, at-least-once and exactly-once, so that one fault tests both.
     pub(crate) fn in_both_modes(server: &'a Server, broker: &'a Broker) -> [Self; 2] {
         [false, true].map(|exactly_once| {
-            let scene = Scene::on(server, broker).in_mode(exactly_once);
+            let scene = Scene::on_servers(server, broker).in_mode(exactly_once);
             let conninfo = scene.conninfo();
             Self::start(scene, &conninfo, &[], &[])
         })
@@ -39,7 +39,11 @@ impl<'a> UnderLoad<'a> {
             scene.topic(&format!("outbox.event.{aggregate}"), partitions, settings);
             aggregate
         });
-        let walpost = scene.at(conninfo).run().args(flags).start_streaming();
+        let walpost = scene
+            .with_conninfo(conninfo)
+            .run()
+            .args(flags)
+            .start_streaming();
         let mut stream = Self {
             scene,
             walpost,
@@ -55,7 +59,7 @@ impl<'a> UnderLoad<'a> {
         let [many, one] = &self.aggregates;
         self.load = Some(
             self.scene
-                .load_that_rests(&[many, one], Duration::from_millis(20)),
+                .load_with_pauses(&[many, one], Duration::from_millis(20)),
         );
     }
 

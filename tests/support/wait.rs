@@ -5,27 +5,28 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Timeout that is long enough for anything that works, on two cores shared by a dozen servers.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Minimum and maximum interval between polls. The interval grows, because polling uses CPU time
 /// that the awaited operation needs.
-const POLL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(100);
+const POLL_INTERVALS: RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_millis(100);
 
 /// Polls until the result is `Some`, and returns it.
 ///
 /// # Panics
-/// After [`PATIENCE`], with `what` in the message.
+/// After [`WAIT_TIMEOUT`], with `what` in the message.
 pub(crate) fn wait_for<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
-    match poll_until(PATIENCE, ask) {
+    match poll_until(WAIT_TIMEOUT, ask) {
         Some(answer) => answer,
-        None => panic!("waited {PATIENCE:?} in vain for {what}"),
+        None => panic!("waited {WAIT_TIMEOUT:?} in vain for {what}"),
     }
 }
 
 /// Polls until the result is true.
 ///
 /// # Panics
-/// After [`PATIENCE`], with `what` in the message.
+/// After [`WAIT_TIMEOUT`], with `what` in the message.
 pub(crate) fn wait_until(what: &str, mut ask: impl FnMut() -> bool) {
     wait_for(what, || ask().then_some(()));
 }
@@ -41,17 +42,17 @@ pub(crate) fn poll_until<T>(within: Duration, mut ask: impl FnMut() -> Option<T>
         if waited >= within {
             return None;
         }
-        thread::sleep((waited / 20).clamp(*POLL.start(), *POLL.end()));
+        thread::sleep((waited / 20).clamp(*POLL_INTERVALS.start(), *POLL_INTERVALS.end()));
     }
 }
 
-/// Waits for the next UTC day if less than [`PATIENCE`] remains of the current one. For tests with
+/// Waits for the next UTC day if less than [`WAIT_TIMEOUT`] remains of the current one. For tests with
 /// daily partitions.
 pub(crate) fn within_a_day() {
     const DAY: u64 = 24 * 60 * 60;
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
     let left = Duration::from_secs(DAY) - Duration::from_secs(now.as_secs() % DAY);
-    if left < PATIENCE {
+    if left < WAIT_TIMEOUT {
         thread::sleep(left);
     }
 }
@@ -60,7 +61,7 @@ pub(crate) fn within_a_day() {
 ///
 /// # Panics
 /// As soon as it is false, with `what` in the message.
-pub(crate) fn stays(what: &str, during: Duration, mut holds: impl FnMut() -> bool) {
+pub(crate) fn assert_stays(what: &str, during: Duration, mut holds: impl FnMut() -> bool) {
     let broken = poll_until(during, || (!holds()).then_some(()));
     assert!(broken.is_none(), "did not stay: {what}");
 }

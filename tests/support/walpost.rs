@@ -17,7 +17,7 @@ use super::http::Http;
 use super::process::{freeze, signal, thaw, wait_for_exit};
 use super::reaper::{self, Ending};
 use super::secrets::{Leaks, Stream};
-use super::wait::{PATIENCE, wait_for};
+use super::wait::{WAIT_TIMEOUT, wait_for};
 
 /// A Walpost command line that has not been run yet.
 pub(crate) struct Invocation {
@@ -98,7 +98,7 @@ impl Invocation {
     }
 
     /// Removes an environment variable that is set for every run.
-    pub(crate) fn without(mut self, name: &str) -> Self {
+    pub(crate) fn without_env(mut self, name: &str) -> Self {
         self.command.env_remove(name);
         self
     }
@@ -200,7 +200,7 @@ impl Invocation {
     }
 
     /// Keeps standard input open so that questions can be answered later: see [`Walpost::answer`].
-    pub(crate) fn ask(mut self) -> Self {
+    pub(crate) fn with_input(mut self) -> Self {
         self.asks = true;
         self
     }
@@ -208,7 +208,7 @@ impl Invocation {
     /// Answers the question that the command asks.
     pub(crate) fn answer(mut self, text: &str) -> Self {
         self.answer = Some(text.to_owned());
-        self.ask()
+        self.with_input()
     }
 
     /// Starts the process and waits until it streams.
@@ -337,18 +337,18 @@ impl Walpost {
     /// Ends the process without a shutdown, like `kill -9`.
     pub(crate) fn kill(mut self) -> Finished {
         self.signal("KILL");
-        self.ended(PATIENCE)
+        self.wait_for_exit(WAIT_TIMEOUT)
     }
 
     /// Asks the process to stop, as a service manager does, and waits until it exits.
     pub(crate) fn terminate(mut self) -> Finished {
         self.signal("TERM");
-        self.ended(PATIENCE)
+        self.wait_for_exit(WAIT_TIMEOUT)
     }
 
     /// Waits until the process exits.
     pub(crate) fn finish(mut self) -> Finished {
-        self.ended(PATIENCE)
+        self.wait_for_exit(WAIT_TIMEOUT)
     }
 
     /// Returns whether the process is still running.
@@ -369,7 +369,7 @@ impl Walpost {
     }
 
     /// Waits until the process exits and returns its peak resident memory in bytes.
-    pub(crate) fn most_memory(&mut self) -> u64 {
+    pub(crate) fn peak_memory_at_exit(&mut self) -> u64 {
         let mut most = 0;
         while self.is_running() {
             most = most.max(self.memory("VmHWM:").unwrap_or(0));
@@ -398,7 +398,7 @@ impl Walpost {
         }
     }
 
-    fn ended(&mut self, within: Duration) -> Finished {
+    fn wait_for_exit(&mut self, within: Duration) -> Finished {
         let status: ExitStatus = wait_for_exit(&mut self.child, within)
             .unwrap_or_else(|| panic!("walpost did not end within {within:?}"));
         expect_no_crash(status);
@@ -414,7 +414,7 @@ impl Walpost {
 impl Drop for Walpost {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        let status = wait_for_exit(&mut self.child, PATIENCE);
+        let status = wait_for_exit(&mut self.child, WAIT_TIMEOUT);
         if thread::panicking() {
             eprintln!("--- walpost {} ---\n{}", self.child.id(), self.log());
         } else {
@@ -435,7 +435,7 @@ fn expect_no_crash(status: ExitStatus) {
 }
 
 /// Returns the text between `mark` and the next space.
-pub(crate) fn word_behind<'t>(text: &'t str, mark: &str) -> &'t str {
+pub(crate) fn word_after<'t>(text: &'t str, mark: &str) -> &'t str {
     let (_, behind) = text.split_once(mark).expect(mark);
     behind.split(' ').next().unwrap()
 }
@@ -454,21 +454,20 @@ impl Finished {
     }
 
     /// Returns whether the output or the log contains the text, ignoring case.
-    pub(crate) fn says(&self, text: &str) -> bool {
+    pub(crate) fn mentions(&self, text: &str) -> bool {
         let said = format!("{}\n{}", self.stdout, self.stderr).to_lowercase();
         said.contains(&text.to_lowercase())
     }
 
     /// Asserts that the output and the log contain all of the texts, ignoring case.
-    pub(crate) fn expect_says(self, texts: &[&str]) -> Self {
-        let missing: String =
-            texts
-                .iter()
-                .filter(|text| !self.says(text))
-                .fold(String::new(), |mut list, text| {
-                    write!(list, "\n  {text}").unwrap();
-                    list
-                });
+    pub(crate) fn expect_mentions(self, texts: &[&str]) -> Self {
+        let missing: String = texts.iter().filter(|text| !self.mentions(text)).fold(
+            String::new(),
+            |mut list, text| {
+                write!(list, "\n  {text}").unwrap();
+                list
+            },
+        );
         assert!(
             missing.is_empty(),
             "it does not say:{missing}\nbut:\n{}{}",
@@ -498,7 +497,7 @@ impl Captured {
                 .read_until(b'\n', &mut line)
                 .is_ok_and(|read| read > 0)
             {
-                seen.look(which, &line);
+                seen.check_line(which, &line);
                 shared.lock().unwrap().append(&mut line);
             }
         });

@@ -11,7 +11,7 @@ use crate::pipeline::snapshot::{self, Outlook};
 use crate::pipeline::wal_budget::budget::OnMax;
 use crate::postgres::catalog::failover::Note;
 use crate::postgres::catalog::{
-    Catalog, CatalogError, EventLimit, Everybody, GuardFunction, Limit, Observed, Problem,
+    Catalog, CatalogError, EventLimit, GuardFunction, Limit, Observed, Problem, PublicPrivileges,
     Statement, format_some, hidden_rows_warning, left_publication_error, unpublished_warning,
 };
 use crate::postgres::replication::{Connection, ConnectionError, WANTED_BUFFER_BYTES};
@@ -131,8 +131,8 @@ pub(super) async fn postgres(
     check_moved(settings, &observed, &catalog, report).await;
     unrecorded_gaps(settings, &observed, &catalog, report).await;
     if matches!(settings.target.outbox, Outbox::Messages { .. }) {
-        match catalog.everybody().await {
-            Ok(everybody) => forgery(&settings.target, &everybody, report),
+        match catalog.public_privileges().await {
+            Ok(public_privileges) => forgery(&settings.target, &public_privileges, report),
             Err(error) => report.add(
                 "publish",
                 outcome_of(recovery::catalog_remedy(&error)),
@@ -199,10 +199,10 @@ fn buffer(connection: &Connection, report: &mut Report<'_>) {
 }
 
 /// Reports privileges with which every role can publish or forge events.
-fn forgery(target: &Target, everybody: &Everybody, report: &mut Report<'_>) {
+fn forgery(target: &Target, public_privileges: &PublicPrivileges, report: &mut Report<'_>) {
     let init = target.init(&["--writer", "ROLE"]);
     let first = format!("First let those that are to: {init}.");
-    if everybody.publishes {
+    if public_privileges.publishes {
         let message = format!(
             "every role of the database may publish events. {first} Then: REVOKE EXECUTE ON FUNCTION walpost.publish(text, \
              text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) FROM \
@@ -210,7 +210,7 @@ fn forgery(target: &Target, everybody: &Everybody, report: &mut Report<'_>) {
         );
         report.add("publish", Outcome::Warning, message);
     }
-    if let Some(functions) = &everybody.emits {
+    if let Some(functions) = &public_privileges.emits {
         let message = format!(
             "every role of the database may write messages into WAL, and so forge events. {first} Then, as a superuser: \
              REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC"

@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-use super::room::ConnectionSlot;
+use super::connection_limit::ConnectionSlot;
 
 /// How long a client may take to receive a response: Prometheus' default scrape timeout.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);

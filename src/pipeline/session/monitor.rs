@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 use super::error::SlotError;
 use super::publication::WatchedPublication;
 use super::{RECORDING_TIMEOUT, SLOT_QUERY_INTERVAL};
-use crate::pipeline::confirms::SlotStateWriter;
+use crate::pipeline::confirmation_gate::SlotStateWriter;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::recovery;

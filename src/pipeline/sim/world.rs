@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::judge;
+use super::record_checks;
 use crate::delivery::checkpoint::{Checkpoint, Delivered, Switch};
 use crate::model::lsn::{Lsn, Position};
 use crate::postgres::catalog::SnapshotRecord;
@@ -538,7 +538,7 @@ impl World {
         };
         let copies: Vec<Vec<u64>> = self.copies.iter().map(of).collect();
         if self.exactly_once {
-            return judge::judge_each_once(&found, &expected, &copies);
+            return record_checks::judge_each_once(&found, &expected, &copies);
         }
         let undone = self.undone.as_ref().map(|undone| {
             let log = self.database.log.iter();
@@ -547,7 +547,7 @@ impl World {
             let count = events.filter(|event| event.partition == partition).count();
             (undone.copies.clone(), count)
         });
-        judge::judge_repeats(&found, &expected, copies, undone)
+        record_checks::judge_repeats(&found, &expected, copies, undone)
     }
 }
 

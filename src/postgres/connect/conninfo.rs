@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use error::ConninfoError;
-pub(crate) use of_row::{is_host, is_port};
 pub(in crate::postgres) use require_auth::{AuthMethod, RequireAuth};
+pub(crate) use row_parameters::{is_host, is_port};
 
 use exposure::Exposures;
 use notices::NoticeLimit;
@@ -33,9 +33,9 @@ pub(in crate::postgres) mod exposure;
 pub(crate) mod fuzz;
 mod keywords;
 pub(in crate::postgres) mod notices;
-mod of_row;
 mod passfile;
 mod require_auth;
+mod row_parameters;
 mod settings;
 pub(crate) mod syntax;
 #[cfg(test)]
@@ -477,7 +477,7 @@ impl Conninfo {
     /// there.
     #[must_use]
     pub(crate) fn parameter_with(text: &str, marker: &str) -> Option<&'static str> {
-        of_row::parameter_with(text, marker)
+        row_parameters::parameter_with(text, marker)
     }
 
     /// Checks a value that a row supplies for a part of `parameter`.
@@ -485,7 +485,7 @@ impl Conninfo {
     /// # Errors
     /// What was found and what was expected, worded to follow the name of the column.
     pub(crate) fn check_part_of_row(parameter: &str, value: &str) -> Result<(), String> {
-        of_row::check_part(parameter, value)
+        row_parameters::check_part(parameter, value)
     }
 
     /// Checks a whole connection string that a row supplies.
@@ -493,7 +493,7 @@ impl Conninfo {
     /// # Errors
     /// What was found and what was expected, worded to follow the name of the column.
     pub(crate) fn check_of_row(text: &str) -> Result<(), String> {
-        of_row::check_whole(text)
+        row_parameters::check_whole(text)
     }
 
     /// Returns database, hosts and user in one line for logs: `shop on /var/run/postgresql:5432 as

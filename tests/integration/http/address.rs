@@ -29,11 +29,11 @@ fn free_port_is_taken_and_logged_and_every_path_is_answered() {
     assert_eq!(status.headers["cache-control"], "no-store");
     assert_eq!(http.get("/nothing").code, 404);
     for path in ["/status", "/metrics", "/readyz", "/nothing"] {
-        let (get, head) = (http.get(path), http.ask("HEAD", path));
+        let (get, head) = (http.get(path), http.request("HEAD", path));
         assert_eq!((head.code, &*head.body), (get.code, ""), "{path}");
         assert_eq!(head.headers["content-type"], get.headers["content-type"]);
     }
-    let refused = http.ask("POST", "/status");
+    let refused = http.request("POST", "/status");
     assert_eq!(refused.code, 405);
     assert_eq!(refused.headers["allow"], "GET, HEAD");
     let pipeline = http.pipeline();
@@ -55,7 +55,7 @@ fn port_in_use_ends_the_process_with_a_code_that_allows_a_restart() {
         .args(["--init", "--http", &address])
         .finish()
         .expect_code(1)
-        .expect_says(&["--http", &address, "in use", "WALPOST_HTTP", "off"]);
+        .expect_mentions(&["--http", &address, "in use", "WALPOST_HTTP", "off"]);
     // `--init` would have created the slot.
     let slot = scene.slot();
     let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
@@ -68,7 +68,7 @@ fn without_an_address_of_its_own_a_second_instance_takes_a_free_one() {
     let _taken = TcpListener::bind("127.0.0.1:9464");
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
-    let mut walpost = scene.run().without("WALPOST_HTTP").start();
+    let mut walpost = scene.run().without_env("WALPOST_HTTP").start();
     let told = walpost.wait_for_log("127.0.0.1:9464 is in use");
     let http = walpost.http();
     assert!(!http.address().ends_with(":9464"), "{}", http.address());
@@ -95,7 +95,7 @@ fn address_that_is_none_is_refused() {
             .args(["--http", address])
             .finish()
             .expect_code(2)
-            .expect_says(&["--http", address, "Expected HOST:PORT"]);
+            .expect_mentions(&["--http", address, "Expected HOST:PORT"]);
     }
 }
 
@@ -134,7 +134,7 @@ fn file_says_where_and_the_flag_comes_before_it() {
     let run = || {
         Invocation::new(["run", "--config"])
             .arg(&file)
-            .without("WALPOST_HTTP")
+            .without_env("WALPOST_HTTP")
     };
     let off = run().start_streaming();
     assert_eq!(off.logged("http://"), 0);
@@ -148,10 +148,10 @@ fn file_says_where_and_the_flag_comes_before_it() {
 #[test]
 fn no_answer_has_a_password_or_a_payload() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     let mut walpost = scene
-        .at(&format!("{} password={SECRET}", scene.conninfo()))
+        .with_conninfo(&format!("{} password={SECRET}", scene.conninfo()))
         .run()
         .env("WALPOST_KAFKA_SASL_PASSWORD", SECRET)
         .args(ANY_PORT)

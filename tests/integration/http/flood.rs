@@ -12,7 +12,7 @@ use socket2::{Domain, Socket, Type};
 use super::{ANY_PORT, PROBE, probe};
 use crate::support::http::Http;
 use crate::support::scene::Scene;
-use crate::support::wait::{PATIENCE, wait_until};
+use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
 /// Opens more connections than Walpost accepts, each with an incomplete request. They are closed,
 /// and other clients receive responses.
@@ -178,7 +178,7 @@ fn health_is_answered_in_a_flood(rudeness: Rudeness) {
             let answer = probe(&http, "/healthz");
             let used = walpost.cpu_seconds() - cpu;
             assert!(
-                used < PROBE.as_secs_f64() && began.elapsed() < PATIENCE,
+                used < PROBE.as_secs_f64() && began.elapsed() < WAIT_TIMEOUT,
                 "{rudeness:?}: probe {number}, after {used} s of CPU: {answer:?}"
             );
             if answer.is_ok_and(|text| text.ends_with("alive\n")) {

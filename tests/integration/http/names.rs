@@ -26,7 +26,7 @@ fn name_that_is_not_its_own_is_answered_nothing() {
             "[::1",
             "",
         ] {
-            let answer = http.ask_with("GET", path, &format!("Host: {host}\r\n"));
+            let answer = http.request_with("GET", path, &format!("Host: {host}\r\n"));
             assert_eq!(answer.code, 421, "{path} for {host:?}: {answer:?}");
             for text in ["http_hosts", "walpost.toml", "--http-host", &scene.name] {
                 let is_told = answer.body.contains(text);
@@ -35,11 +35,11 @@ fn name_that_is_not_its_own_is_answered_nothing() {
         }
     }
     let two = format!("Host: {}\r\nHost: rebound.example\r\n", http.address());
-    assert_ne!(http.ask_with("GET", "/status", &two).code, 200);
+    assert_ne!(http.request_with("GET", "/status", &two).code, 200);
     let absolute = format!("http://rebound.example:{port}/status");
-    assert_eq!(http.ask("GET", &absolute).code, 421);
+    assert_eq!(http.request("GET", &absolute).code, 421);
     // This response reveals nothing, and a probe may use any name.
-    let alive = http.ask_with("GET", "/healthz", "Host: rebound.example\r\n");
+    let alive = http.request_with("GET", "/healthz", "Host: rebound.example\r\n");
     assert_eq!((alive.code, &*alive.body), (200, "alive\n"));
     for host in [
         "localhost",
@@ -49,7 +49,7 @@ fn name_that_is_not_its_own_is_answered_nothing() {
         "[::1]:80",
         "192.0.2.1",
     ] {
-        let answer = http.ask_with("GET", "/status", &format!("Host: {host}\r\n"));
+        let answer = http.request_with("GET", "/status", &format!("Host: {host}\r\n"));
         assert_eq!(answer.code, 200, "{host}: {answer:?}");
     }
     walpost.terminate().expect_code(0);
@@ -59,7 +59,7 @@ fn name_that_is_not_its_own_is_answered_nothing() {
 fn names_that_the_configuration_has_are_answered() {
     let scene = Scene::new();
     let asked = |http: &Http, host: &str| {
-        let answer = http.ask_with("GET", "/readyz", &format!("Host: {host}\r\n"));
+        let answer = http.request_with("GET", "/readyz", &format!("Host: {host}\r\n"));
         answer.code != 421
     };
     let flags = ["--http-host", "walpost.example.com,second.example.com"];
@@ -90,7 +90,7 @@ fn names_that_the_configuration_has_are_answered() {
     let run = || {
         Invocation::new(["run", "--config"])
             .arg(&file)
-            .without("WALPOST_HTTP")
+            .without_env("WALPOST_HTTP")
     };
     let mut walpost = run().start();
     let http = walpost.http();
@@ -113,7 +113,7 @@ fn name_that_is_none_is_refused() {
             .arg(format!("--http-host={name}"))
             .finish()
             .expect_code(2)
-            .expect_says(&["http_hosts", "expected", "walpost.example.com"]);
+            .expect_mentions(&["http_hosts", "expected", "walpost.example.com"]);
     }
 }
 
@@ -125,7 +125,7 @@ fn listener_that_others_reach_answers_addresses_and_names_within_the_network() {
     let mut walpost = scene.start_with(&["--http", "0.0.0.0:0"]);
     let http = walpost.http();
     let asked = |host: &str| {
-        let answer = http.ask_with("GET", "/status", &format!("Host: {host}\r\n"));
+        let answer = http.request_with("GET", "/status", &format!("Host: {host}\r\n"));
         answer.code == 200
     };
     for host in [

@@ -3,23 +3,23 @@
 use super::ANY_PORT;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::proxy::Manner;
+use crate::support::proxy::ProxyMode;
 use crate::support::scene::Scene;
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::walpost::{Invocation, config_file};
 
 #[test]
 fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
-    let broker = Broker::lent();
+    let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on(Server::shared(MAJOR), &broker).behind(&kafka);
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&ANY_PORT);
     let http = walpost.http();
     scene.insert(&aggregate, "k");
     scene.wait_for_records(1);
     wait_until("readiness", || http.get("/readyz").code == 200);
-    kafka.set(Manner::Refuse);
+    kafka.set_mode(ProxyMode::Refuse);
     scene.insert(&aggregate, "k");
     let answer = wait_for("the pipeline to be not ready", || {
         let answer = http.get("/readyz");
@@ -46,7 +46,7 @@ fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
         error["remedy"].as_str().unwrap().contains("brokers"),
         "{error}"
     );
-    kafka.set(Manner::Pass);
+    kafka.set_mode(ProxyMode::Pass);
     wait_until("readiness", || http.get("/readyz").code == 200);
     scene.wait_for_records(2);
     wait_until("no lag", || {
@@ -63,8 +63,8 @@ fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
 /// respond.
 #[test]
 fn pipeline_whose_broker_answers_nothing_is_not_ready() {
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&ANY_PORT);
     let http = walpost.http();
@@ -85,7 +85,7 @@ fn pipeline_whose_broker_answers_nothing_is_not_ready() {
 #[test]
 fn pipeline_without_its_database_is_not_ready_and_remembers_it() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let mut walpost = scene.start_with(&ANY_PORT);
     let http = walpost.http();
     wait_until("readiness", || http.get("/readyz").code == 200);
@@ -122,7 +122,7 @@ fn pipeline_that_has_halted_stays_in_sight_while_others_run() {
     let file = config_file(text);
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(file)
-        .without("WALPOST_HTTP")
+        .without_env("WALPOST_HTTP")
         .start();
     let http = walpost.http();
     walpost.wait_for_logs("streaming", 2);

@@ -38,7 +38,7 @@ fn outboxes_in_one_database_are_told_apart_by_prefix() {
         &topic,
     ]);
     let event = Event::new(&aggregate, "k", "{}");
-    let foreign = Writer::Messages("Other.1".to_owned()).one(event);
+    let foreign = Writer::Messages("Other.1".to_owned()).insert_one(event);
     for _ in 0..3 {
         scene.db.run(&format!(
             "BEGIN; {foreign} {} {foreign} COMMIT",
@@ -53,7 +53,7 @@ fn outboxes_in_one_database_are_told_apart_by_prefix() {
     let finished = ours.terminate().expect_code(0);
     assert_eq!(counted(&finished.stderr, "foreign_messages"), 7);
     assert_eq!(counted(&finished.stderr, "nontransactional_messages"), 0);
-    assert_eq!(scene.judge(&[], Resends::Never).committed, 3);
+    assert_eq!(scene.check_delivered(&[], Resends::Never).committed, 3);
     crate::support::wait::wait_until("the other topic", || {
         scene.broker.count(std::slice::from_ref(&topic)) == 6
     });
@@ -82,7 +82,7 @@ fn message_outside_of_transactions_is_left_out_and_told_once() {
     scene.wait_until_confirmed();
     let finished = walpost.terminate().expect_code(0);
     assert_eq!(counted(&finished.stderr, "nontransactional_messages"), 3);
-    assert_eq!(scene.judge(&[], Resends::Never).committed, 1);
+    assert_eq!(scene.check_delivered(&[], Resends::Never).committed, 1);
 }
 
 /// Writes this content in place of an event, and asserts that Walpost halts there; then skips its
@@ -102,8 +102,8 @@ fn bad_content(content: &str, texts: &[&str]) {
     let finished = run.finish().expect_code(3);
     let prefix = format!("\"walpost_{}\"", scene.name);
     let finished = finished
-        .expect_says(&["halted", &prefix])
-        .expect_says(texts);
+        .expect_mentions(&["halted", &prefix])
+        .expect_mentions(texts);
     assert_eq!(scene.records().len(), 1, "what comes before it, alone");
     assert!(
         scene.confirmed() >= before,
@@ -212,13 +212,13 @@ fn topic_for_messages_that_are_no_events_is_looked_for_and_made() {
     let topic = format!("{}.dead", scene.name);
     let dead = ["--dead-letter-topic", &topic];
     let said = scene.check().args(dead).finish().expect_code(0);
-    let said = said.expect_says(&["warning", "halts the pipeline", "--create --topic"]);
+    let said = said.expect_mentions(&["warning", "halts the pipeline", "--create --topic"]);
     assert!(said.stdout.contains(&topic), "{}", said.stdout);
     let halting = scene
         .check()
         .args(dead)
         .args(["--on-unroutable", "dead-letter"]);
-    halting.finish().expect_code(3).expect_says(&[&topic]);
+    halting.finish().expect_code(3).expect_mentions(&[&topic]);
     let said = scene.check().args(["--on-malformed", "halt"]).finish();
     assert!(!said.expect_code(0).stdout.contains("dead letters"));
     scene.db.run(&format!(
@@ -226,7 +226,7 @@ fn topic_for_messages_that_are_no_events_is_looked_for_and_made() {
         scene.name
     ));
     let halted = scene.run().args(dead).finish().expect_code(3);
-    halted.expect_says(&["halted", &topic, "does not exist"]);
+    halted.expect_mentions(&["halted", &topic, "does not exist"]);
     let walpost = scene.start_with(&[&dead[..], &["--create-topics", "1:1"]].concat());
     scene.insert(&aggregate, "behind");
     scene.wait_for_records(1);
@@ -285,5 +285,5 @@ fn message_that_is_larger_than_what_is_read_holds_up_nothing() {
     let halted = scene.run().args(["--max-row-bytes", "500kB"]).finish();
     halted
         .expect_code(3)
-        .expect_says(&["halted", "max_row_bytes allows"]);
+        .expect_mentions(&["halted", "max_row_bytes allows"]);
 }

@@ -15,7 +15,8 @@ use crate::support::scene::Scene;
 #[test]
 fn init_makes_functions_and_an_empty_publication_on_every_version() {
     for major in MAJORS {
-        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let scene =
+            Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
         scene.init().finish().expect_code(0);
         let functions = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'walpost'::regnamespace";
         assert_eq!(scene.db.number(functions), 3, "{major}");
@@ -27,7 +28,7 @@ fn init_makes_functions_and_an_empty_publication_on_every_version() {
             .check()
             .finish()
             .expect_code(0)
-            .expect_says(&["walpost.publish exists", "fit together"]);
+            .expect_mentions(&["walpost.publish exists", "fit together"]);
         let aggregate = scene.aggregate(1);
         let walpost = scene.start();
         scene.insert(&aggregate, "k");
@@ -37,7 +38,7 @@ fn init_makes_functions_and_an_empty_publication_on_every_version() {
 
 #[test]
 fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
-    let scene = Scene::bare_of(
+    let scene = Scene::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
@@ -64,41 +65,41 @@ fn publication_with_tables_halts() {
         "CREATE TABLE intruder (id int); ALTER PUBLICATION {publication} ADD TABLE intruder;
          INSERT INTO intruder VALUES (1)"
     ));
-    walpost.finish().expect_code(3).expect_says(&[
+    walpost.finish().expect_code(3).expect_mentions(&[
         "halted",
         "public.intruder",
         "DROP TABLE ONLY public.intruder",
     ]);
-    scene.run().finish().expect_code(3).expect_says(&[
+    scene.run().finish().expect_code(3).expect_mentions(&[
         &publication,
         "public.intruder",
         "walpost init --outbox messages",
     ]);
     let finished = scene.init().finish().expect_code(3);
-    finished.expect_says(&["contains tables"]);
+    finished.expect_mentions(&["contains tables"]);
 }
 
 #[test]
 fn what_is_missing_is_named_with_the_command_that_makes_it() {
-    let scene = Scene::bare_of(
+    let scene = Scene::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
         "",
     );
     let finished = scene.check().finish().expect_code(3);
-    finished.expect_says(&[
+    finished.expect_mentions(&[
         "walpost init --outbox messages --publication",
         "walpost init --outbox messages --slot",
         "walpost.publish does not exist",
     ]);
     let finished = scene.run().finish().expect_code(3);
-    finished.expect_says(&["halted", "walpost init --outbox messages --publication"]);
+    finished.expect_mentions(&["halted", "walpost init --outbox messages --publication"]);
 }
 
 #[test]
 fn run_init_makes_what_is_missing_first() {
-    let scene = Scene::bare_of(
+    let scene = Scene::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
@@ -114,7 +115,7 @@ fn run_init_makes_what_is_missing_first() {
 #[test]
 fn database_with_an_encoding_that_checks_nothing_is_warned_of() {
     let ascii = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
-    let scene = Scene::bare_of(
+    let scene = Scene::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
@@ -122,7 +123,7 @@ fn database_with_an_encoding_that_checks_nothing_is_warned_of() {
     );
     scene.init().finish().expect_code(0);
     let said = scene.check().finish().expect_code(0);
-    said.expect_says(&["warning", "SQL_ASCII", "is not UTF-8"]);
+    said.expect_mentions(&["warning", "SQL_ASCII", "is not UTF-8"]);
     let said = as_messages().check().finish().expect_code(0).stdout;
     assert!(!said.contains("SQL_ASCII"), "{said}");
 }

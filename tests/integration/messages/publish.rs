@@ -119,13 +119,13 @@ fn publish_refuses_what_the_table_refuses() {
 
 fn database_in_another_encoding_is_delivered_in_utf8(outbox: Outbox) {
     let latin1 = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'";
-    let scene = Scene::bare_of(outbox, Server::shared(MAJOR), Broker::shared(), latin1);
+    let scene = Scene::bare_with(outbox, Server::shared(MAJOR), Broker::shared(), latin1);
     scene.init().finish().expect_code(0);
     assert_eq!(scene.db.value("SHOW server_encoding").unwrap(), "LATIN1");
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_with(&["--key", "{aggregateid}/{type}"]);
     let event = Event::new(&aggregate, "Größe", r#"{"note": "señor"}"#);
-    scene.db.run(&scene.events().one(event));
+    scene.db.run(&scene.events().insert_one(event));
     let record = scene.wait_for_records(1).remove(0);
     assert_eq!(
         (record.key(), record.text()),
@@ -147,7 +147,7 @@ fn column_that_an_event_has_not_is_named_with_those_it_has() {
             .args(key)
             .finish()
             .expect_code(3)
-            .expect_says(&words);
+            .expect_mentions(&words);
     }
 }
 

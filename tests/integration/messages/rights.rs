@@ -10,13 +10,13 @@ use crate::support::scene::Scene;
 #[test]
 fn roles_of_init_are_enough_to_run_and_to_publish() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::bare_of(Outbox::Messages, &server, Broker::shared(), "");
+    let scene = Scene::bare_with(Outbox::Messages, &server, Broker::shared(), "");
     scene.db.run("CREATE ROLE shop LOGIN");
     for _ in 0..2 {
         let init = scene.invoke("init").args(["--role", "connector"]);
         init.args(["--writer", "shop"]).finish().expect_code(0);
     }
-    let connector = scene.at(&scene.conninfo_as("connector"));
+    let connector = scene.with_conninfo(&scene.conninfo_as("connector"));
     connector.check().finish().expect_code(0);
     let aggregate = scene.aggregate(1);
     let walpost = connector.run().start_streaming();
@@ -46,7 +46,7 @@ fn roles_of_init_are_enough_to_run_and_to_publish() {
 fn writer_that_is_not_there_and_rights_that_can_not_be_given_are_named() {
     let scene = as_messages();
     let missing = scene.init().args(["--writer", "no one"]).finish();
-    missing.expect_code(3).expect_says(&[
+    missing.expect_code(3).expect_mentions(&[
         "role \"no one\" does not exist",
         "CREATE ROLE \"no one\" LOGIN",
     ]);
@@ -65,12 +65,12 @@ fn writer_that_is_not_there_and_rights_that_can_not_be_given_are_named() {
     drop(owner);
     let as_owner = scene.conninfo_as(&roles.1[0]);
     let init = || {
-        let init = scene.at(&as_owner).init();
+        let init = scene.with_conninfo(&as_owner).init();
         init.args(["--writer", &roles.1[1]]).finish()
     };
     let emit = emit.replace(' ', "");
     let grant = format!("GRANT EXECUTE ON FUNCTION {emit} TO {}", roles.1[1]);
-    init().expect_code(3).expect_says(&[&grant]);
+    init().expect_code(3).expect_mentions(&[&grant]);
     scene.db.run(&grant);
     init().expect_code(0);
     scene
@@ -87,7 +87,8 @@ fn is_denied(result: Result<(), tokio_postgres::Error>, what: &str) {
 #[test]
 fn nobody_may_publish_whom_init_was_not_told_of() {
     for major in [14, 18] {
-        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let scene =
+            Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
         let (roles, [shop, stranger]) = Roles::new(&scene, ["shop", "stranger"]);
         let event = publish(&scene, "'a', 'k', 't', '{}'");
         is_denied(stranger.try_run(&event), "before there is a writer");
@@ -136,7 +137,7 @@ fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
         .check()
         .finish()
         .expect_code(0)
-        .expect_says(&["every role", "init --outbox messages --writer"]);
+        .expect_mentions(&["every role", "init --outbox messages --writer"]);
     let (_, rest) = said
         .stdout
         .split_once("REVOKE EXECUTE ON FUNCTION walpost.")
@@ -152,7 +153,8 @@ fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
 #[test]
 fn functions_that_somebody_planted_in_the_search_path_are_not_called() {
     for major in [14, 18] {
-        let scene = Scene::of_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let scene =
+            Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);
         let plant = |name: &str, arguments: &str, returns: &str| {
             let null = format!("NULL::{returns}");

@@ -73,7 +73,7 @@ fn functions_of_superusers_run_no_code_of_the_owner(major: u32) {
                 let finished = shop.command_as(role, words).finish();
                 shop.expect_nothing_ran(&plant);
                 let refused = finished.expect_code(3);
-                refused.expect_says(&["table public.outbox has code of other roles", found]);
+                refused.expect_mentions(&["table public.outbox has code of other roles", found]);
             }
         }
         let maintain = ["maintain", "--retention=24h", "--delete-rows"];
@@ -129,7 +129,7 @@ fn partitions_are_not_created_with_functions_of_extensions(major: u32) {
     shop.expect_nothing_ran("maintain");
     finished
         .expect_code(3)
-        .expect_says(&["index public.i uses function public.populate_record"]);
+        .expect_mentions(&["index public.i uses function public.populate_record"]);
 }
 
 fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
@@ -167,7 +167,7 @@ fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
         shop.theirs.run(&plant);
         let maintain = ["maintain", "--retention=24h", "--delete-rows"];
         let finished = shop.command_as("postgres", &maintain).finish();
-        finished.expect_code(3).expect_says(&[
+        finished.expect_code(3).expect_mentions(&[
             "table public.outbox has code of other roles",
             says,
         ]);
@@ -200,7 +200,7 @@ fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
             .finish()
             .expect_code(0);
         shop.expect_nothing_ran(flag);
-        replay.expect_says(&[rows]);
+        replay.expect_mentions(&[rows]);
     }
 }
 
@@ -241,7 +241,7 @@ fn partition_keys_above_the_outbox_are_never_evaluated(major: u32) {
                 shop.expect_nothing_ran(words[0]);
                 // Walpost's role has no right to maintain the table.
                 if role == "postgres" || words[0] != "maintain" {
-                    refused.expect_says(&[found]);
+                    refused.expect_mentions(&[found]);
                 }
             }
         }

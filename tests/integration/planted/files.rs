@@ -8,7 +8,7 @@ use std::process::Output;
 use super::Shop;
 use crate::init::try_psql;
 use crate::support::event::Outbox;
-use crate::support::postgres::{MAJOR, MAJORS, debian};
+use crate::support::postgres::{MAJOR, MAJORS, debian_binaries};
 use crate::support::reaper;
 use crate::support::walpost::Invocation;
 
@@ -46,7 +46,7 @@ impl Shop {
 
 /// Returns the psql of a Debian package, or the one in PATH.
 pub(super) fn psql_program() -> PathBuf {
-    let installed = debian(MAJOR).join("psql");
+    let installed = debian_binaries(MAJOR).join("psql");
     match installed.exists() {
         true => installed,
         false => PathBuf::from("psql"),
@@ -103,16 +103,19 @@ fn function_that_the_default_calls_is_found_under_another_name() {
     db.run("ALTER TABLE public.outbox ALTER id SET DEFAULT public.hidden()");
     let default =
         ["function public.hidden(), which the default of public.outbox.id calls, belongs to"];
-    shop.init().finish().expect_code(3).expect_says(&default);
+    shop.init()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(&default);
     let check = shop.command(&["check"]).finish();
-    check.expect_says(&default);
+    check.expect_mentions(&default);
     db.run(
         "ALTER TABLE public.outbox ALTER id SET DEFAULT gen_random_uuid();
          DROP TRIGGER walpost_no_update ON public.outbox;
          CREATE TRIGGER walpost_no_update BEFORE UPDATE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.shown()",
     );
     let init = shop.init().finish().expect_code(3);
-    init.expect_says(&["function public.shown(), which trigger walpost_no_update on public.outbox calls, belongs to"]);
+    init.expect_mentions(&["function public.shown(), which trigger walpost_no_update on public.outbox calls, belongs to"]);
     // The owner of the outbox may own the function.
     db.run(&format!(
         "ALTER TABLE public.outbox OWNER TO {}",
@@ -200,7 +203,7 @@ fn manual_pages_are_not_written_into_a_folder_of_others() {
     set(0o1777);
     write()
         .expect_code(1)
-        .expect_says(&["others can create files"]);
+        .expect_mentions(&["others can create files"]);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
     set(0o755);
     write().expect_code(0);
@@ -220,7 +223,7 @@ fn settings_of_the_database_hide_no_rows_from_a_replay() {
     ));
     let condition = ["replay", "--dry-run", "--where", "payload @> '{\"a\": 1}'"];
     let replay = shop.command(&condition).finish().expect_code(0);
-    replay.expect_says(&["5000 rows of table"]);
+    replay.expect_mentions(&["5000 rows of table"]);
 }
 
 /// The owner of the database uses ALTER DATABASE ... SET.
@@ -250,7 +253,7 @@ fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
         shop.init().finish().expect_code(0);
         scene.db.run(&format!("GRANT {walpost} TO {mallory}"));
         let init = shop.init().finish().expect_code(0);
-        init.expect_says(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
+        init.expect_mentions(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
         scene.db.run(&format!("REVOKE {walpost} FROM {mallory}"));
         shop.command(&["check"]).finish().expect_code(0);
         let aggregate = scene.aggregate(1);

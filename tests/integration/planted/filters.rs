@@ -58,13 +58,13 @@ fn filter_that_runs_code_of_the_publications_owner_is_refused() {
                 let refused = shop.command_as(role, words).finish();
                 shop.expect_nothing_ran(words[0]);
                 assert_ne!(refused.code, Some(0), "{role} {words:?}: {refused:?}");
-                refused.expect_says(&[
+                refused.expect_mentions(&[
                     "row filter on table public.outbox that calls satisfies_hash_partition",
                 ]);
             }
         }
         let init = shop.init().finish().expect_code(3);
-        init.expect_says(&[
+        init.expect_mentions(&[
             "row filter on table public.outbox that calls satisfies_hash_partition",
         ]);
         shop.expect_nothing_ran("init");
@@ -116,7 +116,7 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
                 assert_eq!(scene.db.number(&slots), 1, "{role} {words:?}");
                 let owner =
                     format!("belongs to role {mallory}, which could have code run as role {role}");
-                command.finish().expect_code(3).expect_says(&[&owner]);
+                command.finish().expect_code(3).expect_mentions(&[&owner]);
             }
         }
     }
@@ -172,7 +172,7 @@ fn publication_that_gets_an_owner_who_is_not_trusted_halts_the_pipeline() {
             scene.slot()
         ));
         let halted = walpost.finish().expect_code(3);
-        halted.expect_says(&[&format!("belongs to role {mallory}")]);
+        halted.expect_mentions(&[&format!("belongs to role {mallory}")]);
     }
 }
 
@@ -189,7 +189,8 @@ fn filters_of_all_tables_of_the_publication_are_examined() {
     shop.theirs
         .run(&format!("{PARTED} CREATE TABLE plot.other (a int); {add}"));
     let refused = shop.command(&["run"]).finish().expect_code(3);
-    refused.expect_says(&["row filter on table plot.other that calls satisfies_hash_partition"]);
+    refused
+        .expect_mentions(&["row filter on table plot.other that calls satisfies_hash_partition"]);
 }
 
 #[test]
@@ -205,7 +206,9 @@ fn filter_that_is_added_while_streaming_halts_the_pipeline() {
     shop.theirs
         .run(&filter(&publication, "public.outbox", "plot.parted"));
     let halted = walpost.finish().expect_code(3);
-    halted.expect_says(&["row filter on table public.outbox that calls satisfies_hash_partition"]);
+    halted.expect_mentions(&[
+        "row filter on table public.outbox that calls satisfies_hash_partition",
+    ]);
     shop.expect_nothing_ran("run");
 }
 
@@ -215,7 +218,7 @@ fn filter_that_is_added_while_streaming_halts_the_pipeline() {
 fn filter_that_would_crash_the_server_is_not_evaluated() {
     for major in [15, 18] {
         let server = Server::private(major, "");
-        let scene = Scene::of_on(Outbox::Table, &server, Broker::shared());
+        let scene = Scene::with_outbox_on(Outbox::Table, &server, Broker::shared());
         let publication = scene.slot();
         scene.db.run(
             "CREATE SCHEMA plot;
@@ -230,7 +233,7 @@ fn filter_that_would_crash_the_server_is_not_evaluated() {
         assert!(!server.log().contains("terminated by signal"), "{halted:?}");
         halted
             .expect_code(3)
-            .expect_says(&["row filter on table public.outbox"]);
+            .expect_mentions(&["row filter on table public.outbox"]);
     }
 }
 

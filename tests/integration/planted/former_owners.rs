@@ -36,7 +36,7 @@ fn type_that_was_taken_over_keeps_no_code_of_its_former_owner(major: u32) {
          ALTER TABLE public.outbox DROP aggregatetype; ALTER TABLE public.outbox ADD aggregatetype plot.kind DEFAULT 'order'",
     );
     let replay = || shop.command_as("postgres", &REPLAY).finish();
-    replay().expect_says(&["column aggregatetype has type plot.kind, to which role"]);
+    replay().expect_mentions(&["column aggregatetype has type plot.kind, to which role"]);
     // As the message of earlier versions suggested.
     shop.scene.db.run("ALTER TYPE plot.kind OWNER TO postgres");
     let refused = replay();
@@ -44,7 +44,7 @@ fn type_that_was_taken_over_keeps_no_code_of_its_former_owner(major: u32) {
     assert_ne!(refused.code, Some(0), "{refused:?}");
     let function =
         "whose cast from plot.kind to text calls function plot.kind_text(plot.kind) of role";
-    refused.expect_says(&[function]);
+    refused.expect_mentions(&[function]);
     shop.scene.db.run("DROP CAST (plot.kind AS text)");
     replay().expect_code(0);
 }
@@ -99,7 +99,7 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
         let refused = shop.command(&condition).finish();
         shop.expect_nothing_ran(check);
         assert_ne!(refused.code, Some(0), "{refused:?}");
-        refused.expect_says(&["constraint looked", says]);
+        refused.expect_mentions(&["constraint looked", says]);
         shop.scene
             .db
             .run("ALTER TABLE public.outbox DROP tags; DROP DOMAIN kept.tag");
@@ -123,7 +123,7 @@ fn rows_that_a_foreign_key_refers_to_are_not_deleted(major: u32) {
     let maintain = ["maintain", "--retention=1s", "--delete-rows"];
     let refused = shop.command_as("postgres", &maintain).finish();
     shop.expect_nothing_ran("maintain");
-    refused.expect_says(&["foreign key sent_event_fkey connects it to table public.sent"]);
+    refused.expect_mentions(&["foreign key sent_event_fkey connects it to table public.sent"]);
 }
 
 /// PostgreSQL's own functions can run SQL that is given as text, or evaluate the partition key of a
@@ -150,7 +150,7 @@ fn triggers_of_a_former_owner_see_no_delete(major: u32) {
     for trigger in ["rewrite", "parts"] {
         let refused = shop.command_as("postgres", &maintain).finish();
         shop.expect_nothing_ran("maintain");
-        refused.expect_says(&[&format!(
+        refused.expect_mentions(&[&format!(
             "trigger {trigger} on table public.outbox would run with each DELETE"
         )]);
         shop.scene
@@ -201,7 +201,7 @@ fn types_that_json_functions_return_are_examined(major: u32) {
     shop.expect_nothing_ran("replay");
     refused
         .expect_code(3)
-        .expect_says(&["constraint looked uses type plot.checked"]);
+        .expect_mentions(&["constraint looked uses type plot.checked"]);
     shop.scene.db.run("ALTER TABLE public.outbox DROP tags");
     shop.theirs.run(
         "CREATE INDEX i ON public.outbox ((JSON_VALUE(payload, '$.a' RETURNING plot.checked)))",

@@ -169,7 +169,11 @@ fn overloads_of_another_role_are_never_called(major: u32) {
         );
         shop.expect_nothing_ran(words[0]);
     }
-    let checkpoint = |word| scene.at(&scene.conninfo_as(&shop.walpost)).checkpoint(word);
+    let checkpoint = |word| {
+        scene
+            .with_conninfo(&scene.conninfo_as(&shop.walpost))
+            .checkpoint(word)
+    };
     checkpoint("adopt").arg("--yes").finish().expect_code(0);
     checkpoint("show").finish().expect_code(0);
     shop.expect_nothing_ran("checkpoint");
@@ -218,7 +222,7 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
     ] {
         shop.theirs.run(&plant);
         let init = shop.init().finish().expect_code(3);
-        init.expect_says(&[says, &shop.mallory]);
+        init.expect_mentions(&[says, &shop.mallory]);
         shop.theirs.run(&drop);
     }
     shop.theirs.run(
@@ -226,16 +230,16 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
          CREATE FUNCTION walpost.publish(text) RETURNS text LANGUAGE sql AS 'SELECT $1'",
     );
     let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
-    init.expect_says(&["schema walpost belongs to", &shop.mallory]);
+    init.expect_mentions(&["schema walpost belongs to", &shop.mallory]);
     shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
     let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
-    init.expect_says(&["function walpost.publish(text) belongs to", &shop.mallory]);
+    init.expect_mentions(&["function walpost.publish(text) belongs to", &shop.mallory]);
     shop.theirs.run("DROP FUNCTION walpost.publish(text)");
     // A role that may create objects in the schema could create one later.
     let (db, mallory) = (&shop.scene.db, &shop.mallory);
     db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
     let init = shop.init().finish().expect_code(3);
-    init.expect_says(&[
+    init.expect_mentions(&[
         "right to create in schema walpost",
         &format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"),
     ]);

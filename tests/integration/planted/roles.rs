@@ -112,7 +112,7 @@ fn members_that_cannot_act_as_the_role_are_not_trusted() {
         let finished = shop.command(&replay).finish();
         shop.expect_nothing_ran("replay");
         let index = ["i calls function plot.note(text)"];
-        finished.expect_code(3).expect_says(&index);
+        finished.expect_code(3).expect_mentions(&index);
         // A member that inherits has the role's privileges but not its attributes, so it may not
         // replicate.
         db.run(&format!(
@@ -121,13 +121,13 @@ fn members_that_cannot_act_as_the_role_are_not_trusted() {
         ));
         let finished = shop.command(&replay).finish();
         shop.expect_nothing_ran("replay");
-        finished.expect_code(3).expect_says(&index);
+        finished.expect_code(3).expect_mentions(&index);
         db.run(&format!("ALTER TABLE walpost.journal OWNER TO {mallory}"));
         let owner = format!("table walpost.journal belongs to role {mallory}");
         shop.command(&replay)
             .finish()
             .expect_code(3)
-            .expect_says(&[&owner]);
+            .expect_mentions(&[&owner]);
         // A member that can act as the role is equivalent to the role here.
         db.run(&format!(
             "GRANT {} TO {mallory} WITH SET TRUE",
@@ -168,7 +168,7 @@ fn owner_whose_privileges_an_untrusted_role_inherits_is_not_trusted() {
         );
         let refused = shop.command(&replay).finish();
         shop.expect_nothing_ran("replay");
-        refused.expect_code(3).expect_says(&says[..1]);
+        refused.expect_code(3).expect_mentions(&says[..1]);
         let check = shop.command(&["check"]).finish().stdout;
         assert!(check.contains(says[1]), "{check}");
         // A member that can act as the owner is trusted like the owner.
@@ -187,7 +187,7 @@ fn role_that_others_can_act_as_is_warned_of() {
     let (walpost, mallory) = (&shop.walpost, &shop.mallory);
     shop.scene.db.run(&format!("GRANT {walpost} TO {mallory}"));
     let init = shop.init().finish().expect_code(0);
-    init.expect_says(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
+    init.expect_mentions(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
 }
 
 /// For servers where the DBA is not a superuser, such as managed services.
@@ -212,7 +212,7 @@ fn what_the_role_that_may_make_roles_owns_is_used() {
             let by = format!("{make}, run by a superuser");
             init()
                 .expect_code(3)
-                .expect_says(&[&by, "Nothing was changed"]);
+                .expect_mentions(&[&by, "Nothing was changed"]);
             shop.scene.db.run(&make);
         }
         init().expect_code(0);

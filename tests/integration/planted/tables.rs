@@ -29,7 +29,7 @@ impl Shop {
     fn expect_refused(&self, init: Invocation, words: &[&str]) {
         let refused = init.finish();
         assert_ne!(refused.code, Some(0), "{refused:?}");
-        refused.expect_says(words);
+        refused.expect_mentions(words);
         self.expect_nothing_ran(words[0]);
     }
 }

@@ -15,7 +15,7 @@ use crate::support::reaper::{self, Ending};
 use crate::support::records::Record;
 use crate::support::secrets::{self, SECRET};
 use crate::support::session::Session;
-use crate::support::wait::{PATIENCE, wait_for};
+use crate::support::wait::{WAIT_TIMEOUT, wait_for};
 
 /// A server with a database `shop`, and the shared broker.
 pub(super) struct Place {
@@ -254,7 +254,7 @@ impl Service {
     /// Stops the command with SIGTERM.
     pub(super) fn stop(mut self) {
         signal(self.child.id(), "TERM");
-        let status = wait_for_exit(&mut self.child, PATIENCE).expect("it ends");
+        let status = wait_for_exit(&mut self.child, WAIT_TIMEOUT).expect("it ends");
         assert!(status.success(), "{status}:\n{}", read(&self.log));
     }
 }
@@ -262,7 +262,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        wait_for_exit(&mut self.child, PATIENCE);
+        wait_for_exit(&mut self.child, WAIT_TIMEOUT);
         let log = read(&self.log);
         if std::thread::panicking() {
             eprintln!("--- walpost ---\n{log}");

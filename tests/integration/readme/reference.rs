@@ -25,8 +25,8 @@ struct Flag {
 fn flags(command: &[&str]) -> Vec<Flag> {
     let help = Invocation::new(command.iter().chain(&["--help"]))
         // The help shows the values of variables that are set.
-        .without("WALPOST_HTTP")
-        .without("WALPOST_LOCK_TIMEOUT")
+        .without_env("WALPOST_HTTP")
+        .without_env("WALPOST_LOCK_TIMEOUT")
         .finish()
         .expect_code(0)
         .stdout;

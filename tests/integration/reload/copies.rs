@@ -70,11 +70,11 @@ fn copy_of_a_table_that_the_definition_no_longer_has_halts_until_it_is_completed
         "the copy of the older rows of table public.outbox is not complete",
         "put table = \"public.outbox\" back",
     ];
-    scene.run().finish().expect_code(3).expect_says(&says);
-    scene.check().finish().expect_code(3).expect_says(&says);
+    scene.run().finish().expect_code(3).expect_mentions(&says);
+    scene.check().finish().expect_code(3).expect_mentions(&says);
     let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
     let refused = scene.skip(&to).arg("--yes").finish().expect_code(3);
-    refused.expect_says(&["not all delivered yet"]);
+    refused.expect_mentions(&["not all delivered yet"]);
     scene.use_settings(ONE);
     let mut walpost = scene.start();
     walpost.wait_for_log("snapshot delivered");
@@ -99,8 +99,8 @@ fn table_that_becomes_one_of_several_before_its_copy_has_begun_halts_until_it_is
         "the copy of the older rows of table public.outbox is not complete",
         "put table = \"public.outbox\" back",
     ];
-    scene.check().finish().expect_code(3).expect_says(&says);
-    scene.run().finish().expect_code(3).expect_says(&says);
+    scene.check().finish().expect_code(3).expect_mentions(&says);
+    scene.run().finish().expect_code(3).expect_mentions(&says);
     scene.use_settings(ONE);
     scene.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE walpost.outbox_row",
@@ -127,7 +127,7 @@ fn table_whose_copy_has_not_begun_halts_a_definition_that_names_another_one() {
     ));
     scene.use_settings("table = \"public.other\"\n");
     let says = ["the copy of the older rows of table public.outbox is not complete"];
-    scene.run().finish().expect_code(3).expect_says(&says);
+    scene.run().finish().expect_code(3).expect_mentions(&says);
     scene.use_settings("table = \"public.other\"\nsnapshot = \"never\"\n");
     let mut walpost = scene.start();
     walpost.wait_for_log("leaves out the rest");
@@ -216,7 +216,7 @@ fn under_another_name(scene: &Scene, command: &str) -> Invocation {
 #[test]
 fn renamed_pipeline_delivers_nothing_again_after_the_server_has_crashed() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on(&server, Broker::shared());
+    let mut scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     scene
         .start_and_confirm_one(&aggregate, "k")
@@ -246,7 +246,7 @@ fn slot_that_is_made_anew_amid_a_copy_has_the_rows_replayed() {
     assert!(scene.records().len() < ROWS, "the copy has to be under way");
     scene.drop_slot();
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["may be missing", "walpost replay --dropped-slots"]);
+    init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
     let walpost = scene.start();
     scene.insert(&aggregate, "newer");
     let replay = scene.replay(&["--dropped-slots", "--yes"]);
@@ -265,7 +265,7 @@ fn table_that_takes_the_place_of_another_is_delivered_from_then_on_with_a_warnin
         .db
         .run("CREATE TABLE other (LIKE outbox INCLUDING ALL)");
     let writer = Writer::Table("public.other".to_owned());
-    let insert = |key: &str| writer.one(Event::new(&aggregate, key, "{}"));
+    let insert = |key: &str| writer.insert_one(Event::new(&aggregate, key, "{}"));
     scene.db.run(&insert("older"));
     let set = format!("ALTER PUBLICATION {publication} SET TABLE other");
     scene.db.run(&set);

@@ -93,7 +93,7 @@ fn pipelines_come_and_go_with_the_rows_and_the_others_do_not_notice() {
     assert_eq!(walsender(&stays), sender);
     let summary = stays.settle(process.walpost, &[], Resends::Never);
     assert_eq!(summary.repeated, 0);
-    assert_eq!(comes.judge(&[], Resends::Never).committed, 2);
+    assert_eq!(comes.check_delivered(&[], Resends::Never).committed, 2);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn source_that_is_broken_changes_nothing_and_is_told() {
     wait_until_failed(&http, 1.0);
     assert_eq!([&one, &other].map(walsender), senders[..2]);
     let accepted = process.ask(&["reload", "--accept"]).expect_code(0);
-    accepted.expect_says(&["2 removed", "1 unchanged"]);
+    accepted.expect_mentions(&["2 removed", "1 unchanged"]);
     wait_until_failed(&http, 0.0);
     wait_until("two slots to be released", || {
         !one.slot_is_active() && !other.slot_is_active()
@@ -198,9 +198,9 @@ fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
     };
     check(&["--offline"])
         .expect_code(0)
-        .expect_says(&["source", "not asked"]);
+        .expect_mentions(&["source", "not asked"]);
     let found = check(&[]).expect_code(3);
-    found.expect_says(&["walpost.toml: source", "public.shards", &in_file.name]);
+    found.expect_mentions(&["walpost.toml: source", "public.shards", &in_file.name]);
     // A query that has not succeeded yet changes nothing.
     let changed = std::fs::read_to_string(process.file())
         .unwrap()
@@ -397,7 +397,7 @@ fn value_of_a_row_that_changes_what_surrounds_it_is_refused() {
         let check = Invocation::new(["check", "--config"]).arg(&file).finish();
         check
             .expect_code(2)
-            .expect_says(&[says, "the same for each row"]);
+            .expect_mentions(&[says, "the same for each row"]);
     }
 }
 
@@ -422,9 +422,9 @@ fn answer_of_a_registry_is_bounded_in_rows_and_bytes() {
         );
         replace(&file, &text);
         let mut check = Invocation::new(["check", "--config"]).arg(&file).start();
-        let most = check.most_memory();
+        let most = check.peak_memory_at_exit();
         let found = check.finish().expect_code(3);
-        found.expect_says(&[says]);
+        found.expect_mentions(&[says]);
         assert!(most < 200 << 20, "{most} bytes of memory");
     }
 }

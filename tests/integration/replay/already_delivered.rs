@@ -31,7 +31,7 @@ fn moved() -> Scene<'static> {
     let walpost = scene.start();
     for table in TABLES {
         let event = Event::new(&aggregate, "k", "{}");
-        scene.db.run(&writer(&[table]).one(event));
+        scene.db.run(&writer(&[table]).insert_one(event));
     }
     scene.wait_for_records(2);
     scene.wait_until_confirmed();
@@ -45,7 +45,7 @@ fn moved() -> Scene<'static> {
         "walpost replay --dropped-slots --already-delivered --table {} --pipeline {} ",
         TABLES[0], scene.name
     );
-    init.expect_says(&["slot created on another cluster", &settle]);
+    init.expect_mentions(&["slot created on another cluster", &settle]);
     scene
 }
 
@@ -60,7 +60,7 @@ fn gap_is_settled_without_sending_if_the_operator_knows_that_it_was_delivered() 
     let scene = moved();
     // Nothing is settled without confirmation.
     let listed = settle(&scene, &["--dry-run"]).expect_code(0);
-    listed.expect_says(&[
+    listed.expect_mentions(&[
         "of table tenant_1.outbox",
         "of table tenant_2.outbox",
         "nothing was recorded",
@@ -103,7 +103,7 @@ fn gap_of_a_table_that_was_dropped_can_be_settled() {
     scene.db.run("DROP TABLE tenant_1.outbox");
     let replay = scene.replay(&["--dropped-slots", "--table", TABLES[0], "--yes"]);
     let replay = replay.finish().expect_code(3);
-    replay.expect_says(&["does not exist", "--already-delivered"]);
+    replay.expect_mentions(&["does not exist", "--already-delivered"]);
     settle(&scene, &["--table", TABLES[0], "--yes"]).expect_code(0);
     let check = scene.check().finish();
     assert!(

@@ -1,10 +1,10 @@
 //! Journal entries written by other roles, and SQL conditions, run no code as a superuser.
 
-use super::{clerk, journal};
-use crate::support::clerk::Clerk;
+use super::{journal, walpost_role};
 use crate::support::records::Record;
 use crate::support::scene::Scene;
-use crate::support::walpost::{Invocation, word_behind};
+use crate::support::walpost::{Invocation, word_after};
+use crate::support::walpost_role::WalpostRole;
 
 /// Returns the statement that adds an entry about a replay to the journal.
 fn entry(scene: &Scene, detail: &serde_json::Value) -> String {
@@ -16,8 +16,8 @@ fn entry(scene: &Scene, detail: &serde_json::Value) -> String {
 }
 
 /// Adds an entry about a replay to the journal, as the role.
-fn write(scene: &Scene, clerk: &Clerk, detail: &serde_json::Value) {
-    let session = scene.server.session_as(&clerk.role, &scene.name);
+fn write(scene: &Scene, walpost_role: &WalpostRole, detail: &serde_json::Value) {
+    let session = scene.server.session_as(&walpost_role.role, &scene.name);
     session.run(&entry(scene, detail));
 }
 
@@ -61,19 +61,19 @@ fn is_there(scene: &Scene, slot: &str) -> bool {
 #[test]
 fn condition_that_the_journal_has_is_never_run() {
     let scene = Scene::new();
-    let clerk = clerk(&scene);
+    let walpost_role = walpost_role(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     let (slot, condition) = victim(&scene);
-    write(&scene, &clerk, &begun(&condition, TOPIC));
+    write(&scene, &walpost_role, &begun(&condition, TOPIC));
     let entries = journal(&scene).len();
     let resume = ["--resume", RUN];
     for invocation in [
         scene.replay(&resume).arg("--yes"),
         scene.replay(&resume).answer(&format!("{}\n", scene.name)),
         scene.replay(&resume).arg("--dry-run"),
-        clerk.replay(&resume).arg("--yes"),
-        clerk
+        walpost_role.replay(&resume).arg("--yes"),
+        walpost_role
             .replay(&resume)
             .args(["--yes", "--where", "another = 1"]),
         // This session belongs to a superuser.
@@ -84,8 +84,8 @@ fn condition_that_the_journal_has_is_never_run() {
         finished.expect_code(2);
     }
     let refused = scene.replay(&resume).arg("--yes").finish();
-    refused.expect_code(2).expect_says(&[
-        &clerk.role,
+    refused.expect_code(2).expect_mentions(&[
+        &walpost_role.role,
         "pg_catalog.pg_drop_replication_slot(slot_name)",
         &format!("--resume {RUN} --where"),
     ]);
@@ -99,7 +99,7 @@ fn condition_that_the_journal_has_is_never_run() {
 #[test]
 fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
     let scene = Scene::new();
-    let clerk = clerk(&scene);
+    let walpost_role = walpost_role(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     let (slot, condition) = victim(&scene);
@@ -107,29 +107,40 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
     scene.db.run(&format!(
         "CREATE FUNCTION is_due() RETURNS boolean LANGUAGE sql AS $$ SELECT {condition} $$;
          ALTER FUNCTION is_due() OWNER TO {}",
-        clerk.role
+        walpost_role.role
     ));
     let due = ["--where", "public.is_due()", "--yes"];
     let refused = |invocation: Invocation, texts: &[&str]| {
         let finished = invocation.finish();
         assert!(is_there(&scene, &slot), "{finished:?}");
-        finished.expect_code(2).expect_says(texts);
+        finished.expect_code(2).expect_mentions(texts);
     };
     refused(
         scene.replay(&due),
         &["--where", "role postgres", "walpost run"],
     );
     refused(scene.replay(&due).arg("--dry-run"), &["role postgres"]);
-    let masked = format!("{} options='-c role={}'", scene.conninfo(), clerk.role);
-    let replay = |conninfo: &str| scene.at(conninfo).replay(&due);
+    let masked = format!(
+        "{} options='-c role={}'",
+        scene.conninfo(),
+        walpost_role.role
+    );
+    let replay = |conninfo: &str| scene.with_conninfo(conninfo).replay(&due);
     refused(replay(&masked), &["role postgres"]);
     for right in ["postgres", "pg_execute_server_program"] {
-        scene.db.run(&format!("GRANT {right} TO {}", clerk.role));
-        refused(replay(&clerk.conninfo()), &[&clerk.role, right]);
-        scene.db.run(&format!("REVOKE {right} FROM {}", clerk.role));
+        scene
+            .db
+            .run(&format!("GRANT {right} TO {}", walpost_role.role));
+        refused(
+            replay(&walpost_role.conninfo()),
+            &[&walpost_role.role, right],
+        );
+        scene
+            .db
+            .run(&format!("REVOKE {right} FROM {}", walpost_role.role));
     }
-    let sent = clerk.replay(&["--where", "aggregateid = 'k'", "--yes"]);
-    sent.finish().expect_code(0).expect_says(&["replayed"]);
+    let sent = walpost_role.replay(&["--where", "aggregateid = 'k'", "--yes"]);
+    sent.finish().expect_code(0).expect_mentions(&["replayed"]);
     assert_eq!(scene.wait_for_records(1).len(), 1);
     scene.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
@@ -139,7 +150,7 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
 #[test]
 fn condition_can_not_leave_its_place() {
     let scene = Scene::new();
-    let clerk = clerk(&scene);
+    let walpost_role = walpost_role(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "one");
     scene.insert(&aggregate, "two");
@@ -163,15 +174,15 @@ fn condition_can_not_leave_its_place() {
         "",
         "--",
     ] {
-        let replay = clerk.replay(&["--yes", "--id", &one, "--where", condition]);
+        let replay = walpost_role.replay(&["--yes", "--id", &one, "--where", condition]);
         let finished = replay.finish();
         assert!(scene.records().is_empty(), "{condition:?}: {finished:?}");
-        finished.expect_code(2).expect_says(&["--where"]);
+        finished.expect_code(2).expect_mentions(&["--where"]);
     }
     assert!(journal(&scene).is_empty());
     // Text that only looks as if it ended the condition.
     let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
-    let replay = clerk.replay(&["--yes", "--id", &one, "--where", harmless]);
+    let replay = walpost_role.replay(&["--yes", "--id", &one, "--where", harmless]);
     replay.finish().expect_code(0);
     assert_eq!(scene.wait_for_records(1).len(), 1);
 }
@@ -179,22 +190,24 @@ fn condition_can_not_leave_its_place() {
 #[test]
 fn entry_of_another_role_changes_nothing_about_a_replay() {
     let scene = Scene::new();
-    let clerk = clerk(&scene);
+    let walpost_role = walpost_role(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
     let stolen = format!("{}.stolen", scene.name);
     scene.topic(&stolen, 1, &[]);
     scene.db.run(&entry(&scene, &begun("", TOPIC)));
-    write(&scene, &clerk, &begun("", &stolen));
+    write(&scene, &walpost_role, &begun("", &stolen));
     write(
         &scene,
-        &clerk,
+        &walpost_role,
         &serde_json::json!({ "run": RUN, "state": "done", "sent": 1 }),
     );
     let resumed = scene.replay(&["--yes", "--resume", RUN]).finish();
-    resumed
-        .expect_code(0)
-        .expect_says(&["replayed", &clerk.role, "ignored a journal entry"]);
+    resumed.expect_code(0).expect_mentions(&[
+        "replayed",
+        &walpost_role.role,
+        "ignored a journal entry",
+    ]);
     let records = scene.wait_for_records(1);
     assert_eq!(records[0].topic, format!("outbox.event.{aggregate}"));
 }
@@ -202,16 +215,19 @@ fn entry_of_another_role_changes_nothing_about_a_replay() {
 #[test]
 fn replay_that_another_role_began_is_shown_and_not_resumed_unasked() {
     let scene = Scene::new();
-    let clerk = clerk(&scene);
+    let walpost_role = walpost_role(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
-    write(&scene, &clerk, &begun("", TOPIC));
+    write(&scene, &walpost_role, &begun("", TOPIC));
     let resume = ["--resume", RUN];
     let refused = scene.replay(&resume).arg("--yes").finish().expect_code(2);
-    refused.expect_says(&[&clerk.role, "--yes"]);
+    refused.expect_mentions(&[&walpost_role.role, "--yes"]);
     assert!(scene.records().is_empty());
     let asked = scene.replay(&resume).answer(&format!("{}\n", scene.name));
-    asked.finish().expect_code(0).expect_says(&[&clerk.role]);
+    asked
+        .finish()
+        .expect_code(0)
+        .expect_mentions(&[&walpost_role.role]);
     assert_eq!(scene.wait_for_records(1).len(), 1);
 }
 
@@ -226,7 +242,7 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
     let resume = ["--yes", "--resume", RUN];
     let refused = scene.replay(&resume).finish().expect_code(2);
     let told = format!("--topic {stolen} ");
-    refused.expect_says(&[&stolen, TOPIC, &told]);
+    refused.expect_mentions(&[&stolen, TOPIC, &told]);
     assert!(scene.records().is_empty());
     let given = scene.replay(&resume).args(["--topic", &stolen]).finish();
     given.expect_code(0);
@@ -239,7 +255,7 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
         scene.db.run(&entry(&scene, &detail));
         let refused = scene.replay(&resume).finish();
         assert_eq!(scene.records().len(), 1, "{refused:?}");
-        refused.expect_says(texts);
+        refused.expect_mentions(texts);
     };
     // At its end, the run would close this journal entry about a dropped slot.
     broken(
@@ -263,7 +279,7 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
 #[test]
 fn replay_with_a_condition_goes_on_when_the_condition_is_given_again() {
     let scene = Scene::new();
-    let clerk = clerk(&scene);
+    let walpost_role = walpost_role(&scene);
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "before");
     scene.accept_any_name("outbox");
@@ -271,20 +287,30 @@ fn replay_with_a_condition_goes_on_when_the_condition_is_given_again() {
     scene.insert(&aggregate, "behind");
     scene.insert(&aggregate, "other");
     let condition = "aggregateid <> 'other'";
-    let failed = clerk.replay(&["--yes", "--where", condition]).finish();
-    let failed = failed.expect_code(3).expect_says(&["can't be the name"]);
-    let run = word_behind(&failed.stderr, "--resume ").trim_end();
+    let failed = walpost_role
+        .replay(&["--yes", "--where", condition])
+        .finish();
+    let failed = failed
+        .expect_code(3)
+        .expect_mentions(&["can't be the name"]);
+    let run = word_after(&failed.stderr, "--resume ").trim_end();
     let again = r"--where 'aggregateid <> '\''other'\'''";
     assert!(failed.stderr.contains(again), "{}", failed.stderr);
     scene.db.run("DELETE FROM outbox WHERE aggregateid = 'bad'");
     let resume = ["--yes", "--resume", run];
-    let without = clerk.replay(&resume).finish().expect_code(2);
-    without.expect_says(&[condition, again]);
-    let other = clerk.replay(&resume).args(["--where", "true"]).finish();
-    other.expect_code(2).expect_says(&[condition, again]);
-    let same = clerk.replay(&resume).args(["--where", condition]).finish();
+    let without = walpost_role.replay(&resume).finish().expect_code(2);
+    without.expect_mentions(&[condition, again]);
+    let other = walpost_role
+        .replay(&resume)
+        .args(["--where", "true"])
+        .finish();
+    other.expect_code(2).expect_mentions(&[condition, again]);
+    let same = walpost_role
+        .replay(&resume)
+        .args(["--where", condition])
+        .finish();
     same.expect_code(0)
-        .expect_says(&["1 row of table", "behind the 1"]);
+        .expect_mentions(&["1 row of table", "behind the 1"]);
     let records = scene.wait_for_records(2);
     let keys: Vec<_> = records.iter().map(Record::key).collect();
     assert_eq!(keys, ["before", "behind"]);
@@ -313,9 +339,9 @@ fn entries_that_another_process_is_sending_are_not_looked_up() {
         );
         locked
             .expect_code(1)
-            .expect_says(&[flag, is_sending, &holder]);
+            .expect_mentions(&[flag, is_sending, &holder]);
         scene.db.run(&lock("pg_advisory_unlock"));
         let unlocked = scene.replay(&[flag, "--yes"]).finish();
-        unlocked.expect_code(2).expect_says(&[without_lock]);
+        unlocked.expect_code(2).expect_mentions(&[without_lock]);
     }
 }

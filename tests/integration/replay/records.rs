@@ -9,7 +9,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::Record;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
-use crate::support::walpost::{Invocation, word_behind};
+use crate::support::walpost::{Invocation, word_after};
 
 in_both_modes! { rows_are_sent_again_while_the_pipeline_runs }
 
@@ -22,7 +22,7 @@ fn rows_are_sent_again_while_the_pipeline_runs(exactly_once: bool) {
     }
     scene.wait_until_confirmed();
     let done = scene.replay(&["--all", "--yes"]).finish().expect_code(0);
-    done.expect_says(&["3 rows of table public.outbox: all", "replayed"]);
+    done.expect_mentions(&["3 rows of table public.outbox: all", "replayed"]);
     scene.insert(&aggregate, "d");
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
@@ -108,14 +108,16 @@ fn rows_are_sent_to_another_topic() {
     replay
         .finish()
         .expect_code(0)
-        .expect_says(&["to be sent to topic", &topic]);
+        .expect_mentions(&["to be sent to topic", &topic]);
     assert_eq!(scene.wait_for_records(1)[0].key(), "k");
 }
 
 #[test]
 fn rate_is_kept() {
     let scene = Scene::new();
-    scene.db.run(&scene.events().many("a", 60, "to_jsonb(n)"));
+    scene
+        .db
+        .run(&scene.events().insert_many("a", 60, "to_jsonb(n)"));
     let began = Instant::now();
     assert_eq!(
         keys_to_stdout(&scene, &["--all", "--rate", "30/s"]).len(),
@@ -128,12 +130,12 @@ fn rate_is_kept() {
 #[test]
 fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
     const ROWS: usize = 600;
-    let broker = Broker::lent();
-    let scene = Scene::on(Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
     let large = scene
         .events()
-        .many(&aggregate, ROWS, "to_jsonb(repeat('x', 400000))");
+        .insert_many(&aggregate, ROWS, "to_jsonb(repeat('x', 400000))");
     scene.db.run(&large);
     let mut replay = scene.replay(&["--all", "--yes"]).start();
     scene.wait_for_records(1);
@@ -168,14 +170,14 @@ fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
         .value("SELECT id FROM outbox WHERE aggregateid = 'bad'")
         .unwrap();
     let failed = scene.replay(&["--all", "--yes"]).finish().expect_code(3);
-    failed.expect_says(&[&bad, "can't be the name of a topic", "--resume"]);
+    failed.expect_mentions(&[&bad, "can't be the name of a topic", "--resume"]);
     assert_eq!(scene.wait_for_records(1).len(), 1);
     let missing = scene
         .replay(&["--all", "--yes", "--topic", "nobody.made.this"])
         .finish();
     missing
         .expect_code(3)
-        .expect_says(&["nobody.made.this", "does not exist", "--create"]);
+        .expect_mentions(&["nobody.made.this", "does not exist", "--create"]);
 }
 
 #[test]
@@ -205,23 +207,23 @@ fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
         .args(["--all", "--yes"])
         .finish()
         .expect_code(3);
-    missing.expect_says(&[&format!("topic {topic:?} does not exist"), "--resume"]);
+    missing.expect_mentions(&[&format!("topic {topic:?} does not exist"), "--resume"]);
     scene.topic(&topic, 1, &[]);
     let halted = scene
         .replay(&unroutable)
         .args(["--all", "--yes"])
         .finish()
         .expect_code(3);
-    let halted = halted.expect_says(&["max.message.bytes", "--resume"]);
-    let run = word_behind(&halted.stderr, "--resume ").trim_end();
+    let halted = halted.expect_mentions(&["max.message.bytes", "--resume"]);
+    let run = word_after(&halted.stderr, "--resume ").trim_end();
     let dry_run = scene.replay(&both).args(["--all", "--dry-run"]).finish();
-    dry_run.expect_code(0).expect_says(&["4 rows"]);
+    dry_run.expect_code(0).expect_mentions(&["4 rows"]);
     let resumed = scene
         .replay(&both)
         .args(["--yes", "--resume", run])
         .finish();
     let resumed = resumed.expect_code(0);
-    resumed.expect_says(&["sent as dead letters", "oversize=1", "unroutable=0"]);
+    resumed.expect_mentions(&["sent as dead letters", "oversize=1", "unroutable=0"]);
 
     let records = scene.records();
     let of_run = |record: &&Record| {

@@ -1,6 +1,6 @@
 //! Rows that can't be replayed, and arguments that are incomplete or contradictory.
 
-use super::{clerk, journal};
+use super::{journal, walpost_role};
 use crate::support::event::Outbox;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
@@ -8,7 +8,7 @@ use crate::support::walpost::{Finished, Invocation, config_file};
 
 /// Asserts that a command has sent and recorded nothing.
 fn refused(scene: &Scene, invocation: Invocation, code: i32, texts: &[&str]) -> Finished {
-    let finished = invocation.finish().expect_code(code).expect_says(texts);
+    let finished = invocation.finish().expect_code(code).expect_mentions(texts);
     assert!(journal(scene).is_empty(), "{texts:?}");
     assert!(scene.records().is_empty(), "{texts:?}");
     finished
@@ -64,9 +64,9 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     check(&["--id", "not-a-uuid"], 2, &["uuid"]);
     check(&["--aggregate", "/1"], 2, &["--aggregate", "expected TYPE"]);
     {
-        let clerk = clerk(&scene);
+        let walpost_role = walpost_role(&scene);
         let check_where = |condition: &str, code: i32, texts: &[&str]| {
-            let replay = clerk.replay(&["--yes", "--where", condition]);
+            let replay = walpost_role.replay(&["--yes", "--where", condition]);
             refused(&scene, replay, code, texts);
         };
         check_where("nothing = 1", 2, &["nothing", "does not exist"]);
@@ -114,7 +114,7 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
     let role = format!("{}_reader", scene.name);
     scene.db.run(&format!("CREATE ROLE {role} LOGIN"));
     let conninfo = scene.conninfo_as(&role);
-    let as_role = || scene.at(&conninfo).replay(&["--all", "--yes"]);
+    let as_role = || scene.with_conninfo(&conninfo).replay(&["--all", "--yes"]);
     let said = format!(
         "SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO {role}"
     );
@@ -135,9 +135,9 @@ fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
 
 #[test]
 fn events_in_messages_alone_can_not_be_sent_again() {
-    let scene = Scene::of(Outbox::Messages);
+    let scene = Scene::with_outbox(Outbox::Messages);
     let finished = scene.replay(&["--all", "--yes"]).finish().expect_code(2);
-    finished.expect_says(&["no table to send events again from", "publish them again"]);
+    finished.expect_mentions(&["no table to send events again from", "publish them again"]);
 }
 
 #[test]

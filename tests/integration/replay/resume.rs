@@ -11,7 +11,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     const ROWS: usize = 1500;
     let scene = Scene::new();
     let aggregate = scene.aggregate(2);
-    let many = scene.events().many(&aggregate, ROWS, "to_jsonb(n)");
+    let many = scene.events().insert_many(&aggregate, ROWS, "to_jsonb(n)");
     scene.db.run(&many);
     let replay = scene.replay(&["--all", "--yes", "--rate", "150/s"]).start();
     wait_until("a note in the journal", || journal(&scene).len() >= 3);
@@ -24,7 +24,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     let running = scene.replay(&["--yes", "--resume", &run]).finish();
     running
         .expect_code(1)
-        .expect_says(&["being sent by another process"]);
+        .expect_mentions(&["being sent by another process"]);
     replay.kill();
     let before = scene.records().len();
     assert!(before < ROWS, "it was not cut short");
@@ -33,7 +33,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     let resumed = scene.replay(&["--yes", "--resume", &run]).finish();
     resumed
         .expect_code(0)
-        .expect_says(&["that were sent before", "replayed"]);
+        .expect_mentions(&["that were sent before", "replayed"]);
     let records = scene.records();
     assert_eq!(runs(&records), HashSet::from([run.clone()]));
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
@@ -46,7 +46,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     );
     assert_eq!(journal(&scene).last().unwrap()[0], "done");
     let complete = scene.replay(&["--yes", "--resume", &run]).finish();
-    complete.expect_code(2).expect_says(&["is complete"]);
+    complete.expect_code(2).expect_mentions(&["is complete"]);
     assert_eq!(scene.records().len(), records.len());
 }
 
@@ -55,7 +55,7 @@ fn stopped_and_resumed_it_repeats_nothing() {
     const ROWS: usize = 400;
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
-    let many = scene.events().many(&aggregate, ROWS, "to_jsonb(n)");
+    let many = scene.events().insert_many(&aggregate, ROWS, "to_jsonb(n)");
     scene.db.run(&many);
     let replay = scene.replay(&["--all", "--yes", "--rate", "100"]).start();
     scene.wait_for_records(50);
@@ -88,7 +88,7 @@ fn resumed_while_another_process_ends_it_it_sends_nothing() {
     let scene = Scene::new();
     let many = scene
         .events()
-        .many(&scene.aggregate(1), ROWS, "to_jsonb(n)");
+        .insert_many(&scene.aggregate(1), ROWS, "to_jsonb(n)");
     scene.db.run(&many);
     let replay = scene.replay(&["--all", "--yes", "--rate", "100"]).start();
     scene.wait_for_records(50);
@@ -119,6 +119,6 @@ fn resumed_while_another_process_ends_it_it_sends_nothing() {
     resumed
         .finish()
         .expect_code(2)
-        .expect_says(&["is complete"]);
+        .expect_mentions(&["is complete"]);
     assert_eq!(scene.records().len(), sent);
 }

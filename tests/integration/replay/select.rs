@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{clerk, is_replayed, journal, keys_of, keys_to_stdout};
+use super::{is_replayed, journal, keys_of, keys_to_stdout, walpost_role};
 use crate::support::scene::Scene;
 
 #[test]
@@ -40,10 +40,10 @@ fn rows_are_selected_by_the_positions_of_their_records() {
         .map(|name| format!("outbox.event.{name}"));
     replay(&["--from", nowhere])
         .expect_code(2)
-        .expect_says(&[nowhere, "--from", &topics[0], &topics[1]]);
+        .expect_mentions(&[nowhere, "--from", &topics[0], &topics[1]]);
     replay(&["--to", &last, "--sink", "stdout"])
         .expect_code(2)
-        .expect_says(&[&last, "--to", "the sink is stdout"]);
+        .expect_mentions(&[&last, "--to", "the sink is stdout"]);
     assert_eq!(journal(&scene).len(), before);
 }
 
@@ -107,9 +107,9 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
         ],
         &["2", "4"],
     );
-    let clerk = clerk(&scene);
+    let walpost_role = walpost_role(&scene);
     let check_where = |arguments: &[&str], expected: &[&str]| {
-        let replay = clerk.replay(arguments);
+        let replay = walpost_role.replay(arguments);
         let done = replay.args(["--yes", "--sink", "stdout"]).finish();
         assert_eq!(keys_of(&done.expect_code(0)), expected, "{arguments:?}");
     };
@@ -124,13 +124,13 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
     check(&["--from", "2030-01-01"], &[]);
     let before = journal(&scene).len();
     let dry = scene.replay(&["--dry-run", "--aggregate", "bill"]).finish();
-    dry.expect_code(0).expect_says(&[
+    dry.expect_code(0).expect_mentions(&[
         "2 rows of table",
         "aggregatetype = 'bill'",
         "nothing was sent",
     ]);
     let none = scene.replay(&["--from", "2030-01-01"]).finish();
     none.expect_code(0)
-        .expect_says(&["there is nothing to send"]);
+        .expect_mentions(&["there is nothing to send"]);
     assert_eq!(journal(&scene).len(), before);
 }

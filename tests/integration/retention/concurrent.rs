@@ -12,7 +12,7 @@ use crate::support::checker::Resends;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
 use crate::support::session::Session;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::{Invocation, config_file};
 
 /// Tells the writers to stop, even if the test fails.
@@ -65,7 +65,7 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
                     _ => {
                         finished
                             .expect_code(1)
-                            .expect_says(&["in use", "tried 5 times"]);
+                            .expect_mentions(&["in use", "tried 5 times"]);
                         true
                     }
                 }
@@ -139,7 +139,7 @@ fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
     maintain(&scene, &ahead).expect_code(0);
     let mut walpost = scene.start_with(&ahead);
     const ROWS: usize = 20;
-    let statement = scene.events().many(&aggregate, ROWS, "'{}'");
+    let statement = scene.events().insert_many(&aggregate, ROWS, "'{}'");
     let stop = AtomicBool::new(false);
     let written = AtomicUsize::new(0);
     let (mut sizes, mut counts) = (Vec::new(), Vec::new());
@@ -198,10 +198,10 @@ fn two_that_keep_the_same_table_do_not_meet() {
         "SELECT pg_advisory_lock(x'77616c70'::int, 'outbox'::regclass::oid::int8::bit(32)::int)",
     );
     let finished = maintain(&scene, &["--retention", "1s"]).expect_code(1);
-    finished.expect_says(&["another Walpost is maintaining"]);
+    finished.expect_mentions(&["another Walpost is maintaining"]);
     // One process that maintains the table and a standby do not conflict.
     let walpost = scene.start_with(&["--retention", "1s"]);
-    stays("quiet", Duration::from_secs(2), || {
+    assert_stays("quiet", Duration::from_secs(2), || {
         walpost.logged("maintenance") == 0
     });
     walpost.terminate().expect_code(0);

@@ -6,7 +6,7 @@ use super::{DEFAULT, aged, detached_with_a_late_row, insert_old, is, is_gone, ma
 use crate::budget;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until};
+use crate::support::wait::{assert_stays, wait_until};
 
 /// According to the new slot's position, everything is delivered.
 #[test]
@@ -20,7 +20,7 @@ fn what_went_with_a_dropped_slot_is_kept_until_it_is_sent_again() {
     scene.insert(&aggregate, "new");
     scene.wait_until_confirmed();
     let is_kept = || is(&scene, "outbox_old", true);
-    stays("the partition", Duration::from_secs(5), is_kept);
+    assert_stays("the partition", Duration::from_secs(5), is_kept);
     let said = [
         "nothing of table public.outbox is removed",
         "walpost replay --dropped-slots",
@@ -29,7 +29,7 @@ fn what_went_with_a_dropped_slot_is_kept_until_it_is_sent_again() {
     walpost.terminate().expect_code(0);
     maintain(&scene, &["--retention", "1s"])
         .expect_code(3)
-        .expect_says(&said);
+        .expect_mentions(&said);
     let replay = scene.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     let walpost = scene.start_with(&["--retention", "1s"]);
@@ -48,7 +48,7 @@ fn rows_of_a_dropped_slot_are_kept_until_they_are_sent_again() {
     let walpost = scene.start();
     let pass = || maintain(&scene, &["--retention", "1s", "--delete-rows"]);
     let rows = || scene.db.number("SELECT count(*) FROM outbox");
-    stays("the row", Duration::from_secs(4), || {
+    assert_stays("the row", Duration::from_secs(4), || {
         pass().expect_code(3);
         rows() == 1
     });
@@ -70,7 +70,7 @@ fn table_that_was_a_partition_and_has_rows_of_a_dropped_slot_is_named() {
     let replay = || scene.replay(&["--dropped-slots", "--yes"]).finish();
     replay()
         .expect_code(3)
-        .expect_says(&["outbox_old was a partition of", "ATTACH PARTITION"]);
+        .expect_mentions(&["outbox_old was a partition of", "ATTACH PARTITION"]);
     scene.db.run(
         "DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN
              EXECUTE format('ALTER TABLE outbox ATTACH PARTITION outbox_old FOR VALUES FROM (%L) TO (%L)',
@@ -99,8 +99,8 @@ fn rows_of_a_table_that_was_not_published_are_kept_until_they_are_sent_again() {
         .db
         .run(&format!("ALTER PUBLICATION {slot} ADD TABLE outbox"));
     let is_kept = |says: &str| {
-        stays("the row", Duration::from_secs(4), || {
-            pass().expect_code(3).expect_says(&[says]);
+        assert_stays("the row", Duration::from_secs(4), || {
+            pass().expect_code(3).expect_mentions(&[says]);
             rows() == 2
         });
     };

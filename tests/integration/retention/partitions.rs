@@ -10,13 +10,13 @@ use crate::support::checker::Resends;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until, within_a_day};
+use crate::support::wait::{assert_stays, wait_until, within_a_day};
 
 #[test]
 fn partitions_are_made_ahead_like_those_that_are_there() {
     for major in MAJORS {
         within_a_day();
-        let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
         scene.init().arg("--partitioned").finish().expect_code(0);
         let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass";
         assert_eq!(
@@ -67,7 +67,7 @@ fn partition_that_is_delivered_and_old_is_dropped() {
             scene.wait_until_confirmed();
             // The retention has not passed yet, so the partition is only marked as delivered.
             let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
-            finished.expect_says(&["outbox_old is delivered and kept until"]);
+            finished.expect_mentions(&["outbox_old is delivered and kept until"]);
             assert!(is(&scene, "outbox_old", true));
             maintain_until(&scene, "the old partition to go", || {
                 is_gone(&scene, "outbox_old")
@@ -97,10 +97,10 @@ fn what_is_not_delivered_is_neither_detached_nor_dropped() {
         ])
         .start_streaming();
     let is_kept = || is(&scene, "outbox_old", true);
-    stays("the partition", Duration::from_secs(3), is_kept);
+    assert_stays("the partition", Duration::from_secs(3), is_kept);
     let finished = maintain(&scene, &["--retention", "1s"]);
     if finished.code == Some(0) {
-        finished.expect_says(&["outbox_old waits until slot", &scene.slot()]);
+        finished.expect_mentions(&["outbox_old waits until slot", &scene.slot()]);
     }
     stuck.terminate().expect_code(0);
     let walpost = scene.start_with(&["--retention", "1s"]);
@@ -112,7 +112,7 @@ fn what_is_not_delivered_is_neither_detached_nor_dropped() {
 fn late_row_of_a_partition_is_delivered_before_that_is_dropped() {
     let scene = detached_with_a_late_row();
     let finished = maintain(&scene, &["--retention", "1s"]).expect_code(0);
-    finished.expect_says(&["outbox_old waits until slot", &scene.slot()]);
+    finished.expect_mentions(&["outbox_old waits until slot", &scene.slot()]);
     assert_eq!(scene.db.number("SELECT count(*) FROM outbox_old"), 1);
     let walpost = scene.start();
     scene.wait_until_confirmed();
@@ -165,7 +165,7 @@ fn dry_run_says_what_would_be_done_and_changes_nothing() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let before = tables(&scene);
     let finished = maintain(&scene, &["--retention", "1s", "--dry-run"]).expect_code(0);
-    finished.expect_says(&[
+    finished.expect_mentions(&[
         "would make partition",
         "would note that the time of",
         "outbox_old",
@@ -221,7 +221,8 @@ fn partitions_are_made_several_in_one_transaction() {
     scene.db.run("CREATE TABLE taken (LIKE outbox); DO $$ BEGIN EXECUTE format('ALTER TABLE taken RENAME TO %I',
         'outbox_p' || to_char((now() AT TIME ZONE 'UTC')::date + 60, 'YYYYMMDD')); END $$");
     let finished = maintain(&scene, &["--partitions-ahead", "67"]).expect_code(3);
-    let finished = finished.expect_says(&["can't be made: there is something else of that name"]);
+    let finished =
+        finished.expect_mentions(&["can't be made: there is something else of that name"]);
     let made = finished.stdout.matches(" made for ").count();
     assert_eq!(made, 59, "{finished:?}");
     let transactions =

@@ -5,7 +5,7 @@ use crate::support::checker::Resends;
 use crate::support::event::Outbox;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
-use crate::support::walpost::{Invocation, word_behind};
+use crate::support::walpost::{Invocation, word_after};
 
 #[test]
 fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
@@ -13,7 +13,7 @@ fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
     scene.insert("a", "k");
     let before = tables(&scene);
     let finished = maintain(&scene, &["--retention", "1s"]).expect_code(3);
-    finished.expect_says(&[
+    finished.expect_mentions(&[
         "public.outbox is not partitioned",
         "walpost init --partitioned",
         "--delete-rows",
@@ -27,20 +27,20 @@ fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
         ));
         maintain(&scene, &["--retention", "1s"]).expect_code(3)
     };
-    by("HASH (id)").expect_says(&["not partitioned by range of one column"]);
-    by("RANGE (id, created_at)").expect_says(&["not partitioned by range of one column"]);
-    by("RANGE (created_at)").expect_says(&[
+    by("HASH (id)").expect_mentions(&["not partitioned by range of one column"]);
+    by("RANGE (id, created_at)").expect_mentions(&["not partitioned by range of one column"]);
+    by("RANGE (created_at)").expect_mentions(&[
         "no partition with a lower and an upper bound",
         "CREATE TABLE",
     ]);
 
-    let log = Scene::of(Outbox::Messages);
+    let log = Scene::with_outbox(Outbox::Messages);
     maintain(&log, &["--retention", "1s"])
         .expect_code(2)
-        .expect_says(&["retention", "an outbox of messages"]);
+        .expect_mentions(&["retention", "an outbox of messages"]);
     maintain(&log, &[])
         .expect_code(0)
-        .expect_says(&["no partitions"]);
+        .expect_mentions(&["no partitions"]);
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn values_that_are_none_are_refused() {
             .args(arguments)
             .finish()
             .expect_code(2)
-            .expect_says(&[arguments[0]
+            .expect_mentions(&[arguments[0]
                 .trim_start_matches("--")
                 .split('-')
                 .next()
@@ -64,7 +64,7 @@ fn values_that_are_none_are_refused() {
     Invocation::new(["maintain", "--postgres", "host=/nowhere user=u dbname=x"])
         .finish()
         .expect_code(1)
-        .expect_says(&["/nowhere"]);
+        .expect_mentions(&["/nowhere"]);
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
     scene.insert(&aggregate, "k");
     turn_clock_back(&scene, false);
     let finished = maintain(&scene, &[]).expect_code(3);
-    finished.expect_says(&[
+    finished.expect_mentions(&[
         "default partition public.outbox_default has rows",
         "docs/retention.md#",
         "made for",
@@ -89,10 +89,10 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
     );
     scene.db.run("DELETE FROM outbox");
     let name = maintain(&scene, &["--dry-run"]).expect_code(0).stdout;
-    let name = word_behind(&name, "public.");
+    let name = word_after(&name, "public.");
     scene.db.run(&format!("CREATE TABLE {name} ()"));
     let finished = maintain(&scene, &[]).expect_code(3);
-    finished.expect_says(&[
+    finished.expect_mentions(&[
         "something else of that name",
         &format!("ALTER TABLE public.{name} RENAME TO"),
     ]);
@@ -111,12 +111,12 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
          GRANT USAGE ON SCHEMA walpost TO \"{role}\"; GRANT SELECT ON walpost.journal TO \"{role}\""
     ));
     let maintain_for_superuser = scene
-        .at(&scene.conninfo_as(&role))
+        .with_conninfo(&scene.conninfo_as(&role))
         .invoke("maintain")
         .args(["--retention", "1h"])
         .finish()
         .expect_code(3)
-        .expect_says(&["belongs to postgres, a superuser", "OWNER TO"]);
+        .expect_mentions(&["belongs to postgres, a superuser", "OWNER TO"]);
     assert!(
         !maintain_for_superuser.stderr.contains("GRANT postgres"),
         "{maintain_for_superuser:?}"
@@ -130,26 +130,26 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     let conninfo = scene.conninfo_as(&role);
     let maintain = || {
         scene
-            .at(&conninfo)
+            .with_conninfo(&conninfo)
             .invoke("maintain")
             .args(["--retention", "1h", "--partitions-ahead", "9"])
             .finish()
     };
     let check = |says: &[&str]| {
         scene
-            .at(&conninfo)
+            .with_conninfo(&conninfo)
             .check()
             .args(["--retention", "1h"])
             .finish()
             .expect_code(0)
-            .expect_says(says);
+            .expect_mentions(says);
     };
     let grant = format!("GRANT {owner} TO \"{role}\"");
-    maintain().expect_code(3).expect_says(&[&grant]);
+    maintain().expect_code(3).expect_mentions(&[&grant]);
     check(&["WARNING", "retention", &grant]);
     scene.db.run(&grant);
     let grant = format!("GRANT CREATE ON SCHEMA public TO \"{role}\"");
-    maintain().expect_code(3).expect_says(&[&grant]);
+    maintain().expect_code(3).expect_mentions(&[&grant]);
     check(&["WARNING", &grant]);
     scene.db.run(&format!(
         "{grant}; GRANT CREATE ON SCHEMA public TO {owner}"
@@ -157,7 +157,7 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     // Without these rights, Walpost can't determine which rows are delivered.
     for (table, says) in [("table_state", "made for"), ("slot_state", "")] {
         let grant = format!("GRANT SELECT ON walpost.{table} TO \"{role}\"");
-        maintain().expect_code(3).expect_says(&[&grant, says]);
+        maintain().expect_code(3).expect_mentions(&[&grant, says]);
         check(&["WARNING", &grant]);
         scene.db.run(&grant);
     }
@@ -175,7 +175,7 @@ fn role_without_the_rights_is_told_the_statement_that_grants_them() {
     scene.db.run(&format!("REVOKE {owner} FROM \"{role}\""));
     let aggregate = scene.aggregate(1);
     let mut walpost = scene
-        .at(&conninfo)
+        .with_conninfo(&conninfo)
         .run()
         .args(["--retention", "1s"])
         .start();

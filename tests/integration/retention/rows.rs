@@ -23,13 +23,13 @@ fn delete_until(scene: &Scene, what: &str, mut until: impl FnMut(&Finished) -> b
 #[test]
 fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
     for major in [14, MAJOR, 18] {
-        let scene = Scene::on(Server::shared(major), Broker::shared());
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);
         let rows = || scene.db.number("SELECT count(*) FROM outbox");
         // More than two batches.
         scene
             .db
-            .run(&scene.events().many(&aggregate, 12_000, "'{}'"));
+            .run(&scene.events().insert_many(&aggregate, 12_000, "'{}'"));
         delete_until(&scene, "a slot that is behind", |finished| {
             finished.stdout.contains("waits until slot")
         });
@@ -97,7 +97,7 @@ fn rows_of_a_table_that_is_not_published_stay_though_the_slot_has_passed_them() 
     let arguments = ["--retention", "1s", "--delete-rows"];
     maintain(&scene, &arguments)
         .expect_code(3)
-        .expect_says(&["publication"]);
+        .expect_mentions(&["publication"]);
     assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
     // A later pass would delete rows based on the mark of this one.
     assert_eq!(scene.db.value(mark), before);
@@ -159,5 +159,5 @@ fn rows_without_a_time_are_not_deleted() {
     );
     let arguments = ["--retention", "1s", "--delete-rows"];
     let finished = maintain(&scene, &arguments).expect_code(3);
-    finished.expect_says(&["public.outbox has no column created_at", "by hand"]);
+    finished.expect_mentions(&["public.outbox has no column created_at", "by hand"]);
 }

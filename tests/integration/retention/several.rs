@@ -7,7 +7,7 @@ use crate::support::event::{Event, Writer};
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::scene::Scene;
-use crate::support::wait::{stays, wait_until, within_a_day};
+use crate::support::wait::{assert_stays, wait_until, within_a_day};
 
 const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\nretention = \"1s\"\ndelete_rows = true\n";
 
@@ -15,7 +15,7 @@ const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\nretention = \"1s\"\ndele
 /// can't be maintained, and one that is not in the publication.
 fn scene(major: u32) -> Scene<'static> {
     within_a_day();
-    let mut scene = Scene::bare_on(Server::shared(major), Broker::shared());
+    let mut scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
     scene.use_settings(SETTINGS);
     scene.init().finish().expect_code(0);
     let tables = ["cut", "whole", "listed", "left"];
@@ -51,7 +51,7 @@ fn scene(major: u32) -> Scene<'static> {
 /// Commits an event of that age.
 fn insert(scene: &Scene, tenant: &str, aggregate: &str, age: &str) {
     let writer = Writer::Table(format!("tenant_{tenant}.outbox"));
-    let insert = writer.one(Event::new(aggregate, tenant, "{}"));
+    let insert = writer.insert_one(Event::new(aggregate, tenant, "{}"));
     let aged = insert.replace("payload)", "payload, created_at)");
     let aged = aged.replace(
         "'{}')",
@@ -78,11 +78,11 @@ fn each_table_is_kept_by_its_own_kind_beside_run() {
         // Nothing is delivered yet, so nothing is removed, however old it is, not even by the
         // command.
         let (old, whole) = ("outbox_old", "whole");
-        stays("what is not delivered", Duration::from_secs(4), || {
+        assert_stays("what is not delivered", Duration::from_secs(4), || {
             let finished = maintain(&scene, &[]);
             finished
                 .expect_code(3)
-                .expect_says(&["tenant_listed.outbox is not partitioned by range"]);
+                .expect_mentions(&["tenant_listed.outbox is not partitioned by range"]);
             !is_gone(&scene, old) && rows(&scene, whole) == 1
         });
         let mut walpost = scene.start();

@@ -20,7 +20,7 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
     let before = tables(&scene).len();
     let finished =
         maintain(&scene, &["--retention", "1s", "--partitions-ahead", "9"]).expect_code(3);
-    finished.expect_says(&[
+    finished.expect_mentions(&[
         "nothing is removed",
         &scene.slot(),
         "walpost init",
@@ -32,7 +32,7 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
     let mut walpost = scene.run().start();
     walpost.wait_for_log("events of a dropped slot were not sent again yet");
     let finished = maintain(&scene, &["--retention", "1h"]).expect_code(3);
-    finished.expect_says(&["a slot was dropped", "walpost replay --dropped-slots"]);
+    finished.expect_mentions(&["a slot was dropped", "walpost replay --dropped-slots"]);
     scene
         .replay(&["--dropped-slots", "--yes"])
         .finish()
@@ -40,7 +40,7 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
     scene.insert(&aggregate, "k");
     scene.wait_for_ids(&scene.history());
     let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
-    finished.expect_says(&["outbox_old is delivered and kept until"]);
+    finished.expect_mentions(&["outbox_old is delivered and kept until"]);
     assert!(is(&scene, "outbox_old", true));
     walpost.terminate().expect_code(0);
 }
@@ -64,7 +64,7 @@ fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
     let moved = "moved or dropped and re-created by someone else";
     for _ in 0..3 {
         let finished = maintain(&scene, &["--retention", "1s"]).expect_code(3);
-        let finished = finished.expect_says(&[
+        let finished = finished.expect_mentions(&[
             "what may not be delivered is kept",
             moved,
             "walpost skip --to",
@@ -76,7 +76,11 @@ fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
         make_anew(&scene, &aggregate);
     }
     assert!(is(&scene, "outbox_old", true));
-    scene.check().finish().expect_code(3).expect_says(&[moved]);
+    scene
+        .check()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(&[moved]);
 }
 
 /// The row of walpost.slot_state is from before a dump was restored, and the slot was created by
@@ -95,7 +99,7 @@ fn slot_whose_state_is_of_another_history_removes_nothing() {
         for _ in 0..3 {
             make_anew(&scene, &aggregate);
             let finished = maintain(&scene, &["--retention", "1s"]).expect_code(3);
-            finished.expect_says(&["nothing is removed", "may be missing", "walpost init"]);
+            finished.expect_mentions(&["nothing is removed", "may be missing", "walpost init"]);
         }
         assert!(is(&scene, "outbox_old", true), "{history}");
     }
@@ -112,7 +116,7 @@ fn slot_of_another_publication_with_the_table_is_waited_for() {
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
     scene.db.run("CREATE PUBLICATION others FOR ALL TABLES");
     let finished = maintain(&scene, &["--retention", "1s"]).expect_code(0);
-    finished.expect_says(&["outbox_old waits until slot", &other]);
+    finished.expect_mentions(&["outbox_old waits until slot", &other]);
     scene.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{other}')"
     ));
@@ -166,7 +170,7 @@ fn clock_that_was_ahead_removes_nothing_that_is_not_delivered() {
     };
     shift(10);
     let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
-    finished.expect_says(&["outbox_old is delivered and kept until"]);
+    finished.expect_mentions(&["outbox_old is delivered and kept until"]);
     let year = scene.db.number("SELECT extract(year FROM now())");
     let comment = "SELECT obj_description('outbox_old'::regclass, 'pg_class')";
     let comment = scene.db.value(comment).unwrap();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs;
 
 use crate::support::process::{handles_hangup, try_signal};
-use crate::support::wait::{PATIENCE, poll_until};
+use crate::support::wait::{WAIT_TIMEOUT, poll_until};
 
 use super::walk::{TABLES, Walk};
 
@@ -190,7 +190,7 @@ impl Walk<'_> {
         self.init(&[]);
         self.start_run(None);
         if let Some((walpost, _)) = &mut self.walpost {
-            poll_until(PATIENCE, || {
+            poll_until(WAIT_TIMEOUT, || {
                 let has_begun = walpost.log().contains("starting a snapshot");
                 (has_begun || !walpost.is_running()).then_some(())
             });
@@ -219,7 +219,7 @@ impl Walk<'_> {
         self.look_after();
         if let Some((walpost, file)) = &mut self.walpost {
             // A process that has just started does not handle the signal yet.
-            poll_until(PATIENCE, || {
+            poll_until(WAIT_TIMEOUT, || {
                 (handles_hangup(walpost.process_id()) || !walpost.is_running()).then_some(())
             });
             fs::copy(new, file).expect("the file");

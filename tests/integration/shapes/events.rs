@@ -38,7 +38,7 @@ fn position(session: &Session) -> Option<u64> {
 }
 
 fn insert_sql(table: &str, id: &str, aggregate: &str) -> String {
-    Writer::Table(table.to_owned()).one(Event {
+    Writer::Table(table.to_owned()).insert_one(Event {
         id: Some(id),
         ..Event::new(aggregate, "k", "{}")
     })

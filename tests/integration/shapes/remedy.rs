@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use crate::support::walpost::word_behind;
+use crate::support::walpost::word_after;
 
 use super::events::Written;
 use super::evidence::Evidence;
@@ -69,7 +69,7 @@ impl Walk<'_> {
             return self.replay(line, "--set-aside");
         }
         if line.contains("ADD TABLE") {
-            let table = word_behind(line, "ADD TABLE ");
+            let table = word_after(line, "ADD TABLE ");
             let table = table.trim_end_matches(['.', ';', ',']).to_owned();
             let has_added = self.sql(&format!(
                 "ALTER PUBLICATION {publication} ADD TABLE {table}"
@@ -78,7 +78,7 @@ impl Walk<'_> {
             return has_added;
         }
         if line.contains("walpost skip") && line.contains("--to ") {
-            let to = word_behind(line, "--to ")
+            let to = word_after(line, "--to ")
                 .trim_end_matches(['.', ';', ','])
                 .to_owned();
             // An operator stops here if the replay fails.
@@ -150,7 +150,7 @@ impl Walk<'_> {
     fn replay(&mut self, line: &str, which: &str) -> bool {
         let mut arguments = vec![which, "--yes"];
         let table = line.contains("--table ").then(|| {
-            let word = word_behind(line, "--table ");
+            let word = word_after(line, "--table ");
             word.trim_matches(['.', ';', ',', '\'']).to_owned()
         });
         if let Some(table) = &table {

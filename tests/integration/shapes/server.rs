@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::support::postgres::{MAJOR, Server, Stop, debian};
+use crate::support::postgres::{MAJOR, Server, Stop, debian_binaries};
 use crate::support::wait::wait_until;
 
 use super::walk::{LOCK_TIMEOUT, Walk};
@@ -89,7 +89,7 @@ impl Walk<'_> {
         self.background.write_to(Vec::new());
         self.collect_background();
         self.scene.server.stop(Stop::Fast);
-        self.scene.server.put_back(&folder);
+        self.scene.server.restore_data(&folder);
         self.scene.server.start();
         self.reconnect();
         let is_void = |id: &String| !ids.contains(id);
@@ -156,7 +156,7 @@ impl Walk<'_> {
             self.stop();
             self.insert();
         }
-        let restored = self.servers.add(Server::of_another_cluster(MAJOR, ""));
+        let restored = self.servers.add(Server::with_new_cluster(MAJOR, ""));
         let name = self.scene.name.clone();
         let session = restored.session("postgres");
         session.run("CREATE ROLE walpost LOGIN REPLICATION");
@@ -164,7 +164,7 @@ impl Walk<'_> {
         let copied = Command::new("sh")
             .arg("-c")
             .arg("\"$0/pg_dump\" -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"")
-            .arg(debian(MAJOR))
+            .arg(debian_binaries(MAJOR))
             .arg(self.scene.conninfo())
             .arg(restored.conninfo(&name))
             .output()

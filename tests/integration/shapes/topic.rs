@@ -56,7 +56,7 @@ impl Walk<'_> {
         // A killed process leaves a transaction open, and the records after it are not readable
         // until it ends.
         for topic in self.scene.topics() {
-            self.scene.broker.wait_for_ends(&topic);
+            self.scene.broker.wait_for_markers(&topic);
         }
         for record in self.scene.records() {
             let is_replay = record.header_names().contains(&"walpost-replay");

@@ -92,7 +92,7 @@ impl<'s> Walk<'s> {
         let definition = Definition::draw(&mut dice);
         let groups = groups(&mut dice);
         let server = servers.add(Server::private(major, ""));
-        let scene = Scene::bare_on(server, Broker::shared());
+        let scene = Scene::bare_on_servers(server, Broker::shared());
         let aggregate = scene.aggregate(1);
         scene.topic(&format!("{OTHER_TOPIC}{aggregate}"), 1, &[]);
         scene.db.run(LOCK_TIMEOUT);

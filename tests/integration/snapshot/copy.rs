@@ -174,7 +174,7 @@ fn memory_is_bounded_whatever_the_table_has() {
     let payload = "jsonb_build_object('text', repeat('x', 2000))";
     scene
         .db
-        .run(&scene.events().many(&aggregate, 60_000, payload));
+        .run(&scene.events().insert_many(&aggregate, 60_000, payload));
     scene.init().finish().expect_code(0);
     let mut walpost = scene.run().args(["--window-bytes", "1MiB"]).start();
     walpost.wait_for_log("copying");
@@ -191,8 +191,8 @@ fn memory_is_bounded_whatever_the_table_has() {
 #[test]
 fn progress_is_in_metrics_status_and_the_table_of_status() {
     const ROWS: usize = 40_000;
-    let broker = Broker::lent();
-    let scene = Scene::bare_on(Server::shared(MAJOR), &broker);
+    let broker = Broker::borrowed();
+    let scene = Scene::bare_on_servers(Server::shared(MAJOR), &broker);
     scene.db.run(TABLE);
     let aggregate = scene.aggregate(1);
     fill(&scene, &aggregate, ROWS);

@@ -34,7 +34,7 @@ fn at_least_once_that_is_killed_begins_again() {
     assert!(ends < 20_000, "the test has to kill it amid the copy");
     let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
     let refused = scene.skip(&to).arg("--yes").finish().expect_code(3);
-    refused.expect_says(&["not all delivered yet"]);
+    refused.expect_mentions(&["not all delivered yet"]);
     assert_eq!(scene.confirmed(), stands);
     let mut walpost = scene.start();
     walpost.wait_for_log("not completed");
@@ -46,7 +46,7 @@ fn at_least_once_that_is_killed_begins_again() {
     let (again, records): (Vec<_>, Vec<_>) = scene
         .records()
         .into_iter()
-        .partition(|record| record.offset >= death.ends[&record.place()]);
+        .partition(|record| record.offset >= death.ends[&record.topic_partition()]);
     assert_eq!(judge_records(&scene, &again, entries[2].1), 20_010);
     let first: Vec<Delivered> = records.iter().map(Delivered::from).collect();
     assert!(
@@ -114,7 +114,7 @@ fn told_to_stop_amid_the_copy_it_stops(exactly_once: bool) {
 fn postgresql_that_stops_amid_the_copy_stops_in_seconds(exactly_once: bool) {
     use crate::support::postgres::Stop;
     let server = Server::private(MAJOR, "");
-    let scene = Scene::bare_on(&server, Broker::shared());
+    let scene = Scene::bare_on_servers(&server, Broker::shared());
     scene.db.run(TABLE);
     let aggregate = scene.aggregate(1);
     fill(&scene, &aggregate, 20_000);
@@ -152,7 +152,7 @@ fn exactly_once_that_is_killed_goes_on_behind_the_last_row() {
 #[test]
 fn exactly_once_resumes_a_copy_by_text_whose_collation_is_not_that_of_bytes() {
     let options = "ENCODING utf8 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'";
-    let scene = Scene::bare_of(
+    let scene = Scene::bare_with(
         Outbox::Table,
         Server::shared(MAJOR),
         Broker::shared(),
@@ -264,21 +264,21 @@ fn exactly_once_halts_where_it_can_not_go_on() {
     let walpost = start_and_copy_some(&scene);
     scene.kill(walpost);
     let halted = scene.run().finish().expect_code(3);
-    halted.expect_says(&["was interrupted after", "walpost checkpoint adopt"]);
+    halted.expect_mentions(&["was interrupted after", "walpost checkpoint adopt"]);
     // A commit that was in progress when the process was killed may only complete now.
     let found = scene.records().len();
     scene.run().finish().expect_code(3);
     scene
         .checkpoint("show")
         .finish()
-        .expect_says(&["older rows copied so far"]);
+        .expect_mentions(&["older rows copied so far"]);
     assert_eq!(scene.records().len(), found);
     let adopted = scene
         .checkpoint("adopt")
         .arg("--yes")
         .finish()
         .expect_code(0);
-    adopted.expect_says(&["first delivers the rows that are older"]);
+    adopted.expect_mentions(&["first delivers the rows that are older"]);
     settle(&scene, scene.start());
     let records = scene.records();
     assert_eq!(records.len(), found + 20_000);
@@ -347,7 +347,7 @@ fn copy_begins_again_after_the_checkpoint_was_adopted_beyond_its_consistent_poin
     ));
     scene.run().finish().expect_code(3);
     let adopted = scene.checkpoint("adopt").arg("--yes").finish();
-    adopted.expect_says(&["first delivers the rows that are older"]);
+    adopted.expect_mentions(&["first delivers the rows that are older"]);
     let mut walpost = scene.run().start();
     walpost.wait_for_log("copying");
     walpost.wait_for_log("streaming");
@@ -380,10 +380,10 @@ fn adopt_and_the_halt_before_it_name_the_events_that_a_moved_slot_has_passed() {
         "may be missing in Kafka",
     ];
     let halted = scene.run().finish().expect_code(3);
-    let halted = halted.expect_says(&["no checkpoint", "walpost checkpoint adopt"]);
-    halted.expect_says(&says);
+    let halted = halted.expect_mentions(&["no checkpoint", "walpost checkpoint adopt"]);
+    halted.expect_mentions(&says);
     let adopted = scene.checkpoint("adopt").arg("--yes").finish();
-    adopted.expect_code(0).expect_says(&says);
+    adopted.expect_code(0).expect_mentions(&says);
     let mut walpost = scene.start();
     walpost.wait_for_log("streaming");
     scene.insert(&aggregate, "newer");
@@ -415,14 +415,14 @@ fn start_that_halts_for_the_checkpoint_of_another_slot_does_not_count_as_the_fir
         .run()
         .finish()
         .expect_code(3)
-        .expect_says(&["the checkpoint is of slot"]);
+        .expect_mentions(&["the checkpoint is of slot"]);
     scene.init().finish().expect_code(0);
     let adopted = scene
         .checkpoint("adopt")
         .arg("--yes")
         .finish()
         .expect_code(0);
-    adopted.expect_says(&["first delivers the rows that are older"]);
+    adopted.expect_mentions(&["first delivers the rows that are older"]);
     let mut walpost = scene.run().start();
     walpost.wait_for_log("snapshot delivered");
     walpost.terminate().expect_code(0);

@@ -3,10 +3,10 @@
 use super::{TABLE, cold, expect_all, fill, filled, journal, judge, settle, snapshot_lsn};
 use crate::init::psql_file;
 use crate::support::checker::Resends;
-use crate::support::clerk::Clerk;
 use crate::support::event::Outbox;
 use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
+use crate::support::walpost_role::WalpostRole;
 
 #[test]
 fn table_that_was_empty_when_its_slot_was_made_is_not_copied() {
@@ -49,7 +49,7 @@ fn never_leaves_older_rows_out() {
         .init()
         .finish()
         .expect_code(0)
-        .expect_says(&["older than slot"]);
+        .expect_mentions(&["older than slot"]);
     let walpost = scene.start_with(&["--snapshot", "never"]);
     scene.insert(&aggregate, "newer");
     let records = scene.wait_for_records(1);
@@ -63,11 +63,11 @@ fn never_leaves_older_rows_out() {
     settle(&scene, walpost);
     assert_eq!(scene.records().len(), 2);
     scene.run().arg("--snapshot=always").finish().expect_code(2);
-    let log = Scene::of(Outbox::Messages);
+    let log = Scene::with_outbox(Outbox::Messages);
     let refused = log.run().args(["--snapshot", "initial"]).finish();
     refused
         .expect_code(2)
-        .expect_says(&["snapshot", "no table with older rows"]);
+        .expect_mentions(&["snapshot", "no table with older rows"]);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn without_a_journal_nobody_knows_and_it_halts() {
     fill(&scene, &aggregate, 20);
     by_hand(&scene);
     let refused = scene.run().finish().expect_code(3);
-    refused.expect_says(&[
+    refused.expect_mentions(&[
         "public.outbox",
         "walpost.journal",
         "walpost init",
@@ -159,19 +159,21 @@ fn right_that_lacks_is_named() {
     let scene = cold(TABLE);
     let aggregate = scene.aggregate(1);
     fill(&scene, &aggregate, 20);
-    let clerk = Clerk::new(&scene, format!("{}_Clerk", scene.name));
-    let role = &clerk.role;
+    let walpost_role = WalpostRole::new(&scene, format!("{}_Clerk", scene.name));
+    let role = &walpost_role.role;
     scene
         .db
         .run(&format!("REVOKE SELECT ON outbox FROM \"{role}\""));
     let grant = format!("GRANT SELECT ON public.outbox TO \"{role}\"");
-    let refused = clerk.command(&["run"]).finish().expect_code(3);
-    refused.expect_says(&["older than slot", &grant]);
-    let check = || clerk.command(&["check"]).finish();
-    check().expect_code(3).expect_says(&["older rows", &grant]);
+    let refused = walpost_role.command(&["run"]).finish().expect_code(3);
+    refused.expect_mentions(&["older than slot", &grant]);
+    let check = || walpost_role.command(&["check"]).finish();
+    check()
+        .expect_code(3)
+        .expect_mentions(&["older rows", &grant]);
     scene.db.run(&grant);
-    check().expect_says(&["run first delivers the rows that are older", "about"]);
-    let walpost = clerk.command(&["run"]).start_streaming();
+    check().expect_mentions(&["run first delivers the rows that are older", "about"]);
+    let walpost = walpost_role.command(&["run"]).start_streaming();
     settle(&scene, walpost);
     assert_eq!(judge(&scene, snapshot_lsn(&scene)), 20);
 }
@@ -183,7 +185,7 @@ fn skip_is_refused_before_older_rows_are_copied() {
     let confirmed = scene.confirmed();
     let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
     let refused = scene.skip(&to).arg("--yes").finish().expect_code(3);
-    refused.expect_says(&["not all delivered yet"]);
+    refused.expect_mentions(&["not all delivered yet"]);
     assert_eq!(scene.confirmed(), confirmed);
     settle(&scene, scene.start());
     expect_all(&scene, 20, true);
@@ -212,6 +214,6 @@ fn copy_that_psql_has_found_due_halts_a_definition_with_several_tables() {
     scene.use_settings("tables = ['public.outbox']\n");
     scene.init().finish().expect_code(0);
     let says = ["the copy of the older rows of table public.outbox is not complete"];
-    scene.check().finish().expect_code(3).expect_says(&says);
-    scene.run().finish().expect_code(3).expect_says(&says);
+    scene.check().finish().expect_code(3).expect_mentions(&says);
+    scene.run().finish().expect_code(3).expect_mentions(&says);
 }

@@ -36,7 +36,7 @@ pub(super) fn expect_replay(scene: &Scene<'_>) {
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["events of table public.former committed", &command]);
+    check.expect_mentions(&["events of table public.former committed", &command]);
     let replay = scene.replay(&["--dropped-slots", "--table", "public.former", "--yes"]);
     replay.finish().expect_code(0);
     let records = scene.records();
@@ -60,9 +60,9 @@ fn older_rows_of_a_table_that_was_replaced_before_the_first_start_are_named() {
     replace(&scene);
     scene.insert(&aggregate, "new");
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["table public.outbox has taken the place of public.former"]);
+    check.expect_mentions(&["table public.outbox has taken the place of public.former"]);
     let halted = scene.run().finish().expect_code(3);
-    halted.expect_says(&["public.former, before all older rows", &command(&scene)]);
+    halted.expect_mentions(&["public.former, before all older rows", &command(&scene)]);
     take_former_out(&scene);
     expect_replay(&scene);
 }
@@ -92,7 +92,7 @@ fn older_rows_of_a_table_that_was_replaced_before_its_slot_was_are_named() {
     take_former_out(&scene);
     scene.drop_slot();
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&[&command(&scene)]);
+    init.expect_mentions(&[&command(&scene)]);
     expect_replay(&scene);
 }
 
@@ -120,9 +120,9 @@ fn older_rows_are_among_those_that_a_new_slot_may_lack_if_their_copy_was_not_com
     scene.kill(walpost);
     scene.drop_slot();
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["slot re-created: events committed before"]);
+    init.expect_mentions(&["slot re-created: events committed before"]);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["dropped slots: events committed before"]);
+    check.expect_mentions(&["dropped slots: events committed before"]);
     let replay = scene.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     scene.check().finish().expect_code(0);
@@ -138,9 +138,9 @@ fn older_rows_that_were_to_be_copied_are_missing_in_the_next_slot_of_an_outbox_o
     scene.use_settings("tables = ['public.outbox']\n");
     scene.drop_slot();
     let init = scene.init().finish();
-    init.expect_says(&["slot re-created: events committed before"]);
+    init.expect_mentions(&["slot re-created: events committed before"]);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["events of table public.outbox committed before"]);
+    check.expect_mentions(&["events of table public.outbox committed before"]);
     let replay = ["--dropped-slots", "--table", "public.outbox", "--yes"];
     scene.replay(&replay).finish().expect_code(0);
     assert_eq!(scene.records().len(), 20);
@@ -159,7 +159,7 @@ fn older_rows_of_a_table_that_is_added_again_before_they_were_copied_are_named()
         scene.slot()
     ));
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&[
+    init.expect_mentions(&[
         "so its rows are not sent again",
         "events committed may be missing",
     ]);

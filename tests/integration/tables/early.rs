@@ -13,14 +13,14 @@ const TABLE: &str = "tenant_1.outbox";
 
 /// Creates a publication for several outboxes without a slot, and a table with one row.
 fn without_slot(server: &Server) -> Scene<'_> {
-    let mut scene = Scene::bare_on(server, Broker::shared());
+    let mut scene = Scene::bare_on_servers(server, Broker::shared());
     scene.use_settings(SETTINGS);
     scene.write_to(writer(&[TABLE]));
     for file in ["guard.sql", "journal.sql", "tables.sql"] {
         psql_file(&scene, file);
     }
     let aggregate = scene.aggregate(1);
-    let event = writer(&[TABLE]).one(Event::new(&aggregate, "early", "{}"));
+    let event = writer(&[TABLE]).insert_one(Event::new(&aggregate, "early", "{}"));
     scene.db.run(&format!(
         "CREATE PUBLICATION {} FOR TABLE walpost.outbox_row WITH (publish = 'insert', publish_via_partition_root = true);
          CREATE SCHEMA tenant_1;
@@ -52,7 +52,7 @@ fn drop_slot(scene: &Scene, slot: &str) {
 
 fn expect_early_row_once(scene: &Scene) {
     let walpost = scene.start();
-    let late = writer(&[TABLE]).one(Event::new(&scene.aggregate(1), "late", "{}"));
+    let late = writer(&[TABLE]).insert_one(Event::new(&scene.aggregate(1), "late", "{}"));
     scene.db.run(&late);
     let is_last = |record: &Record| record.key() == "late";
     wait_until("the last event", || scene.records().iter().any(is_last));
@@ -138,7 +138,7 @@ fn slot_is_refused_if_its_publication_has_tables_already() {
             .init()
             .finish()
             .expect_code(3)
-            .expect_says(&[&format!("publication {publication} has tables"), &remedy]);
+            .expect_mentions(&[&format!("publication {publication} has tables"), &remedy]);
         scene.db.run(&remedy);
         scene.init().finish().expect_code(0);
         drop_slot(&scene, &other);
@@ -161,7 +161,7 @@ fn table_that_is_added_while_the_slot_is_created_is_named_and_replayed() {
     assert_eq!(scene.db.number(&add(&scene)), 1);
     open.run("COMMIT");
     let remedy = format!("walpost replay --dropped-slots --table {TABLE}");
-    init.finish().expect_code(0).expect_says(&[
+    init.finish().expect_code(0).expect_mentions(&[
         "tables added before the slot was complete",
         "may be missing",
         &remedy,
@@ -172,7 +172,7 @@ fn table_that_is_added_while_the_slot_is_created_is_named_and_replayed() {
         .check()
         .finish()
         .expect_code(3)
-        .expect_says(&[&remedy]);
+        .expect_mentions(&[&remedy]);
     scene
         .replay(&["--dropped-slots", "--table", TABLE, "--yes"])
         .finish()

@@ -16,7 +16,7 @@ fn with_child() -> Scene<'static> {
         .db
         .run("CREATE TABLE tenant_1.child () INHERITS (tenant_1.outbox)");
     let event = Event::new(&aggregate, "hidden", "{}");
-    scene.db.run(&writer(&["tenant_1.child"]).one(event));
+    scene.db.run(&writer(&["tenant_1.child"]).insert_one(event));
     scene
 }
 
@@ -35,7 +35,7 @@ fn expect_replay(scene: &mut Scene<'_>) {
         scene.name
     );
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["events of table tenant_1.child committed before", &command]);
+    check.expect_mentions(&["events of table tenant_1.child committed before", &command]);
     scene.use_settings("tables = [\"tenant_*.outbox\", \"tenant_1.child\"]\n");
     scene
         .db
@@ -59,9 +59,9 @@ fn rows_of_a_child_are_named_if_its_parent_is_replaced_before_any_look() {
         scene.slot()
     ));
     let says = ["table tenant_1.child inherits from tenant_1.former, which was tenant_1.outbox"];
-    scene.check().finish().expect_code(3).expect_says(&says);
-    let halted = scene.run().finish().expect_code(3).expect_says(&says);
-    halted.expect_says(&[
+    scene.check().finish().expect_code(3).expect_mentions(&says);
+    let halted = scene.run().finish().expect_code(3).expect_mentions(&says);
+    halted.expect_mentions(&[
         "No pattern in tables stands for tenant_1.child",
         "a primary key",
     ]);
@@ -93,7 +93,7 @@ fn rows_of_a_child_are_named_if_its_parent_is_renamed_before_a_new_slot() {
     take_former_out(&scene);
     scene.drop_slot();
     let init = scene.init().finish();
-    init.expect_says(&["table tenant_1.child inherits from tenant_1.former"]);
+    init.expect_mentions(&["table tenant_1.child inherits from tenant_1.former"]);
     expect_replay(&mut scene);
 }
 

@@ -8,7 +8,7 @@ const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
 fn insert(scene: &Scene<'_>, table: &str, aggregate: &str, key: &str) {
     let event = Event::new(aggregate, key, "{}");
-    scene.db.run(&writer(&[table]).one(event));
+    scene.db.run(&writer(&[table]).insert_one(event));
 }
 
 /// Creates two tables and delivers all of their events.
@@ -69,10 +69,10 @@ fn table_that_init_refuses_is_named_if_the_slot_is_replaced() {
         .run("CREATE TABLE tenant_1.child () INHERITS (tenant_1.outbox)");
     rename_publication(&mut scene);
     let init = scene.init().finish();
-    init.expect_says(&["inherits from table tenant_1.outbox"]);
+    init.expect_mentions(&["inherits from table tenant_1.outbox"]);
     scene.drop_slot();
     let init = scene.init().finish();
-    init.expect_says(&[
+    init.expect_mentions(&[
         "is no longer in the publication",
         &command(&scene, TABLES[0]),
     ]);
@@ -91,7 +91,7 @@ fn table_that_left_the_publication_with_undelivered_rows_is_named_if_the_slot_is
     scene.drop_slot();
     scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO former");
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&[
+    init.expect_mentions(&[
         &command(&scene, "tenant_1.former"),
         &command(&scene, TABLES[1]),
     ]);
@@ -117,7 +117,7 @@ fn table_that_was_delivered_before_it_left_the_publication_is_not_named() {
     walpost.terminate().expect_code(0);
     scene.drop_slot();
     let init = scene.init().finish().expect_code(0);
-    let init = init.expect_says(&[&command(&scene, TABLES[1])]);
+    let init = init.expect_mentions(&[&command(&scene, TABLES[1])]);
     assert!(!init.stderr.contains("tenant_1"), "{}", init.stderr);
 }
 
@@ -236,7 +236,7 @@ fn table_that_was_not_published_before_another_took_its_place_is_named() {
     ));
     let former = command(&scene, "tenant_1.former");
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["has taken the place of tenant_1.former"]);
+    check.expect_mentions(&["has taken the place of tenant_1.former"]);
     let mut walpost = scene.run().start();
     walpost.wait_for_log("No pattern in tables stands for tenant_1.former");
     walpost.wait_for_log(&former);
@@ -258,7 +258,7 @@ fn command_takes_a_table_out_whose_child_is_not_published() {
     ));
     let halted = scene.run().finish().expect_code(3);
     let command = format!("ALTER PUBLICATION {publication} DROP TABLE ONLY public.other");
-    halted.expect_says(&[&command]);
+    halted.expect_mentions(&[&command]);
     scene.db.run(&command);
     scene.check().finish().expect_code(0);
 }

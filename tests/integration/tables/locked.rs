@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::support::wait::stays;
+use crate::support::wait::assert_stays;
 
 /// PostgreSQL 17 and newer lock each table of a publication to list them.
 const VERSIONS: [u32; 4] = [14, MAJOR, 17, 18];
@@ -52,7 +52,7 @@ fn table_that_is_locked_holds_up_no_other_table() {
 #[test]
 fn partitioned_outbox_that_is_locked_is_confirmed() {
     for major in VERSIONS {
-        let scene = Scene::bare_on(Server::shared(major), Broker::shared());
+        let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
         scene.db.run(
             "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
                  created_at timestamptz NOT NULL DEFAULT now()) PARTITION BY RANGE (created_at);
@@ -63,7 +63,7 @@ fn partitioned_outbox_that_is_locked_is_confirmed() {
         let walpost = scene.start_and_confirm_one(&aggregate, "k");
         let migration = lock(&scene, "outbox");
         // Longer than the slot monitor's interval.
-        stays("confirmed", Duration::from_secs(7), || {
+        assert_stays("confirmed", Duration::from_secs(7), || {
             scene.write_other_wal(2);
             scene.wait_until_confirmed();
             true

@@ -13,7 +13,9 @@ fn events_of_each_table_that_no_slot_has_are_named_until_they_are_sent_again() {
     let aggregates = [scene.aggregate(1), scene.aggregate(1)];
     let insert = |table: usize, key: &str| {
         let event = Event::new(&aggregates[table], key, "{}");
-        scene.db.run(&writer(&TABLES[table..=table]).one(event));
+        scene
+            .db
+            .run(&writer(&TABLES[table..=table]).insert_one(event));
     };
     let walpost = scene.start();
     insert(0, "before");
@@ -31,7 +33,7 @@ fn events_of_each_table_that_no_slot_has_are_named_until_they_are_sent_again() {
             scene.name
         )
     });
-    init.expect_says(&["may be missing", &commands[0], &commands[1]]);
+    init.expect_mentions(&["may be missing", &commands[0], &commands[1]]);
     let mut walpost = scene.run().start();
     for command in &commands {
         let line = walpost.wait_for_log(command);
@@ -73,7 +75,7 @@ fn tables_that_match_are_named_if_the_publication_has_none() {
     let init = scene.init().finish().expect_code(0);
     let command = |table| format!("walpost replay --dropped-slots --table {table} --pipeline");
     let commands = TABLES.map(command);
-    init.expect_says(&["may be missing", &commands[0], &commands[1]]);
+    init.expect_mentions(&["may be missing", &commands[0], &commands[1]]);
 }
 
 /// Found by a walk of `./dev soak --shapes`: `init` was killed after creating the slot and before
@@ -83,14 +85,14 @@ fn slot_that_was_never_read_and_is_made_by_hand_halts() {
     let scene = scene(&TABLES);
     let aggregate = scene.aggregate(1);
     let event = Event::new(&aggregate, "between", "{}");
-    scene.db.run(&writer(&TABLES[..1]).one(event));
+    scene.db.run(&writer(&TABLES[..1]).insert_one(event));
     scene.drop_slot();
     scene.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{}', 'pgoutput')",
         scene.slot()
     ));
     let halted = scene.run().finish().expect_code(3);
-    halted.expect_says(&["was moved or dropped and re-created", "walpost replay"]);
+    halted.expect_mentions(&["was moved or dropped and re-created", "walpost replay"]);
 }
 
 /// Found by a walk of `./dev soak --shapes`: the publication contains the table under its new name,
@@ -102,7 +104,7 @@ fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() 
     let walpost = scene.start_and_confirm_one(&aggregate, "before");
     walpost.terminate().expect_code(0);
     let event = Event::new(&aggregate, "between", "{}");
-    scene.db.run(&writer(&TABLES[..1]).one(event));
+    scene.db.run(&writer(&TABLES[..1]).insert_one(event));
     scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO old");
     scene.drop_slot();
     let init = scene.init().finish().expect_code(0);
@@ -110,7 +112,7 @@ fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() 
         "walpost replay --dropped-slots --table tenant_1.old --pipeline {}",
         scene.name
     );
-    init.expect_says(&["No pattern in tables stands for tenant_1.old", &command]);
+    init.expect_mentions(&["No pattern in tables stands for tenant_1.old", &command]);
     let check = scene.check().finish().expect_code(3);
     assert!(check.stdout.contains(&command), "{}", check.stdout);
     let settings = "tables = [\"tenant_*.outbox\", \"tenant_1.old\"]\n";
@@ -140,12 +142,14 @@ fn init_adapts_the_publication_of_a_single_table_to_several() {
     let aggregate = scene.aggregate(1);
     let insert = |scene: &Scene<'_>, table: usize| {
         let event = Event::new(&aggregate, TABLES[table], "{}");
-        scene.db.run(&writer(&TABLES[table..=table]).one(event));
+        scene
+            .db
+            .run(&writer(&TABLES[table..=table]).insert_one(event));
     };
     insert(&scene, 0);
     scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["walpost.outbox_row was added to publication"]);
+    init.expect_mentions(&["walpost.outbox_row was added to publication"]);
     let add = scene.init().args(["--table", TABLES[1]]).finish();
     add.expect_code(0);
     insert(&scene, 1);

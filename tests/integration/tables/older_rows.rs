@@ -9,7 +9,7 @@ use crate::support::wait::wait_until;
 const TABLE: &str = "tenant_2.outbox";
 
 fn event(table: &str, aggregate: &str, key: &str) -> String {
-    writer(&[table]).one(Event::new(aggregate, key, "{}"))
+    writer(&[table]).insert_one(Event::new(aggregate, key, "{}"))
 }
 
 /// Adds a table with an older row, which the slot has not sent.
@@ -79,7 +79,7 @@ fn older_rows_are_named_if_the_definition_names_another_publication() {
         }
         scene.use_settings(&format!("{SETTINGS}publication = \"{publication}_2\"\n"));
         let check = scene.check().finish().expect_code(3);
-        check.expect_says(&["tenant_2.outbox was not in publication"]);
+        check.expect_mentions(&["tenant_2.outbox was not in publication"]);
         let mut walpost = scene.run().start();
         walpost.wait_for_log(&command(&scene));
         assert_eq!(walpost.logged("outbox_row"), 0, "{}", walpost.log());

@@ -17,7 +17,7 @@ in_both_modes! {
 
 fn insert(scene: &Scene, aggregate: &str, table: &str, key: &str) {
     let event = Event::new(aggregate, key, "{}");
-    scene.db.run(&writer(&[table]).one(event));
+    scene.db.run(&writer(&[table]).insert_one(event));
 }
 
 fn count(scene: &Scene, key: &str) -> usize {
@@ -59,7 +59,7 @@ fn table_that_is_added_again_by_init_is_not_sent_again(exactly_once: bool) {
         alter(&scene, "DROP TABLE tenant_1.outbox");
         insert(&scene, &aggregate, TABLES[0], "between");
         let init = scene.init().args(arguments).finish().expect_code(0);
-        init.expect_says(&[
+        init.expect_mentions(&[
             GAP,
             "walpost replay --dropped-slots --table tenant_1.outbox",
         ]);
@@ -145,7 +145,7 @@ fn table_that_is_renamed_while_it_is_out_is_named() {
         .args(["--table", "tenant_2.outbox"])
         .finish()
         .expect_code(0);
-    init.expect_says(&["table tenant_2.outbox was not in publication"]);
+    init.expect_mentions(&["table tenant_2.outbox was not in publication"]);
     let walpost = scene.start();
     let replay = ["--dropped-slots", "--table", "tenant_2.outbox", "--yes"];
     scene.replay(&replay).finish().expect_code(0);

@@ -22,7 +22,7 @@ in_both_modes! {
 }
 
 fn event(table: &str, aggregate: &str, key: &str) -> String {
-    writer(&[table]).one(Event::new(aggregate, key, "{}"))
+    writer(&[table]).insert_one(Event::new(aggregate, key, "{}"))
 }
 
 /// Returns the keys of a tenant's records, without duplicates, in the order of their first
@@ -60,7 +60,8 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
     let scene = scene(&["tenant_ok.outbox"], exactly_once);
     let aggregate = scene.aggregate(1);
     let payload = format!("\"{}\"", "x".repeat(200_000));
-    let large = writer(&["tenant_large.outbox"]).one(Event::new(&aggregate, "bad", &payload));
+    let large =
+        writer(&["tenant_large.outbox"]).insert_one(Event::new(&aggregate, "bad", &payload));
     let bad = |table: &str| event(table, &aggregate, "bad");
     let causes = [
         ("tenant_large", large),
@@ -165,7 +166,7 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
     );
     assert_eq!(walpost.logged("halted"), 0);
     let check = scene.check().finish();
-    check.expect_says(&["table tenant_drop.outbox is set aside"]);
+    check.expect_mentions(&["table tenant_drop.outbox is set aside"]);
     walpost.terminate().expect_code(0);
 }
 
@@ -179,7 +180,7 @@ fn table_that_is_set_aside_is_not_delivered_as_the_only_one() {
     let mut walpost = scene.start();
     scene
         .db
-        .run(&writer(&[TABLE]).one(Event::new(&aggregate, "bad", &payload)));
+        .run(&writer(&[TABLE]).insert_one(Event::new(&aggregate, "bad", &payload)));
     walpost.wait_for_log("table set aside");
     walpost.terminate().expect_code(0);
     let publication = scene.slot();
@@ -189,9 +190,9 @@ fn table_that_is_set_aside_is_not_delivered_as_the_only_one() {
     scene.db.run(&event(TABLE, &aggregate, "later"));
     scene.use_settings(&format!("table = '{TABLE}'\n"));
     let says = ["table tenant_1.outbox is set aside"];
-    let halted = scene.run().finish().expect_code(3).expect_says(&says);
-    halted.expect_says(&["Put the former definition back"]);
-    scene.check().finish().expect_code(3).expect_says(&says);
+    let halted = scene.run().finish().expect_code(3).expect_mentions(&says);
+    halted.expect_mentions(&["Put the former definition back"]);
+    scene.check().finish().expect_code(3).expect_mentions(&says);
     assert_eq!(scene.records().len(), 0);
 }
 
@@ -222,7 +223,7 @@ fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
     replay()
         .finish()
         .expect_code(0)
-        .expect_says(&["delivered from the stream again"]);
+        .expect_mentions(&["delivered from the stream again"]);
     assert_eq!(open_entries(&scene, "tenant_1"), 0);
     insert(TABLE, "4");
     wait_until("the stream", || {
@@ -231,7 +232,7 @@ fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
     replay()
         .finish()
         .expect_code(2)
-        .expect_says(&["is not set aside"]);
+        .expect_mentions(&["is not set aside"]);
     // Rows that were left out are also left out when the stream sends them again.
     scene.kill(walpost);
     walpost = scene.start();
@@ -323,7 +324,7 @@ fn rows_committed_during_the_replay_are_not_lost(exactly_once: bool) {
     running
         .finish()
         .expect_code(1)
-        .expect_says(&["stays set aside"]);
+        .expect_mentions(&["stays set aside"]);
     assert_eq!(open_entries(&scene, "tenant_1"), 1);
     replay().finish().expect_code(0);
     scene.db.run(&event(TABLE, &aggregate, "last"));
@@ -362,7 +363,7 @@ fn retention_keeps_the_rows_of_a_table_that_is_set_aside() {
     scene.db.run(&event("tenant_1.outbox", "no topic", "bad"));
     walpost.wait_for_log("table set aside");
     let maintain = scene.invoke("maintain").finish();
-    maintain.expect_says(&[
+    maintain.expect_mentions(&[
         "nothing of table tenant_1.outbox is removed",
         "walpost replay --set-aside --table tenant_1.outbox",
     ]);

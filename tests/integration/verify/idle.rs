@@ -22,7 +22,7 @@ in_both_modes! { verify_does_not_wait_for_an_idle_slot_to_move_by_itself }
 
 fn verify_does_not_wait_for_an_idle_slot_to_move_by_itself(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared()).in_mode(exactly_once);
+    let scene = Scene::on_servers(&server, Broker::shared()).in_mode(exactly_once);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "a");
     wait_until_idle(&scene, if exactly_once { 2 } else { 3 });
@@ -37,7 +37,7 @@ fn verify_does_not_wait_for_an_idle_slot_to_move_by_itself(exactly_once: bool) {
 #[test]
 fn lost_row_is_missing_and_not_pending_on_an_idle_server() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on(&server, Broker::shared());
+    let scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "a");
     walpost.terminate().expect_code(0);

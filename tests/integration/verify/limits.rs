@@ -59,7 +59,7 @@ fn only_records_of_that_time_are_read() {
 /// Returns the counts, and the highest memory use of the run in bytes.
 fn most_memory(scene: &Scene<'_>, arguments: &[&str]) -> (String, u64) {
     let mut walpost = scene.verify().arg("--json").args(arguments).start();
-    let most = walpost.most_memory();
+    let most = walpost.peak_memory_at_exit();
     let finished = walpost.finish();
     (Verdict::of(&finished).counts(), most)
 }
@@ -70,7 +70,9 @@ fn memory_is_bounded_and_the_findings_are_the_same() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(3);
     let walpost = scene.start();
-    scene.db.run(&scene.events().many(&aggregate, ROWS, "NULL"));
+    scene
+        .db
+        .run(&scene.events().insert_many(&aggregate, ROWS, "NULL"));
     scene.wait_for_records(ROWS);
     scene.wait_until_confirmed();
     Forged::new(&aggregate, "x", "stranger").produce(scene.broker);

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{Forged, advance_slot, insert_rows, verify, verify_with};
 use crate::support::reaper;
 use crate::support::scene::Scene;
-use crate::support::wait::{PATIENCE, wait_until};
+use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
 #[test]
 fn rows_that_nobody_delivered_are_missing() {
@@ -54,7 +54,7 @@ fn rows_that_nobody_delivered_are_missing() {
         .arg(&file)
         .finish()
         .expect_code(1)
-        .expect_says(&["NOT OK", "and 2 more"]);
+        .expect_mentions(&["NOT OK", "and 2 more"]);
     assert_eq!(finished.stdout.matches("MISSING").count(), 1);
     let mut written: Vec<_> = fs::read_to_string(&file)
         .unwrap()
@@ -151,16 +151,16 @@ fn records_of_transactions_that_were_aborted_or_are_open_are_not_seen() {
     let mut config = scene.broker.client();
     config.set("transactional.id", format!("{}-aborts", scene.name));
     let producer: BaseProducer = config.create().unwrap();
-    producer.init_transactions(PATIENCE).unwrap();
+    producer.init_transactions(WAIT_TIMEOUT).unwrap();
     producer.begin_transaction().unwrap();
     Forged::new(&aggregate, "a", &ids[0]).send(&producer);
-    producer.flush(PATIENCE).unwrap();
-    producer.abort_transaction(PATIENCE).unwrap();
+    producer.flush(WAIT_TIMEOUT).unwrap();
+    producer.abort_transaction(WAIT_TIMEOUT).unwrap();
     assert_eq!(verify(&scene).counts(), "rows 1, records 1, delivered 1");
 
     producer.begin_transaction().unwrap();
     Forged::new(&aggregate, "a", &ids[0]).send(&producer);
-    producer.flush(PATIENCE).unwrap();
+    producer.flush(WAIT_TIMEOUT).unwrap();
     scene.insert(&aggregate, "b");
     scene.wait_until_confirmed();
     let verdict = verify_with(&scene, &["--wait", "1s"]);
@@ -170,7 +170,7 @@ fn records_of_transactions_that_were_aborted_or_are_open_are_not_seen() {
         "rows 2, records 1, delivered 1, pending 1"
     );
     assert!(verdict.notes().contains("open transaction"));
-    producer.abort_transaction(PATIENCE).unwrap();
+    producer.abort_transaction(WAIT_TIMEOUT).unwrap();
     assert_eq!(verify(&scene).counts(), "rows 2, records 2, delivered 2");
     walpost.terminate().expect_code(0);
 }

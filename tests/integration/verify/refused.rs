@@ -35,18 +35,18 @@ fn what_can_not_be_done_is_said_and_no_server_is_asked() {
             .args(arguments)
             .finish()
             .expect_code(2)
-            .expect_says(says);
+            .expect_mentions(says);
     }
     Invocation::new(nowhere)
         .finish()
         .expect_code(1)
-        .expect_says(&["/nowhere"]);
+        .expect_mentions(&["/nowhere"]);
 }
 
 #[test]
 fn what_the_table_has_not_is_said() {
     let scene = Scene::bare();
-    scene.verify().finish().expect_code(3).expect_says(&[
+    scene.verify().finish().expect_code(3).expect_mentions(&[
         "public.outbox",
         "does not exist",
         "walpost init",
@@ -59,25 +59,25 @@ fn what_the_table_has_not_is_said() {
         .args(["--since", "1h"])
         .finish()
         .expect_code(2)
-        .expect_says(&["created_at", "--time-column"]);
+        .expect_mentions(&["created_at", "--time-column"]);
     scene
         .verify()
         .args(["--time-column", "type"])
         .finish()
         .expect_code(2)
-        .expect_says(&["\"type\"", "neither timestamptz nor timestamp"]);
+        .expect_mentions(&["\"type\"", "neither timestamptz nor timestamp"]);
     scene
         .verify()
         .args(["--header", "type={type}"])
         .finish()
         .expect_code(2)
-        .expect_says(&["no header has the event's id"]);
+        .expect_mentions(&["no header has the event's id"]);
     scene
         .verify()
         .args(["--topic", "{tenant}"])
         .finish()
         .expect_code(3)
-        .expect_says(&["tenant", "no column"]);
+        .expect_mentions(&["tenant", "no column"]);
     // Without rows, there are no findings.
     scene.verify().finish().expect_code(0);
 }
@@ -91,10 +91,10 @@ fn broker_that_does_not_answer_is_named() {
         .args(["--kafka", "127.0.0.1:9"])
         .finish()
         .expect_code(1)
-        .expect_says(&["127.0.0.1:9"]);
-    let log = Scene::of(Outbox::Messages);
+        .expect_mentions(&["127.0.0.1:9"]);
+    let log = Scene::with_outbox(Outbox::Messages);
     log.verify()
         .finish()
         .expect_code(2)
-        .expect_says(&["no table"]);
+        .expect_mentions(&["no table"]);
 }

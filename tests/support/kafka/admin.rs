@@ -11,16 +11,16 @@ use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::types::RDKafkaErrorCode;
 use tokio::runtime::Builder;
 
-use super::super::wait::{PATIENCE, wait_for};
+use super::super::wait::{WAIT_TIMEOUT, wait_for};
 use super::Broker;
 
 /// Returns options with a short timeout, for calls that are repeated if a frozen broker does not
 /// respond.
-fn again_soon() -> AdminOptions {
-    const WITHIN: Option<Duration> = Some(Duration::from_secs(20));
+fn retry_soon() -> AdminOptions {
+    const RETRY_TIMEOUT: Option<Duration> = Some(Duration::from_secs(20));
     AdminOptions::new()
-        .operation_timeout(WITHIN)
-        .request_timeout(WITHIN)
+        .operation_timeout(RETRY_TIMEOUT)
+        .request_timeout(RETRY_TIMEOUT)
 }
 
 impl Broker {
@@ -41,7 +41,7 @@ impl Broker {
             })
             .collect();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let options = again_soon();
+        let options = retry_soon();
         let made = wait_for("the broker to make a topic", || {
             let made = runtime.block_on(admin.create_topics(&topics, &options));
             // The controller fences a broker whose heartbeats are late, which happens on a busy
@@ -79,7 +79,7 @@ impl Broker {
     pub(crate) fn delete_topic(&self, name: &str) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let options = again_soon();
+        let options = retry_soon();
         wait_for("the topic to be deleted", || {
             let deleted = runtime
                 .block_on(admin.delete_topics(&[name], &options))
@@ -112,7 +112,7 @@ impl Broker {
     pub(crate) fn add_partitions(&self, topic: &str, total: usize) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let options = again_soon();
+        let options = retry_soon();
         let wanted = NewPartitions::new(topic, total);
         // A broker that was frozen can have created the partitions although its response was not
         // received.
@@ -141,12 +141,12 @@ impl Broker {
 
     /// Sets `max.message.bytes` of a topic that has no other configuration of its own.
     pub(crate) fn limit_batches(&self, topic: &str, bytes: &str) {
-        const SETTING: &str = "max.message.bytes";
+        const MAX_MESSAGE_BYTES: &str = "max.message.bytes";
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let options = AdminOptions::new().request_timeout(Some(PATIENCE));
+        let options = AdminOptions::new().request_timeout(Some(WAIT_TIMEOUT));
         let of_topic = ResourceSpecifier::Topic(topic);
-        let wanted = AlterConfig::new(of_topic).set(SETTING, bytes);
+        let wanted = AlterConfig::new(of_topic).set(MAX_MESSAGE_BYTES, bytes);
         let set = runtime
             .block_on(admin.alter_configs([&wanted], &options))
             .expect("the broker answers");
@@ -154,7 +154,7 @@ impl Broker {
         wait_for("the limit to be known", || {
             let asked = admin.describe_configs([&of_topic], &options);
             let found = runtime.block_on(asked).expect("the broker answers");
-            let setting = found[0].as_ref().ok()?.get(SETTING)?;
+            let setting = found[0].as_ref().ok()?.get(MAX_MESSAGE_BYTES)?;
             (setting.value.as_deref() == Some(bytes)).then_some(())
         });
     }

@@ -10,7 +10,7 @@ use super::super::http::Http;
 use super::super::postgres::dependencies;
 use super::super::process::{free_port, wait_for_exit};
 use super::super::reaper::{self, Ending};
-use super::super::wait::PATIENCE;
+use super::super::wait::WAIT_TIMEOUT;
 use super::Broker;
 use super::java::{JVM, java};
 use super::settings::write_logging;
@@ -89,7 +89,7 @@ impl Connect {
 impl Drop for Connect {
     fn drop(&mut self) {
         let _ = self.child.kill();
-        wait_for_exit(&mut self.child, PATIENCE);
+        wait_for_exit(&mut self.child, WAIT_TIMEOUT);
         if std::thread::panicking() {
             let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
             eprintln!("--- Kafka Connect ---\n{log}");

@@ -35,7 +35,7 @@ impl Ports {
 
 /// The position of a node in its cluster.
 #[derive(Clone)]
-pub(crate) struct Seat {
+pub(crate) struct NodePosition {
     /// The index of this node, from 0.
     pub(super) index: usize,
     /// The ports of all nodes.
@@ -45,8 +45,8 @@ pub(crate) struct Seat {
     pub(super) has_tls: bool,
 }
 
-impl Seat {
-    pub(crate) fn of(index: usize, nodes: Vec<Ports>) -> Self {
+impl NodePosition {
+    pub(crate) fn new(index: usize, nodes: Vec<Ports>) -> Self {
         Self {
             index,
             nodes,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
-use super::super::wait::PATIENCE;
+use super::super::wait::WAIT_TIMEOUT;
 use super::Broker;
 
 impl Broker {
@@ -13,7 +13,7 @@ impl Broker {
         let producer: BaseProducer = self.client().create().unwrap();
         let record = BaseRecord::to(topic).partition(0).key(key).payload(payload);
         producer.send(record).map_err(|(error, _)| error).unwrap();
-        producer.flush(PATIENCE).expect("the broker takes it");
+        producer.flush(WAIT_TIMEOUT).expect("the broker takes it");
     }
 
     /// Produces `count` records with the same key to the first partition of a topic.
@@ -23,7 +23,7 @@ impl Broker {
             let record = BaseRecord::to(topic).partition(0).key(key).payload("");
             producer.send(record).map_err(|(error, _)| error).unwrap();
         }
-        producer.flush(PATIENCE).expect("the broker takes them");
+        producer.flush(WAIT_TIMEOUT).expect("the broker takes them");
     }
 
     /// Produces a record to the first partition of a topic in a transaction that stays open until
@@ -34,11 +34,11 @@ impl Broker {
             .set("transactional.id", key)
             .set("transaction.timeout.ms", lasts.as_millis().to_string());
         let producer: BaseProducer = config.create().unwrap();
-        producer.init_transactions(PATIENCE).unwrap();
+        producer.init_transactions(WAIT_TIMEOUT).unwrap();
         producer.begin_transaction().unwrap();
         let record = BaseRecord::to(topic).partition(0).key(key).payload("");
         producer.send(record).map_err(|(error, _)| error).unwrap();
-        producer.flush(PATIENCE).expect("the broker takes it");
+        producer.flush(WAIT_TIMEOUT).expect("the broker takes it");
         // Dropping the producer would end the transaction.
         std::mem::forget(producer);
     }

@@ -9,7 +9,7 @@ use super::super::postgres::AUTHORITY;
 use super::super::reaper;
 use super::super::tokens::{AUDIENCE, KEYS};
 use super::java::{JVM, java};
-use super::nodes::{Ports, Seat};
+use super::nodes::{NodePosition, Ports};
 use super::{SASL_USER, sasl_password};
 
 const LOGGING: &str = "
@@ -31,7 +31,7 @@ pub(super) fn formatted() -> PathBuf {
     FORMATTED
         .get_or_init(|| {
             let folder = reaper::folder("formatted");
-            write_settings(&folder, &Seat::of(0, vec![Ports::free()]), "");
+            write_settings(&folder, &NodePosition::new(0, vec![Ports::free()]), "");
             let scram = format!(
                 "SCRAM-SHA-256=[name={SASL_USER},password={}]",
                 sasl_password()
@@ -102,7 +102,7 @@ fn tokens() -> String {
     signed.concat() + &unsecured
 }
 
-pub(super) fn write_settings(folder: &Path, seat: &Seat, settings: &str) {
+pub(super) fn write_settings(folder: &Path, seat: &NodePosition, settings: &str) {
     let Ports {
         plain,
         sasl,

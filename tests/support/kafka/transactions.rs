@@ -40,10 +40,10 @@ impl Broker {
 
     /// Waits until every transaction that has been written to a topic so far has ended. A broker
     /// acknowledges a commit before it writes the marker, and may lose the marker if it is killed
-    /// in between: see [`Broker::has_lost_an_end`].
-    pub(crate) fn wait_for_ends(&self, topic: &str) {
+    /// in between: see [`Broker::has_lost_a_marker`].
+    pub(crate) fn wait_for_markers(&self, topic: &str) {
         let topic = [topic.to_owned()];
-        let written = self.written(&topic);
+        let written = self.written_offset(&topic);
         wait_until("the transactions to have ended", || {
             let ends = self.ends(&topic);
             written
@@ -55,7 +55,7 @@ impl Broker {
     /// Returns whether the broker has lost a transaction marker. If a partition has no leader while
     /// the transaction coordinator starts, Kafka 4.3 considers it deleted and writes no marker to
     /// it, so the transaction remains open indefinitely (KAFKA-20734).
-    pub(crate) fn has_lost_an_end(&self) -> bool {
+    pub(crate) fn has_lost_a_marker(&self) -> bool {
         self.log().lines().any(|line| {
             line.contains("transaction markers for")
                 && line.contains("these partitions are likely deleted")
@@ -64,13 +64,13 @@ impl Broker {
 
     /// Runs `test`, which kills a broker during transactions, and repeats it with another broker if
     /// the broker lost a transaction marker, because such a failure says nothing about Walpost.
-    pub(crate) fn with_ends(test: impl Fn(&Broker)) {
+    pub(crate) fn with_markers(test: impl Fn(&Broker)) {
         for _ in 0..3 {
             let broker = Self::private();
             let outcome = catch_unwind(AssertUnwindSafe(|| test(&broker)));
             match outcome {
                 Ok(()) => return,
-                Err(_) if broker.has_lost_an_end() => {}
+                Err(_) if broker.has_lost_a_marker() => {}
                 Err(reason) => resume_unwind(reason),
             }
         }

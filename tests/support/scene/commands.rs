@@ -80,10 +80,10 @@ impl Commands<'_> {
     }
 }
 
-/// The subcommands run as the superuser unless [`Scene::at`] is used.
+/// The subcommands run as the superuser unless [`Scene::with_conninfo`] is used.
 impl Scene<'_> {
     /// Returns the subcommands with another connection string.
-    pub(crate) fn at(&self, conninfo: &str) -> Commands<'_> {
+    pub(crate) fn with_conninfo(&self, conninfo: &str) -> Commands<'_> {
         Commands {
             scene: self,
             conninfo: conninfo.to_owned(),
@@ -91,7 +91,7 @@ impl Scene<'_> {
     }
 
     fn commands(&self) -> Commands<'_> {
-        self.at(&self.conninfo())
+        self.with_conninfo(&self.conninfo())
     }
 
     pub(crate) fn init(&self) -> Invocation {

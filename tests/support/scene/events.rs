@@ -37,16 +37,16 @@ impl Scene<'_> {
     /// Returns the statement of [`Scene::insert`] for use in another session.
     pub(crate) fn insert_sql(&self, aggregate: &str, key: &str) -> String {
         let payload = format!("{{\"mark\": \"{PAYLOAD_MARK}\"}}");
-        self.events.one(Event::new(aggregate, key, &payload))
+        self.events.insert_one(Event::new(aggregate, key, &payload))
     }
 
     /// Starts writers on this database that write events for the given aggregates.
     pub(crate) fn load(&self, aggregates: &[&str]) -> Load {
-        self.load_that_rests(aggregates, Duration::from_millis(20))
+        self.load_with_pauses(aggregates, Duration::from_millis(20))
     }
 
     /// Like [`Scene::load`], with the given pause between transactions.
-    pub(crate) fn load_that_rests(&self, aggregates: &[&str], rest: Duration) -> Load {
+    pub(crate) fn load_with_pauses(&self, aggregates: &[&str], rest: Duration) -> Load {
         Load::start(&Profile {
             conninfo: self.conninfo(),
             events: self.events.clone(),

@@ -13,7 +13,7 @@ impl Scene<'_> {
             .arg("--yes")
             .finish()
             .expect_code(0);
-        self.broker.wait_for_ends("walpost-checkpoints");
+        self.broker.wait_for_markers("walpost-checkpoints");
         self
     }
 
@@ -43,7 +43,7 @@ impl Scene<'_> {
         if self.exactly_once {
             // Checkpoints after an open transaction, possibly of another pipeline, are not readable
             // until it ends.
-            self.broker.wait_for_ends("walpost-checkpoints");
+            self.broker.wait_for_markers("walpost-checkpoints");
         }
         let mut checkpoints = self.broker.read(&["walpost-checkpoints".to_owned()]);
         checkpoints.retain(|record| record.key() == self.name);

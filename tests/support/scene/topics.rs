@@ -5,11 +5,11 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use super::super::records::Record;
-use super::super::wait::{PATIENCE, poll_until};
+use super::super::wait::{WAIT_TIMEOUT, poll_until};
 use super::Scene;
 
 /// Interval after which records are read again even if the end offsets have not changed.
-const AGAIN: Duration = Duration::from_secs(1);
+const REREAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The topics of a test.
 #[derive(Default)]
@@ -21,7 +21,7 @@ pub(super) struct Topics {
 
 impl Topics {
     /// Returns whether a key of the topic may be in any of its partitions.
-    pub(super) fn has_moved(&self, topic: &str) -> bool {
+    pub(super) fn may_have_moved(&self, topic: &str) -> bool {
         self.moved.lock().unwrap().contains(topic)
     }
 }
@@ -64,17 +64,17 @@ impl Scene<'_> {
 
     /// Waits until the topics contain `count` records, and returns all records.
     pub(crate) fn wait_for_records(&self, count: usize) -> Vec<Record> {
-        let found = self.hold_in_time(count);
+        let found = self.receive_in_time(count);
         let records = self.records();
         assert!(found, "{} records of {count} arrived", records.len());
         records
     }
 
-    /// Returns whether the topics contain `count` committed records within [`PATIENCE`].
-    pub(super) fn hold_in_time(&self, count: usize) -> bool {
+    /// Returns whether the topics contain `count` committed records within [`WAIT_TIMEOUT`].
+    pub(super) fn receive_in_time(&self, count: usize) -> bool {
         let topics = self.topics();
         let mut read = None;
-        let found = poll_until(PATIENCE, || {
+        let found = poll_until(WAIT_TIMEOUT, || {
             let ends = self.broker.ends(&topics);
             // End offsets also count transaction markers.
             let arrived_at_most = usize::try_from(ends.values().sum::<i64>()).unwrap();
@@ -83,7 +83,7 @@ impl Scene<'_> {
             }
             if let Some((before, at)) = &read
                 && *before == ends
-                && Instant::elapsed(at) < AGAIN
+                && Instant::elapsed(at) < REREAD_INTERVAL
             {
                 return None;
             }

@@ -9,7 +9,7 @@ use crate::delivery::checkpoint::{Checkpoint, Phantom, ServerState};
 use crate::model::lifecycle::State;
 use crate::model::lsn::Lsn;
 use crate::model::set_aside::SetAside;
-use crate::pipeline::confirms::{ConfirmationGate, SlotStateWriter};
+use crate::pipeline::confirmation_gate::{ConfirmationGate, SlotStateWriter};
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::error::PipelineError;
 use crate::pipeline::exactly_once::committer::TransactionCommitter;

@@ -19,12 +19,12 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
-mod answers;
 mod authentication;
 mod certificates;
 mod client;
 mod hosts;
 mod network;
+mod responses;
 
 /// A step of a server's script. The server closes the connection at the end of the script.
 enum Step {

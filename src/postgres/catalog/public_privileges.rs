@@ -4,7 +4,7 @@ use super::{Catalog, CatalogError};
 
 /// Privileges that PUBLIC has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Everybody {
+pub(crate) struct PublicPrivileges {
     /// Whether PUBLIC may call `walpost.publish` or `walpost.publish_bytes`.
     pub publishes: bool,
     /// The functions that PUBLIC may call to write any message, as named in GRANT and REVOKE.
@@ -16,7 +16,7 @@ impl Catalog {
     ///
     /// # Errors
     /// The query fails.
-    pub(crate) async fn everybody(&self) -> Result<Everybody, CatalogError> {
+    pub(crate) async fn public_privileges(&self) -> Result<PublicPrivileges, CatalogError> {
         const SQL: &str = "WITH f AS (SELECT n.nspname, p.proname, \
              format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes)) AS named FROM pg_proc p \
              JOIN pg_namespace n ON n.oid = p.pronamespace \
@@ -29,7 +29,7 @@ impl Catalog {
                  WHERE n.nspname = 'walpost' AND a.grantee = 0 AND a.privilege_type = 'USAGE'), \
              (SELECT string_agg(named, ', ' ORDER BY named DESC) FROM f WHERE nspname = 'pg_catalog')";
         let row = self.client.query_one(SQL, &[]).await?;
-        Ok(Everybody {
+        Ok(PublicPrivileges {
             publishes: row.try_get(0)?,
             emits: row.try_get(1)?,
         })

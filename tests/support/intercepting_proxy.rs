@@ -9,28 +9,28 @@ use std::thread;
 
 /// How a connection is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Deed {
+pub(crate) enum InterceptAction {
     /// Forwards the connection to the server.
     Pass,
     /// Requests the password in clear text, records the response and then returns an error.
-    AskForPassword,
+    RequestPassword,
     /// Requests an MD5 hash of the password, records the response and then returns an error.
-    AskForHash,
+    RequestHash,
     /// Accepts the connection without authentication, and responds to its query with a row of this
     /// many bytes.
-    AnswerWith(u32),
+    RespondWith(u32),
 }
 
 /// Listens on a non-loopback address of this machine.
-pub(crate) struct Middle {
+pub(crate) struct InterceptingProxy {
     pub(crate) address: SocketAddr,
-    heard: Arc<Mutex<Vec<u8>>>,
-    is_over: Arc<AtomicBool>,
+    received: Arc<Mutex<Vec<u8>>>,
+    is_stopped: Arc<AtomicBool>,
 }
 
 /// Returns an address of this machine that other hosts on its network can reach, or `None` if it
 /// has none.
-pub(crate) fn outside() -> Option<IpAddr> {
+pub(crate) fn non_loopback_address() -> Option<IpAddr> {
     // Connecting a UDP socket sends nothing, but determines the source address.
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     socket.connect("192.0.2.1:9").ok()?;
@@ -38,13 +38,13 @@ pub(crate) fn outside() -> Option<IpAddr> {
     (!address.is_loopback() && !address.is_unspecified()).then_some(address)
 }
 
-impl Middle {
+impl InterceptingProxy {
     /// Intercepts connections to the server at the given loopback port. `deed` is called with
     /// whether a connection is for replication.
     pub(crate) fn start(
         address: IpAddr,
         server: u16,
-        deed: impl Fn(bool) -> Deed + Copy + Send + 'static,
+        deed: impl Fn(bool) -> InterceptAction + Copy + Send + 'static,
     ) -> Self {
         Self::listen(address, move |client, heard| {
             serve(client, server, deed, heard)
@@ -56,12 +56,15 @@ impl Middle {
         serve: impl Fn(TcpStream, &Mutex<Vec<u8>>) -> io::Result<()> + Copy + Send + 'static,
     ) -> Self {
         let listener = TcpListener::bind((address, 0)).unwrap();
-        let middle = Self {
+        let interceptor = Self {
             address: listener.local_addr().unwrap(),
-            heard: Arc::default(),
-            is_over: Arc::default(),
+            received: Arc::default(),
+            is_stopped: Arc::default(),
         };
-        let (heard, is_over) = (Arc::clone(&middle.heard), Arc::clone(&middle.is_over));
+        let (heard, is_over) = (
+            Arc::clone(&interceptor.received),
+            Arc::clone(&interceptor.is_stopped),
+        );
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
                 if is_over.load(Ordering::Relaxed) {
@@ -72,13 +75,13 @@ impl Middle {
                 thread::spawn(move || serve(client, &heard));
             }
         });
-        middle
+        interceptor
     }
 
     /// Forwards all connections to the server at the given loopback port unchanged, including TLS.
     pub(crate) fn tunnel(address: IpAddr, server: u16) -> Self {
         Self::listen(address, move |client, _| {
-            pass(client, TcpStream::connect(("127.0.0.1", server))?)
+            forward(client, TcpStream::connect(("127.0.0.1", server))?)
         })
     }
 
@@ -90,15 +93,15 @@ impl Middle {
 
     /// Returns the bytes received after the startup messages on connections that were answered
     /// here.
-    pub(crate) fn heard(&self) -> String {
-        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn received(&self) -> String {
+        let heard = self.received.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&heard).into_owned()
     }
 }
 
-impl Drop for Middle {
+impl Drop for InterceptingProxy {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
+        self.is_stopped.store(true, Ordering::Relaxed);
         // Wakes the listener so that it notices the flag.
         let _ = TcpStream::connect(self.address);
     }
@@ -107,7 +110,7 @@ impl Drop for Middle {
 fn serve(
     mut client: TcpStream,
     server: u16,
-    deed: impl Fn(bool) -> Deed,
+    deed: impl Fn(bool) -> InterceptAction,
     heard: &Mutex<Vec<u8>>,
 ) -> io::Result<()> {
     let startup = loop {
@@ -120,14 +123,14 @@ fn serve(
     };
     let is_replication = startup.windows(12).any(|some| some == b"replication\0");
     let ask = match deed(is_replication) {
-        Deed::Pass => {
+        InterceptAction::Pass => {
             let mut server = TcpStream::connect(("127.0.0.1", server))?;
             server.write_all(&startup)?;
-            return pass(client, server);
+            return forward(client, server);
         }
-        Deed::AskForPassword => b"R\0\0\0\x08\0\0\0\x03".to_vec(),
-        Deed::AskForHash => b"R\0\0\0\x0c\0\0\0\x05salt".to_vec(),
-        Deed::AnswerWith(bytes) => return answer_with(client, bytes),
+        InterceptAction::RequestPassword => b"R\0\0\0\x08\0\0\0\x03".to_vec(),
+        InterceptAction::RequestHash => b"R\0\0\0\x0c\0\0\0\x05salt".to_vec(),
+        InterceptAction::RespondWith(bytes) => return respond_with(client, bytes),
     };
     client.write_all(&ask)?;
     let mut bytes = [0; 1024];
@@ -146,7 +149,7 @@ fn serve(
 }
 
 /// Accepts the connection, and responds to its first query with a message of the given length.
-fn answer_with(mut client: TcpStream, bytes: u32) -> io::Result<()> {
+fn respond_with(mut client: TcpStream, bytes: u32) -> io::Result<()> {
     client.write_all(b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c\0\0\0\x07\0\0\0\x08Z\0\0\0\x05I")?;
     let _ = client.read(&mut [0; 4096])?;
     client.write_all(b"1\0\0\0\x04D")?;
@@ -173,7 +176,7 @@ fn read_untagged(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-fn pass(client: TcpStream, server: TcpStream) -> io::Result<()> {
+fn forward(client: TcpStream, server: TcpStream) -> io::Result<()> {
     let (mut from_client, mut to_server) = (client.try_clone()?, server.try_clone()?);
     thread::spawn(move || {
         let _ = io::copy(&mut from_client, &mut to_server);

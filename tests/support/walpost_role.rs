@@ -5,12 +5,12 @@ use super::scene::{Commands, Scene};
 use super::walpost::Invocation;
 
 /// The role. It is dropped with this value, because roles are shared by the whole server.
-pub(crate) struct Clerk<'s> {
+pub(crate) struct WalpostRole<'s> {
     scene: &'s Scene<'s>,
     pub(crate) role: String,
 }
 
-impl<'s> Clerk<'s> {
+impl<'s> WalpostRole<'s> {
     pub(crate) fn new(scene: &'s Scene<'s>, role: String) -> Self {
         let init = scene.invoke("init").args(["--role", &role]);
         init.finish().expect_code(0);
@@ -23,7 +23,7 @@ impl<'s> Clerk<'s> {
 
     /// Returns the subcommands that run as the role.
     pub(crate) fn commands(&self) -> Commands<'_> {
-        self.scene.at(&self.conninfo())
+        self.scene.with_conninfo(&self.conninfo())
     }
 
     /// Prepares a command that runs as the role. The first of `words` is the subcommand.
@@ -38,7 +38,7 @@ impl<'s> Clerk<'s> {
     }
 }
 
-impl Drop for Clerk<'_> {
+impl Drop for WalpostRole<'_> {
     fn drop(&mut self) {
         self.scene.db.drop_role(&self.role);
     }

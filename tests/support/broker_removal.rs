@@ -12,13 +12,13 @@ use super::lag::{receive, send, varint};
 /// API key of Metadata requests.
 const METADATA: u8 = 3;
 /// First version whose responses have the format that [`emptied`] parses.
-const FLEXIBLE: i16 = 9;
+const FLEXIBLE_VERSION: i16 = 9;
 /// First version in which topics have IDs.
-const TOPIC_IDS: i16 = 10;
+const TOPIC_ID_VERSION: i16 = 10;
 /// Offset of the array of brokers, after the correlation ID, tags and throttle time.
-const BROKERS: usize = 9;
+const BROKERS_OFFSET: usize = 9;
 /// The length of an empty array in the compact encoding.
-const NONE: u8 = 1;
+const EMPTY_ARRAY: u8 = 1;
 /// How many nonexistent topics are added to a response. librdkafka must still be parsing the
 /// response when its connections close: only in this order does it lose all brokers permanently.
 const UNKNOWN_TOPICS: usize = 20_000;
@@ -27,31 +27,31 @@ const UNKNOWN: i16 = 3;
 
 /// Removes the brokers from metadata responses while enabled.
 #[derive(Default)]
-pub(crate) struct Departure {
+pub(crate) struct BrokerRemoval {
     is_now: AtomicBool,
     answers: AtomicUsize,
     /// The version of each pending metadata request, by correlation ID.
     asked: Mutex<HashMap<[u8; 4], i16>>,
 }
 
-impl Departure {
+impl BrokerRemoval {
     /// Enables or disables the removal of brokers.
-    pub(crate) fn set(&self, is_now: bool) {
+    pub(crate) fn set_enabled(&self, is_now: bool) {
         self.is_now.store(is_now, Ordering::SeqCst);
     }
 
     /// Returns how many responses were sent without brokers.
-    pub(crate) fn answers(&self) -> usize {
+    pub(crate) fn changed_responses(&self) -> usize {
         self.answers.load(Ordering::SeqCst)
     }
 
     /// Forwards requests, and records which ones are for metadata.
-    pub(super) fn ask(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
+    pub(super) fn forward_requests(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         loop {
             let request = receive(from)?;
             if let Some([0, METADATA, major, minor, id @ ..]) = request.first_chunk::<8>()
                 && let version = i16::from_be_bytes([*major, *minor])
-                && version >= FLEXIBLE
+                && version >= FLEXIBLE_VERSION
             {
                 self.asked.lock().unwrap().insert(*id, version);
             }
@@ -60,13 +60,13 @@ impl Departure {
     }
 
     /// Forwards responses.
-    pub(super) fn answer(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
+    pub(super) fn forward_responses(&self, from: &TcpStream, to: &TcpStream) -> io::Result<()> {
         loop {
             let mut answer = receive(from)?;
             let id = answer.first_chunk();
             if let Some(version) = id.and_then(|id| self.asked.lock().unwrap().remove(id))
                 && self.is_now.load(Ordering::SeqCst)
-                && let Some(emptied) = emptied(&answer, version)
+                && let Some(emptied) = without_brokers(&answer, version)
             {
                 self.answers.fetch_add(1, Ordering::SeqCst);
                 answer = emptied;
@@ -77,8 +77,8 @@ impl Departure {
 }
 
 /// Returns a response without its brokers and with topics that do not exist.
-fn emptied(answer: &[u8], version: i16) -> Option<Vec<u8>> {
-    let (head, mut rest) = answer.split_at_checked(BROKERS)?;
+fn without_brokers(answer: &[u8], version: i16) -> Option<Vec<u8>> {
+    let (head, mut rest) = answer.split_at_checked(BROKERS_OFFSET)?;
     for _ in 1..varint(&mut rest)? {
         // ID, host, port and rack of a broker.
         rest = rest.get(4..)?;
@@ -95,18 +95,18 @@ fn emptied(answer: &[u8], version: i16) -> Option<Vec<u8>> {
     let cluster = cluster.get(..cluster.len() - rest.len() + controller)?;
     rest = rest.get(controller..)?;
     let topics = varint(&mut rest)? + UNKNOWN_TOPICS;
-    let mut emptied = [head, &[NONE], cluster].concat();
+    let mut emptied = [head, &[EMPTY_ARRAY], cluster].concat();
     write_varint(&mut emptied, topics);
     for number in 0..UNKNOWN_TOPICS {
         let name = format!("that_does_not_exist_{number}");
         emptied.extend(UNKNOWN.to_be_bytes());
         write_varint(&mut emptied, name.len() + 1);
         emptied.extend(name.bytes());
-        if version >= TOPIC_IDS {
+        if version >= TOPIC_ID_VERSION {
             emptied.extend([0; 16]);
         }
         // Not internal; no partitions; authorized operations not requested; empty tags.
-        emptied.extend([0, NONE, 0x80, 0, 0, 0, 0]);
+        emptied.extend([0, EMPTY_ARRAY, 0x80, 0, 0, 0, 0]);
     }
     emptied.extend(rest);
     Some(emptied)
