@@ -70,7 +70,7 @@ impl Two {
 }
 
 #[test]
-fn one_administrator_makes_what_each_pipeline_needs_in_its_own_database() {
+fn one_administrator_provisions_each_pipeline_in_its_own_database() {
     let two = Two::new();
     let done = two.init_as_postgres().finish().expect_code(0);
     assert_eq!(two.made(), [true, true]);

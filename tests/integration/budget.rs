@@ -118,7 +118,7 @@ fn deliver_one(scene: &Scene, aggregate: &str) {
 }
 
 #[test]
-fn slot_that_keeps_more_than_the_warning_is_told_once_and_when_it_is_over() {
+fn exceeded_wal_warning_is_logged_once_and_when_it_ends() {
     let server = Server::private(MAJOR, "");
     let scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
@@ -392,7 +392,7 @@ fn slot_that_another_instance_has_is_not_dropped() {
 }
 
 #[test]
-fn what_was_dropped_twice_is_sent_again_at_once_and_goes_on_after_a_kill() {
+fn replays_two_dropped_slots_at_once_and_resumes_after_a_kill() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     for round in 0..2 {
@@ -433,7 +433,7 @@ fn what_was_dropped_twice_is_sent_again_at_once_and_goes_on_after_a_kill() {
 /// The journal entry is written before the slot is dropped. This test simulates a failure between
 /// the two.
 #[test]
-fn what_is_written_down_and_not_dropped_is_neither_sent_again_nor_written_twice() {
+fn recorded_slot_that_was_not_dropped_is_neither_replayed_nor_recorded_twice() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
@@ -476,7 +476,7 @@ fn transactions_that_are_open_are_waited_for_before_rows_are_sent_again() {
 }
 
 #[test]
-fn what_can_not_be_is_refused() {
+fn rejects_impossible_settings() {
     let scene = Scene::new();
     let refused = |arguments: &[&str], texts: &[&str]| {
         let run = without_kafka(&scene, arguments);

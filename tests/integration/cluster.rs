@@ -20,7 +20,7 @@ fn first_topic(streams: &[UnderLoad]) -> String {
 }
 
 #[test]
-fn leader_that_is_killed_under_load_costs_nothing() {
+fn loses_nothing_when_the_leader_is_killed_under_load() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     let topic = first_topic(&streams);
@@ -34,7 +34,7 @@ fn leader_that_is_killed_under_load_costs_nothing() {
 /// When it resumes, the frozen broker still considers itself the leader and processes requests that
 /// it received before and in the meantime.
 #[test]
-fn leader_that_is_frozen_until_another_leads_costs_nothing() {
+fn loses_nothing_when_a_leader_is_frozen_until_another_is_elected() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     let topic = first_topic(&streams);
@@ -87,7 +87,7 @@ fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
 }
 
 #[test]
-fn rolling_restart_of_all_nodes_under_load_costs_nothing() {
+fn loses_nothing_during_a_rolling_restart_under_load() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     for node in cluster.nodes() {

@@ -34,7 +34,7 @@ fn init_and_check_say_that_the_server_cannot_be_reached() {
 }
 
 #[test]
-fn check_is_content_with_what_init_made() {
+fn check_passes_after_init() {
     for major in MAJORS {
         let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         scene.check().finish().expect_code(0);
@@ -63,7 +63,7 @@ fn names_are_quoted_as_each_server_quotes_them() {
 
 /// Names such as `order` and `user` are reserved in SQL and must be quoted.
 #[test]
-fn names_that_sql_has_for_itself_are_no_trouble() {
+fn accepts_names_that_are_sql_keywords() {
     let scene = Scene::bare();
     scene.db.run(
         "CREATE SCHEMA \"order\";
@@ -103,7 +103,7 @@ fn names_that_sql_has_for_itself_are_no_trouble() {
 }
 
 #[test]
-fn check_tells_everything_that_is_wrong_with_its_remedy() {
+fn check_reports_every_problem_with_its_remedy() {
     let scene = Scene::bare();
     scene.check().finish().expect_code(3).expect_mentions(&[
         "public.outbox",
@@ -165,7 +165,7 @@ fn check_ends_soon_where_no_broker_answers() {
 
 /// The kernel gives sockets of this process the same buffer size as those of the server.
 #[test]
-fn check_tells_of_a_small_buffer_between_walpost_and_a_server_on_its_machine() {
+fn check_reports_a_small_socket_buffer_to_a_local_server() {
     const ENOUGH: usize = 4 << 20;
     let (socket, _other) = UnixStream::pair().unwrap();
     let bytes = socket2::SockRef::from(&socket).send_buffer_size().unwrap();
@@ -200,7 +200,7 @@ fn check_finds_that_the_one_topic_is_missing() {
 }
 
 #[test]
-fn what_import_makes_of_a_connector_is_valid_as_it_is() {
+fn imported_configuration_is_valid_unchanged() {
     let connector = serde_json::json!({ "name": "shop-outbox", "config": {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "database.hostname": "db.example.com",
@@ -256,7 +256,7 @@ fn what_import_makes_of_a_connector_is_valid_as_it_is() {
 }
 
 #[test]
-fn completions_are_made_for_every_shell() {
+fn generates_completions_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let finished = Invocation::new(["completions", shell])
             .finish()
@@ -406,7 +406,7 @@ fn flag_that_a_command_does_not_list_is_accepted() {
 }
 
 #[test]
-fn logs_are_json_where_that_is_asked() {
+fn logs_json_on_request() {
     let scene = Scene::new();
     let walpost = scene.run().args(["--log-format", "json"]).start_streaming();
     let finished = walpost.terminate().expect_code(0);
@@ -416,7 +416,7 @@ fn logs_are_json_where_that_is_asked() {
 }
 
 #[test]
-fn tombstones_that_nobody_has_asked_for_are_warned_of_where_a_topic_is_compacted() {
+fn warns_of_implicit_tombstones_if_a_topic_is_compacted() {
     const WARNING: &str = "is compacted, and null_payload is not set";
     let scene = Scene::new();
     let topic = format!("{}.compacted", scene.name);

@@ -336,7 +336,7 @@ fn dead_letters_of_standard_output_are_lines_of_their_topic() {
 }
 
 #[test]
-fn what_would_be_no_dead_letter_is_refused_and_nothing_is_asked() {
+fn rejects_invalid_dead_letter_settings_without_querying_a_server() {
     let refused = |flags: &[&str], texts: &[&str]| {
         Invocation::new([
             "run",

@@ -316,7 +316,7 @@ fn switch_over(moved: &Moved<'_>, wait_for_transactions: &dyn Fn(usize)) -> Walp
 
 #[test]
 #[ignore = "fetches and starts Debezium: ./dev debezium"]
-fn debezium_is_replaced_by_what_import_makes_without_a_gap_and_by_the_same_records() {
+fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_records() {
     let scene = Scene::bare();
     let role = format!("debezium_{}", scene.name);
     scene.db.run(TABLE);

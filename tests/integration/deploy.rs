@@ -213,7 +213,7 @@ fn chart_has_the_version_of_the_program() {
 /// The policy determines which pods in the cluster can send requests to Walpost, apart from the
 /// kubelet.
 #[test]
-fn network_policy_lets_the_namespace_of_prometheus_in_and_nobody_else() {
+fn network_policy_admits_only_the_namespace_of_prometheus() {
     let policy = read("deploy/kubernetes/networkpolicy.yaml");
     let deployment = read("deploy/kubernetes/deployment.yaml");
     assert_eq!(values(&policy, "policyTypes: "), ["[Ingress]"]);
@@ -245,7 +245,7 @@ fn seconds_after(path: &str, key: &str) -> Duration {
 }
 
 #[test]
-fn whoever_stops_it_waits_longer_than_it_drains() {
+fn stop_timeouts_in_deploy_exceed_the_drain_timeout() {
     for (path, key) in [
         ("deploy/systemd/walpost.service", "\nTimeoutStopSec="),
         (
@@ -290,7 +290,7 @@ fn exported() -> BTreeSet<String> {
 }
 
 #[test]
-fn alerts_and_dashboard_ask_for_what_is_exported() {
+fn alerts_and_dashboard_use_only_exported_metrics() {
     let exported = exported();
     for path in [
         "deploy/prometheus/alerts.yml",
@@ -339,7 +339,7 @@ fn panels_have_their_own_place_and_an_identity() {
 }
 
 #[test]
-fn prometheus_understands_what_the_dashboard_asks() {
+fn prometheus_accepts_the_queries_of_the_dashboard() {
     // Convert the queries to recording rules, which promtool can check.
     let mut rules = "groups: [{name: dashboard, rules: [".to_owned();
     for panel in panels() {

@@ -12,7 +12,7 @@ use crate::support::wait::wait_until;
 const SOME: usize = 40;
 
 #[test]
-fn broker_with_a_full_disk_that_gets_room_has_everything() {
+fn delivers_everything_after_a_full_broker_disk_gets_space() {
     let disk = Disk::new(256);
     let broker = Broker::on_disk(&disk);
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), &broker);
@@ -27,7 +27,7 @@ fn broker_with_a_full_disk_that_gets_room_has_everything() {
 }
 
 #[test]
-fn postgresql_with_a_full_disk_for_its_log_goes_on_when_there_is_room() {
+fn resumes_after_a_full_wal_disk_gets_space() {
     let disk = Disk::new(256);
     let server = Server::on_disk(&disk, "pg_wal", MAJOR, "");
     let mut streams = UnderLoad::in_both_modes(&server, Broker::shared());
@@ -57,7 +57,7 @@ fn postgresql_with_a_full_disk_for_its_log_goes_on_when_there_is_room() {
 /// The walsender spills large transactions to disk during decoding, in the directory that also
 /// stores slots.
 #[test]
-fn walsender_with_a_full_disk_goes_on_when_there_is_room() {
+fn walsender_resumes_after_a_full_disk_gets_space() {
     const EVENTS: usize = 20_000;
     let disk = Disk::new(64);
     let server = Server::on_disk(

@@ -137,7 +137,7 @@ fn second_signal_stops_at_once(outbox: Outbox) {
 }
 
 #[test]
-fn stops_when_asked_while_postgresql_and_kafka_are_away() {
+fn stops_on_request_while_postgresql_and_kafka_are_down() {
     let walpost = crate::support::walpost::Invocation::new([
         "run",
         "--kafka",

@@ -94,7 +94,7 @@ fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
 }
 
 #[test]
-fn broker_that_is_killed_and_started_under_load_costs_nothing() {
+fn loses_nothing_when_a_broker_is_killed_and_restarted_under_load() {
     Broker::with_markers(|broker| {
         let scene = Scene::on_servers(Server::shared(MAJOR), broker).exactly_once();
         let aggregate = scene.aggregate(3);
@@ -112,7 +112,7 @@ fn broker_that_is_killed_and_started_under_load_costs_nothing() {
 }
 
 #[test]
-fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing() {
+fn loses_nothing_when_postgresql_restarts_under_load() {
     let server = Server::private(MAJOR, "");
     let mut scene = Scene::on_servers(&server, Broker::shared()).exactly_once();
     let aggregate = scene.aggregate(3);
@@ -162,7 +162,7 @@ fn idle_outbox_in_a_busy_database_is_confirmed() {
 }
 
 #[test]
-fn what_is_not_committed_is_not_confirmed() {
+fn uncommitted_events_are_not_confirmed() {
     let broker = Broker::borrowed();
     let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let aggregate = scene.aggregate(1);
@@ -490,7 +490,7 @@ fn start_waits_for_no_client_to_go() {
 
 /// Requests that are independent of each other must be sent concurrently at a takeover.
 #[test]
-fn start_beside_a_distant_broker_takes_few_round_trips() {
+fn start_with_a_distant_broker_needs_few_round_trips() {
     const ONE_WAY: Duration = Duration::from_millis(100);
     let broker = Broker::borrowed();
     let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();

@@ -134,7 +134,7 @@ fn ids(stream: &UnderLoad) -> HashSet<String> {
 /// The primary did not wait for the standby, so Walpost has published events that the new primary
 /// lacks.
 #[test]
-fn standby_that_lacks_what_was_published_is_promoted() {
+fn detects_a_promoted_standby_that_lacks_published_events() {
     let primary = Server::private(18, "");
     let scenes = scenes(&primary);
     let standby = primary.standby(STANDBY, OF_STANDBY);

@@ -153,7 +153,7 @@ fn control_socket_that_cannot_be_created_is_named_with_a_folder_for_it() {
 }
 
 #[test]
-fn mistakes_in_the_file_are_told_with_what_to_write() {
+fn file_errors_state_the_correct_syntax() {
     for (line, expected) in [
         (
             "postgres = postgresql://w@/shop",
@@ -271,7 +271,7 @@ fn broker_that_is_another_program_is_named_as_such() {
 }
 
 #[test]
-fn server_that_never_responds_is_told_to_be_no_postgresql() {
+fn silent_server_is_reported_as_not_postgresql() {
     let scene = Scene::new();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port();

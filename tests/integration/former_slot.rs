@@ -68,7 +68,7 @@ fn events_that_are_neither_streamed_nor_copied_are_named() {
 /// No checkpoint mentions the former slot; the first start with the new slot creates the first
 /// checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
 #[test]
-fn first_start_with_exactly_once_names_what_the_former_slot_has_not_delivered() {
+fn first_exactly_once_start_reports_events_that_the_former_slot_did_not_deliver() {
     let mut scene = Scene::new();
     undelivered(&mut scene);
     use_next_slot(

@@ -125,7 +125,7 @@ fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
 /// Taking over in Kafka fences the previous producer, so only the process that holds the slot may
 /// do it.
 #[test]
-fn stand_in_fences_nobody_while_another_has_the_slot() {
+fn standby_instance_fences_no_producer_while_another_has_the_slot() {
     let scene = Scene::new().exactly_once();
     let aggregate = scene.aggregate(1);
     let first = scene.start_and_confirm_one(&aggregate, "k");

@@ -6,7 +6,7 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 #[test]
-fn tables_that_inherit_from_the_outbox_are_reported_until_they_are_gone() {
+fn tables_that_inherit_from_the_outbox_are_reported_until_removed() {
     for major in MAJORS {
         let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);

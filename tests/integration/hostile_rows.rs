@@ -249,7 +249,7 @@ fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once
 }
 
 #[test]
-fn topic_that_the_principal_may_not_use_stops_nobody() {
+fn topic_without_permission_delays_no_other_topic() {
     static BROKER: std::sync::LazyLock<Broker> = std::sync::LazyLock::new(Broker::with_rights);
     let scene = Scene::on_servers(Server::shared(MAJOR), &BROKER);
     let [allowed, denied, describable] = [(); 3].map(|()| scene.aggregate(1));
@@ -298,7 +298,7 @@ fn topic_that_the_principal_may_not_use_stops_nobody() {
 /// Kafka rejects a topic name that differs from an existing one only in `.` and `_`, because their
 /// metric names would collide.
 #[test]
-fn topic_that_the_brokers_refuse_to_create_stops_nobody() {
+fn topic_that_brokers_refuse_to_create_delays_no_other_topic() {
     let scene = Scene::with_table(TABLE);
     let aggregate = format!("{}.a", scene.name);
     let topic = format!("outbox.event.{aggregate}");

@@ -130,7 +130,7 @@ fn init_refuses_an_update_of_an_event() {
 }
 
 #[test]
-fn init_gives_up_on_a_lock_and_leaves_no_half_made_slot() {
+fn init_times_out_on_a_lock_and_leaves_no_partial_slot() {
     let server = Server::private(MAJOR, "");
     let scene = Scene::bare_on_servers(&server, Broker::shared());
     let other = server.session(&scene.name);
@@ -148,7 +148,7 @@ fn init_gives_up_on_a_lock_and_leaves_no_half_made_slot() {
 }
 
 #[test]
-fn run_init_makes_what_is_missing_first() {
+fn run_init_creates_missing_objects_first() {
     let scene = Scene::bare();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_with(&["--init"]);
@@ -260,7 +260,7 @@ fn session_that_keeps_the_lock_of_init_is_named() {
 }
 
 #[test]
-fn sql_files_make_by_hand_what_init_makes() {
+fn sql_files_run_by_hand_create_what_init_creates() {
     for major in MAJORS {
         let by_init = Scene::on_servers(Server::shared(major), Broker::shared());
         let by_hand = Scene::bare_on_servers(Server::shared(major), Broker::shared());

@@ -145,7 +145,7 @@ fn hostile_walpost(document: String) -> String {
 }
 
 #[test]
-fn error_of_a_server_is_shown_tame_by_every_command() {
+fn every_command_escapes_server_errors() {
     let conninfo = hostile_postgres(EVIL);
     let mut findings = Findings::default();
     for command in [
@@ -186,7 +186,7 @@ fn error_of_a_server_is_shown_tame_by_every_command() {
 }
 
 #[test]
-fn error_of_a_server_forges_nothing_in_logs_answers_and_what_systemd_is_told() {
+fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
     let folder = reaper::folder("notify");
     let systemd = UnixDatagram::bind(folder.join("socket")).unwrap();
     systemd.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -232,7 +232,7 @@ fn error_of_a_server_forges_nothing_in_logs_answers_and_what_systemd_is_told() {
 
 /// The id of an event is chosen by the writer.
 #[test]
-fn id_of_an_event_is_shown_tame_wherever_it_is_named() {
+fn event_ids_are_escaped_everywhere() {
     let scene = Scene::with_table(
         "CREATE TABLE outbox (id text PRIMARY KEY, aggregatetype text, aggregateid text, payload text,
          created_at timestamptz DEFAULT now())",
@@ -290,7 +290,7 @@ fn id_of_an_event_is_shown_tame_wherever_it_is_named() {
 }
 
 #[test]
-fn checkpoint_names_the_last_event_tamely() {
+fn checkpoint_escapes_the_id_of_the_last_event() {
     let scene = Scene::with_table(
         "CREATE TABLE outbox (id text PRIMARY KEY, aggregatetype text, aggregateid text, payload text)",
     )
@@ -317,7 +317,7 @@ fn checkpoint_names_the_last_event_tamely() {
 
 /// Names of tables are chosen by their owners, including those that retention finds.
 #[test]
-fn names_of_tables_and_columns_are_shown_tame() {
+fn table_and_column_names_are_escaped() {
     let scene = Scene::bare();
     let name = format!("out{EVIL}").replace('\0', "");
     let cut: String = name.chars().take(40).collect();
@@ -349,7 +349,7 @@ fn names_of_tables_and_columns_are_shown_tame() {
 
 /// Any program that listens on Walpost's address can answer `walpost status`.
 #[test]
-fn status_shows_what_a_stranger_answers_tame() {
+fn status_escapes_responses_of_other_programs() {
     let scene = Scene::new();
     let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
@@ -383,7 +383,7 @@ fn status_shows_what_a_stranger_answers_tame() {
 
 /// The page, in a browser: text does not contain characters that change its direction.
 #[test]
-fn page_shows_an_error_tamely() {
+fn page_escapes_an_error() {
     let conninfo = hostile_postgres("<img src=x onerror=document.title='owned'>\u{202e}desrever");
     let mut walpost = Invocation::new(["run", "--postgres", &conninfo])
         .args(["--kafka", &Broker::shared().address()])
@@ -405,7 +405,7 @@ fn page_shows_an_error_tamely() {
 
 /// A record is data and has to be delivered unchanged, even if standard output is a terminal.
 #[test]
-fn records_on_standard_output_are_tame_json_that_means_the_same() {
+fn records_on_standard_output_are_escaped_json_with_the_same_values() {
     let scene = Scene::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );

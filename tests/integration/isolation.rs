@@ -136,7 +136,7 @@ fn record_of_the_size_of_its_neighbours_that_is_refused_is_named_alone(exactly_o
 
 /// A few hundred records are tried one by one.
 #[test]
-fn refused_record_is_looked_for_without_waiting_for_company() {
+fn isolates_a_rejected_record_without_waiting_for_more_records() {
     let scene = Scene::with_table(TABLE);
     without_key_among_small(&scene);
     let halted = scene.run().args(["-X", "linger.ms=2000"]).finish();
@@ -211,7 +211,7 @@ fn wide_and_limited(scene: &Scene) -> [String; 2] {
 /// Topics are named by rows, so the second topic is found while records for the first are in
 /// flight.
 #[test]
-fn batches_stay_within_the_limit_of_a_topic_that_comes_later() {
+fn batches_respect_the_limit_of_a_topic_that_is_added_later() {
     let scene = Scene::with_table(TABLE);
     let [wide, limited] = wide_and_limited(&scene);
     // The last batch for the first topic waits this long for more records.

@@ -456,7 +456,7 @@ fn files_of_librdkafka_that_others_can_write_are_not_used() {
 /// systemd mounts every file system read-only for a service with `ProtectSystem=strict`, and other
 /// users can still write it.
 #[test]
-fn read_only_mount_is_trusted_only_if_the_environment_says_so() {
+fn read_only_mount_is_trusted_only_if_the_environment_variable_is_set() {
     use std::os::unix::fs::PermissionsExt;
     let folder = reaper::folder("config");
     let file = folder.join("walpost.toml");

@@ -42,7 +42,7 @@ fn missing_certificate_file_is_named() {
 }
 
 #[test]
-fn closed_port_is_told_from_other_reasons() {
+fn closed_port_is_distinguished_from_other_causes() {
     let scene = Scene::new();
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nowhere.local_addr().unwrap().to_string();

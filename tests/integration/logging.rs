@@ -52,7 +52,7 @@ fn delivers_events_after_the_reader_of_the_log_has_exited() {
 }
 
 #[test]
-fn delivers_events_and_stops_while_nobody_reads_the_log() {
+fn delivers_events_and_stops_while_the_log_is_not_read() {
     let scene = Scene::new();
     let (walpost, http, reader) = start(&scene, &VERBOSE);
     deliver_and_stop(&scene, walpost);

@@ -127,7 +127,7 @@ fn partitions_of_the_outbox_are_counted() {
 }
 
 #[test]
-fn what_was_in_flight_when_a_producer_was_given_up_is_not_in_flight_for_ever() {
+fn records_in_flight_of_a_replaced_producer_do_not_stay_in_flight() {
     let scene = Scene::new().exactly_once();
     let aggregate = scene.aggregate(1);
     let (mut walpost, http) = start(&scene);

@@ -139,7 +139,7 @@ fn slot_that_lost_its_log() {
 }
 
 #[test]
-fn missing_topic_says_the_command_that_creates_it() {
+fn missing_topic_error_names_the_command_that_creates_it() {
     let scene = Scene::new();
     let walpost = scene.start();
     scene.insert("nobody.made.this", "k");

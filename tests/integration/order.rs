@@ -227,7 +227,7 @@ fn backlog_of_all_sizes_over_tcp_within_the_host_is_delivered_whole(scene: Scene
 }
 
 #[test]
-fn delete_and_truncate_are_no_events() {
+fn delete_and_truncate_produce_no_events() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
@@ -239,7 +239,7 @@ fn delete_and_truncate_are_no_events() {
 }
 
 #[test]
-fn key_goes_to_the_partition_that_the_java_client_would_choose() {
+fn keys_map_to_the_same_partition_as_in_the_java_client() {
     // The hashes are from Apache Kafka's own UtilsTest.testMurmur2.
     const HASHES: [(&str, i32); 5] = [
         ("21", -973_932_308),

@@ -17,7 +17,7 @@ const MEGABYTE: u64 = 1 << 20;
 for_each_outbox! {
     broker_that_stops_and_starts_under_load_costs_nothing
     broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time
-    postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing
+    loses_nothing_when_postgresql_restarts_under_load
     walsender_that_is_terminated_is_connected_to_again
 }
 
@@ -128,7 +128,7 @@ fn connector_that_starts_before_postgresql_waits_for_it() {
     scene.settle(walpost, &[], Resends::Never);
 }
 
-fn postgresql_that_restarts_fast_and_immediate_under_load_costs_nothing(outbox: Outbox) {
+fn loses_nothing_when_postgresql_restarts_under_load(outbox: Outbox) {
     let server = Server::private(MAJOR, "");
     let mut scene = Scene::with_outbox_on(outbox, &server, Broker::shared());
     let aggregates = [scene.aggregate(3), scene.aggregate(1)];

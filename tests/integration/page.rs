@@ -299,7 +299,7 @@ fn page_shows_each_pipeline_and_its_rate() {
 
 /// The pipeline has been streaming for longer than it has been stuck.
 #[test]
-fn page_says_for_how_long_a_pipeline_is_stuck() {
+fn page_shows_how_long_a_pipeline_has_been_stalled() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
@@ -338,7 +338,7 @@ fn page_says_for_how_long_a_pipeline_is_stuck() {
 
 /// The error contains text from a row, which the page shows as text, not as HTML.
 #[test]
-fn page_shows_an_error_with_its_remedy_and_never_runs_what_is_in_it() {
+fn page_shows_an_error_with_its_remedy_and_never_executes_its_content() {
     let scenes = [Scene::new(), Scene::new()];
     let (mut walpost, http) = start(&scenes.each_ref());
     scenes[0].accept_any_name("outbox");

@@ -29,7 +29,7 @@ fn jsonb_is_passed_as_postgresql_prints_it() {
 }
 
 #[test]
-fn json_is_passed_as_it_was_written() {
+fn json_is_delivered_unchanged() {
     let record = deliver("json", r#"'{ "b":1,"b" : 2}'"#, &[]);
     assert_eq!(record.text(), r#"{ "b":1,"b" : 2}"#);
 }
@@ -66,7 +66,7 @@ fn number_is_passed_as_postgresql_prints_it() {
 }
 
 #[test]
-fn null_payload_is_empty_where_the_configuration_says_so() {
+fn null_payload_is_empty_if_configured() {
     let told = ["--null-payload", "empty"];
     assert_eq!(
         deliver("bytea", "NULL", &told).payload.as_deref(),
@@ -75,7 +75,7 @@ fn null_payload_is_empty_where_the_configuration_says_so() {
 }
 
 #[test]
-fn null_payload_is_a_tombstone_unless_told_otherwise() {
+fn null_payload_is_a_tombstone_by_default() {
     let record = deliver("jsonb", "NULL", &[]);
     assert_eq!(record.payload, None);
     assert_eq!(record.key(), "k");

@@ -104,7 +104,7 @@ fn root() -> String {
 }
 
 #[test]
-fn passwords_prove_who_one_is_by_every_method() {
+fn authenticates_with_a_password_by_every_method() {
     let guarded = Guarded::new();
     for role in ["md5_user", "scram_user", "plain_user"] {
         for mode in ["disable", "require"] {
@@ -251,7 +251,7 @@ fn connection_is_named_by_libpq_variables_alone() {
 }
 
 #[test]
-fn encryption_is_as_sslmode_says() {
+fn encryption_follows_sslmode() {
     let guarded = Guarded::new();
     let password = quoted(&password_of("tls_user"));
     let root = root();
@@ -377,7 +377,7 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
 }
 
 #[test]
-fn client_certificate_proves_who_one_is() {
+fn client_certificate_authenticates() {
     let guarded = Guarded::new();
     let file = |path: &Path| quoted(&path.display().to_string());
     let (certificate, key) = (file(&CLIENT.certificate), file(&CLIENT.key));
@@ -421,7 +421,7 @@ fn through(
 }
 
 #[test]
-fn somebody_in_between_who_asks_for_the_password_does_not_get_it() {
+fn intercepting_proxy_does_not_get_the_password() {
     let Some(address) = non_loopback_address() else {
         return;
     };
@@ -538,7 +538,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
 }
 
 #[test]
-fn server_may_ask_for_what_require_auth_allows_alone() {
+fn server_may_request_only_methods_that_require_auth_allows() {
     let guarded = Guarded::new();
     let with = |role: &str, required: &str| {
         let password = quoted(&password_of(role));

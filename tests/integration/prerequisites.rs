@@ -117,7 +117,7 @@ fn init_that_is_refused_for_want_of_slots_walsenders_or_rights_changes_nothing()
 }
 
 #[test]
-fn init_on_a_standby_says_so() {
+fn init_on_a_standby_is_rejected_with_the_reason() {
     let primary = Server::private(MAJOR, "");
     let standby = primary.standby("standby", "");
     let init = Invocation::new(["init", "--postgres", &standby.conninfo("postgres")]);
@@ -131,7 +131,7 @@ fn init_on_a_standby_says_so() {
 
 /// A slot can't be created in the same transaction as everything else.
 #[test]
-fn what_is_there_when_the_slot_fails_is_said_and_the_next_init_makes_the_slot() {
+fn init_reports_created_objects_if_the_slot_fails_and_the_next_init_creates_it() {
     let place = Place::new(MAJOR, "");
     let other = place.db();
     other.run("CREATE TABLE busy (); BEGIN; INSERT INTO busy DEFAULT VALUES");

@@ -157,7 +157,7 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
 }
 
 #[test]
-fn verify_needs_select_on_the_table_and_says_how_it_is_granted() {
+fn verify_without_select_names_the_grant() {
     let scene = of_major(Outbox::Table, MAJOR);
     let walpost_role = walpost_role(&scene);
     let (db, role) = (&scene.db, &walpost_role.role);
@@ -192,7 +192,7 @@ fn statement<'t>(said: &'t str, start: &str) -> &'t str {
 }
 
 #[test]
-fn statement_in_the_error_gives_back_each_right_that_was_taken() {
+fn statement_in_the_error_restores_each_revoked_privilege() {
     // PostgreSQL 16 changed the error message about missing rights.
     for major in [15, 18] {
         let scene = of_major(Outbox::Table, major);

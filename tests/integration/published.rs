@@ -143,7 +143,7 @@ fn rows_from_when_inserts_were_not_published_are_named(exactly_once: bool) {
 }
 
 #[test]
-fn changes_that_leave_no_row_out_are_no_gap() {
+fn changes_that_omit_no_row_record_no_gap() {
     for major in MAJORS {
         let scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);
@@ -213,7 +213,7 @@ fn table_that_is_re_created_in_a_published_schema_has_no_gap() {
 }
 
 #[test]
-fn partitions_that_come_and_go_are_no_gap_and_a_root_that_does_is() {
+fn adding_and_removing_partitions_is_no_gap_but_removing_the_root_is_one() {
     for major in [14, 18] {
         let mut scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
         scene.use_settings("table = \"public.outbox\"\n");
@@ -241,7 +241,7 @@ fn partitions_that_come_and_go_are_no_gap_and_a_root_that_does_is() {
 }
 
 #[test]
-fn what_was_recorded_in_another_database_or_cluster_is_not_believed() {
+fn ignores_records_of_another_database_or_cluster() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     stop_after_one(&scene, &aggregate);
@@ -312,7 +312,7 @@ fn entry_about_a_table_does_not_excuse_a_slot_that_was_moved() {
 }
 
 #[test]
-fn publication_that_is_made_anew_by_init_has_a_gap() {
+fn init_records_a_gap_for_a_re_created_publication() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     stop_after_one(&scene, &aggregate);

@@ -201,7 +201,7 @@ fn deploying_with_the_sql_files_ends_with_an_event_in_kafka() {
 }
 
 #[test]
-fn configuration_files_fit_what_init_makes() {
+fn configuration_files_match_what_init_creates() {
     let place = Place::new("");
     let server = &place.server;
     let db = server.session("postgres");
@@ -678,7 +678,7 @@ with sqlite3.connect(sys.argv[1], timeout=30) as db:
 }
 
 #[test]
-fn what_was_delivered_can_be_verified() {
+fn delivered_events_can_be_verified() {
     let place = Place::new("");
     create_topic(&place);
     place.sh(&INIT.all()[0]);
@@ -847,7 +847,7 @@ fn statements_of_the_runbook_are_ones_that_postgresql_takes() {
 
 /// The shell commands on all pages that start Walpost.
 #[test]
-fn commands_of_the_pages_are_ones_that_walpost_knows() {
+fn commands_in_the_pages_exist() {
     let blocks = manual().flat_map(|page| page.blocks());
     let shell = blocks.filter(|block| block.language == "sh");
     let lines: Vec<_> = shell

@@ -130,7 +130,7 @@ fn kafka_property_that_librdkafka_does_not_know_is_named() {
 }
 
 #[test]
-fn missing_address_of_a_server_says_how_to_give_it() {
+fn missing_server_address_explains_how_to_set_it() {
     let no_kafka = Invocation::new(["run", "--postgres", NOWHERE]).finish();
     refuses(no_kafka, &["--kafka", "bootstrap.servers"]);
 }

@@ -62,7 +62,7 @@ fn column_that_is_dropped_and_added_again_is_found_at_its_new_place() {
 }
 
 #[test]
-fn table_that_is_dropped_and_made_anew_in_the_publication_goes_on() {
+fn continues_with_a_table_dropped_and_re_created_in_the_publication() {
     let scene = Scene::with_table(TABLE);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();

@@ -224,7 +224,7 @@ fn password_that_is_rotated_restarts_nothing() {
 }
 
 #[test]
-fn file_that_cannot_be_used_changes_nothing_and_is_told() {
+fn invalid_file_is_reported_and_changes_nothing() {
     let [one, other] = [Scene::new(), Scene::new()];
     let mut process = Process::start(&[&one, &other]);
     let http = process.walpost.http();
@@ -254,7 +254,7 @@ fn file_that_cannot_be_used_changes_nothing_and_is_told() {
 }
 
 #[test]
-fn most_pipelines_go_only_when_a_person_has_said_so() {
+fn removes_most_pipelines_only_if_accepted_by_the_operator() {
     let scenes = [Scene::new(), Scene::new(), Scene::new()];
     let mut process = Process::start(&scenes.each_ref());
     let senders = scenes.each_ref().map(walsender);
@@ -367,7 +367,7 @@ fn folder_that_others_can_write_sends_no_password() {
 }
 
 #[test]
-fn files_that_are_not_regular_are_neither_waited_for_nor_read_without_end() {
+fn special_files_are_neither_waited_for_nor_read_indefinitely() {
     let (folder, parts) = with_parts();
     let part = parts.join("part.toml");
     let run = || {
@@ -483,7 +483,7 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
 }
 
 #[test]
-fn pipeline_that_has_halted_is_started_again_when_its_cause_is_gone() {
+fn restarts_a_halted_pipeline_after_its_cause_is_fixed() {
     let [halts, other] = [Scene::new(), Scene::new()];
     let mut process = Process::start(&[&halts, &other]);
     let aggregate = halts.aggregate(1);
@@ -502,7 +502,7 @@ fn pipeline_that_has_halted_is_started_again_when_its_cause_is_gone() {
 }
 
 #[test]
-fn process_whose_pipelines_were_all_stopped_goes_on_and_ends_when_it_is_told() {
+fn process_with_all_pipelines_stopped_keeps_running_until_asked_to_stop() {
     let scene = Scene::new();
     let mut process = Process::start(&[&scene]);
     process.ask(&["stop", &scene.name]).expect_code(0);
@@ -557,7 +557,7 @@ fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
 }
 
 #[test]
-fn slot_that_a_change_leaves_behind_is_told() {
+fn reports_the_slot_that_a_change_leaves_unused() {
     let [changes, other] = [Scene::new(), Scene::new()];
     let mut process = Process::start(&[&changes, &other]);
     let sender = walsender(&other);

@@ -134,7 +134,7 @@ fn database_put_back_halts_on_18() {
 
 /// By now the end of WAL no longer shows that the database was restored.
 #[test]
-fn database_that_has_outgrown_what_was_delivered_halts_where_the_last_event_is_missing() {
+fn halts_if_the_database_has_passed_the_checkpoint_without_its_last_event() {
     let server = Server::private(MAJOR, "");
     let mut restored = Restored::deliver(&server, Outbox::Table);
     restored.put_back();
@@ -148,7 +148,7 @@ fn database_that_has_outgrown_what_was_delivered_halts_where_the_last_event_is_m
 }
 
 #[test]
-fn idle_database_that_has_outgrown_what_was_delivered_halts_on_18() {
+fn halts_on_18_if_an_idle_database_has_passed_the_checkpoint() {
     let server = Server::private(18, "");
     let mut restored = Restored::deliver(&server, Outbox::Messages);
     restored.put_back();

@@ -300,7 +300,7 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
 /// A standby instance does not need the password yet, but has to use the new one when it takes
 /// over.
 #[test]
-fn instance_that_stands_by_waits_for_the_new_password_too() {
+fn standby_instance_also_waits_for_the_new_password() {
     let guarded = Guarded::new(false);
     let scene = &guarded.scene;
     let active = scene.start();

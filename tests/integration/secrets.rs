@@ -188,7 +188,7 @@ fn nothing_secret_is_printed_where_it_is_wrong() {
 }
 
 #[test]
-fn mistakes_in_configuration_are_told_without_the_secret_beside_them() {
+fn configuration_errors_do_not_reveal_secrets() {
     let url = format!("postgresql://u:{SECRET}@/shop?host=/nowhere");
     let property = format!("sasl.password={SECRET}");
     for arguments in [
@@ -334,7 +334,7 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
 }
 
 #[test]
-fn help_says_where_a_password_should_be() {
+fn help_explains_where_to_put_a_password() {
     for words in [&["run"][..], &["check"], &["init"], &["checkpoint", "show"]] {
         let help = Invocation::new(words).arg("--help").finish();
         let stdout = help.expect_code(0).stdout;
@@ -401,7 +401,7 @@ fn secret_is_known_in_every_form() {
 
 /// Only files whose helpers search the output may start the binary.
 #[test]
-fn nobody_starts_the_binary_past_the_search() {
+fn tests_start_the_binary_only_through_the_secret_search() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let mut starters = Vec::new();
     let mut folders = vec![folder];

@@ -62,7 +62,7 @@ fn server_that_crashes_at_the_same_position_is_not_crashed_again() {
 }
 
 #[test]
-fn restarts_of_the_server_are_no_crashes() {
+fn server_restarts_do_not_count_as_crashes() {
     let server = Server::private(MAJOR, "");
     let mut scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);

@@ -174,7 +174,7 @@ fn stops_while_a_pipeline_over_its_wal_budget_drains() {
 /// The stream ends within a transaction, and the log must not claim that this process will resume
 /// it.
 #[test]
-fn pipeline_that_is_told_to_stop_does_not_log_that_it_reconnects() {
+fn stopping_pipeline_does_not_log_a_reconnect() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s", "--window-records", "100"];
         let (scene, mut walpost, aggregate) = idle((server, broker, proxy), false, &arguments);

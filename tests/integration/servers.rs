@@ -104,7 +104,7 @@ fn reader_tells_empty_from_nothing() {
 }
 
 #[test]
-fn secured_listeners_answer_who_may_ask() {
+fn secured_listeners_respond_to_authorized_clients() {
     let broker = Broker::shared();
     let asks = |address: String, properties: &[(&str, &str)]| {
         let mut config = ClientConfig::new();
@@ -156,7 +156,7 @@ fn load_is_in_the_history_as_far_as_it_was_committed() {
 }
 
 #[test]
-fn who_has_all_slots_is_named() {
+fn names_the_users_of_all_slots() {
     // The oracle uses one slot.
     let server = Server::private(MAJOR, "max_replication_slots = 2\n");
     let scene = Scene::bare_on_servers(&server, Broker::shared());
@@ -188,7 +188,7 @@ fn who_has_all_slots_is_named() {
 }
 
 #[test]
-fn who_has_all_walsenders_is_named() {
+fn names_the_users_of_all_walsenders() {
     let server = Server::private(MAJOR, "max_wal_senders = 1\n");
     let first = Scene::on_servers(&server, Broker::shared());
     let second = Scene::on_servers(&server, Broker::shared());

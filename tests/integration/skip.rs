@@ -128,7 +128,7 @@ fn what_is_committed_before_the_lsn_is_skipped_and_the_rest_is_delivered(scene: 
 }
 
 #[test]
-fn what_can_not_be_skipped_is_refused_and_nothing_is_changed() {
+fn rejects_positions_that_can_not_be_skipped_and_changes_nothing() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");

@@ -152,7 +152,7 @@ fn recorded_position_never_decreases() {
 
 /// Either `init` died after it created the slot, or the slot was created by hand.
 #[test]
-fn init_records_what_is_missing_before_a_slot_that_it_finds_on_another_cluster() {
+fn init_records_a_gap_before_a_slot_that_exists_on_another_cluster() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
@@ -173,7 +173,7 @@ fn init_records_what_is_missing_before_a_slot_that_it_finds_on_another_cluster()
 }
 
 #[test]
-fn run_records_what_is_missing_before_a_slot_that_it_finds_on_another_history() {
+fn run_records_a_gap_before_a_slot_that_exists_on_another_history() {
     for history in [
         "timeline = timeline + 1",
         "system_id = '1'",
@@ -232,7 +232,7 @@ fn slot_that_has_followed_a_failover_has_no_gap() {
 
 /// Nothing was read from the first slot, and there are no older rows to copy.
 #[test]
-fn init_twice_without_a_run_between_names_what_came_between() {
+fn second_init_without_a_run_reports_the_events_in_between() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     scene.drop_slot();
@@ -251,7 +251,7 @@ fn init_twice_without_a_run_between_names_what_came_between() {
 /// The gap before the second slot ends at the start of that slot, and does not include anything
 /// after it. Found by a walk of `./dev soak --shapes` with seed 197375611770554.
 #[test]
-fn slot_that_is_replaced_twice_names_what_came_before_the_second_and_the_third() {
+fn slot_replaced_twice_reports_both_gaps() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
@@ -461,7 +461,7 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
 /// A slot that `walpost init` re-creates loses no events: the journal records those committed in
 /// between.
 #[test]
-fn slot_that_init_makes_anew_has_the_events_between_replayed() {
+fn init_names_the_replay_for_events_between_two_slots() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
@@ -537,7 +537,7 @@ fn slot_that_init_makes_on_another_history_has_all_events_replayed() {
 }
 
 #[test]
-fn slot_for_messages_that_init_makes_anew_names_what_can_not_be_sent_again() {
+fn init_reports_messages_lost_with_a_re_created_slot() {
     let scene = Scene::with_outbox(Outbox::Messages);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");
@@ -604,7 +604,7 @@ fn idle_pipeline_writes_nothing_down() {
 }
 
 #[test]
-fn without_the_table_it_is_said_once_and_events_flow() {
+fn missing_table_is_logged_once_and_delivery_continues() {
     let scene = Scene::new();
     scene.db.run("DROP TABLE walpost.slot_state");
     let aggregate = scene.aggregate(1);
@@ -631,7 +631,7 @@ fn without_the_table_it_is_said_once_and_events_flow() {
 
 /// A row is locked by a transaction that someone left open.
 #[test]
-fn row_that_is_locked_holds_up_what_is_confirmed_and_is_told() {
+fn locked_row_delays_confirmation_and_is_reported() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
@@ -697,7 +697,7 @@ fn row_of_another_history_is_not_taken_for_ours() {
 
 /// Adopting a checkpoint is unnecessary if certainly nothing was delivered.
 #[test]
-fn exactly_once_begins_by_itself_with_a_slot_that_init_has_made() {
+fn exactly_once_starts_without_intervention_on_a_slot_created_by_init() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(2);
     scene.insert(&aggregate, "k");
@@ -738,7 +738,7 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
 /// Nothing was confirmed, but the next process to acquire the slot still has to detect that it was
 /// read.
 #[test]
-fn slot_made_anew_before_anything_was_confirmed_is_noticed() {
+fn detects_a_slot_re_created_before_anything_was_confirmed() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     scene.start().kill();
@@ -748,7 +748,7 @@ fn slot_made_anew_before_anything_was_confirmed_is_noticed() {
 
 /// `init` found an empty table, so the first start copies nothing.
 #[test]
-fn slot_made_anew_before_the_first_start_halts_if_no_rows_are_copied() {
+fn slot_re_created_before_the_first_start_halts_if_no_rows_are_copied() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     make_anew(&scene, &aggregate);

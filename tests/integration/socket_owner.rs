@@ -82,7 +82,7 @@ const WARNING: &str = "uses a Unix-domain socket that any user of this machine c
 
 /// A password that the server could read is not sent to a user who may have replaced PostgreSQL.
 #[test]
-fn password_is_not_sent_to_another_user_who_listens_at_the_socket() {
+fn password_is_not_sent_to_a_socket_of_another_user() {
     if effective_user() != 0 {
         return;
     }

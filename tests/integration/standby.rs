@@ -84,7 +84,7 @@ fn standby_takes_over_without_repetition_when_the_first_is_stopped() {
 }
 
 #[test]
-fn standby_says_so_once_and_stops_when_asked() {
+fn standby_is_logged_once_and_stops_on_request() {
     let scene = Scene::new();
     let first = scene.start();
     let mut second = scene.run().start();

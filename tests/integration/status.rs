@@ -36,7 +36,7 @@ fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
 }
 
 #[test]
-fn running_pipeline_is_healthy_and_its_row_has_what_connector_and_database_say() {
+fn running_pipeline_is_healthy_and_its_row_combines_process_and_database() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let (walpost, http) = start(&scene);
@@ -67,7 +67,7 @@ fn running_pipeline_is_healthy_and_its_row_has_what_connector_and_database_say()
 }
 
 #[test]
-fn without_a_connector_the_database_is_asked_alone() {
+fn queries_only_the_database_without_a_running_process() {
     let scene = Scene::new();
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nowhere.local_addr().unwrap().to_string();
@@ -91,7 +91,7 @@ fn without_a_connector_the_database_is_asked_alone() {
 }
 
 #[test]
-fn what_is_wrong_is_told() {
+fn reports_every_problem() {
     let bare = Scene::bare();
     status(&bare, "off")
         .finish()
@@ -123,7 +123,7 @@ fn what_is_wrong_is_told() {
 }
 
 #[test]
-fn asking_nobody_is_wrong_usage() {
+fn querying_neither_server_is_a_usage_error() {
     Invocation::new(["status", "--http", "off"])
         .finish()
         .expect_code(2)
@@ -135,7 +135,7 @@ fn asking_nobody_is_wrong_usage() {
 }
 
 #[test]
-fn server_that_is_no_walpost_is_called_so() {
+fn server_that_is_not_walpost_is_reported() {
     let stranger = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = stranger.local_addr().unwrap().to_string();
     let answers = [
@@ -161,7 +161,7 @@ fn server_that_is_no_walpost_is_called_so() {
 }
 
 #[test]
-fn watching_goes_on_until_it_is_ended() {
+fn watch_continues_until_interrupted() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let (walpost, http) = start(&scene);

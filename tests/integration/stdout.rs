@@ -64,7 +64,7 @@ fn each_record_is_a_json_line_and_is_confirmed() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_in_base64() {
+fn encodes_non_text_bytes_in_base64() {
     let scene = Scene::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid bytea, payload bytea)",
     );
@@ -84,7 +84,7 @@ fn bytes_that_are_no_text_are_in_base64() {
 const DRAIN_TIMEOUT: [&str; 2] = ["--drain-timeout", "1h"];
 
 #[test]
-fn halts_at_once_when_the_reader_is_gone() {
+fn halts_immediately_when_the_reader_closes_the_pipe() {
     let scene = Scene::new();
     let aggregate = &scene.name;
     for _ in 0..3 {
@@ -99,7 +99,7 @@ fn halts_at_once_when_the_reader_is_gone() {
 }
 
 #[test]
-fn stops_while_nobody_reads() {
+fn stops_while_output_is_not_read() {
     let scene = Scene::new();
     // More than a pipe's buffer holds.
     let many = scene

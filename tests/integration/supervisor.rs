@@ -300,7 +300,7 @@ fn pipelines_of_a_file_can_be_chosen_by_name() {
 }
 
 #[test]
-fn of_many_pipelines_what_is_wrong_is_said_first_and_the_rest_in_a_line() {
+fn check_of_many_pipelines_lists_problems_first_and_summarizes_the_rest() {
     let scenes = [(); 5].map(|()| Scene::new());
     let file = file(&scenes.each_ref());
     let run = |words: &[&str]| {

@@ -57,7 +57,7 @@ impl Manager {
 }
 
 #[test]
-fn systemd_is_told_of_readiness_state_life_and_stop() {
+fn notifies_systemd_of_readiness_state_watchdog_and_stop() {
     let scene = Scene::new();
     let mut systemd = Manager::new();
     let mut walpost = scene
@@ -80,7 +80,7 @@ fn systemd_is_told_of_readiness_state_life_and_stop() {
 }
 
 #[test]
-fn start_is_over_while_postgresql_is_down_and_the_line_says_why() {
+fn startup_completes_while_postgresql_is_down_and_the_status_line_shows_the_reason() {
     let server = Server::private(MAJOR, "");
     let scene = Scene::on_servers(&server, Broker::shared());
     server.stop(Stop::Fast);
@@ -124,7 +124,7 @@ fn pipeline_that_halts_at_once_is_never_ready() {
 }
 
 #[test]
-fn socket_that_goes_away_stops_nothing() {
+fn removed_socket_stops_nothing() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let mut systemd = Manager::new();

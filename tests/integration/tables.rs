@@ -647,7 +647,7 @@ fn refuses_to_add_partitions_whose_rows_are_published_already() {
 
 /// As described in docs/tables.md, with roles that have no other rights.
 #[test]
-fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not() {
+fn only_members_of_the_publication_owner_may_add_their_tables() {
     for major in [14, MAJOR, 18] {
         let scene = scene_on(major, SETTINGS, &["tenant_1.outbox"]);
         let aggregate = scene.aggregate(1);
@@ -711,7 +711,7 @@ fn whoever_has_the_publications_role_adds_tables_of_their_own_and_others_do_not(
 }
 
 #[test]
-fn table_that_no_pattern_stands_for_halts_and_nothing_after_it_is_confirmed() {
+fn table_that_matches_no_pattern_halts_before_confirming_more() {
     let scene = scene(&["tenant_1.outbox"]);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start();
@@ -753,7 +753,7 @@ fn one_table_that_does_not_fit_is_named_and_halts() {
 }
 
 #[test]
-fn columns_of_a_table_that_is_added_are_asked_for_where_records_depend_on_them() {
+fn queries_columns_of_an_added_table_if_records_depend_on_them() {
     let settings = format!(
         "{SETTINGS}null_default = true\nkey = \"{{table.schema}}\"\npayload = \"payload\"\n"
     );
@@ -806,7 +806,7 @@ fn command_about_all_tables_refuses_to_be_about_one() {
 
 /// A tenant that existed before Walpost gets the same objects as from `walpost init --table`.
 #[test]
-fn init_adds_all_tables_that_match_and_says_which() {
+fn init_adds_and_lists_all_matching_tables() {
     let mut scene = Scene::bare();
     scene.use_settings(SETTINGS);
     scene.write_to(writer(&["tenant_1.outbox", "tenant_2.outbox"]));

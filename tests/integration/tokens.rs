@@ -147,7 +147,7 @@ fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
 }
 
 #[test]
-fn endpoint_whose_certificate_does_not_hold_gets_no_secret() {
+fn sends_no_secret_to_an_endpoint_with_an_invalid_certificate() {
     let scene = Scene::new();
     let endpoint = Endpoint::start(60, SECRET);
     let file = reaper::folder("config").join("walpost.toml");

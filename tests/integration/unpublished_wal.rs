@@ -8,7 +8,7 @@ use crate::support::scene::Scene;
 /// Found by a walk of `./dev soak --shapes` with seed 211777191430145: the pipeline halted without
 /// a remedy in its message.
 #[test]
-fn halt_names_what_gets_events_delivered_that_are_older_than_the_publication() {
+fn halt_names_the_remedy_for_events_older_than_the_publication() {
     for major in MAJORS {
         let mut scene = Scene::on_servers(Server::shared(major), Broker::shared());
         let aggregate = scene.aggregate(1);

@@ -198,7 +198,7 @@ fn capture_golden() {
 /// A change of the form requires a new version of the format, and a test that resumes from the
 /// previous one.
 #[test]
-fn what_is_left_at_rest_has_the_form_that_it_had() {
+fn stored_state_keeps_its_format() {
     let golden = fs::read_to_string(golden()).unwrap();
     let golden = golden.lines().map(|line| {
         let mut line: Value = serde_json::from_str(line).unwrap();

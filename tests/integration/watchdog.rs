@@ -39,7 +39,7 @@ fn as_plain_role(scene: &Scene<'_>) -> String {
 }
 
 #[test]
-fn delivery_that_is_stuck_is_told_once_and_when_it_is_over() {
+fn stalled_delivery_is_logged_once_and_when_it_resumes() {
     let broker = Broker::borrowed();
     let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
     let aggregate = scene.aggregate(1);
@@ -126,7 +126,7 @@ fn prepared_transaction_that_keeps_much_log_is_named() {
 }
 
 #[test]
-fn slot_that_is_about_to_be_lost_is_told_with_the_command_that_saves_it() {
+fn slot_about_to_be_lost_is_reported_with_the_remedy() {
     let server = Server::private(MAJOR, "max_slot_wal_keep_size = 48MB\n");
     let scene = Scene::on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);
@@ -189,7 +189,7 @@ fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> 
 }
 
 #[test]
-fn partitions_that_run_out_are_told_until_there_are_more() {
+fn reports_ending_partitions_until_more_are_created() {
     let types = ["timestamptz", "timestamp", "date", "timestamptz", "date"];
     for (major, column_type) in MAJORS.into_iter().zip(types) {
         let settings = "SET TimeZone = 'America/New_York'";

@@ -122,7 +122,7 @@ fn nothing_listens_when_it_is_off() {
 }
 
 #[test]
-fn file_says_where_and_the_flag_comes_before_it() {
+fn file_sets_the_address_and_the_flag_overrides_it() {
     let scene = Scene::new();
     let text = format!(
         "http = \"off\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",

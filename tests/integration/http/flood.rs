@@ -17,7 +17,7 @@ use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 /// Opens more connections than Walpost accepts, each with an incomplete request. They are closed,
 /// and other clients receive responses.
 #[test]
-fn clients_that_never_end_their_request_keep_nobody_out() {
+fn unfinished_requests_do_not_block_other_clients() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start_with(&ANY_PORT);
@@ -206,7 +206,7 @@ fn health_is_answered_in_a_flood_of_idle_connections() {
 }
 
 #[test]
-fn health_is_answered_in_a_flood_of_answers_that_nobody_reads() {
+fn health_responds_during_a_flood_of_unread_responses() {
     health_is_answered_in_a_flood(Rudeness::NeverReads);
 }
 
@@ -263,7 +263,7 @@ fn flood_from_one_address_ends_no_connection_of_another() {
 /// If a client sends a request and reads none of the response, its connection must be closed and
 /// its memory freed even if no other client connects.
 #[test]
-fn answer_that_nobody_reads_is_ended_after_some_seconds() {
+fn unread_response_times_out() {
     let scene = Scene::new();
     let mut walpost = scene.start_with(&ANY_PORT);
     let http = walpost.http();

@@ -9,7 +9,7 @@ use crate::support::wait::{wait_for, wait_until};
 use crate::support::walpost::{Invocation, config_file};
 
 #[test]
-fn pipeline_behind_a_dead_broker_is_not_ready_and_says_why() {
+fn pipeline_with_a_dead_broker_reports_not_ready_with_the_reason() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);

@@ -62,7 +62,7 @@ fn outboxes_in_one_database_are_told_apart_by_prefix() {
 }
 
 #[test]
-fn message_outside_of_transactions_is_left_out_and_told_once() {
+fn nontransactional_message_is_omitted_and_logged_once() {
     let scene = as_messages();
     let aggregate = scene.aggregate(1);
     let mut walpost = scene.start();
@@ -126,7 +126,7 @@ fn bad_content(content: &str, texts: &[&str]) {
 }
 
 #[test]
-fn content_that_is_no_envelope_halts_and_its_transaction_can_be_left_out() {
+fn content_without_an_envelope_halts_and_its_transaction_can_be_skipped() {
     bad_content("'no envelope'", &["byte 0x6e", "walpost.publish"]);
     bad_content("'\\x01ab'::bytea", &["ends inside id"]);
 }
@@ -206,7 +206,7 @@ fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
 }
 
 #[test]
-fn topic_for_messages_that_are_no_events_is_looked_for_and_made() {
+fn check_looks_up_the_dead_letter_topic_for_malformed_messages() {
     let scene = as_messages();
     let aggregate = scene.aggregate(1);
     let topic = format!("{}.dead", scene.name);
@@ -236,7 +236,7 @@ fn topic_for_messages_that_are_no_events_is_looked_for_and_made() {
 }
 
 #[test]
-fn message_that_is_larger_than_what_is_read_holds_up_nothing() {
+fn message_larger_than_the_read_buffer_delays_nothing() {
     let scene = as_messages();
     let (_roles, [stranger]) = Roles::new(&scene, ["stranger"]);
     let aggregate = scene.aggregate(1);

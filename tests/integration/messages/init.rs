@@ -80,7 +80,7 @@ fn publication_with_tables_halts() {
 }
 
 #[test]
-fn what_is_missing_is_named_with_the_command_that_makes_it() {
+fn missing_objects_are_named_with_the_command_that_creates_them() {
     let scene = Scene::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
@@ -98,7 +98,7 @@ fn what_is_missing_is_named_with_the_command_that_makes_it() {
 }
 
 #[test]
-fn run_init_makes_what_is_missing_first() {
+fn run_init_creates_missing_objects_first() {
     let scene = Scene::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),

@@ -88,7 +88,7 @@ fn publish_returns_the_id_of_the_event() {
 }
 
 #[test]
-fn publish_refuses_what_the_table_refuses() {
+fn publish_rejects_what_the_table_rejects() {
     let scene = as_messages();
     let refused = |arguments: &str, text: &str| {
         let error = scene.db.try_run(&publish(&scene, arguments)).unwrap_err();

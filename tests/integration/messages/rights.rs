@@ -85,7 +85,7 @@ fn is_denied(result: Result<(), tokio_postgres::Error>, what: &str) {
 }
 
 #[test]
-fn nobody_may_publish_whom_init_was_not_told_of() {
+fn only_roles_named_in_init_may_publish() {
     for major in [14, 18] {
         let scene =
             Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
@@ -121,7 +121,7 @@ fn nobody_may_publish_whom_init_was_not_told_of() {
 }
 
 #[test]
-fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
+fn earlier_privileges_remain_and_are_reported_by_check() {
     let scene = as_messages();
     let (_roles, [shop]) = Roles::new(&scene, ["shop"]);
     // A role with the right to grant may have done this.
@@ -151,7 +151,7 @@ fn rights_that_were_given_before_stay_and_are_told_by_the_check() {
 }
 
 #[test]
-fn functions_that_somebody_planted_in_the_search_path_are_not_called() {
+fn functions_planted_in_the_search_path_are_not_called() {
     for major in [14, 18] {
         let scene =
             Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());

@@ -238,7 +238,7 @@ fn filter_that_would_crash_the_server_is_not_evaluated() {
 }
 
 #[test]
-fn filters_of_what_postgresql_consists_of_are_accepted() {
+fn accepts_filters_that_use_only_built_in_objects() {
     for major in MAJORS.into_iter().filter(|major| *major >= 15) {
         let shop = Shop::new(Outbox::Table, major);
         let publication = shop.scene.slot();

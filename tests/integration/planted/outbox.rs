@@ -399,7 +399,7 @@ fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
 
 /// Both numbers in the comment are public.
 #[test]
-fn comment_makes_no_partition_of_a_table_of_somebody_else() {
+fn comment_does_not_turn_a_foreign_table_into_a_partition() {
     let shop = Shop::new(Outbox::Table, MAJOR);
     let scene = &shop.scene;
     let aggregate = scene.aggregate(1);

@@ -210,7 +210,7 @@ fn schemas_that_swap_names_never_get_code_run(major: u32) {
 /// A schema that is absent when Walpost's objects are examined, and exists when one of them is
 /// called.
 #[test]
-fn schema_walpost_that_comes_and_goes_is_never_used() {
+fn schema_walpost_that_appears_temporarily_is_never_used() {
     for major in [14, 17] {
         let shop = Shop::bare(Outbox::Table, major);
         shop.scene.db.run(

@@ -192,7 +192,7 @@ fn role_that_others_can_act_as_is_warned_of() {
 
 /// For servers where the DBA is not a superuser, such as managed services.
 #[test]
-fn what_the_role_that_may_make_roles_owns_is_used() {
+fn accepts_objects_owned_by_a_role_with_createrole() {
     for major in MAJORS {
         let shop = Shop::bare(Outbox::Table, major);
         let (name, dba) = (&shop.scene.name, format!("{}_dba", shop.scene.name));

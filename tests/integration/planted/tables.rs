@@ -35,7 +35,7 @@ impl Shop {
 }
 
 #[test]
-fn function_and_table_that_serve_all_outboxes_are_nobodys_who_owns_one() {
+fn rejects_shared_objects_owned_by_an_outbox_owner() {
     for major in [14, 18] {
         let shop = Shop::of_tenants(major);
         let (db, mallory) = (&shop.scene.db, &shop.mallory);

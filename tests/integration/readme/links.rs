@@ -93,7 +93,7 @@ fn readme_is_short_and_leads_to_every_page() {
 }
 
 #[test]
-fn package_has_what_the_readme_leads_to_and_no_tests() {
+fn package_contains_files_linked_from_the_readme_and_no_tests() {
     let output = Command::new(env!("CARGO"))
         .args(["package", "--list", "--allow-dirty", "--offline"])
         .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -120,7 +120,7 @@ fn package_has_what_the_readme_leads_to_and_no_tests() {
 }
 
 #[test]
-fn each_page_opens_with_what_it_is_for_and_links_back() {
+fn each_page_begins_with_its_purpose_and_links_back() {
     for page in documents()
         .iter()
         .filter(|page| page.path.starts_with("docs/"))

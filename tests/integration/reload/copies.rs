@@ -240,7 +240,7 @@ fn renamed_pipeline_delivers_nothing_again_after_the_server_has_crashed() {
 /// The journal records the events that the earlier slot had not delivered, which include the rest
 /// of the copy.
 #[test]
-fn slot_that_is_made_anew_amid_a_copy_has_the_rows_replayed() {
+fn slot_re_created_during_a_copy_has_the_rows_replayed() {
     let (scene, aggregate) = filled(TABLE, ROWS, false);
     scene.kill(start_and_copy_some(&scene));
     assert!(scene.records().len() < ROWS, "the copy has to be under way");

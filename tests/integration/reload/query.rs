@@ -97,7 +97,7 @@ fn pipelines_come_and_go_with_the_rows_and_the_others_do_not_notice() {
 }
 
 #[test]
-fn source_that_is_broken_changes_nothing_and_is_told() {
+fn broken_source_is_reported_and_changes_nothing() {
     let [one, other, in_file] = [Scene::new(), Scene::new(), Scene::new()];
     let shards = Shards::new();
     shards.add(&one);
@@ -334,7 +334,7 @@ fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
 }
 
 #[test]
-fn value_of_a_row_that_changes_what_surrounds_it_is_refused() {
+fn rejects_row_values_that_change_the_surrounding_setting() {
     const WITH_TABLES: &str = "postgres = 'postgresql://postgres@{host}:{port}/{dbname}'\ntables = ['{schema}.outbox']\n\
         topic = '{source.tenant}.{aggregatetype}'\nkafka = { 'bootstrap.servers' = '{brokers}' }";
     const WITH_URL: &str = "postgres = '{host}'";

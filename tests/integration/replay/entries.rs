@@ -213,7 +213,7 @@ fn entry_of_another_role_changes_nothing_about_a_replay() {
 }
 
 #[test]
-fn replay_that_another_role_began_is_shown_and_not_resumed_unasked() {
+fn replay_started_by_another_role_is_resumed_only_on_confirmation() {
     let scene = Scene::new();
     let walpost_role = walpost_role(&scene);
     let aggregate = scene.aggregate(1);
@@ -232,7 +232,7 @@ fn replay_that_another_role_began_is_shown_and_not_resumed_unasked() {
 }
 
 #[test]
-fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table() {
+fn resumed_replay_compares_the_journal_with_settings_and_table() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");
@@ -277,7 +277,7 @@ fn what_the_journal_has_of_a_replay_is_compared_with_the_settings_and_the_table(
 }
 
 #[test]
-fn replay_with_a_condition_goes_on_when_the_condition_is_given_again() {
+fn resumes_a_replay_if_its_condition_is_given_again() {
     let scene = Scene::new();
     let walpost_role = walpost_role(&scene);
     let aggregate = scene.aggregate(1);

@@ -15,7 +15,7 @@ fn refused(scene: &Scene, invocation: Invocation, code: i32, texts: &[&str]) -> 
 }
 
 #[test]
-fn what_can_not_be_sent_again_is_refused_and_nothing_is_sent() {
+fn rejects_replays_that_are_not_possible_and_sends_nothing() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     scene.insert(&aggregate, "k");

@@ -208,7 +208,7 @@ fn two_that_keep_the_same_table_do_not_meet() {
 }
 
 #[test]
-fn retention_of_the_file_is_used_beside_exactly_once() {
+fn retention_from_the_file_works_with_exactly_once() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let text = format!(
         "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\ndelivery = \"exactly-once\"\nretention = \"1h\"\npartitions_ahead = 3\n",

@@ -10,7 +10,7 @@ use crate::support::wait::{assert_stays, wait_until};
 
 /// According to the new slot's position, everything is delivered.
 #[test]
-fn what_went_with_a_dropped_slot_is_kept_until_it_is_sent_again() {
+fn retention_keeps_rows_lost_with_a_dropped_slot_until_replayed() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
     insert_old(&scene, &aggregate, "dropped");

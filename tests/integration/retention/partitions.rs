@@ -79,7 +79,7 @@ fn partition_that_is_delivered_and_old_is_dropped() {
 }
 
 #[test]
-fn what_is_not_delivered_is_neither_detached_nor_dropped() {
+fn undelivered_partitions_are_neither_detached_nor_dropped() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
     // Before a pass can find the partition empty.
@@ -161,7 +161,7 @@ fn transaction_that_can_still_insert_into_a_partition_holds_it() {
 }
 
 #[test]
-fn dry_run_says_what_would_be_done_and_changes_nothing() {
+fn dry_run_reports_the_steps_and_changes_nothing() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let before = tables(&scene);
     let finished = maintain(&scene, &["--retention", "1s", "--dry-run"]).expect_code(0);
@@ -174,7 +174,7 @@ fn dry_run_says_what_would_be_done_and_changes_nothing() {
 }
 
 #[test]
-fn comment_of_a_partition_stays_beside_the_mark() {
+fn comment_of_a_partition_is_kept_with_the_mark() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     scene
         .db
@@ -191,7 +191,7 @@ fn comment_of_a_partition_stays_beside_the_mark() {
 }
 
 #[test]
-fn names_that_need_quotes_are_no_trouble() {
+fn accepts_names_that_must_be_quoted() {
     let scene = Scene::bare();
     scene.db.run(&format!(
         "CREATE SCHEMA \"My 'Shop\"; CREATE TABLE \"My 'Shop\".\"order\" ({COLUMNS}) PARTITION BY RANGE (created_at);

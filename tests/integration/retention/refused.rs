@@ -99,7 +99,7 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
 }
 
 #[test]
-fn role_without_the_rights_is_told_the_statement_that_grants_them() {
+fn missing_privileges_error_names_the_statement_that_grants_them() {
     let scene = Scene::bare();
     scene.init().arg("--partitioned").finish().expect_code(0);
     let (owner, role) = (

@@ -7,7 +7,7 @@ use crate::support::postgres::{MAJOR, Server};
 use crate::support::wait::wait_until;
 
 #[test]
-fn slot_that_was_made_anew_begins_the_retention_anew() {
+fn re_created_slot_restarts_the_retention() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
     insert_old(&scene, &aggregate, "lost with the slot");
@@ -48,7 +48,7 @@ fn slot_that_was_made_anew_begins_the_retention_anew() {
 /// Something other than Walpost re-creates the slot, so the position of the new slot does not show
 /// what was delivered.
 #[test]
-fn slot_that_another_has_made_anew_removes_nothing_that_was_lost_with_it() {
+fn retention_keeps_rows_lost_with_a_slot_re_created_elsewhere() {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "k");

@@ -132,7 +132,7 @@ fn postgresql_that_stops_amid_the_copy_stops_in_seconds(exactly_once: bool) {
 }
 
 #[test]
-fn exactly_once_that_is_killed_goes_on_behind_the_last_row() {
+fn exactly_once_resumes_after_the_last_row_when_killed() {
     let columns = "aggregatetype text, aggregateid text, type text, payload jsonb";
     for key in [
         "id uuid PRIMARY KEY".to_owned(),

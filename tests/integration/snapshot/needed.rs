@@ -96,7 +96,7 @@ fn every_pipeline_has_its_own() {
 }
 
 #[test]
-fn without_a_journal_nobody_knows_and_it_halts() {
+fn halts_without_a_journal() {
     let by_hand = |scene: &Scene<'_>| {
         let slot = scene.slot();
         scene.db.run(&format!(

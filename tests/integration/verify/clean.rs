@@ -57,7 +57,7 @@ fn leader_that_lags_hides_no_records() {
 }
 
 #[test]
-fn what_is_sent_again_after_a_crash_is_repeated_and_in_order() {
+fn events_repeated_after_a_crash_are_in_order() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(2);
     let mut walpost = scene.start();
@@ -76,7 +76,7 @@ fn what_is_sent_again_after_a_crash_is_repeated_and_in_order() {
 }
 
 #[test]
-fn what_is_sent_again_on_purpose_is_counted_apart() {
+fn replayed_events_are_counted_separately() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let ids = insert_rows(&scene, &aggregate, &["a", "b"]);

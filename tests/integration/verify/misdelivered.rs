@@ -150,7 +150,7 @@ fn record_in_another_topic_or_with_another_key_is_misplaced() {
 }
 
 #[test]
-fn stranger_is_counted_and_an_error_only_where_that_is_asked() {
+fn unexpected_record_is_counted_and_an_error_only_on_request() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "a");

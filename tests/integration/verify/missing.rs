@@ -15,7 +15,7 @@ use crate::support::scene::Scene;
 use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
 #[test]
-fn rows_that_nobody_delivered_are_missing() {
+fn undelivered_rows_are_reported_missing() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(2);
     scene

@@ -5,7 +5,7 @@ use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
 #[test]
-fn what_can_not_be_done_is_said_and_no_server_is_asked() {
+fn impossible_requests_are_rejected_without_querying_a_server() {
     let nowhere = [
         "verify",
         "--postgres",
@@ -44,7 +44,7 @@ fn what_can_not_be_done_is_said_and_no_server_is_asked() {
 }
 
 #[test]
-fn what_the_table_has_not_is_said() {
+fn reports_columns_that_the_table_lacks() {
     let scene = Scene::bare();
     scene.verify().finish().expect_code(3).expect_mentions(&[
         "public.outbox",
