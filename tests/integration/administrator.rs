@@ -10,12 +10,12 @@ use crate::support::walpost::{Finished, Invocation};
 
 /// Two pipelines in one file, each with its own database. The role in their connection strings does
 /// not exist, to prove that it is not used.
-struct Two {
+struct TwoPipelines {
     scenes: [Scene<'static>; 2],
     file: PathBuf,
 }
 
-impl Two {
+impl TwoPipelines {
     fn new() -> Self {
         let two = Self {
             scenes: [Scene::bare(), Scene::bare()],
@@ -46,7 +46,7 @@ impl Two {
 
     /// Returns which of the two pipelines have a publication and a slot. Asserts that each database
     /// contains only those of its own pipeline.
-    fn made(&self) -> [bool; 2] {
+    fn created(&self) -> [bool; 2] {
         self.scenes.each_ref().map(|scene| {
             let found = scene.db.rows(
                 "SELECT pubname::text FROM pg_publication UNION ALL
@@ -59,7 +59,7 @@ impl Two {
     }
 
     /// Asserts that a line of the log contains both the text and the name of the pipeline.
-    fn expect_of(&self, finished: &Finished, which: usize, text: &str) {
+    fn expect_for(&self, finished: &Finished, which: usize, text: &str) {
         let name = &self.scenes[which].name;
         let is_of = |line: &str| line.contains(text) && line.contains(name.as_str());
         assert!(
@@ -71,11 +71,11 @@ impl Two {
 
 #[test]
 fn one_administrator_provisions_each_pipeline_in_its_own_database() {
-    let two = Two::new();
+    let two = TwoPipelines::new();
     let done = two.init_as_postgres().finish().expect_code(0);
-    assert_eq!(two.made(), [true, true]);
+    assert_eq!(two.created(), [true, true]);
     for which in [0, 1] {
-        two.expect_of(&done, which, "ready");
+        two.expect_for(&done, which, "ready");
     }
     two.init_as_postgres().finish().expect_code(0);
     let none = "SELECT count(*) FROM pg_namespace WHERE nspname = 'walpost'";
@@ -85,7 +85,7 @@ fn one_administrator_provisions_each_pipeline_in_its_own_database() {
 
 #[test]
 fn administrator_can_be_named_by_the_variables_of_libpq() {
-    let two = Two::new();
+    let two = TwoPipelines::new();
     let server = two.scenes[0].server;
     let init = two
         .init()
@@ -95,49 +95,49 @@ fn administrator_can_be_named_by_the_variables_of_libpq() {
         .env("PGUSER", "postgres")
         .env("PGDATABASE", "postgres");
     init.finish().expect_code(0);
-    assert_eq!(two.made(), [true, true]);
+    assert_eq!(two.created(), [true, true]);
 }
 
 #[test]
 fn pipelines_that_are_named_are_made_and_no_other() {
-    let two = Two::new();
+    let two = TwoPipelines::new();
     let name = &two.scenes[1].name;
     // With only one pipeline, the connection string is used unchanged, including its database.
     two.init()
         .args(["--pipeline", name, "--postgres", &two.scenes[1].conninfo()])
         .finish()
         .expect_code(0);
-    assert_eq!(two.made(), [false, true]);
+    assert_eq!(two.created(), [false, true]);
     let both = two.scenes.each_ref().map(|scene| scene.name.clone());
     let init = two.init_as_postgres().args(["--pipeline", &both.join(",")]);
     init.finish().expect_code(0);
-    assert_eq!(two.made(), [true, true]);
+    assert_eq!(two.created(), [true, true]);
 }
 
 #[test]
 fn pipeline_that_fails_is_named_and_the_others_are_made() {
-    let two = Two::new();
+    let two = TwoPipelines::new();
     let [first, second] = two.scenes.each_ref().map(Scene::conninfo);
     let lacking = first.replace(&two.scenes[0].name, "not_there");
     two.write([lacking, second.clone()]);
     let failed = two.init_as_postgres().finish().expect_code(3);
-    two.expect_of(&failed, 0, "not_there");
-    two.expect_of(&failed, 1, "ready");
-    assert_eq!(two.made(), [false, true]);
+    two.expect_for(&failed, 0, "not_there");
+    two.expect_for(&failed, 1, "ready");
+    assert_eq!(two.created(), [false, true]);
     two.write([first, second]);
     two.init_as_postgres().finish().expect_code(0);
-    assert_eq!(two.made(), [true, true]);
+    assert_eq!(two.created(), [true, true]);
 }
 
 #[test]
 fn pipelines_of_another_server_are_refused() {
-    let two = Two::new();
+    let two = TwoPipelines::new();
     let [first, second] = two.scenes.each_ref().map(Scene::conninfo);
     let elsewhere = second.replace("host=", "host=/elsewhere");
     two.write([first, elsewhere]);
     let refused = two.init_as_postgres().finish().expect_code(2);
     refused.expect_mentions(&["are on different servers", "--pipeline"]);
-    assert_eq!(two.made(), [false, false]);
+    assert_eq!(two.created(), [false, false]);
     // A flag that applies to only one pipeline is still rejected.
     let table = two.init_as_postgres().args(["--table", "public.other"]);
     table
@@ -148,13 +148,13 @@ fn pipelines_of_another_server_are_refused() {
 
 #[test]
 fn printed_statements_of_several_pipelines_go_to_the_database_of_each() {
-    let two = Two::new();
+    let two = TwoPipelines::new();
     let printed = two.init_as_postgres().arg("--print").finish();
     let printed = printed.expect_code(0).stdout;
-    assert_eq!(two.made(), [false, false]);
+    assert_eq!(two.created(), [false, false]);
     let file = two.file.with_extension("sql");
     fs::write(&file, printed).unwrap();
     // The database in which the script starts does not matter.
     psql(&two.scenes[1], &file);
-    assert_eq!(two.made(), [true, true]);
+    assert_eq!(two.created(), [true, true]);
 }

@@ -27,9 +27,9 @@ in_both_modes! {
 pub(crate) const DROP_SLOT: [&str; 4] =
     ["--wal-budget-max", "1", "--wal-budget-on-max", "drop-slot"];
 
-const WARNS: &str = "the slot retains more WAL than wal_budget.warn";
-const HOLDS: &str = "the slot retains more WAL than wal_budget.max, and it is held";
-const WITHIN: &str = "the slot is within its WAL budget again";
+const WARN_MESSAGE: &str = "the slot retains more WAL than wal_budget.warn";
+const HOLD_MESSAGE: &str = "the slot retains more WAL than wal_budget.max, and it is held";
+const RECOVERED_MESSAGE: &str = "the slot is within its WAL budget again";
 
 /// Prepares `walpost run` with the scene's slot and the given brokers.
 fn with_brokers(scene: &Scene, brokers: &str, arguments: &[&str]) -> Invocation {
@@ -128,14 +128,14 @@ fn exceeded_wal_warning_is_logged_once_and_when_it_ends() {
     open.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "k")));
     scene.write_other_wal(6);
     scene.wait_until_confirmed();
-    walpost.wait_for_log(WARNS);
+    walpost.wait_for_log(WARN_MESSAGE);
     open.run("COMMIT");
     wait_until("its end", || {
         scene.db.run("CHECKPOINT");
-        walpost.logged(WITHIN) > 0
+        walpost.logged(RECOVERED_MESSAGE) > 0
     });
-    assert_eq!(walpost.logged(WARNS), 1, "{}", walpost.log());
-    assert_eq!(walpost.logged(WITHIN), 1, "{}", walpost.log());
+    assert_eq!(walpost.logged(WARN_MESSAGE), 1, "{}", walpost.log());
+    assert_eq!(walpost.logged(RECOVERED_MESSAGE), 1, "{}", walpost.log());
     walpost.wait_for_log("pg_stat_activity");
     scene.settle(walpost, &[], Resends::Never);
 }
@@ -152,7 +152,7 @@ fn slot_that_is_held_beyond_the_maximum_has_everything_when_kafka_is_back() {
     kafka.set_mode(ProxyMode::Refuse);
     scene.insert(&aggregate, "k");
     scene.write_other_wal(3);
-    let told = walpost.wait_for_log(HOLDS);
+    let told = walpost.wait_for_log(HOLD_MESSAGE);
     for word in [
         "ERROR",
         "walpost skip",
@@ -547,7 +547,7 @@ fn rejects_impossible_settings() {
 fn outbox_of_messages_is_warned_of_and_held() {
     let scene = Scene::with_outbox(Outbox::Messages);
     let mut walpost = without_kafka(&scene, &["--wal-budget-max", "1"]).start();
-    walpost.wait_for_log(HOLDS);
+    walpost.wait_for_log(HOLD_MESSAGE);
     assert!(slot_is_there(&scene));
     walpost.terminate().expect_code(0);
 }

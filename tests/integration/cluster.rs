@@ -6,7 +6,7 @@ use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle, wait_for_transactions};
 use crate::support::wait::wait_until;
 
-const SOME: usize = 40;
+const TRANSACTIONS: usize = 40;
 
 /// Waits until everything committed so far is confirmed.
 fn wait_for_progress(streams: &[UnderLoad]) {
@@ -24,7 +24,7 @@ fn loses_nothing_when_the_leader_is_killed_under_load() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     let topic = first_topic(&streams);
-    wait_for_transactions(&streams, SOME);
+    wait_for_transactions(&streams, TRANSACTIONS);
     cluster.leader(&topic).kill();
     wait_for_progress(&streams);
     cluster.start_all();
@@ -38,13 +38,13 @@ fn loses_nothing_when_a_leader_is_frozen_until_another_is_elected() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     let topic = first_topic(&streams);
-    wait_for_transactions(&streams, SOME);
+    wait_for_transactions(&streams, TRANSACTIONS);
     let zombie = cluster.leader(&topic);
     zombie.freeze();
     wait_until("another leader", || {
         cluster.leader(&topic).id() != zombie.id()
     });
-    wait_for_transactions(&streams, SOME);
+    wait_for_transactions(&streams, TRANSACTIONS);
     zombie.thaw();
     wait_for_progress(&streams);
     cluster.wait_until_in_sync();
@@ -65,7 +65,7 @@ fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
         UnderLoad::start(scene, &conninfo, &patience, &[("min.insync.replicas", "3")])
     });
     let topic = first_topic(&streams);
-    wait_for_transactions(&streams, SOME);
+    wait_for_transactions(&streams, TRANSACTIONS);
     let leader = cluster.leader(&topic);
     let log_before = leader.log().len();
     let nodes = cluster.nodes().iter();
@@ -77,7 +77,7 @@ fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
         for stream in &streams {
             wait_until("nothing to be confirmed any more", || {
                 let confirmed = stream.scene.confirmed();
-                stream.wait_for_transactions(SOME);
+                stream.wait_for_transactions(TRANSACTIONS);
                 stream.scene.confirmed() == confirmed
             });
         }
@@ -91,7 +91,7 @@ fn loses_nothing_during_a_rolling_restart_under_load() {
     let cluster = Cluster::shared();
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), cluster.any_node());
     for node in cluster.nodes() {
-        wait_for_transactions(&streams, SOME);
+        wait_for_transactions(&streams, TRANSACTIONS);
         node.stop();
         wait_for_progress(&streams);
         cluster.start_all();

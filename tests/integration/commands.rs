@@ -166,14 +166,18 @@ fn check_ends_soon_where_no_broker_answers() {
 /// The kernel gives sockets of this process the same buffer size as those of the server.
 #[test]
 fn check_reports_a_small_socket_buffer_to_a_local_server() {
-    const ENOUGH: usize = 4 << 20;
+    const SUFFICIENT_BUFFER_BYTES: usize = 4 << 20;
     let (socket, _other) = UnixStream::pair().unwrap();
     let bytes = socket2::SockRef::from(&socket).send_buffer_size().unwrap();
     let scene = Scene::new();
     let told = format!("takes {bytes} bytes");
     let check = scene.check().finish().expect_code(0);
-    assert_eq!(check.stdout.contains(&told), bytes < ENOUGH, "{check:?}");
-    if bytes < ENOUGH {
+    assert_eq!(
+        check.stdout.contains(&told),
+        bytes < SUFFICIENT_BUFFER_BYTES,
+        "{check:?}"
+    );
+    if bytes < SUFFICIENT_BUFFER_BYTES {
         check.expect_mentions(&["sysctl -w net.core.wmem_default=4194304"]);
     }
     let over_tcp = scene

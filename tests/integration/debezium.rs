@@ -25,8 +25,8 @@ use crate::support::walpost::{Invocation, Walpost};
 const PARTITIONS: i32 = 3;
 const WRITERS: usize = 3;
 /// Number of transactions while both deliver, and after each step of the switch-over.
-const SIDE_BY_SIDE: usize = 300;
-const STEP: usize = 30;
+const CONCURRENT_TRANSACTIONS: usize = 300;
+const TRANSACTIONS_PER_STEP: usize = 30;
 
 /// A table as in Debezium's documentation, with columns that users often add, and a function that
 /// writes events with many kinds of payloads.
@@ -72,7 +72,7 @@ fn variants() -> [(&'static str, Value); 3] {
 }
 
 /// A connector, and the Walpost configuration that replaces it.
-struct Moved<'s> {
+struct Migration<'s> {
     scene: &'s Scene<'static>,
     connect: &'s Connect,
     name: String,
@@ -80,7 +80,7 @@ struct Moved<'s> {
     folder: PathBuf,
 }
 
-impl<'s> Moved<'s> {
+impl<'s> Migration<'s> {
     /// Imports the configuration of the connector.
     fn import(scene: &'s Scene<'static>, connect: &'s Connect, name: &str) -> Self {
         let folder = reaper::folder("moved");
@@ -249,7 +249,7 @@ fn in_common(record: &Record) -> Value {
 type Compared = (Value, Option<i64>);
 
 /// Asserts that both programs have written the same records to each partition in the same order.
-fn expect_equal(moved: &Moved<'_>, has_timestamps: bool) {
+fn expect_equal(moved: &Migration<'_>, has_timestamps: bool) {
     let by_partition = |of| {
         let mut found: HashMap<(usize, i32), Vec<Compared>> = HashMap::new();
         for (number, topic) in moved.topics(of).into_iter().enumerate() {
@@ -274,11 +274,11 @@ fn expect_equal(moved: &Moved<'_>, has_timestamps: bool) {
 
 /// Runs the steps at the end of the file in order, and returns the Walpost process that has taken
 /// over.
-fn switch_over(moved: &Moved<'_>, wait_for_transactions: &dyn Fn(usize)) -> Walpost {
+fn switch_over(moved: &Migration<'_>, wait_for_transactions: &dyn Fn(usize)) -> Walpost {
     let mut walpost = None;
     let mut done = Vec::new();
     for line in moved.commands() {
-        wait_for_transactions(STEP);
+        wait_for_transactions(TRANSACTIONS_PER_STEP);
         if line.contains("walpost run") {
             walpost = Some(moved.run());
             done.push("run");
@@ -358,7 +358,7 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         (name, config)
     });
     let connect = Connect::start(Broker::shared(), &connectors);
-    let moved = connectors.map(|(name, _)| Moved::import(&scene, &connect, &name));
+    let moved = connectors.map(|(name, _)| Migration::import(&scene, &connect, &name));
     let [plain, expanded, replaced] = &moved;
     let streaming =
         "SELECT count(*) FROM pg_replication_slots WHERE active AND slot_name LIKE 'debezium_%'
@@ -377,7 +377,7 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         moved.run()
     });
     let successor = under_load(&scene, |wait_for_transactions| {
-        wait_for_transactions(SIDE_BY_SIDE);
+        wait_for_transactions(CONCURRENT_TRANSACTIONS);
         switch_over(replaced, wait_for_transactions)
     });
 

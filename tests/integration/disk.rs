@@ -9,20 +9,20 @@ use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle, wait_for_transactions};
 use crate::support::wait::wait_until;
 
-const SOME: usize = 40;
+const TRANSACTIONS: usize = 40;
 
 #[test]
 fn delivers_everything_after_a_full_broker_disk_gets_space() {
     let disk = Disk::new(256);
     let broker = Broker::on_disk(&disk);
     let streams = UnderLoad::in_both_modes(Server::shared(MAJOR), &broker);
-    wait_for_transactions(&streams, SOME);
+    wait_for_transactions(&streams, TRANSACTIONS);
     disk.fill();
     wait_until("the broker to give up", || !broker.is_running());
-    wait_for_transactions(&streams, SOME);
+    wait_for_transactions(&streams, TRANSACTIONS);
     disk.make_room();
     broker.start();
-    wait_for_transactions(&streams, SOME);
+    wait_for_transactions(&streams, TRANSACTIONS);
     settle(streams, 1);
 }
 
@@ -31,7 +31,7 @@ fn resumes_after_a_full_wal_disk_gets_space() {
     let disk = Disk::new(256);
     let server = Server::on_disk(&disk, "pg_wal", MAJOR, "");
     let mut streams = UnderLoad::in_both_modes(&server, Broker::shared());
-    wait_for_transactions(&streams, SOME);
+    wait_for_transactions(&streams, TRANSACTIONS);
     disk.fill();
     // There is no space for the next segment.
     let _ = server.session("postgres").try_run("SELECT pg_switch_wal()");
@@ -49,7 +49,7 @@ fn resumes_after_a_full_wal_disk_gets_space() {
     for stream in &mut streams {
         stream.walpost.wait_for_logs("streaming", 2);
         stream.scene.reconnect();
-        stream.wait_for_transactions(SOME);
+        stream.wait_for_transactions(TRANSACTIONS);
     }
     settle(streams, 2);
 }

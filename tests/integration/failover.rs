@@ -10,15 +10,15 @@ use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle};
 use crate::support::wait::{WAIT_TIMEOUT, poll_until, wait_until};
 
-const SOME: usize = 40;
+const TRANSACTIONS: usize = 40;
 
 /// The slot through which the standby streams.
 const STANDBY: &str = "standby";
 
 /// A setting of the primary that makes logical walsenders wait for the standby.
-const WAITS_FOR_STANDBY: &str = "synchronized_standby_slots = 'standby'\n";
+const WAIT_FOR_STANDBY: &str = "synchronized_standby_slots = 'standby'\n";
 
-const OF_STANDBY: &str = "hot_standby_feedback = on
+const STANDBY_SETTINGS: &str = "hot_standby_feedback = on
 sync_replication_slots = on
 synchronized_standby_slots = ''
 ";
@@ -82,33 +82,37 @@ fn start<'a>(primary: &'a Server, standby: &Server, scenes: [Scene<'a>; 2]) -> [
             scene.name
         );
         let stream = UnderLoad::start(scene, &conninfo, &[], &[]);
-        stream.wait_for_transactions(SOME);
+        stream.wait_for_transactions(TRANSACTIONS);
         stream
     })
 }
 
 /// Continues on the standby, which is now the primary.
-fn go_on<'a>(streams: &mut [UnderLoad<'a>; 2], standby: &'a Server, lost: [HashSet<String>; 2]) {
+fn resume_on_standby<'a>(
+    streams: &mut [UnderLoad<'a>; 2],
+    standby: &'a Server,
+    lost: [HashSet<String>; 2],
+) {
     for (stream, lost) in streams.iter_mut().zip(lost) {
         stream.scene.fail_over(standby, lost);
         stream.start_load();
     }
     for stream in streams {
         stream.walpost.wait_for_logs("streaming", 2);
-        stream.wait_for_transactions(SOME);
+        stream.wait_for_transactions(TRANSACTIONS);
     }
 }
 
 /// Tests that the standby has every event that Walpost has published, however the primary stops.
 fn standby_is_promoted(major: u32, end: Stop) {
-    let primary = Server::private(major, WAITS_FOR_STANDBY);
+    let primary = Server::private(major, WAIT_FOR_STANDBY);
     let scenes = scenes(&primary);
-    let standby = primary.standby(STANDBY, OF_STANDBY);
+    let standby = primary.standby(STANDBY, STANDBY_SETTINGS);
     let mut streams = start(&primary, &standby, scenes);
     primary.stop(end);
     streams.iter_mut().for_each(UnderLoad::stop_load);
     standby.promote();
-    go_on(&mut streams, &standby, Default::default());
+    resume_on_standby(&mut streams, &standby, Default::default());
     for stream in &streams {
         assert_eq!(stream.walpost.logged("never happened"), 0);
     }
@@ -137,7 +141,7 @@ fn ids(stream: &UnderLoad) -> HashSet<String> {
 fn detects_a_promoted_standby_that_lacks_published_events() {
     let primary = Server::private(18, "");
     let scenes = scenes(&primary);
-    let standby = primary.standby(STANDBY, OF_STANDBY);
+    let standby = primary.standby(STANDBY, STANDBY_SETTINGS);
     let mut streams = start(&primary, &standby, scenes);
     let session = standby.session("postgres");
     session.run("ALTER SYSTEM SET primary_conninfo = ''");
@@ -146,7 +150,7 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
         session.number("SELECT count(*) FROM pg_stat_wal_receiver") == 0
     });
     for stream in &mut streams {
-        stream.wait_for_transactions(SOME);
+        stream.wait_for_transactions(TRANSACTIONS);
         stream.stop_load();
         stream.scene.wait_until_confirmed();
     }
@@ -158,9 +162,12 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
     }
     let after = streams.each_ref().map(ids);
     let lost = [&before[0] - &after[0], &before[1] - &after[1]];
-    assert!(lost.iter().all(|lost| lost.len() >= SOME), "{lost:?}");
+    assert!(
+        lost.iter().all(|lost| lost.len() >= TRANSACTIONS),
+        "{lost:?}"
+    );
     let phantoms = lost[1].clone();
-    go_on(&mut streams, &standby, lost);
+    resume_on_standby(&mut streams, &standby, lost);
 
     let [at_least_once, exactly_once] = &mut streams;
     let said = at_least_once
@@ -193,7 +200,7 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
 fn standby_is_waited_for_until_it_is_promoted() {
     let primary = Server::private(18, "");
     let scenes = scenes(&primary);
-    let standby = primary.standby(STANDBY, OF_STANDBY);
+    let standby = primary.standby(STANDBY, STANDBY_SETTINGS);
     wait_for_slots(&standby);
     let mut scenes = scenes;
     let mut running = Vec::new();

@@ -142,7 +142,7 @@ fn standby_instance_fences_no_producer_while_another_has_the_slot() {
 
 /// Starts a reader of the slot that identifies itself as a program other than Walpost, confirms
 /// what it has read, and records no positions.
-fn start_stranger(scene: &Scene) -> Walpost {
+fn start_other_reader(scene: &Scene) -> Walpost {
     scene
         .db
         .run("ALTER TABLE walpost.slot_state RENAME TO hidden");
@@ -166,7 +166,7 @@ in_both_modes! {
 fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
     let scene = Scene::new();
     let aggregate = scene.aggregate(1);
-    let stranger = start_stranger(&scene);
+    let stranger = start_other_reader(&scene);
     let pid = scene.db.number(&format!(
         "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
         scene.slot()
@@ -222,7 +222,7 @@ fn what_something_else_has_read_is_not_passed_over(exactly_once: bool) {
     walpost.freeze();
     wait_until("a walsender to end", || scene.end_walsender());
     wait_until("the slot to be free", || !scene.slot_is_active());
-    let stranger = start_stranger(&scene);
+    let stranger = start_other_reader(&scene);
     scene.insert(&aggregate, "read by something else");
     scene.wait_until_confirmed();
     walpost.thaw();

@@ -15,7 +15,7 @@ mod readiness;
 const ANY_PORT: [&str; 2] = ["--http", "127.0.0.1:0"];
 
 /// The timeout of the probes in the manifests.
-const PROBE: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends a probe like the kubelet's, on a new connection and with a longer timeout, and returns the
 /// response.

@@ -30,7 +30,7 @@ fn is_control(c: char) -> bool {
 }
 
 /// Returns a description of the control characters and forged lines in the text, if there are any.
-fn wild(text: &str) -> Option<String> {
+fn unescaped_control(text: &str) -> Option<String> {
     let found: Vec<_> = text
         .chars()
         .filter(|c| *c != '\n' && is_control(*c))
@@ -39,8 +39,8 @@ fn wild(text: &str) -> Option<String> {
     (forged || !found.is_empty()).then(|| format!("{found:?}, forged: {forged}, in {text:?}"))
 }
 
-fn expect_tame(what: &str, text: &str) {
-    let found = wild(text);
+fn expect_escaped(what: &str, text: &str) {
+    let found = unescaped_control(text);
     assert!(found.is_none(), "{what}: {found:?}");
 }
 
@@ -49,15 +49,15 @@ fn expect_tame(what: &str, text: &str) {
 struct Findings(Vec<String>);
 
 impl Findings {
-    fn look(&mut self, what: &str, text: &str) {
-        let found = wild(text);
+    fn check_text(&mut self, what: &str, text: &str) {
+        let found = unescaped_control(text);
         self.0.extend(found.map(|found| format!("{what}: {found}")));
     }
 
     /// Checks that everything printed is escaped, and that the malicious text is in it.
-    fn look_at(&mut self, what: &str, finished: &Finished) {
-        self.look(what, &finished.stdout);
-        self.look(what, &finished.stderr);
+    fn check_output(&mut self, what: &str, finished: &Finished) {
+        self.check_text(what, &finished.stdout);
+        self.check_text(what, &finished.stderr);
         let said = format!("{}{}", finished.stdout, finished.stderr);
         // Escaped text contains it in this form; JSON uses four digits.
         if !said.contains(FORGED) || !said.contains("1b") {
@@ -73,7 +73,7 @@ impl Findings {
 /// Asserts that everything printed is escaped, and that the malicious text is in it.
 fn expect_shown_tame(what: &str, finished: &Finished) {
     let mut findings = Findings::default();
-    findings.look_at(what, finished);
+    findings.check_output(what, finished);
     findings.expect_none();
 }
 
@@ -171,7 +171,7 @@ fn every_command_escapes_server_errors() {
             let finished = run.finish();
             assert_ne!(finished.code, Some(0), "{command:?}");
             let what = format!("{command:?} {format}");
-            findings.look_at(&what, &finished);
+            findings.check_output(&what, &finished);
             if command.contains(&"--json") && !finished.stdout.is_empty() {
                 serde_json::from_str::<Value>(&finished.stdout).expect("one JSON document");
             }
@@ -202,9 +202,9 @@ fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
         answer.body.contains(FORGED).then_some(answer)
     });
     assert_eq!(ready.body.lines().count(), 1, "{ready:?}");
-    expect_tame("/readyz", &ready.body);
+    expect_escaped("/readyz", &ready.body);
     for path in ["/status", "/history", "/metrics"] {
-        expect_tame(path, &http.get(path).body);
+        expect_escaped(path, &http.get(path).body);
     }
     let error = http.pipeline()["last_error"]["message"].clone();
     assert!(
@@ -219,7 +219,7 @@ fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
             let (name, _) = line.split_once('=').unwrap_or((line, ""));
             assert!(["STATUS", "READY"].contains(&name), "{text:?}");
         }
-        expect_tame("systemd", &text);
+        expect_escaped("systemd", &text);
         text.contains("MAINPID").then_some(text)
     });
     assert!(told.contains("STATUS="), "{told:?}");
@@ -244,12 +244,12 @@ fn event_ids_are_escaped_everywhere() {
     ));
     let mut findings = Findings::default();
     let halted = scene.run().finish().expect_code(3);
-    findings.look_at("a halt", &halted);
+    findings.check_output("a halt", &halted);
     let end = lsn_text(scene.history()[0].end);
     let skip = scene.skip(&end).arg("--dry-run").finish().expect_code(0);
-    findings.look_at("skip", &skip);
+    findings.check_output("skip", &skip);
     let verified = scene.verify().finish().expect_code(1);
-    findings.look_at("verify: unroutable", &verified);
+    findings.check_output("verify: unroutable", &verified);
     let file = reaper::folder("verify").join("findings.json");
     let json = scene
         .verify()
@@ -257,8 +257,8 @@ fn event_ids_are_escaped_everywhere() {
         .arg("--output")
         .arg(&file)
         .finish();
-    findings.look_at("verify --json", &json);
-    findings.look("verify --output", &std::fs::read_to_string(&file).unwrap());
+    findings.check_output("verify --json", &json);
+    findings.check_text("verify --output", &std::fs::read_to_string(&file).unwrap());
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     assert!(json.to_string().contains("fake line"), "{json}");
 
@@ -277,7 +277,7 @@ fn event_ids_are_escaped_everywhere() {
     let missing = scene.verify().finish().expect_code(1);
     walpost.terminate().expect_code(0);
     assert!(missing.stdout.contains("MISSING"), "{missing:?}");
-    findings.look_at("verify: missing", &missing);
+    findings.check_output("verify: missing", &missing);
     let replay = scene.replay(&[
         "--dry-run",
         "--id",
@@ -285,7 +285,7 @@ fn event_ids_are_escaped_everywhere() {
         "--id",
         "none\x1b[2J\nERROR fake line",
     ]);
-    findings.look_at("replay", &replay.finish());
+    findings.check_output("replay", &replay.finish());
     findings.expect_none();
 }
 
@@ -328,22 +328,22 @@ fn table_and_column_names_are_escaped() {
     let with_table = |command: &str| scene.invoke(command).args(["--table", &table]);
     let mut findings = Findings::default();
     let made = with_table("init").finish().expect_code(0);
-    findings.look_at("init", &made);
+    findings.check_output("init", &made);
     let printed = with_table("init").arg("--print").finish().expect_code(0);
     let comments = printed
         .stdout
         .lines()
         .filter(|line| line.starts_with("-- "));
-    findings.look("init --print", &comments.collect::<Vec<_>>().join("\n"));
+    findings.check_text("init --print", &comments.collect::<Vec<_>>().join("\n"));
     let forged = printed.stdout.lines().find(|line| line.starts_with(FORGED));
     assert!(
         forged.is_none_or(|line| line.contains("over")),
         "{forged:?}"
     );
     let checked = with_table("check").args(["--kafka", &scene.broker.address()]);
-    findings.look_at("check", &checked.finish());
+    findings.check_output("check", &checked.finish());
     let kept = with_table("maintain").args(["--retention", "1s"]).finish();
-    findings.look_at("maintain", &kept);
+    findings.check_output("maintain", &kept);
     findings.expect_none();
 }
 
@@ -375,8 +375,8 @@ fn status_escapes_responses_of_other_programs() {
                 .args(arguments)
                 .finish()
                 .expect_code(1);
-            expect_tame("status", &shown.stdout);
-            expect_tame("status", &shown.stderr);
+            expect_escaped("status", &shown.stdout);
+            expect_escaped("status", &shown.stderr);
         }
     }
 }
@@ -420,7 +420,7 @@ fn records_on_standard_output_are_escaped_json_with_the_same_values() {
     let line = wait_for("a record", || {
         walpost.output().lines().next().map(str::to_owned)
     });
-    expect_tame("a record", &line);
+    expect_escaped("a record", &line);
     let record: Value = serde_json::from_str(&line).unwrap();
     assert_eq!(
         (&record["key"], &record["value"]),

@@ -17,9 +17,9 @@ const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 const PLAIN: [&str; 2] = ["-X", "compression.type=none"];
 const ROWS: usize = 1500;
-const LARGE: usize = 700;
+const LARGE_BYTES: usize = 700;
 /// The topic's `max.message.bytes`, which is less than a full batch.
-const LIMIT: &str = "100000";
+const TOPIC_LIMIT_BYTES: &str = "100000";
 
 /// Commits `ROWS` transactions of one row; `key` and `payload` are SQL expressions of the row's
 /// number `i`.
@@ -38,7 +38,7 @@ fn large_among_small(exactly_once: bool) -> (Scene<'static>, String) {
     let aggregate = format!("{}-limited", scene.name);
     let topic = format!("outbox.event.{aggregate}");
     scene.topic(&topic, 3, &[("max.message.bytes", "500000")]);
-    let payload = format!("repeat('x', CASE i WHEN {LARGE} THEN 900000 ELSE 200 END)");
+    let payload = format!("repeat('x', CASE i WHEN {LARGE_BYTES} THEN 900000 ELSE 200 END)");
     commit_each(&scene, &aggregate, "'k' || i % 50", &payload);
     (scene, topic)
 }
@@ -50,7 +50,7 @@ fn ids(scene: &Scene, topic: &str) -> BTreeSet<usize> {
 }
 
 fn all_but_the_large() -> BTreeSet<usize> {
-    (1..=ROWS).filter(|id| *id != LARGE).collect()
+    (1..=ROWS).filter(|id| *id != LARGE_BYTES).collect()
 }
 
 /// Skips to the position given in the log.
@@ -70,18 +70,18 @@ fn refused_record_is_named_alone_and_skipping_it_leaves_out_nothing_else(exactly
         .expect_code(3)
         .expect_mentions(&[
             "halted",
-            &format!("id {LARGE}"),
+            &format!("id {LARGE_BYTES}"),
             "max.message.bytes",
             "walpost skip --to",
         ]);
     // In at-least-once mode, other partitions may already have some of the following records.
-    let before: BTreeSet<usize> = (1..LARGE).collect();
+    let before: BTreeSet<usize> = (1..LARGE_BYTES).collect();
     let delivered = ids(&scene, &topic);
-    assert!(delivered.is_superset(&before) && !delivered.contains(&LARGE));
+    assert!(delivered.is_superset(&before) && !delivered.contains(&LARGE_BYTES));
     assert!(!exactly_once || delivered == before, "{delivered:?}");
     assert_eq!(
         scene.confirmed(),
-        scene.history()[LARGE - 2].end,
+        scene.history()[LARGE_BYTES - 2].end,
         "what is before it is confirmed"
     );
     skip_one(&scene, &halted.stderr);
@@ -100,7 +100,7 @@ fn refused_record_becomes_a_dead_letter_and_the_rest_is_delivered(exactly_once: 
     scene.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     assert_eq!(ids(&scene, &topic), all_but_the_large());
-    assert_eq!(ids(&scene, &dead), BTreeSet::from([LARGE]));
+    assert_eq!(ids(&scene, &dead), BTreeSet::from([LARGE_BYTES]));
 }
 
 /// A compacted topic refuses records without a key. With one partition, the record shares a batch
@@ -109,7 +109,7 @@ fn without_key_among_small(scene: &Scene) -> String {
     let aggregate = format!("{}-compacted", scene.name);
     let topic = format!("outbox.event.{aggregate}");
     scene.topic(&topic, 1, &[("cleanup.policy", "compact")]);
-    let key = format!("nullif(i, {LARGE})::text");
+    let key = format!("nullif(i, {LARGE_BYTES})::text");
     commit_each(scene, &aggregate, &key, "'x'");
     topic
 }
@@ -122,10 +122,11 @@ fn record_of_the_size_of_its_neighbours_that_is_refused_is_named_alone(exactly_o
     scene.topic(&dead, 1, &[]);
     let flags = ["--dead-letter-topic", &dead, "--on-oversize", "dead-letter"];
     let halted = scene.run().args(flags).finish().expect_code(3);
-    let halted = halted.expect_mentions(&["halted", &format!("id {LARGE}"), "walpost skip --to"]);
-    let before: BTreeSet<usize> = (1..LARGE).collect();
+    let halted =
+        halted.expect_mentions(&["halted", &format!("id {LARGE_BYTES}"), "walpost skip --to"]);
+    let before: BTreeSet<usize> = (1..LARGE_BYTES).collect();
     assert_eq!(ids(&scene, &topic), before);
-    assert_eq!(scene.confirmed(), scene.history()[LARGE - 2].end);
+    assert_eq!(scene.confirmed(), scene.history()[LARGE_BYTES - 2].end);
     skip_one(&scene, &halted.stderr);
     let walpost = scene.start();
     scene.wait_until_confirmed();
@@ -142,7 +143,7 @@ fn isolates_a_rejected_record_without_waiting_for_more_records() {
     let halted = scene.run().args(["-X", "linger.ms=2000"]).finish();
     halted
         .expect_code(3)
-        .expect_mentions(&["halted", &format!("id {LARGE}")]);
+        .expect_mentions(&["halted", &format!("id {LARGE_BYTES}")]);
 }
 
 /// Inserts a backlog of 1 KB rows that do not compress.
@@ -162,7 +163,7 @@ fn batches_over_a_limit_that_was_lowered_since_are_delivered_in_smaller_ones(exa
     let mut walpost = scene.start_with(&PLAIN);
     backlog(&scene, &aggregate, 1, 1);
     scene.wait_until_confirmed();
-    scene.broker.limit_batches(&topic, LIMIT);
+    scene.broker.limit_batches(&topic, TOPIC_LIMIT_BYTES);
     backlog(&scene, &aggregate, 2, 3000);
     // If a record after the batch is reported first, the next producer queries the limit.
     walpost.wait_for_log("reconnecting");
@@ -186,7 +187,7 @@ fn none_was_refused(scene: &Scene, topic: &str, log: &str, last: usize) {
 fn batches_stay_within_the_limit_of_the_one_topic(exactly_once: bool) {
     let scene = Scene::with_table(TABLE).in_mode(exactly_once);
     let topic = format!("{}.limited", scene.name);
-    scene.topic(&topic, 1, &[("max.message.bytes", LIMIT)]);
+    scene.topic(&topic, 1, &[("max.message.bytes", TOPIC_LIMIT_BYTES)]);
     backlog(&scene, "any", 1, 3000);
     let walpost = scene.start_with(&[&PLAIN[..], &["--topic", &topic]].concat());
     scene.wait_until_confirmed();
@@ -200,7 +201,7 @@ fn wide_and_limited(scene: &Scene) -> [String; 2] {
     let wide = scene.aggregate(1);
     let aggregate = format!("{}-limited", scene.name);
     let topics = [&wide, &aggregate].map(|aggregate| format!("outbox.event.{aggregate}"));
-    scene.topic(&topics[1], 1, &[("max.message.bytes", LIMIT)]);
+    scene.topic(&topics[1], 1, &[("max.message.bytes", TOPIC_LIMIT_BYTES)]);
     scene.db.run("BEGIN");
     backlog(scene, &wide, 1, 3000);
     backlog(scene, &aggregate, 1, 3000);

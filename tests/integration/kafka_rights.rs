@@ -10,13 +10,13 @@ use crate::support::walpost::{Finished, Invocation, config_file};
 /// A broker that grants the SASL user nothing by default.
 static BROKER: LazyLock<Broker> = LazyLock::new(Broker::with_rights);
 
-struct Guest {
+struct RestrictedBroker {
     scene: Scene<'static>,
     /// The topic of the events.
     topic: String,
 }
 
-impl Guest {
+impl RestrictedBroker {
     fn new() -> Self {
         let scene = Scene::on_servers(Server::shared(MAJOR), &BROKER);
         let aggregate = scene.aggregate(1);
@@ -25,7 +25,7 @@ impl Guest {
         Self { scene, topic }
     }
 
-    fn inserts(&self) {
+    fn insert_event(&self) {
         let aggregate = self.topic.strip_prefix("outbox.event.").unwrap();
         self.scene.insert(aggregate, "again");
     }
@@ -42,7 +42,7 @@ impl Guest {
             .env("WALPOST_KAFKA_SASL_PASSWORD", sasl_password())
     }
 
-    fn delivers(&self, words: &[&str]) {
+    fn expect_delivery(&self, words: &[&str]) {
         let walpost = self.command(words).start_streaming();
         self.scene.wait_until_confirmed();
         walpost.terminate().expect_code(0);
@@ -51,7 +51,7 @@ impl Guest {
 
     /// Runs a command that halts because a right is missing, grants that right as the error
     /// suggests, and returns what was granted.
-    fn obeys(&self, words: &[&str]) -> String {
+    fn grant_missing_right(&self, words: &[&str]) -> String {
         let finished = self.command(words).finish().expect_code(3);
         let command = command_in(&finished);
         let address = BROKER.sasl_address();
@@ -65,13 +65,13 @@ impl Guest {
             .to_owned()
     }
 
-    fn takes(&self, operation: &str, resource: &str) {
+    fn revoke(&self, operation: &str, resource: &str) {
         acls(&format!(
             "--remove --force --allow-principal User:{SASL_USER} --operation {operation} {resource}"
         ));
     }
 
-    fn gives(&self, operation: &str, resource: &str) {
+    fn grant(&self, operation: &str, resource: &str) {
         acls(&format!(
             "--add --allow-principal User:{SASL_USER} --operation {operation} {resource}"
         ));
@@ -97,49 +97,49 @@ fn command_in(finished: &Finished) -> String {
 
 #[test]
 fn at_least_once_needs_write_on_its_topics() {
-    let guest = Guest::new();
+    let guest = RestrictedBroker::new();
     let topic = format!("--topic {}", guest.topic);
     let needed = format!("--operation Write {topic}");
     let check = ["check", "--topic", &guest.topic];
-    assert_eq!(guest.obeys(&check), needed);
+    assert_eq!(guest.grant_missing_right(&check), needed);
     guest.command(&check).finish().expect_code(0);
-    guest.takes("Write", &topic);
-    assert_eq!(guest.obeys(&["run"]), needed);
-    guest.delivers(&["run"]);
+    guest.revoke("Write", &topic);
+    assert_eq!(guest.grant_missing_right(&["run"]), needed);
+    guest.expect_delivery(&["run"]);
 
     // The user may describe the topic, but not write to it.
-    guest.takes("Write", &topic);
-    guest.gives("Describe", &topic);
+    guest.revoke("Write", &topic);
+    guest.grant("Describe", &topic);
     guest
         .scene
         .insert(guest.topic.strip_prefix("outbox.event.").unwrap(), "again");
-    assert_eq!(guest.obeys(&["run"]), needed);
-    guest.delivers(&["run"]);
+    assert_eq!(guest.grant_missing_right(&["run"]), needed);
+    guest.expect_delivery(&["run"]);
 }
 
 #[test]
 fn create_topics_needs_create_on_them() {
-    let guest = Guest::new();
+    let guest = RestrictedBroker::new();
     acls(&format!(
         "--add --allow-principal User:{SASL_USER} --operation Write --topic {}",
         guest.topic
     ));
     let aggregate = format!("{}.new", guest.scene.name);
     let topic = format!("outbox.event.{aggregate}");
-    guest.gives("Describe", &format!("--topic {topic}"));
+    guest.grant("Describe", &format!("--topic {topic}"));
     guest.scene.insert(&aggregate, "k");
     let run = ["run", "--create-topics", "1:1"];
     let needed = format!("--operation Create --operation Write --topic {topic}");
-    assert_eq!(guest.obeys(&run), needed);
-    guest.delivers(&run);
+    assert_eq!(guest.grant_missing_right(&run), needed);
+    guest.expect_delivery(&run);
 }
 
 /// Without the right, batches are refused, but nothing else fails.
 #[test]
 fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
-    let guest = Guest::new();
+    let guest = RestrictedBroker::new();
     let topic = format!("--topic {}", guest.topic);
-    guest.gives("Write", &topic);
+    guest.grant("Write", &topic);
     BROKER.limit_batches(&guest.topic, "100000");
     let check = ["check", "--topic", &guest.topic];
     let delivers_a_backlog = |refused: usize| {
@@ -163,7 +163,7 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
     let checked = guest.command(&check).finish().expect_code(0);
     checked.expect_mentions(&["its max.message.bytes can't be looked up"]);
     delivers_a_backlog(1);
-    guest.gives("DescribeConfigs", &topic);
+    guest.grant("DescribeConfigs", &topic);
     let checked = guest.command(&check).finish().expect_code(0);
     checked.expect_mentions(&["batches are kept within its max.message.bytes, 100000"]);
     delivers_a_backlog(0);
@@ -171,8 +171,8 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
 
 #[test]
 fn dead_letters_need_write_on_their_topic() {
-    let guest = Guest::new();
-    guest.gives("Write", &format!("--topic {}", guest.topic));
+    let guest = RestrictedBroker::new();
+    guest.grant("Write", &format!("--topic {}", guest.topic));
     let dead = format!("{}.dead", guest.scene.name);
     BROKER.create_topic(&dead, 1, &[]);
     let letters = [
@@ -184,18 +184,18 @@ fn dead_letters_need_write_on_their_topic() {
     let run = [&["run"], &letters[..]].concat();
     let check = [&["check"], &letters[..]].concat();
     let needed = format!("--operation Write --topic {dead}");
-    assert_eq!(guest.obeys(&check), needed);
-    guest.takes("Write", &format!("--topic {dead}"));
+    assert_eq!(guest.grant_missing_right(&check), needed);
+    guest.revoke("Write", &format!("--topic {dead}"));
     guest.scene.accept_any_name("outbox");
     guest.scene.insert("no topic", "k");
-    assert_eq!(guest.obeys(&run), needed);
-    guest.delivers(&run);
+    assert_eq!(guest.grant_missing_right(&run), needed);
+    guest.expect_delivery(&run);
     assert_eq!(BROKER.count(&[dead]), 1);
 }
 
 #[test]
 fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
-    let guest = Guest::new();
+    let guest = RestrictedBroker::new();
     let checkpoints = format!("{}-checkpoints", guest.scene.name);
     let text = format!(
         "[[pipeline]]\nname = '{}'\ncheckpoint = {{ topic = '{checkpoints}' }}\n",
@@ -217,45 +217,45 @@ fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
     BROKER.create_topic(&checkpoints, 1, &[("cleanup.policy", "compact")]);
     let keeps = format!("--operation Read --operation Write --operation DescribeConfigs {topic}");
     let transacts = format!("--operation Write {id}");
-    assert_eq!(guest.obeys(&adopt), keeps);
-    assert_eq!(guest.obeys(&adopt), transacts);
+    assert_eq!(guest.grant_missing_right(&adopt), keeps);
+    assert_eq!(guest.grant_missing_right(&adopt), transacts);
     guest.command(&adopt).finish().expect_code(0);
     let writes = format!("--operation Write --topic {}", guest.topic);
-    assert_eq!(guest.obeys(&run), writes);
-    guest.delivers(&run);
+    assert_eq!(guest.grant_missing_right(&run), writes);
+    guest.expect_delivery(&run);
     guest.command(&check).finish().expect_code(0);
     guest.command(&show).finish().expect_code(0);
 
     for operation in ["Read", "Write", "DescribeConfigs"] {
-        guest.takes(operation, &topic);
-        guest.inserts();
-        assert_eq!(guest.obeys(&run), keeps, "{operation}");
+        guest.revoke(operation, &topic);
+        guest.insert_event();
+        assert_eq!(guest.grant_missing_right(&run), keeps, "{operation}");
     }
     for command in [&check[..], &show] {
-        guest.takes("Read", &topic);
-        assert_eq!(guest.obeys(command), keeps, "{command:?}");
+        guest.revoke("Read", &topic);
+        assert_eq!(guest.grant_missing_right(command), keeps, "{command:?}");
     }
-    guest.takes("Write", &id);
-    assert_eq!(guest.obeys(&run), transacts);
-    guest.takes("Write", &format!("--topic {}", guest.topic));
-    guest.gives("Describe", &format!("--topic {}", guest.topic));
+    guest.revoke("Write", &id);
+    assert_eq!(guest.grant_missing_right(&run), transacts);
+    guest.revoke("Write", &format!("--topic {}", guest.topic));
+    guest.grant("Describe", &format!("--topic {}", guest.topic));
     guest
         .scene
         .insert(guest.topic.strip_prefix("outbox.event.").unwrap(), "again");
-    assert_eq!(guest.obeys(&run), writes);
-    guest.delivers(&run);
+    assert_eq!(guest.grant_missing_right(&run), writes);
+    guest.expect_delivery(&run);
 }
 
 #[test]
 fn verify_needs_read_on_the_topics() {
-    let guest = Guest::new();
+    let guest = RestrictedBroker::new();
     let topic = format!("--topic {}", guest.topic);
     let needed = format!("--operation Read {topic}");
     // At first the user can't describe the topic, then can describe it but not read it.
-    assert_eq!(guest.obeys(&["verify"]), needed);
-    guest.takes("Read", &topic);
-    guest.gives("Write", &topic);
-    guest.delivers(&["run"]);
-    assert_eq!(guest.obeys(&["verify"]), needed);
+    assert_eq!(guest.grant_missing_right(&["verify"]), needed);
+    guest.revoke("Read", &topic);
+    guest.grant("Write", &topic);
+    guest.expect_delivery(&["run"]);
+    assert_eq!(guest.grant_missing_right(&["verify"]), needed);
     guest.command(&["verify"]).finish().expect_code(0);
 }

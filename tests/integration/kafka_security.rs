@@ -14,11 +14,14 @@ use crate::support::walpost::Invocation;
 
 /// While a request is pending, librdkafka reconnects twice in this interval, and each TLS handshake
 /// is expensive for a broker.
-const SELDOM: [&str; 2] = ["-X", "reconnect.backoff.ms=1000"];
+const SLOW_RECONNECT: [&str; 2] = ["-X", "reconnect.backoff.ms=1000"];
 
 /// Returns `walpost run` with this listener of the shared broker and these properties.
 fn run(scene: &Scene, address: &str, properties: &[&str]) -> Invocation {
-    let run = scene.invoke("run").args(["--kafka", address]).args(SELDOM);
+    let run = scene
+        .invoke("run")
+        .args(["--kafka", address])
+        .args(SLOW_RECONNECT);
     properties
         .iter()
         .fold(run, |run, property| run.args(["-X", property]))
@@ -172,7 +175,7 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
                     .args(["--pipeline", &scene.name, "--postgres", &scene.conninfo()])
                     .args(["--kafka", &address])
                     .args(["-X", "security.protocol=ssl", "-X", root])
-                    .args(SELDOM)
+                    .args(SLOW_RECONNECT)
                     .start()
             };
             let started: Vec<_> = commands.iter().map(start).collect();

@@ -12,7 +12,7 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-const DROPPED: &str = "walpost_log_lines_dropped_total";
+const DROPPED_METRIC: &str = "walpost_log_lines_dropped_total";
 /// With these, librdkafka logs many lines for each request.
 const VERBOSE: [&str; 4] = ["--log-level", "trace", "-X", "debug=all"];
 
@@ -47,7 +47,7 @@ fn delivers_events_after_the_reader_of_the_log_has_exited() {
     assert!(lines.any(|line| line.unwrap().contains("streaming")));
     drop(lines);
     walpost.signal("HUP");
-    wait_until("a dropped line", || http.metrics()[DROPPED] > 0.0);
+    wait_until("a dropped line", || http.metrics()[DROPPED_METRIC] > 0.0);
     deliver_and_stop(&scene, walpost);
 }
 
@@ -66,7 +66,7 @@ fn reports_how_many_log_lines_were_dropped() {
     let aggregate = scene.aggregate(1);
     wait_until("dropped lines", || {
         scene.insert(&aggregate, "k");
-        http.metrics()[DROPPED] > 0.0
+        http.metrics()[DROPPED_METRIC] > 0.0
     });
     let mut lines = BufReader::new(reader).lines();
     assert!(lines.any(|line| line.unwrap().contains("log lines were dropped")));

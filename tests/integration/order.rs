@@ -179,7 +179,7 @@ fn transaction_that_is_open_for_long_holds_up_nobody(scene: Scene) {
 /// Each transaction begins at the byte at which the previous one ended, so a position that is off
 /// by one transaction would skip or repeat one.
 fn adjacent_transactions_with_a_death_between_are_all_delivered(scene: Scene) {
-    const EACH: usize = 20;
+    const ROWS_EACH: usize = 20;
     let aggregate = scene.aggregate(1);
     let mut deaths = Vec::new();
     let commit = |count| {
@@ -189,16 +189,16 @@ fn adjacent_transactions_with_a_death_between_are_all_delivered(scene: Scene) {
             .run(&format!("BEGIN; {event} COMMIT;").repeat(count));
     };
     for round in 1..=5 {
-        commit(EACH / 2);
+        commit(ROWS_EACH / 2);
         let walpost = scene.start();
-        commit(EACH / 2);
-        scene.wait_for_records(round * EACH - EACH / 2);
+        commit(ROWS_EACH / 2);
+        scene.wait_for_records(round * ROWS_EACH - ROWS_EACH / 2);
         deaths.push(scene.kill(walpost));
     }
     let walpost = scene.start();
     let resends = scene.resends(deaths.len());
     let summary = scene.settle(walpost, &deaths, resends);
-    assert_eq!(summary.committed, 5 * EACH);
+    assert_eq!(summary.committed, 5 * ROWS_EACH);
 }
 
 /// A TCP connection within the host returns little data per read and is read once it is full, even

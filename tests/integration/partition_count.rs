@@ -17,7 +17,7 @@ const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, shard int)";
 
 /// Logged at the start in exactly-once mode, where the checkpoint contains the previous number.
-const SAID: &str = "the topic's number of partitions has changed";
+const CHANGE_WARNING: &str = "the topic's number of partitions has changed";
 
 fn partitions_added_while_it_is_away(exactly_once: bool) {
     let scene = Scene::new().in_mode(exactly_once);
@@ -31,7 +31,7 @@ fn partitions_added_while_it_is_away(exactly_once: bool) {
     load.wait_for_transactions(40);
     load.stop();
     if exactly_once {
-        let said = walpost.wait_for_log(SAID);
+        let said = walpost.wait_for_log(CHANGE_WARNING);
         for part in ["WARN", "before=1", "found=4", &aggregate] {
             assert!(said.contains(part), "{part} in {said}");
         }
@@ -55,7 +55,7 @@ fn partitions_added_while_it_runs(exactly_once: bool) {
     let mut walpost = scene.start();
     scene.insert(&aggregate, "k");
     if exactly_once {
-        walpost.wait_for_log(SAID);
+        walpost.wait_for_log(CHANGE_WARNING);
     }
     scene.settle(walpost, &[], scene.resends(0));
 }

@@ -26,7 +26,7 @@ fn checkpoint(walpost_role: &WalpostRole, word: &str) -> Invocation {
         .args((word == "adopt").then_some("--yes"))
 }
 
-fn delivers(scene: &Scene, walpost_role: &WalpostRole, words: &[&str]) {
+fn expect_delivery(scene: &Scene, walpost_role: &WalpostRole, words: &[&str]) {
     let aggregate = scene.aggregate(1);
     let walpost = walpost_role.command(words).start_streaming();
     scene.insert(&aggregate, "k");
@@ -42,14 +42,14 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
     let scene = of_major(outbox, 15);
     let walpost_role = walpost_role(&scene);
     walpost_role.command(&["check"]).finish().expect_code(0);
-    delivers(&scene, &walpost_role, &["run"]);
+    expect_delivery(&scene, &walpost_role, &["run"]);
     checkpoint(&walpost_role, "adopt").finish().expect_code(0);
     checkpoint(&walpost_role, "show").finish().expect_code(0);
     walpost_role
         .command(&["check", "--exactly-once"])
         .finish()
         .expect_code(0);
-    delivers(&scene, &walpost_role, &["run", "--exactly-once"]);
+    expect_delivery(&scene, &walpost_role, &["run", "--exactly-once"]);
     if outbox == Outbox::Table {
         walpost_role.command(&["verify"]).finish().expect_code(0);
         let replay = walpost_role.command(&["replay", "--all", "--yes"]).finish();
@@ -151,7 +151,7 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
             as_role(refused).expect_err(refused);
         }
         walpost_role.command(&["check"]).finish().expect_code(0);
-        delivers(&scene, &walpost_role, &["run"]);
+        expect_delivery(&scene, &walpost_role, &["run"]);
         walpost_role.command(&["verify"]).finish().expect_code(0);
     }
 }
@@ -223,6 +223,6 @@ fn statement_in_the_error_restores_each_revoked_privilege() {
             db.run(&remedy);
             walpost_role.command(&["check"]).finish().expect_code(0);
         }
-        delivers(&scene, &walpost_role, &["run"]);
+        expect_delivery(&scene, &walpost_role, &["run"]);
     }
 }

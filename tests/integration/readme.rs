@@ -91,7 +91,7 @@ examples! {
 }
 
 /// The page whose configurations use services that are not available to the tests.
-const RENTED: &str = "docs/managed.md";
+const MANAGED_PAGE: &str = "docs/managed.md";
 
 /// Returns whether a single test runs every block of this language on the page: `toml` on all
 /// pages, and the runbook.
@@ -220,7 +220,7 @@ fn configuration_files_match_what_init_creates() {
     shards(&place);
     Broker::shared().create_topic("walpost-dead-letters", 1, &[]);
     let files_of = |is_rented: bool| -> Vec<String> {
-        let pages = manual().filter(|page| (page.path == RENTED) == is_rented);
+        let pages = manual().filter(|page| (page.path == MANAGED_PAGE) == is_rented);
         let blocks = pages.flat_map(|page| page.blocks());
         let blocks = blocks.filter(|block| block.language == "toml");
         blocks.map(|block| block.text).collect()

@@ -14,7 +14,7 @@ use crate::support::walpost::{Invocation, Walpost};
 
 const RECONNECTS: usize = 200;
 /// After this many reconnects, a process has allocated everything it needs.
-const FIRST: usize = 20;
+const WARM_UP_RECONNECTS: usize = 20;
 
 #[test]
 fn reconnected_200_times_under_load_it_needs_no_more_than_before() {
@@ -85,7 +85,7 @@ fn stays_small(exactly_once: bool) {
         });
         wait_until("a walsender to end", || scene.end_walsender());
         walpost.wait_for_logs("streaming", count + 1);
-        if count == FIRST {
+        if count == WARM_UP_RECONNECTS {
             before = Some(Footprint::of(&walpost));
         }
     }
@@ -98,7 +98,7 @@ fn stays_small(exactly_once: bool) {
     let after = Footprint::of(&walpost);
     assert!(
         settled.is_some(),
-        "after {FIRST} reconnects {before:?}, after {RECONNECTS} {after:?}"
+        "after {WARM_UP_RECONNECTS} reconnects {before:?}, after {RECONNECTS} {after:?}"
     );
     scene.settle(walpost, &[], scene.resends(RECONNECTS));
 }

@@ -2,13 +2,19 @@
 
 use crate::support::walpost::{Finished, Invocation, config_file};
 
-const NOWHERE: &str = "postgresql://walpost@/shop?host=/nowhere";
+const UNREACHABLE_DATABASE: &str = "postgresql://walpost@/shop?host=/nowhere";
 
 /// Runs `walpost run` with flags only; none of the servers exists.
 fn run(arguments: &[&str]) -> Finished {
-    Invocation::new(["run", "--postgres", NOWHERE, "--kafka", "127.0.0.1:9"])
-        .args(arguments)
-        .finish()
+    Invocation::new([
+        "run",
+        "--postgres",
+        UNREACHABLE_DATABASE,
+        "--kafka",
+        "127.0.0.1:9",
+    ])
+    .args(arguments)
+    .finish()
 }
 
 /// Runs `walpost run` with a file.
@@ -21,7 +27,7 @@ fn run_file(text: &str) -> Finished {
 fn pipeline(lines: &str) -> Finished {
     run_file(&format!(
         "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n
-         [[pipeline]]\nname = \"orders\"\npostgres = \"{NOWHERE}\"\n{lines}"
+         [[pipeline]]\nname = \"orders\"\npostgres = \"{UNREACHABLE_DATABASE}\"\n{lines}"
     ))
 }
 
@@ -79,17 +85,20 @@ fn pipelines_need_good_and_different_names() {
         pipeline("[[pipeline]]\nname = 'Big Orders'\npostgres = ''"),
         &["Big Orders"],
     );
-    let twice = format!("[[pipeline]]\nname = 'orders'\npostgres = '{NOWHERE}'\nslot = 'other'");
+    let twice = format!(
+        "[[pipeline]]\nname = 'orders'\npostgres = '{UNREACHABLE_DATABASE}'\nslot = 'other'"
+    );
     refuses(pipeline(&twice), &["orders"]);
-    let shared_slot =
-        format!("[[pipeline]]\nname = 'more'\npostgres = '{NOWHERE}'\nslot = 'walpost_orders'");
+    let shared_slot = format!(
+        "[[pipeline]]\nname = 'more'\npostgres = '{UNREACHABLE_DATABASE}'\nslot = 'walpost_orders'"
+    );
     refuses(pipeline(&shared_slot), &["orders", "more", "slot"]);
 }
 
 #[test]
 fn pipeline_that_the_file_does_not_have_is_named_with_those_it_has() {
     let file = config_file(format!(
-        "[[pipeline]]\nname = 'orders'\npostgres = '{NOWHERE}'\nsink = 'stdout'"
+        "[[pipeline]]\nname = 'orders'\npostgres = '{UNREACHABLE_DATABASE}'\nsink = 'stdout'"
     ));
     let finished = Invocation::new(["run", "--pipeline", "order", "--config"])
         .arg(file)
@@ -131,7 +140,7 @@ fn kafka_property_that_librdkafka_does_not_know_is_named() {
 
 #[test]
 fn missing_server_address_explains_how_to_set_it() {
-    let no_kafka = Invocation::new(["run", "--postgres", NOWHERE]).finish();
+    let no_kafka = Invocation::new(["run", "--postgres", UNREACHABLE_DATABASE]).finish();
     refuses(no_kafka, &["--kafka", "bootstrap.servers"]);
 }
 
@@ -167,7 +176,7 @@ fn unknown_flags_and_commands_are_refused() {
 
 #[test]
 fn environment_takes_the_place_of_flags() {
-    let finished = Invocation::new(["run", "--postgres", NOWHERE])
+    let finished = Invocation::new(["run", "--postgres", UNREACHABLE_DATABASE])
         .env("WALPOST_KAFKA", "127.0.0.1:9")
         .env("WALPOST_KEY", "{broken")
         .finish();
@@ -175,7 +184,7 @@ fn environment_takes_the_place_of_flags() {
     let finished = Invocation::new([
         "run",
         "--postgres",
-        NOWHERE,
+        UNREACHABLE_DATABASE,
         "--kafka",
         "a:1",
         "--key",
@@ -184,7 +193,7 @@ fn environment_takes_the_place_of_flags() {
     .env("WALPOST_KEY", "{of the environment")
     .finish();
     refuses(finished, &["{of the flag"]);
-    let finished = Invocation::new(["run", "--postgres", NOWHERE, "--kafka", "a:1"])
+    let finished = Invocation::new(["run", "--postgres", UNREACHABLE_DATABASE, "--kafka", "a:1"])
         .env("WALPOST_KAFKA_ACKS", "1")
         .finish();
     refuses(finished, &["acks", "refused"]);

@@ -16,7 +16,7 @@ use crate::support::wait::{assert_stays, wait_until};
 /// Number of events that are in Kafka, but not in the copy.
 const DELIVERED: usize = 3 * 500;
 /// Number of events in the other history.
-const NEW: usize = 20;
+const NEW_EVENTS: usize = 20;
 
 /// A scene whose server has lost the events that were delivered last.
 struct Restored<'a> {
@@ -67,7 +67,7 @@ impl<'a> Restored<'a> {
     }
 
     fn insert_new(&self) {
-        for _ in 0..NEW {
+        for _ in 0..NEW_EVENTS {
             self.scene.insert(&self.aggregate, "new");
         }
         assert!(self.scene.wal_position() < self.safe);
@@ -119,7 +119,7 @@ fn database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(major: u3
         "was put back to an earlier state",
         &restored.scene.slot(),
     ]);
-    restored.adopt(NEW);
+    restored.adopt(NEW_EVENTS);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn halts_if_the_database_has_passed_the_checkpoint_without_its_last_event() {
     // Here an event follows the position of the last delivered one.
     restored.scene.insert(&restored.aggregate, "new");
     restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
-    restored.adopt(NEW + 1);
+    restored.adopt(NEW_EVENTS + 1);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn halts_on_18_if_an_idle_database_has_passed_the_checkpoint() {
     restored.insert_new();
     restored.outgrow();
     restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
-    restored.adopt(NEW);
+    restored.adopt(NEW_EVENTS);
 }
 
 /// As after a base backup, which contains no slots, is started without recovery.
@@ -191,7 +191,7 @@ fn database_put_back_under_a_running_pipeline_halts() {
         .expect_mentions(&["was put back to an earlier state"]);
     restored.insert_new();
     assert_eq!(restored.scene.confirmed(), confirmed);
-    restored.adopt(NEW);
+    restored.adopt(NEW_EVENTS);
 }
 
 /// The slot's position may be old even without a restore: it was saved at PostgreSQL's last

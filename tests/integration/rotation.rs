@@ -16,7 +16,7 @@ use crate::support::walpost::{Invocation, Walpost};
 use crate::support::walpost_role::WalpostRole;
 
 /// Logged for each failed attempt to connect.
-const REFUSED: &str = "and has refused it for";
+const REFUSED_MESSAGE: &str = "and has refused it for";
 
 /// A scene with its own role, which needs a password.
 struct Guarded {
@@ -63,7 +63,7 @@ impl Guarded {
         self.change_password(1);
         wait_until("a walsender to end", || scene.end_walsender());
         for count in 1..=3 {
-            let line = walpost.wait_for_logs(REFUSED, count);
+            let line = walpost.wait_for_logs(REFUSED_MESSAGE, count);
             for text in ["WARN", "localhost", "28P01", &scene.name, place] {
                 assert!(line.contains(text), "{text} in {line}");
             }
@@ -312,7 +312,7 @@ fn standby_instance_also_waits_for_the_new_password() {
         .start();
     other.wait_for_log("standing by");
     guarded.change_password(1);
-    other.wait_for_logs(REFUSED, 2);
+    other.wait_for_logs(REFUSED_MESSAGE, 2);
     replace(&file, &line(1));
     active.terminate().expect_code(0);
     other.wait_for_log("streaming");
@@ -322,12 +322,12 @@ fn standby_instance_also_waits_for_the_new_password() {
 
 /// A private broker and a pipeline that authenticates with SCRAM, with the password in
 /// walpost.toml.
-struct Scrambled<'b> {
+struct ScramPipeline<'b> {
     scene: Scene<'b>,
     file: PathBuf,
 }
 
-impl<'b> Scrambled<'b> {
+impl<'b> ScramPipeline<'b> {
     fn new(broker: &'b Broker, exactly_once: bool) -> Self {
         let scene = Scene::on_servers(Server::shared(MAJOR), broker).in_mode(exactly_once);
         let file = reaper::folder("config").join("walpost.toml");
@@ -388,7 +388,7 @@ in_both_modes! {
 
 fn password_of_kafka_is_read_again(exactly_once: bool) {
     let broker = Broker::private();
-    let scrambled = Scrambled::new(&broker, exactly_once);
+    let scrambled = ScramPipeline::new(&broker, exactly_once);
     let scene = &scrambled.scene;
     let aggregate = scene.aggregate(1);
     let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
@@ -407,7 +407,7 @@ fn password_of_kafka_is_read_again(exactly_once: bool) {
 /// A first start would give up after ten seconds.
 fn password_of_kafka_is_read_again_while_a_topic_is_looked_up(exactly_once: bool) {
     let broker = Broker::private();
-    let scrambled = Scrambled::new(&broker, exactly_once);
+    let scrambled = ScramPipeline::new(&broker, exactly_once);
     let scene = &scrambled.scene;
     let (aggregate, other) = (scene.aggregate(1), scene.aggregate(1));
     let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
@@ -454,7 +454,7 @@ fn rights_that_are_taken_away_for_a_while_halt_nothing(exactly_once: bool) {
         admin.run(change);
         wait_until("a walsender to end", || scene.end_walsender());
         let line = walpost.wait_for_log(remedy);
-        for text in ["WARN", code, REFUSED] {
+        for text in ["WARN", code, REFUSED_MESSAGE] {
             assert!(line.contains(text), "{text} in {line}");
         }
         admin.run(remedy);

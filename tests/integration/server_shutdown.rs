@@ -11,7 +11,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
 /// "Within seconds", on a loaded machine.
-const SECONDS: Duration = Duration::from_secs(20);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 
 in_both_modes! {
     stops_while_an_idle_pipeline_waits_for_a_frozen_broker
@@ -52,7 +52,7 @@ fn idle<'a>(
 
 fn expect_stop(server: &Server, walpost: &Walpost) {
     server.begin_stop(Stop::Fast);
-    assert!(server.has_stopped(SECONDS), "{}", walpost.log());
+    assert!(server.has_stopped(SHUTDOWN_TIMEOUT), "{}", walpost.log());
 }
 
 /// Asserts that everything is delivered once both servers are available again.

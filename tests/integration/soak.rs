@@ -26,20 +26,20 @@ use crate::support::wait::poll_until;
 use crate::support::walpost::{Finished, Walpost};
 
 /// Duration of a round: faults are injected, then everything committed meanwhile is judged.
-const ROUND: Duration = Duration::from_secs(45);
+const ROUND_DURATION: Duration = Duration::from_secs(45);
 
 /// Time for Walpost to deliver and confirm the remaining events after the faults have ended. It is
 /// longer than the longest pause between two attempts, and than the timeout of an abandoned Kafka
 /// transaction.
-const RECOVERY: Duration = Duration::from_secs(120);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Memory use above this is a leak: the window is 8 MiB.
-const MEMORY: u64 = 128 << 20;
+const MEMORY_BYTES_MAX: u64 = 128 << 20;
 
 /// The limit in bytes of a topic that is smaller than a batch.
-const NARROW: &str = "20000";
+const SMALL_TOPIC_BYTES: &str = "20000";
 /// The largest transaction for that topic: each of its records can become a separate batch.
-const NARROW_EVENTS: usize = 1_500;
+const SMALL_TOPIC_EVENTS_MAX: usize = 1_500;
 
 #[test]
 #[ignore = "lasts as long as it is told: ./dev soak --minutes N"]
@@ -53,11 +53,11 @@ fn soak() {
             break;
         }
         let seed = seed().wrapping_add(round);
-        let diary = Diary::new(seed);
+        let diary = RoundLog::new(seed);
         let mut dice = fastrand::Rng::with_seed(seed);
         let server = Server::private(*dice.choice(&MAJORS).unwrap(), "");
         let kafka = broker.proxy();
-        let stage = Stage {
+        let stage = RoundTargets {
             postgres: Proxy::start(free_port(), server.port),
             server: &server,
             broker: &broker,
@@ -88,7 +88,7 @@ fn soak() {
 }
 
 /// The components that a round's faults affect.
-struct Stage<'a> {
+struct RoundTargets<'a> {
     server: &'a Server,
     broker: &'a Broker,
     postgres: Proxy,
@@ -98,7 +98,7 @@ struct Stage<'a> {
     /// Held while a fault keeps PostgreSQL, or Kafka, from answering normally.
     postgres_is_up: Mutex<()>,
     broker_is_up: Mutex<()>,
-    diary: &'a Diary,
+    diary: &'a RoundLog,
 }
 
 /// One of the two pipelines of a round.
@@ -116,7 +116,7 @@ impl Pipeline<'_> {
     }
 }
 
-impl Stage<'_> {
+impl RoundTargets<'_> {
     /// Injects faults for a while, waits until everything is delivered, and returns the results for
     /// at-least-once and for exactly-once mode.
     fn round(&self, dice: &mut fastrand::Rng) -> [Summary; 2] {
@@ -125,7 +125,7 @@ impl Stage<'_> {
             let scene = Scene::with_outbox_on(outbox, self.server, self.broker);
             let aggregates = [scene.aggregate(3), scene.aggregate(1)];
             let narrow = format!("{}.narrow", scene.name);
-            let limit = [("max.message.bytes", NARROW)];
+            let limit = [("max.message.bytes", SMALL_TOPIC_BYTES)];
             scene.topic(&format!("outbox.event.{narrow}"), 1, &limit);
             let [first, second] = aggregates;
             let pipeline = Pipeline {
@@ -147,7 +147,7 @@ impl Stage<'_> {
             .each_ref()
             .map(|Pipeline { scene, .. }| (scene.name.clone(), scene.events().clone()));
         let aggregates = pipelines.each_ref().map(|p| p.aggregates.clone());
-        let until = Instant::now() + ROUND;
+        let until = Instant::now() + ROUND_DURATION;
         let mut seeded = || fastrand::Rng::with_seed(dice.u64(..));
         let (mut servers, mut network, mut kills) = (seeded(), seeded(), [seeded(), seeded()]);
         let [at_least_once, exactly_once] = pipelines;
@@ -155,8 +155,10 @@ impl Stage<'_> {
             scope.spawn(|| self.break_servers(&mut servers, until, &writers, &aggregates));
             scope.spawn(|| self.break_network(&mut network, until));
             let [first, second] = &mut kills;
-            let tormented = [(at_least_once, first), (exactly_once, second)]
-                .map(|(pipeline, dice)| scope.spawn(move || self.torment(pipeline, dice, until)));
+            let tormented =
+                [(at_least_once, first), (exactly_once, second)].map(|(pipeline, dice)| {
+                    scope.spawn(move || self.inject_faults(pipeline, dice, until))
+                });
             tormented.map(|thread| thread.join())
         });
         for load in loads {
@@ -189,7 +191,7 @@ impl Stage<'_> {
     }
 
     /// Kills, freezes and replaces a pipeline's process. The last one keeps running.
-    fn torment<'s>(
+    fn inject_faults<'s>(
         &self,
         pipeline: Pipeline<'s>,
         dice: &mut fastrand::Rng,
@@ -288,7 +290,7 @@ impl Stage<'_> {
     }
 
     fn kill(&self, pipeline: &Pipeline, mut walpost: Walpost) {
-        self.diary.weigh(&mut walpost);
+        self.diary.check_memory(&mut walpost);
         self.diary.log(&pipeline.scene.name, &walpost.kill());
     }
 
@@ -355,7 +357,7 @@ impl Stage<'_> {
                 }
                 6 => {
                     let (aggregate, most) = match dice.usize(..3) {
-                        2 => (&aggregates[which][2], NARROW_EVENTS),
+                        2 => (&aggregates[which][2], SMALL_TOPIC_EVENTS_MAX),
                         any => (&aggregates[which][any], 20_000),
                     };
                     self.diary.fault("large transaction", aggregate);
@@ -382,7 +384,7 @@ impl Stage<'_> {
                 }
                 8 => {
                     self.diary.fault("slot looked at by another", database);
-                    self.peek(dice, database);
+                    self.acquire_slot_briefly(dice, database);
                 }
                 _ => {
                     self.diary.fault("checkpoint of PostgreSQL", "");
@@ -393,7 +395,7 @@ impl Stage<'_> {
     }
 
     /// Acquires the slot repeatedly for a short while without moving it.
-    fn peek(&self, dice: &mut fastrand::Rng, database: &str) {
+    fn acquire_slot_briefly(&self, dice: &mut fastrand::Rng, database: &str) {
         let session = self.server.session(database);
         self.end_walsender(&session, database);
         let until = Instant::now() + Duration::from_millis(dice.u64(100..3_000));
@@ -514,15 +516,15 @@ impl Stage<'_> {
         scene.reconnect();
         let goal = scene.wal_position();
         let mut wait = || {
-            poll_until(RECOVERY, || {
-                self.diary.weigh(&mut walpost);
+            poll_until(RECOVERY_TIMEOUT, || {
+                self.diary.check_memory(&mut walpost);
                 (scene.confirmed() >= goal).then_some(())
             })
         };
         let confirmed = wait();
         assert!(
             confirmed.is_some(),
-            "not confirmed {RECOVERY:?} after the last fault:\n{}",
+            "not confirmed {RECOVERY_TIMEOUT:?} after the last fault:\n{}",
             walpost.log()
         );
         let finished = walpost.terminate().expect_code(0);
@@ -534,7 +536,7 @@ impl Stage<'_> {
 }
 
 /// A record of the events in a round. Its folder is removed when the round succeeds.
-struct Diary {
+struct RoundLog {
     began: Instant,
     folder: PathBuf,
     faults: Mutex<Vec<Fault>>,
@@ -547,7 +549,7 @@ struct Fault {
     whom: String,
 }
 
-impl Diary {
+impl RoundLog {
     fn new(seed: u64) -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("soak-{seed}"));
         fs::create_dir_all(&folder).unwrap();
@@ -569,11 +571,11 @@ impl Diary {
     }
 
     /// Asserts that a process is running and uses no more memory than allowed.
-    fn weigh(&self, walpost: &mut Walpost) {
+    fn check_memory(&self, walpost: &mut Walpost) {
         let log = walpost.log();
         assert!(walpost.is_running(), "it ended by itself:\n{log}");
         let bytes = walpost.resident_bytes();
-        assert!(bytes < MEMORY, "{bytes} bytes resident:\n{log}");
+        assert!(bytes < MEMORY_BYTES_MAX, "{bytes} bytes resident:\n{log}");
         self.memory.fetch_max(bytes, Ordering::Relaxed);
     }
 
@@ -651,7 +653,7 @@ struct Report {
 }
 
 impl Report {
-    fn add(&mut self, summaries: &[Summary; 2], diary: Diary) {
+    fn add(&mut self, summaries: &[Summary; 2], diary: RoundLog) {
         self.rounds += 1;
         self.time += diary.began.elapsed();
         for fault in diary.faults.into_inner().unwrap() {

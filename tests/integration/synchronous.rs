@@ -7,12 +7,12 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 /// Sessions do not wait for a standby unless their database is configured to.
-const NOBODY_WAITS: &str = "synchronous_commit = local\n";
+const NO_SYNCHRONOUS_COMMIT: &str = "synchronous_commit = local\n";
 const WARNING: &str = "Walpost is a synchronous standby";
 
 #[test]
 fn check_and_run_warn_where_the_names_of_synchronous_standbys_have_walposts() {
-    let server = Server::private(MAJOR, NOBODY_WAITS);
+    let server = Server::private(MAJOR, NO_SYNCHRONOUS_COMMIT);
     let scene = Scene::on_servers(&server, Broker::shared());
     for (names, is_synchronous) in [
         ("*", true),
@@ -49,7 +49,7 @@ in_both_modes! {
 
 /// The first start copies rows, which writes to the journal before anything can be confirmed.
 fn walpost_does_not_wait_for_itself(exactly_once: bool) {
-    let settings = format!("{NOBODY_WAITS}synchronous_standby_names = '*'\n");
+    let settings = format!("{NO_SYNCHRONOUS_COMMIT}synchronous_standby_names = '*'\n");
     let server = Server::private(MAJOR, &settings);
     let scene = Scene::bare_on_servers(&server, Broker::shared());
     let aggregate = scene.aggregate(1);

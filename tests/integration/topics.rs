@@ -15,7 +15,7 @@ const TOPICS: usize = 200;
 /// Creating topics together takes fewer requests, and fewer Kafka transactions, than this. One by
 /// one, there would be one for each topic. Some topics are looked up before all rows have been
 /// read, more of them on machines with few processors.
-const SOME: usize = TOPICS / 2;
+const LOOKUPS_MAX: usize = TOPICS / 2;
 
 /// Returns a command that logs each request to create topics.
 fn run(scene: &Scene) -> Invocation {
@@ -42,7 +42,7 @@ fn insert(scene: &Scene) -> Vec<String> {
 fn judge(scene: &Scene, walpost: Walpost, topics: &[String]) {
     scene.wait_until_confirmed();
     let requests = walpost.logged("creating topics");
-    assert!((1..SOME).contains(&requests), "{requests} requests");
+    assert!((1..LOOKUPS_MAX).contains(&requests), "{requests} requests");
     walpost.terminate().expect_code(0);
     let ends = scene.broker.ends(topics);
     assert_eq!(ends.len(), TOPICS);
@@ -54,7 +54,7 @@ fn judge(scene: &Scene, walpost: Walpost, topics: &[String]) {
     if scene.is_exactly_once() {
         // Waiting for one topic after another does not count as idle time.
         let checkpoints = scene.checkpoints().len();
-        assert!(checkpoints < SOME, "{checkpoints} checkpoints");
+        assert!(checkpoints < LOOKUPS_MAX, "{checkpoints} checkpoints");
     }
 }
 

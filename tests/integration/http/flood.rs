@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-use super::{ANY_PORT, PROBE, probe};
+use super::{ANY_PORT, PROBE_TIMEOUT, probe};
 use crate::support::http::Http;
 use crate::support::scene::Scene;
 use crate::support::wait::{WAIT_TIMEOUT, wait_until};
@@ -39,7 +39,7 @@ fn unfinished_requests_do_not_block_other_clients() {
 
 /// The behavior of the connections in a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rudeness {
+enum FloodBehavior {
     /// The client sends nothing.
     Silent,
     /// The client starts a request and then sends one byte per second.
@@ -63,7 +63,7 @@ struct Flood {
 impl Flood {
     const CONNECTIONS: usize = 400;
 
-    fn start(http: &Http, rudeness: Rudeness) -> Self {
+    fn start(http: &Http, rudeness: FloodBehavior) -> Self {
         const THREADS: usize = 4;
         let (is_over, made) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let threads = (0..THREADS).map(|_| {
@@ -71,7 +71,7 @@ impl Flood {
             thread::spawn(move || {
                 let connect = || {
                     made.fetch_add(1, Ordering::Relaxed);
-                    rude_client(&http, rudeness)
+                    flood_client(&http, rudeness)
                 };
                 let mut clients: Vec<_> = (0..Self::CONNECTIONS / THREADS)
                     .map(|_| connect())
@@ -115,10 +115,13 @@ impl Flood {
 
 /// Connects a misbehaving client. Returns `None` if the server accepts no more connections at the
 /// moment.
-fn rude_client(http: &Http, rudeness: Rudeness) -> Option<TcpStream> {
+fn flood_client(http: &Http, rudeness: FloodBehavior) -> Option<TcpStream> {
     let address: SocketAddr = http.address().parse().unwrap();
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    if matches!(rudeness, Rudeness::NeverReads | Rudeness::Pipelines) {
+    if matches!(
+        rudeness,
+        FloodBehavior::NeverReads | FloodBehavior::Pipelines
+    ) {
         socket.set_recv_buffer_size(4096).unwrap();
     }
     socket
@@ -128,11 +131,11 @@ fn rude_client(http: &Http, rudeness: Rudeness) -> Option<TcpStream> {
     let host = http.address();
     let request = format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n");
     match rudeness {
-        Rudeness::Silent | Rudeness::Pipelines => {}
-        Rudeness::SlowHead => stream.write_all(&request.as_bytes()[..10]).ok()?,
-        Rudeness::IdleKeepAlive => stream.write_all(request.as_bytes()).ok()?,
+        FloodBehavior::Silent | FloodBehavior::Pipelines => {}
+        FloodBehavior::SlowHead => stream.write_all(&request.as_bytes()[..10]).ok()?,
+        FloodBehavior::IdleKeepAlive => stream.write_all(request.as_bytes()).ok()?,
         // Each response has 17 KiB, so the responses exceed the default socket buffers of Linux.
-        Rudeness::NeverReads => stream.write_all(request.repeat(1000).as_bytes()).ok()?,
+        FloodBehavior::NeverReads => stream.write_all(request.repeat(1000).as_bytes()).ok()?,
     }
     stream.set_nonblocking(true).unwrap();
     Some(stream)
@@ -140,17 +143,17 @@ fn rude_client(http: &Http, rudeness: Rudeness) -> Option<TcpStream> {
 
 /// Returns whether the connection has ended or could not be made, after sending more data if
 /// `rudeness` requires it.
-fn has_ended(client: Option<&mut TcpStream>, rudeness: Rudeness, speaks: bool) -> bool {
+fn has_ended(client: Option<&mut TcpStream>, rudeness: FloodBehavior, speaks: bool) -> bool {
     let Some(client) = client else { return true };
     match rudeness {
-        Rudeness::NeverReads => client.take_error().unwrap().is_some(),
-        Rudeness::Pipelines => {
+        FloodBehavior::NeverReads => client.take_error().unwrap().is_some(),
+        FloodBehavior::Pipelines => {
             let requests = "GET /history HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(400);
             let written = client.write(requests.as_bytes());
             written.is_err_and(|error| error.kind() != ErrorKind::WouldBlock)
         }
         _ => {
-            if speaks && rudeness == Rudeness::SlowHead && client.write(b"x").is_err() {
+            if speaks && rudeness == FloodBehavior::SlowHead && client.write(b"x").is_err() {
                 return true;
             }
             let mut bytes = [0; 32 << 10];
@@ -164,7 +167,7 @@ fn has_ended(client: Option<&mut TcpStream>, rudeness: Rudeness, speaks: bool) -
 
 /// The flood comes from the same address as the health probe, for example from a proxy or another
 /// process on the host. A limit per address must not lock out other clients at that address.
-fn health_is_answered_in_a_flood(rudeness: Rudeness) {
+fn health_is_answered_in_a_flood(rudeness: FloodBehavior) {
     let scene = Scene::new();
     let mut walpost = scene.start_with(&ANY_PORT);
     let http = walpost.http();
@@ -178,7 +181,7 @@ fn health_is_answered_in_a_flood(rudeness: Rudeness) {
             let answer = probe(&http, "/healthz");
             let used = walpost.cpu_seconds() - cpu;
             assert!(
-                used < PROBE.as_secs_f64() && began.elapsed() < WAIT_TIMEOUT,
+                used < PROBE_TIMEOUT.as_secs_f64() && began.elapsed() < WAIT_TIMEOUT,
                 "{rudeness:?}: probe {number}, after {used} s of CPU: {answer:?}"
             );
             if answer.is_ok_and(|text| text.ends_with("alive\n")) {
@@ -192,28 +195,28 @@ fn health_is_answered_in_a_flood(rudeness: Rudeness) {
 
 #[test]
 fn health_is_answered_in_a_flood_of_silent_connections() {
-    health_is_answered_in_a_flood(Rudeness::Silent);
+    health_is_answered_in_a_flood(FloodBehavior::Silent);
 }
 
 #[test]
 fn health_is_answered_in_a_flood_of_heads_that_never_end() {
-    health_is_answered_in_a_flood(Rudeness::SlowHead);
+    health_is_answered_in_a_flood(FloodBehavior::SlowHead);
 }
 
 #[test]
 fn health_is_answered_in_a_flood_of_idle_connections() {
-    health_is_answered_in_a_flood(Rudeness::IdleKeepAlive);
+    health_is_answered_in_a_flood(FloodBehavior::IdleKeepAlive);
 }
 
 #[test]
 fn health_responds_during_a_flood_of_unread_responses() {
-    health_is_answered_in_a_flood(Rudeness::NeverReads);
+    health_is_answered_in_a_flood(FloodBehavior::NeverReads);
 }
 
 /// Pipelined requests of one connection alternate with requests of other connections.
 #[test]
 fn health_is_answered_in_a_flood_of_pipelined_requests() {
-    health_is_answered_in_a_flood(Rudeness::Pipelines);
+    health_is_answered_in_a_flood(FloodBehavior::Pipelines);
 }
 
 /// A scraper keeps its connection: connections from another address must not displace it.
@@ -228,7 +231,7 @@ fn flood_from_one_address_ends_no_connection_of_another() {
     let there: SocketAddr = http.address().parse().unwrap();
     socket.connect(&there.into()).unwrap();
     let mut scraper = TcpStream::from(socket);
-    scraper.set_read_timeout(Some(PROBE)).unwrap();
+    scraper.set_read_timeout(Some(PROBE_TIMEOUT)).unwrap();
     let mut scrape = || {
         let request = format!("GET /healthz HTTP/1.1\r\nHost: {there}\r\n\r\n");
         scraper.write_all(request.as_bytes())?;
@@ -243,14 +246,14 @@ fn flood_from_one_address_ends_no_connection_of_another() {
         Ok(())
     };
     scrape().unwrap();
-    let flood = Flood::start(&http, Rudeness::Silent);
+    let flood = Flood::start(&http, FloodBehavior::Silent);
     // Continue until the flood has made three times as many connection attempts as it keeps
     // connections.
     let began = Instant::now();
     while flood.made.load(Ordering::Relaxed) < 3 * Flood::CONNECTIONS {
         scrape().unwrap();
         assert!(
-            began.elapsed() < 12 * PROBE,
+            began.elapsed() < 12 * PROBE_TIMEOUT,
             "the flood doesn't get through"
         );
         thread::sleep(Duration::from_millis(100));
@@ -267,7 +270,7 @@ fn unread_response_times_out() {
     let scene = Scene::new();
     let mut walpost = scene.start_with(&ANY_PORT);
     let http = walpost.http();
-    let client = rude_client(&http, Rudeness::NeverReads).unwrap();
+    let client = flood_client(&http, FloodBehavior::NeverReads).unwrap();
     let began = Instant::now();
     wait_until("the end", || client.take_error().unwrap().is_some());
     assert!(

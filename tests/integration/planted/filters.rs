@@ -9,7 +9,7 @@ use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 /// A function that a partition key calls, and the table with that key.
-const PARTED: &str = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+const PARTITIONED: &str = "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
          $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;
      CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()));";
 
@@ -26,7 +26,7 @@ impl Shop {
         scene.db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO {mallory}"
         ));
-        shop.theirs.run(PARTED);
+        shop.theirs.run(PARTITIONED);
         shop.theirs
             .run(&filter(&publication, "public.outbox", "plot.parted"));
         scene.insert(&scene.aggregate(1), "k");
@@ -186,8 +186,9 @@ fn filters_of_all_tables_of_the_publication_are_examined() {
         "ALTER PUBLICATION {publication} OWNER TO {mallory}"
     ));
     let add = filter(&publication, "plot.other", "plot.parted").replace("SET TABLE", "ADD TABLE");
-    shop.theirs
-        .run(&format!("{PARTED} CREATE TABLE plot.other (a int); {add}"));
+    shop.theirs.run(&format!(
+        "{PARTITIONED} CREATE TABLE plot.other (a int); {add}"
+    ));
     let refused = shop.command(&["run"]).finish().expect_code(3);
     refused
         .expect_mentions(&["row filter on table plot.other that calls satisfies_hash_partition"]);
@@ -201,7 +202,7 @@ fn filter_that_is_added_while_streaming_halts_the_pipeline() {
     scene.db.run(&format!(
         "ALTER ROLE {mallory} REPLICATION; ALTER PUBLICATION {publication} OWNER TO {mallory}"
     ));
-    shop.theirs.run(PARTED);
+    shop.theirs.run(PARTITIONED);
     let walpost = shop.command(&["run", "--snapshot=never"]).start_streaming();
     shop.theirs
         .run(&filter(&publication, "public.outbox", "plot.parted"));

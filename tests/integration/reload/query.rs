@@ -3,7 +3,7 @@
 use super::*;
 use crate::support::http::Http;
 
-const FAILED: &str = "its pipelines go on as they are";
+const FAILED_MESSAGE: &str = "its pipelines go on as they are";
 
 /// A table with names of databases, each of which is a pipeline.
 struct Shards {
@@ -135,7 +135,7 @@ fn broken_source_is_reported_and_changes_nothing() {
     ];
     for (times, (breaks, why, repairs)) in broken.into_iter().enumerate() {
         shards.run(breaks);
-        let line = process.walpost.wait_for_logs(FAILED, times + 1);
+        let line = process.walpost.wait_for_logs(FAILED_MESSAGE, times + 1);
         assert!(line.contains(&why.replace('\\', "")), "{line}");
         wait_until_failed(&http, 1.0);
         shards.run(repairs);
@@ -147,7 +147,9 @@ fn broken_source_is_reported_and_changes_nothing() {
         "INSERT INTO shards VALUES ('{name}', '{name}', true)",
         name = in_file.name
     ));
-    let line = process.walpost.wait_for_logs(FAILED, broken.len() + 1);
+    let line = process
+        .walpost
+        .wait_for_logs(FAILED_MESSAGE, broken.len() + 1);
     assert!(line.contains("another pipeline has that name"), "{line}");
     let changed = head() + &shards.source() + &pipeline(&in_file, "window_records = 500");
     replace(&process.file(), &changed);
@@ -279,7 +281,7 @@ fn add_row(registry: &Scene, row: &serde_json::Value) {
     ));
 }
 
-const BY_HOST: &str =
+const SOURCE_BY_HOST: &str =
     "postgres = 'postgresql://postgres:s3cr3t@{host}:{port}/{dbname}?sslmode=prefer'";
 
 /// If the host were a Unix-domain socket, the password would be sent to it in clear text, whatever
@@ -288,7 +290,7 @@ const BY_HOST: &str =
 fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
     let scene = Scene::new();
     let good = row_of(&scene, serde_json::json!({}));
-    let (registry, source) = registry(&[good], BY_HOST);
+    let (registry, source) = registry(&[good], SOURCE_BY_HOST);
     let folder = reaper::folder("socket");
     let socket = folder.join(format!(".s.PGSQL.{}", scene.server.port));
     let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
@@ -309,10 +311,10 @@ fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
     let evil = serde_json::json!({ "name": "evil", "host": host });
     add_row(&registry, &row_of(&scene, evil));
     wait_until("the row to be read", || {
-        process.walpost.logged(FAILED) > 0 || !is_untouched()
+        process.walpost.logged(FAILED_MESSAGE) > 0 || !is_untouched()
     });
     assert!(is_untouched(), "the row's socket was connected to");
-    let line = process.walpost.wait_for_log(FAILED);
+    let line = process.walpost.wait_for_log(FAILED_MESSAGE);
     for text in [
         "row of pipeline \"evil\"",
         "column host has",
