@@ -30,7 +30,7 @@ pub(crate) use self::error::ConfigError;
 use self::file::{File, FilePipeline, SinkName};
 use self::kafka::kafka_properties;
 use self::pipeline::settings;
-use self::query_results::{Answers, Own};
+use self::query_results::{ExclusiveResource, QueryResults};
 use self::reserved::NamedTopics;
 use self::selection::{choose, names};
 use crate::kafka::credentials::Credentials;
@@ -97,7 +97,7 @@ pub(crate) fn load(
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
 ) -> Result<Loaded, ConfigError> {
-    let mut answers = Answers::default();
+    let mut answers = QueryResults::default();
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn load_offline(
     env: Env<'_>,
     env_vars: impl Iterator<Item = (String, String)>,
 ) -> Result<Loaded, ConfigError> {
-    let mut answers = Answers::offline();
+    let mut answers = QueryResults::offline();
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
@@ -120,7 +120,7 @@ fn define(
     given: &Given<'_>,
     env: Env<'_>,
     env_vars: Vec<(String, String)>,
-    answers: &mut Answers,
+    answers: &mut QueryResults,
 ) -> Result<Reading<Definition>, ConfigError> {
     let path = given.connection.config.as_deref();
     let read = path.map(|path| everything(path, given, env, &env_vars, answers));
@@ -138,7 +138,7 @@ fn everything(
     given: &Given<'_>,
     env: Env<'_>,
     env_vars: &[(String, String)],
-    answers: &mut Answers,
+    answers: &mut QueryResults,
 ) -> Result<(File, Vec<String>), ConfigError> {
     let files = file::read_all(path)?;
     for (path, file) in &files {
@@ -181,16 +181,18 @@ fn everything(
 }
 
 /// Returns what no other pipeline may have.
-fn own(settings: &PipelineSettings) -> Vec<Own> {
-    let topics = settings.own_topics().map(|(name, usage)| Own::Topic {
-        name: name.to_owned(),
-        usage,
-    });
-    let slot = Own::Slot {
+fn own(settings: &PipelineSettings) -> Vec<ExclusiveResource> {
+    let topics = settings
+        .own_topics()
+        .map(|(name, usage)| ExclusiveResource::Topic {
+            name: name.to_owned(),
+            usage,
+        });
+    let slot = ExclusiveResource::Slot {
         slot: settings.target.slot.clone(),
         database: settings.postgres.describe(),
     };
-    [Own::Name(settings.name.clone()), slot]
+    [ExclusiveResource::Name(settings.name.clone()), slot]
         .into_iter()
         .chain(topics)
         .collect()
@@ -203,7 +205,7 @@ pub(crate) struct Configured {
     sink: Option<SinkName>,
     env: fn(&str) -> Option<String>,
     env_vars: fn() -> Vec<(String, String)>,
-    answers: Answers,
+    answers: QueryResults,
 }
 
 impl Configured {
@@ -221,7 +223,7 @@ impl Configured {
             sink,
             env,
             env_vars,
-            answers: Answers::default(),
+            answers: QueryResults::default(),
         }
     }
 }
@@ -309,7 +311,7 @@ pub(crate) fn load_to_administer(
         ..*given
     };
     let env_vars: Vec<_> = env_vars.collect();
-    let (file, failures) = everything(path, &own, env, &env_vars, &mut Answers::default())?;
+    let (file, failures) = everything(path, &own, env, &env_vars, &mut QueryResults::default())?;
     let asked = &connection.pipeline;
     let is_asked = |of: &&FilePipeline| asked.is_empty() || asked.iter().any(|it| it == of.name());
     let are_several = file.pipeline.iter().filter(is_asked).count() > 1;
@@ -475,7 +477,7 @@ fn each_in_one_file(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
 }
 
 fn each_its_own(settings: &[&PipelineSettings]) -> Result<(), ConfigError> {
-    let mut taken: HashMap<Own, &str> = HashMap::new();
+    let mut taken: HashMap<ExclusiveResource, &str> = HashMap::new();
     for second in settings {
         for own in own(second) {
             let excluded = own.excluded();

@@ -47,7 +47,7 @@ use crate::delivery::stats::PipelineStats;
 use crate::delivery::watermark::{Deliveries, Watermark};
 use crate::model::lifecycle::{ErrorKind, State};
 use crate::model::lsn::Lsn;
-use crate::model::outage::{Outage, Say};
+use crate::model::outage::{Outage, OutageMessage};
 use crate::model::rounded::Elapsed;
 use crate::model::window::Window;
 use crate::postgres::catalog::Problem;
@@ -222,14 +222,14 @@ pub(crate) async fn run<S: Sink>(
             Remedy::StandBy => {
                 session_state.record_other_owner();
                 match waiting.failed(Instant::now()) {
-                    Say::Begins => info!(
+                    OutageMessage::Started => info!(
                         pipeline,
                         "standing by: {error}; taking over when it is free"
                     ),
-                    Say::Lasts(lasts, _) => {
+                    OutageMessage::Ongoing(lasts, _) => {
                         info!(pipeline, elapsed = %Elapsed(lasts), "standing by: {error}")
                     }
-                    Say::Nothing => debug!(pipeline, "standing by: {error}"),
+                    OutageMessage::Suppressed => debug!(pipeline, "standing by: {error}"),
                 }
                 recovery::stand_by_delay()
             }
@@ -245,14 +245,16 @@ pub(crate) async fn run<S: Sink>(
                     || holder.is_some() && holder != said_holder;
                 said_holder = holder.or(said_holder);
                 match outage.failed(Instant::now()) {
-                    Say::Begins => warn!(pipeline, %error, delay = %Elapsed(delay), "reconnecting"),
-                    Say::Lasts(lasts, attempt) => {
-                        warn!(pipeline, attempt, elapsed = %Elapsed(lasts), %error, "reconnecting");
-                    }
-                    Say::Nothing if is_news => {
+                    OutageMessage::Started => {
                         warn!(pipeline, %error, delay = %Elapsed(delay), "reconnecting")
                     }
-                    Say::Nothing => {
+                    OutageMessage::Ongoing(lasts, attempt) => {
+                        warn!(pipeline, attempt, elapsed = %Elapsed(lasts), %error, "reconnecting");
+                    }
+                    OutageMessage::Suppressed if is_news => {
+                        warn!(pipeline, %error, delay = %Elapsed(delay), "reconnecting")
+                    }
+                    OutageMessage::Suppressed => {
                         debug!(pipeline, %error, delay = %Elapsed(delay), "reconnecting")
                     }
                 }

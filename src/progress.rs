@@ -169,13 +169,13 @@ impl PaceMeter {
 
 /// Writes log lines to standard error, and hides the bars meanwhile. Blocks while the reader of
 /// standard error does not read.
-pub(crate) struct BesideBars;
+pub(crate) struct BarSafeStderr;
 
 #[expect(
     clippy::disallowed_methods,
     reason = "what comes here was made fit to be shown by `logging`"
 )]
-impl Write for BesideBars {
+impl Write for BarSafeStderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         BARS.suspend(|| io::stderr().write(bytes))
     }

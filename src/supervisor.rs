@@ -11,10 +11,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::MissedTickBehavior;
 use tracing::{error, info, warn};
 
-use self::configuration::{Ask, Reread};
-use self::control::{Answer, Asked, Control, Request};
+use self::configuration::{ReloadRequest, ReloadResult};
+use self::control::{Answer, Control, ControlRequest, Request};
 use self::definitions::{Defined, Definitions, Reading};
-use self::pipelines::{Pipelines, STOPPING, Said};
+use self::pipelines::{Pipelines, RequestResult, STOPPING};
 use self::systemd::Systemd;
 use self::watched_files::WatchedFiles;
 use crate::model::exit::Exit;
@@ -129,7 +129,7 @@ async fn supervise<D: Definitions>(
                 continue;
             }
             _ = hangup.recv() => {
-                supervisor.request_reading(Ask { why: "SIGHUP", is_accepted: false, answer: None });
+                supervisor.request_reading(ReloadRequest { why: "SIGHUP", is_accepted: false, answer: None });
                 continue;
             }
             _ = terminate.recv() => "SIGTERM",
@@ -153,7 +153,7 @@ async fn supervise<D: Definitions>(
 }
 
 /// Returns the next request, or waits indefinitely if there is no control socket.
-async fn next_request(asked: &mut mpsc::Receiver<Asked>) -> Asked {
+async fn next_request(asked: &mut mpsc::Receiver<ControlRequest>) -> ControlRequest {
     match asked.recv().await {
         Some(request) => request,
         None => pending().await,
@@ -163,7 +163,7 @@ async fn next_request(asked: &mut mpsc::Receiver<Asked>) -> Asked {
 /// The state that changes while the process runs.
 struct Supervisor<D> {
     /// Receives requests to reload the configuration.
-    asks_to_read: std::sync::mpsc::Sender<Ask>,
+    asks_to_read: std::sync::mpsc::Sender<ReloadRequest>,
     pipelines: Pipelines<D>,
     registry: Arc<Registry>,
 }
@@ -179,13 +179,13 @@ impl<D: PartialEq> Supervisor<D> {
         self.pipelines.apply(defined);
     }
 
-    fn request_reading(&self, ask: Ask) {
+    fn request_reading(&self, ask: ReloadRequest) {
         // Sending can't fail while the process runs: the receiving thread lives as long as the process.
         let _ = self.asks_to_read.send(ask);
     }
 
     /// Applies a configuration that was read. Refuses to remove most pipelines of a source unless the request accepts that.
-    fn apply_reread(&mut self, Reread { ask, result }: Reread<D>) {
+    fn apply_reread(&mut self, ReloadResult { ask, result }: ReloadResult<D>) {
         let why = ask.why;
         let mut said = Answer::default();
         let mut failed = Vec::new();
@@ -215,7 +215,7 @@ impl<D: PartialEq> Supervisor<D> {
         }
     }
 
-    fn apply(&mut self, next: Vec<Defined<D>>, is_accepted: bool) -> Said {
+    fn apply(&mut self, next: Vec<Defined<D>>, is_accepted: bool) -> RequestResult {
         if self.pipelines.is_stopping() {
             return Err(STOPPING.to_owned());
         }
@@ -233,7 +233,7 @@ impl<D: PartialEq> Supervisor<D> {
         Ok(changes.to_string())
     }
 
-    fn handle_request(&mut self, (request, answer): Asked) {
+    fn handle_request(&mut self, (request, answer): ControlRequest) {
         let names = match &request {
             Request::Stop(names) | Request::Start(names) | Request::Restart(names) => names.clone(),
             Request::List => {
@@ -246,7 +246,7 @@ impl<D: PartialEq> Supervisor<D> {
                 return;
             }
             Request::Reload { accept } => {
-                return self.request_reading(Ask {
+                return self.request_reading(ReloadRequest {
                     why: "walpost pipeline reload",
                     is_accepted: *accept,
                     answer: Some(answer),

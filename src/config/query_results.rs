@@ -17,8 +17,8 @@ use crate::postgres::text_rows::TextRow;
 
 /// The results, and when to run the queries again.
 #[derive(Default)]
-pub(crate) struct Answers {
-    asked: Vec<Asked>,
+pub(crate) struct QueryResults {
+    asked: Vec<QueriedSource>,
     last_rows: Arc<LastRows>,
     /// Whether the file was read before, so that there are running pipelines that can continue.
     has_begun: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Answers {
 }
 
 /// A source and its results.
-struct Asked {
+struct QueriedSource {
     source: QuerySource,
     /// When to run the query again.
     due: Instant,
@@ -41,7 +41,7 @@ struct Asked {
 
 /// A resource that two pipelines must not share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Own {
+pub(super) enum ExclusiveResource {
     Name(String),
     Slot {
         slot: String,
@@ -57,9 +57,9 @@ pub(super) enum Own {
 
 /// A function that returns the resources that a pipeline uses exclusively, or an error if the
 /// pipeline is invalid.
-pub(super) type Judge<'j> = &'j dyn Fn(&FilePipeline) -> Result<Vec<Own>, String>;
+pub(super) type Judge<'j> = &'j dyn Fn(&FilePipeline) -> Result<Vec<ExclusiveResource>, String>;
 
-impl Answers {
+impl QueryResults {
     /// Creates an instance that runs no queries.
     pub(super) fn offline() -> Self {
         Self {
@@ -82,7 +82,7 @@ impl Answers {
         file: &File,
         env: Env<'_>,
         judge: Judge<'_>,
-        mut taken: HashSet<Own>,
+        mut taken: HashSet<ExclusiveResource>,
     ) -> Result<(Vec<FilePipeline>, Vec<String>), ConfigError> {
         let mut next = Vec::new();
         let (mut pipelines, mut failures) = (Vec::new(), Vec::new());
@@ -100,9 +100,9 @@ impl Answers {
                 source: format!("{}: {}", source.describe(env), source.query),
             };
             let filled = |rows| filled(source, &origin, rows, judge, &taken);
-            let Filled { mut used, failure } = match &last {
+            let FilledRow { mut used, failure } = match &last {
                 Ok(rows) => filled(rows.clone()),
-                Err(reason) => Filled {
+                Err(reason) => FilledRow {
                     used: Vec::new(),
                     failure: Some(reason.clone()),
                 },
@@ -126,13 +126,13 @@ impl Answers {
                 failures.push(format!("{}: {reason}", source.describe(env)));
             }
             let mut rows = Vec::with_capacity(used.len());
-            for Used { row, pipeline, own } in used {
+            for ValidRow { row, pipeline, own } in used {
                 self.last_rows.set(pipeline.name(), &row);
                 rows.push(row);
                 pipelines.push(pipeline);
                 taken.extend(own);
             }
-            next.push(Asked {
+            next.push(QueriedSource {
                 source: source.clone(),
                 due: Instant::now() + source.every,
                 last,
@@ -155,7 +155,7 @@ impl Answers {
     }
 }
 
-impl Own {
+impl ExclusiveResource {
     /// Returns the resources of other pipelines that conflict with this one.
     pub(super) fn excluded(&self) -> Vec<Self> {
         match self {
@@ -181,7 +181,7 @@ impl Own {
     }
 }
 
-impl fmt::Display for Own {
+impl fmt::Display for ExclusiveResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(_) => f.write_str("another pipeline has that name"),
@@ -196,16 +196,16 @@ impl fmt::Display for Own {
     }
 }
 
-struct Filled {
-    used: Vec<Used>,
+struct FilledRow {
+    used: Vec<ValidRow>,
     failure: Option<String>,
 }
 
 /// A row that defines a valid pipeline.
-struct Used {
+struct ValidRow {
     row: TextRow,
     pipeline: FilePipeline,
-    own: Vec<Own>,
+    own: Vec<ExclusiveResource>,
 }
 
 /// Returns the result of the query, sorted so that the order does not depend on the server.
@@ -225,10 +225,12 @@ fn query_rows(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<Te
 /// Returns the names and slots that occur in several rows. None of these rows is used. Otherwise,
 /// any role that can add a row could take over another pipeline's slot and checkpoint with a row
 /// that sorts first.
-fn shared<'p>(judged: impl Iterator<Item = &'p (FilePipeline, Vec<Own>)>) -> HashSet<Own> {
+fn shared<'p>(
+    judged: impl Iterator<Item = &'p (FilePipeline, Vec<ExclusiveResource>)>,
+) -> HashSet<ExclusiveResource> {
     let (mut seen, mut shared) = (HashSet::new(), HashSet::new());
     for own in judged.flat_map(|(_, own)| own) {
-        if !matches!(own, Own::Topic { .. }) && !seen.insert(own) {
+        if !matches!(own, ExclusiveResource::Topic { .. }) && !seen.insert(own) {
             shared.insert(own.clone());
         }
     }
@@ -241,8 +243,8 @@ fn filled(
     origin: &Origin,
     rows: Vec<TextRow>,
     judge: Judge<'_>,
-    taken: &HashSet<Own>,
-) -> Filled {
+    taken: &HashSet<ExclusiveResource>,
+) -> FilledRow {
     let (mut used, mut failure, mut refused) = (Vec::new(), None, 0);
     let judged = rows.into_iter().map(|row| {
         let found = source.fill_template(&row).and_then(|filled| {
@@ -258,10 +260,10 @@ fn filled(
     let mut in_rows = HashSet::new();
     for (row, found) in judged {
         let found = found.and_then(|(pipeline, own)| {
-            let is_taken = |other: &Own| {
+            let is_taken = |other: &ExclusiveResource| {
                 taken.contains(other) || shared.contains(other) || in_rows.contains(other)
             };
-            let is_free = |own: &Own| !own.excluded().iter().any(is_taken);
+            let is_free = |own: &ExclusiveResource| !own.excluded().iter().any(is_taken);
             match own.iter().find(|own| !is_free(own)) {
                 Some(own) => Err(own.to_string()),
                 None => Ok((pipeline, own)),
@@ -270,7 +272,7 @@ fn filled(
         match found {
             Ok((pipeline, own)) => {
                 in_rows.extend(own.clone());
-                used.push(Used { row, pipeline, own });
+                used.push(ValidRow { row, pipeline, own });
             }
             Err(reason) => {
                 refused += 1;
@@ -282,5 +284,5 @@ fn filled(
         1 => reason,
         _ => format!("{refused} rows can't be used. {reason}"),
     });
-    Filled { used, failure }
+    FilledRow { used, failure }
 }

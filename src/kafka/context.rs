@@ -17,7 +17,7 @@ use crate::delivery::failure::{DeliveryFailure, RefusalCause, RefusedRecord};
 use crate::delivery::watermark::{Deliveries, Tag};
 use crate::escape::shell_word_on_one_line;
 use crate::model::lifecycle::ErrorKind;
-use crate::model::outage::{Outage, Say};
+use crate::model::outage::{Outage, OutageMessage};
 use crate::model::rounded::Elapsed;
 use crate::sink::needed_limit;
 
@@ -225,11 +225,13 @@ impl Context {
         }
         let pipeline = &self.pipeline;
         match lock(&self.cluster).failed(Instant::now()) {
-            Say::Begins => warn!(pipeline, reason, "Kafka is unreachable; waiting for it"),
-            Say::Lasts(lasts, _) => {
+            OutageMessage::Started => {
+                warn!(pipeline, reason, "Kafka is unreachable; waiting for it")
+            }
+            OutageMessage::Ongoing(lasts, _) => {
                 warn!(pipeline, reason, elapsed = %Elapsed(lasts), "Kafka is still unreachable")
             }
-            Say::Nothing => debug!(pipeline, reason, "Kafka is unreachable"),
+            OutageMessage::Suppressed => debug!(pipeline, reason, "Kafka is unreachable"),
         }
     }
 
@@ -444,18 +446,18 @@ impl Context {
         let (pipeline, origin) = (&self.pipeline, self.credentials.origin());
         let secret = self.tokens().map_or("password", |_| "token");
         match lock(&self.refused).failed(Instant::now()) {
-            Say::Begins => warn!(
+            OutageMessage::Started => warn!(
                 pipeline,
                 reason,
                 "Kafka refuses the connection that it accepted earlier; trying again. The {secret} comes from {origin}"
             ),
-            Say::Lasts(lasts, _) => warn!(
+            OutageMessage::Ongoing(lasts, _) => warn!(
                 pipeline,
                 reason,
                 elapsed = %Elapsed(lasts),
                 "Kafka still refuses the connection; trying again. The {secret} comes from {origin}"
             ),
-            Say::Nothing => {}
+            OutageMessage::Suppressed => {}
         }
     }
 
@@ -465,14 +467,14 @@ impl Context {
         *lock(&self.cause) = Some(reason.to_owned());
         let pipeline = &self.pipeline;
         match lock(&self.broker).failed(Instant::now()) {
-            Say::Begins => warn!(pipeline, reason, "Kafka broker connection failed"),
-            Say::Lasts(_, failures) => {
+            OutageMessage::Started => warn!(pipeline, reason, "Kafka broker connection failed"),
+            OutageMessage::Ongoing(_, failures) => {
                 warn!(
                     pipeline,
                     reason, failures, "Kafka broker connections still fail"
                 );
             }
-            Say::Nothing => debug!(pipeline, reason, "Kafka broker connection failed"),
+            OutageMessage::Suppressed => debug!(pipeline, reason, "Kafka broker connection failed"),
         }
     }
 }

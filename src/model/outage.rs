@@ -9,7 +9,7 @@ const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 /// Whether an outage is in progress, and when it was last logged.
 #[derive(Debug)]
 pub(crate) struct Outage {
-    state: Option<Since>,
+    state: Option<OngoingOutage>,
     reminder: Duration,
     is_silent: bool,
 }
@@ -21,21 +21,21 @@ impl Default for Outage {
 }
 
 #[derive(Debug)]
-struct Since {
+struct OngoingOutage {
     began: Instant,
-    said: Instant,
+    logged_at: Instant,
     failures: u64,
 }
 
 /// The message that a failure calls for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Say {
+pub(crate) enum OutageMessage {
     /// The outage started with this failure.
-    Begins,
+    Started,
     /// The outage has lasted this long, with this many failures.
-    Lasts(Duration, u64),
+    Ongoing(Duration, u64),
     /// No message, because the last one was logged too recently.
-    Nothing,
+    Suppressed,
 }
 
 impl Outage {
@@ -64,19 +64,19 @@ impl Outage {
             return Say::Nothing;
         }
         let Some(since) = &mut self.state else {
-            self.state = Some(Since {
+            self.state = Some(OngoingOutage {
                 began: now,
-                said: now,
+                logged_at: now,
                 failures: 1,
             });
-            return Say::Begins;
+            return OutageMessage::Started;
         };
         since.failures += 1;
-        if now.duration_since(since.said) < self.reminder {
-            return Say::Nothing;
+        if now.duration_since(since.logged_at) < self.reminder {
+            return OutageMessage::Suppressed;
         }
-        since.said = now;
-        Say::Lasts(now.duration_since(since.began), since.failures)
+        since.logged_at = now;
+        OutageMessage::Ongoing(now.duration_since(since.began), since.failures)
     }
 
     /// Ends the outage. Returns how long it lasted, or `None` if there was none.
@@ -97,22 +97,22 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut outage = Outage::default();
         assert_eq!(outage.end(at(0)), None);
-        let said: Vec<_> = (0..150)
+        let messages: Vec<_> = (0..150)
             .map(|second| (second, outage.failed(at(second))))
             .collect();
-        let spoken: Vec<_> = said
+        let spoken: Vec<_> = messages
             .into_iter()
-            .filter(|(_, say)| *say != Say::Nothing)
+            .filter(|(_, say)| *say != OutageMessage::Suppressed)
             .collect();
         assert_eq!(
             spoken,
             [
-                (0, Say::Begins),
-                (60, Say::Lasts(Duration::from_secs(60), 61)),
-                (120, Say::Lasts(Duration::from_secs(120), 121)),
+                (0, OutageMessage::Started),
+                (60, OutageMessage::Ongoing(Duration::from_secs(60), 61)),
+                (120, OutageMessage::Ongoing(Duration::from_secs(120), 121)),
             ]
         );
         assert_eq!(outage.end(at(150)), Some(Duration::from_secs(150)));
-        assert_eq!(outage.failed(at(151)), Say::Begins);
+        assert_eq!(outage.failed(at(151)), OutageMessage::Started);
     }
 }

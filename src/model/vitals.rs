@@ -49,7 +49,7 @@ pub struct OpenTransaction {
     pub xid: String,
     /// The number of transaction IDs assigned since this one.
     pub age: i64,
-    pub whose: Whose,
+    pub whose: TransactionOwner,
     pub role: Option<String>,
     pub database: Option<String>,
     /// When the transaction began or was prepared, in microseconds since 1970. PostgreSQL shows this for other roles'
@@ -59,7 +59,7 @@ pub struct OpenTransaction {
 
 /// The owner of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum TransactionOwner {
     /// A session, identified by the process ID of its backend.
     Session(i32),
     /// A prepared transaction, identified by its name; no session owns it.

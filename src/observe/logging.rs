@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::format::Writer;
 use super::log_queue::LogQueue;
 use crate::escape::{self, Escaping};
 use crate::progress;
-use crate::progress::BesideBars;
+use crate::progress::BarSafeStderr;
 
 static QUEUE: LazyLock<LogQueue> = LazyLock::new(LogQueue::default);
 
@@ -44,7 +44,7 @@ pub(crate) fn start(format: LogFormat, filter: &str) -> Result<FlushGuard, Strin
         format!("--log-level {filter:?}: {error}; expected error, warn, info, debug or trace")
     })?;
     QUEUE
-        .write_to(BesideBars, |count| {
+        .write_to(BarSafeStderr, |count| {
             warn!(
                 count,
                 "log lines were dropped: standard error was not read in time, or could not be written to"

@@ -17,10 +17,10 @@ use super::problem::{self, Kind, Problem};
 use crate::delivery::stats::{About, LifecycleSnapshot, Totals};
 use crate::model::lifecycle::State;
 use crate::model::lsn::Lsn;
-use crate::model::outage::{Outage, Say};
+use crate::model::outage::{Outage, OutageMessage};
 use crate::model::rounded::{self, Elapsed};
 use crate::model::time::seconds;
-use crate::model::vitals::{OpenTransaction, SlotVitals, Vitals, Whose};
+use crate::model::vitals::{OpenTransaction, SlotVitals, TransactionOwner, Vitals};
 
 /// How often an ongoing problem is logged again.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(600);
@@ -69,9 +69,9 @@ pub struct Lasting {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// The problem was detected for the first time.
-    Begins(Problem),
+    Started(Problem),
     /// The problem persists, and has lasted this long.
-    Lasts(Problem, Duration),
+    Ongoing(Problem, Duration),
     /// The problem ended after this time.
     Over(Kind, Duration),
 }
@@ -79,11 +79,11 @@ pub(crate) enum Line {
 impl Line {
     pub(crate) fn log(&self, pipeline: &str) {
         match self {
-            Self::Begins(problem) => {
+            Self::Started(problem) => {
                 let (kind, line) = (problem.kind.name(), problem.line());
                 warn!(pipeline, problem = kind, "watchdog: {line}");
             }
-            Self::Lasts(problem, lasts) => {
+            Self::Ongoing(problem, lasts) => {
                 let (kind, line) = (problem.kind.name(), problem.line());
                 warn!(pipeline, problem = kind, elapsed = %Elapsed(*lasts), "watchdog: {line}");
             }
@@ -193,9 +193,9 @@ impl Watchdog {
         }
         let problem = open.problem.clone();
         match open.said.failed(facts.now) {
-            Say::Begins => Some(Line::Begins(problem)),
-            Say::Lasts(lasts, _) => Some(Line::Lasts(problem, whole(lasts))),
-            Say::Nothing => None,
+            OutageMessage::Started => Some(Line::Started(problem)),
+            OutageMessage::Ongoing(lasts, _) => Some(Line::Ongoing(problem, whole(lasts))),
+            OutageMessage::Suppressed => None,
         }
     }
 
@@ -452,13 +452,13 @@ fn long_transaction(oldest: &OpenTransaction, open: Duration, held: u64) -> Prob
         None => format!("for {} at least", rounded::age(open.as_secs_f64())),
     };
     let (who, remedy) = match &oldest.whose {
-        Whose::Session(pid) => (
+        TransactionOwner::Session(pid) => (
             format!("PID {pid}"),
             format!(
                 "Ask its owner to end it, or roll it back: SELECT pg_catalog.pg_terminate_backend({pid})"
             ),
         ),
-        Whose::Prepared(name) => {
+        TransactionOwner::Prepared(name) => {
             let quoted = name.replace('\'', "''");
             // With standard_conforming_strings = off, a backslash would escape the quote that
             // follows.

@@ -73,7 +73,7 @@ pub struct Core {
 /// Counts of messages in the WAL that are not events of this outbox. A message that is sent again
 /// is counted again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LeftAlone {
+pub struct IgnoredCounts {
     /// Transactional messages with another prefix.
     pub foreign: u64,
     /// Non-transactional messages with any prefix.
@@ -277,7 +277,7 @@ impl Core {
 
     /// Returns the counts of messages that are not events of this outbox, or `None` for a table.
     #[must_use]
-    pub fn left_alone(&self) -> Option<LeftAlone> {
+    pub fn left_alone(&self) -> Option<IgnoredCounts> {
         match &self.source {
             Source::Table(_) => None,
             Source::Messages(source) => Some(source.left_alone),
@@ -288,7 +288,7 @@ impl Core {
     /// core returned.
     pub fn resume_counts(
         &mut self,
-        left_alone: Option<LeftAlone>,
+        left_alone: Option<IgnoredCounts>,
         dead_letters: Option<DeadLetterCounts>,
     ) {
         if let (Source::Messages(source), Some(before)) = (&mut self.source, left_alone) {

@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::{RetentionError, RetentionReport, pass_of_table};
-use crate::model::outage::{Outage, Say};
+use crate::model::outage::{Outage, OutageMessage};
 use crate::model::rounded::Elapsed;
 use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::{Catalog, CatalogError};
@@ -120,11 +120,11 @@ fn log_problems(settings: &PipelineSettings, outage: &mut Outage, mut troubles: 
     let say = outage.failed(Instant::now());
     for trouble in troubles {
         match say {
-            Say::Begins => warn!(pipeline, "maintenance failed: {trouble}"),
-            Say::Lasts(lasts, _) => {
+            OutageMessage::Started => warn!(pipeline, "maintenance failed: {trouble}"),
+            OutageMessage::Ongoing(lasts, _) => {
                 warn!(pipeline, elapsed = %Elapsed(lasts), "maintenance still fails: {trouble}")
             }
-            Say::Nothing => debug!(pipeline, "maintenance still fails: {trouble}"),
+            OutageMessage::Suppressed => debug!(pipeline, "maintenance still fails: {trouble}"),
         }
     }
 }

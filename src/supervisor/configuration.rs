@@ -12,7 +12,7 @@ use super::definitions::{Definitions, Reading};
 use super::watched_files::{POLL_INTERVAL, WatchedFiles};
 
 /// A request to reload the configuration.
-pub(super) struct Ask {
+pub(super) struct ReloadRequest {
     /// The reason for the reload, for the log.
     pub why: &'static str,
     /// Whether the operator has agreed to the removal of most pipelines.
@@ -22,8 +22,8 @@ pub(super) struct Ask {
 }
 
 /// The result of a reload.
-pub(super) struct Reread<D> {
-    pub ask: Ask,
+pub(super) struct ReloadResult<D> {
+    pub ask: ReloadRequest,
     pub result: Result<Reading<D>, String>,
 }
 
@@ -35,14 +35,14 @@ pub(super) struct Reread<D> {
 pub(super) fn watch<D: Definitions>(
     mut definitions: D,
     mut places: WatchedFiles,
-    reread: to_async::Sender<Reread<D::Definition>>,
-) -> io::Result<mpsc::Sender<Ask>> {
+    reread: to_async::Sender<ReloadResult<D::Definition>>,
+) -> io::Result<mpsc::Sender<ReloadRequest>> {
     let (asks, asked) = mpsc::channel();
     thread::Builder::new()
         .name("configuration".to_owned())
         .spawn(move || {
             loop {
-                let by_itself = |why| Ask {
+                let by_itself = |why| ReloadRequest {
                     why,
                     is_accepted: false,
                     answer: None,
@@ -61,7 +61,7 @@ pub(super) fn watch<D: Definitions>(
                 // Captured before the files are read, so that no change is missed.
                 places = WatchedFiles::capture(definitions.places());
                 let result = definitions.read();
-                if reread.blocking_send(Reread { ask, result }).is_err() {
+                if reread.blocking_send(ReloadResult { ask, result }).is_err() {
                     return;
                 }
             }
@@ -119,7 +119,7 @@ mod tests {
         let mut next = || {
             loop {
                 match results.try_recv() {
-                    Ok(Reread { ask, result }) => {
+                    Ok(ReloadResult { ask, result }) => {
                         return (ask.why, result.expect_err("the text of the file"));
                     }
                     Err(_) => assert!(began.elapsed() < TIMEOUT, "it was not read"),
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(next(), ("a changed file", "changed".to_owned()));
         let again = "written while it is read".to_owned();
         assert_eq!(next(), ("a changed file", again.clone()));
-        let ask = Ask {
+        let ask = ReloadRequest {
             why: "an order",
             is_accepted: false,
             answer: None,

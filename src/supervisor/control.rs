@@ -56,7 +56,7 @@ pub(crate) struct Answer {
 }
 
 /// A request, and the channel for its answer.
-pub(super) type Asked = (Request, oneshot::Sender<Answer>);
+pub(super) type ControlRequest = (Request, oneshot::Sender<Answer>);
 
 /// The control socket can't be created.
 #[derive(Debug, thiserror::Error)]
@@ -167,7 +167,7 @@ impl Control {
     ///
     /// # Errors
     /// Returns an error if the socket can't be registered with the runtime.
-    pub(super) fn serve(&self, asked: mpsc::Sender<Asked>) -> io::Result<()> {
+    pub(super) fn serve(&self, asked: mpsc::Sender<ControlRequest>) -> io::Result<()> {
         let listener = UnixListener::from_std(self.listener.try_clone()?)?;
         info!("walpost pipeline is answered at {}", self.path.display());
         tokio::spawn(accept(listener, asked));
@@ -175,7 +175,7 @@ impl Control {
     }
 }
 
-async fn accept(listener: UnixListener, asked: mpsc::Sender<Asked>) {
+async fn accept(listener: UnixListener, asked: mpsc::Sender<ControlRequest>) {
     let room = Arc::new(Semaphore::new(CLIENTS_MAX));
     loop {
         let Ok(seat) = Arc::clone(&room).acquire_owned().await else {
@@ -199,7 +199,10 @@ async fn accept(listener: UnixListener, asked: mpsc::Sender<Asked>) {
     }
 }
 
-async fn serve_client(mut stream: UnixStream, asked: &mpsc::Sender<Asked>) -> io::Result<()> {
+async fn serve_client(
+    mut stream: UnixStream,
+    asked: &mpsc::Sender<ControlRequest>,
+) -> io::Result<()> {
     let client = stream.peer_cred()?.uid();
     if !may_ask(client) {
         warn!(

@@ -50,12 +50,12 @@ pub(super) struct Changes {
     pub unchanged: usize,
     /// A source that would lose more pipelines than it keeps. A partially written file, an unmounted folder and a query of
     /// the wrong table would have the same effect.
-    pub doubtful: Option<Doubtful>,
+    pub doubtful: Option<SuspectRemoval>,
 }
 
 /// The pipelines of a source that would be removed, and the number that would be kept.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Doubtful {
+pub(super) struct SuspectRemoval {
     pub source: String,
     pub removed: Vec<String>,
     pub left: usize,
@@ -83,7 +83,7 @@ impl Changes {
             }
         }
         let stay: HashSet<_> = next.iter().map(|of| of.settings.name.as_str()).collect();
-        let mut sources: BTreeMap<&str, Doubtful> = BTreeMap::new();
+        let mut sources: BTreeMap<&str, SuspectRemoval> = BTreeMap::new();
         for known in now {
             let source = sources.entry(known.source).or_default();
             if stay.contains(known.name) {
@@ -93,11 +93,11 @@ impl Changes {
                 changes.removed.push(known.name.to_owned());
             }
         }
-        let doubtful = |(_, of): &(&str, Doubtful)| of.removed.len() > of.left;
+        let doubtful = |(_, of): &(&str, SuspectRemoval)| of.removed.len() > of.left;
         changes.doubtful = sources
             .into_iter()
             .find(doubtful)
-            .map(|(source, of)| Doubtful {
+            .map(|(source, of)| SuspectRemoval {
                 source: source.to_owned(),
                 ..of
             });

@@ -36,7 +36,7 @@ pub(super) enum Ended {
 }
 
 /// The number of the start that ended, and how it ended.
-pub(super) type Ending = (u64, Ended);
+pub(super) type EndedStart = (u64, Ended);
 
 /// Number of pipelines that create their Kafka client at startup, so that problems with it are detected before the first
 /// event. The remaining pipelines create theirs when they need it.
@@ -46,13 +46,13 @@ const EAGER_PIPELINES: usize = 10;
 pub(super) const STOPPING: &str = "walpost is stopping";
 
 /// The result of a request: what was done, or why it was refused.
-pub(super) type Said = Result<String, String>;
+pub(super) type RequestResult = Result<String, String>;
 
 /// All pipelines.
 pub(super) struct Pipelines<D> {
     all: Vec<Entry<D>>,
     registry: Arc<Registry>,
-    endings: mpsc::UnboundedSender<Ending>,
+    endings: mpsc::UnboundedSender<EndedStart>,
     /// Number of pipeline starts so far.
     starts: u64,
     is_stopping: bool,
@@ -69,20 +69,20 @@ struct Entry<D> {
     orders: watch::Sender<Order>,
     phase: Phase,
     /// Requests that wait for the pipeline to end.
-    waiting: Vec<oneshot::Sender<Said>>,
+    waiting: Vec<oneshot::Sender<RequestResult>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
     /// The pipeline is draining; then follows the given step.
-    Draining(Then),
+    Draining(NextStep),
     /// The pipeline has ended, by itself or on request.
     Over(Ended),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Then {
+enum NextStep {
     Stop,
     Start,
     Remove,
@@ -91,9 +91,9 @@ enum Then {
 impl Phase {
     /// Returns the next step for a pipeline that ended in this phase. `None` if it ended by itself, or if it halted while it
     /// was being stopped.
-    fn next_step(self, ended: Ended) -> Option<Then> {
+    fn next_step(self, ended: Ended) -> Option<NextStep> {
         match (self, ended) {
-            (Self::Draining(Then::Stop), Ended::Halted | Ended::Defect) => None,
+            (Self::Draining(NextStep::Stop), Ended::Halted | Ended::Defect) => None,
             // The new definition may fix the cause of a halt.
             (Self::Draining(then), _) => Some(then),
             (Self::Running | Self::Over(_), _) => None,
@@ -104,13 +104,13 @@ impl Phase {
     /// is unchanged.
     fn continues(self, is_same: bool) -> bool {
         // A pipeline that was removed and added again has to be restarted.
-        is_same && self != Self::Draining(Then::Remove)
+        is_same && self != Self::Draining(NextStep::Remove)
     }
 }
 
 impl<D: PartialEq> Pipelines<D> {
     /// Creates an empty set of pipelines. Pipelines are listed in `registry`, and report to `endings` when they end.
-    pub(super) fn new(registry: Arc<Registry>, endings: mpsc::UnboundedSender<Ending>) -> Self {
+    pub(super) fn new(registry: Arc<Registry>, endings: mpsc::UnboundedSender<EndedStart>) -> Self {
         Self {
             all: Vec::new(),
             registry,
@@ -122,7 +122,7 @@ impl<D: PartialEq> Pipelines<D> {
 
     /// Returns the changes that applying `next` would make.
     pub(super) fn changes(&self, next: &[Defined<D>]) -> Changes {
-        let is_going = |entry: &&Entry<D>| entry.phase == Phase::Draining(Then::Remove);
+        let is_going = |entry: &&Entry<D>| entry.phase == Phase::Draining(NextStep::Remove);
         let stay = self.all.iter().filter(|entry| !is_going(entry));
         let now: Vec<_> = stay
             .map(|entry| Known {
@@ -142,7 +142,7 @@ impl<D: PartialEq> Pipelines<D> {
             let name = &self.all[gone].settings.name;
             if !names.contains(name) {
                 let slot = &self.all[gone].settings.target.slot;
-                if self.all[gone].phase == Phase::Draining(Then::Remove) {
+                if self.all[gone].phase == Phase::Draining(NextStep::Remove) {
                     continue;
                 }
                 warn!(
@@ -150,7 +150,7 @@ impl<D: PartialEq> Pipelines<D> {
                     "removed from the configuration: it is stopped, and its slot {slot:?} stays, for which PostgreSQL retains WAL. \
                      Where it is not needed any more: SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
                 );
-                self.end_pipeline(gone, Then::Remove, None);
+                self.end_pipeline(gone, NextStep::Remove, None);
             }
         }
         self.all.retain(|entry| {
@@ -182,14 +182,14 @@ impl<D: PartialEq> Pipelines<D> {
             (entry.settings, entry.definition) = (defined.settings, defined.definition);
             // A pipeline that was stopped by the operator stays stopped until the operator starts it.
             let then = match entry.phase {
-                Phase::Over(Ended::Stopped) | Phase::Draining(Then::Stop) => continue,
+                Phase::Over(Ended::Stopped) | Phase::Draining(NextStep::Stop) => continue,
                 Phase::Running if waits_for_copy => {
-                    entry.phase = Phase::Draining(Then::Start);
+                    entry.phase = Phase::Draining(NextStep::Start);
                     entry.orders.send_replace(Order::DrainAfterCopy);
                     continue;
                 }
-                Phase::Draining(Then::Start) => continue,
-                _ => Then::Start,
+                Phase::Draining(NextStep::Start) => continue,
+                _ => NextStep::Start,
             };
             self.end_pipeline(at, then, None);
         }
@@ -251,29 +251,34 @@ impl<D: PartialEq> Pipelines<D> {
     }
 
     /// Stops a pipeline on request. The result is sent to `waits` once it has stopped.
-    pub(super) fn stop(&mut self, name: &str, waits: oneshot::Sender<Said>) {
-        self.handle_request(name, Then::Stop, waits);
+    pub(super) fn stop(&mut self, name: &str, waits: oneshot::Sender<RequestResult>) {
+        self.handle_request(name, NextStep::Stop, waits);
     }
 
     /// Like [`Self::stop`], but starts the pipeline again afterwards.
-    pub(super) fn restart(&mut self, name: &str, waits: oneshot::Sender<Said>) {
-        self.handle_request(name, Then::Start, waits);
+    pub(super) fn restart(&mut self, name: &str, waits: oneshot::Sender<RequestResult>) {
+        self.handle_request(name, NextStep::Start, waits);
     }
 
     /// Starts a pipeline that has halted or was stopped.
-    pub(super) fn start_again(&mut self, name: &str, waits: oneshot::Sender<Said>) {
+    pub(super) fn start_again(&mut self, name: &str, waits: oneshot::Sender<RequestResult>) {
         let at = self.position(name);
         if at.is_some_and(|at| self.all[at].phase == Phase::Running) {
             let _ = waits.send(Ok(format!("{name} is running already")));
             return;
         }
-        self.handle_request(name, Then::Start, waits);
+        self.handle_request(name, NextStep::Start, waits);
     }
 
-    fn handle_request(&mut self, name: &str, then: Then, waits: oneshot::Sender<Said>) {
+    fn handle_request(
+        &mut self,
+        name: &str,
+        then: NextStep,
+        waits: oneshot::Sender<RequestResult>,
+    ) {
         let found = self.position(name).filter(|&at| {
             // This pipeline is no longer in the configuration.
-            self.all[at].phase != Phase::Draining(Then::Remove)
+            self.all[at].phase != Phase::Draining(NextStep::Remove)
         });
         let refused = match found {
             _ if self.is_stopping => STOPPING.to_owned(),
@@ -282,8 +287,8 @@ impl<D: PartialEq> Pipelines<D> {
                     pipeline = name,
                     "{} on request",
                     match then {
-                        Then::Stop | Then::Remove => "stopping",
-                        Then::Start => "starting again",
+                        NextStep::Stop | NextStep::Remove => "stopping",
+                        NextStep::Start => "starting again",
                     }
                 );
                 return self.end_pipeline(at, then, Some(waits));
@@ -306,15 +311,20 @@ impl<D: PartialEq> Pipelines<D> {
     }
 
     /// Ends the pipeline if it has not ended yet, then takes the step `then`.
-    fn end_pipeline(&mut self, at: usize, then: Then, waits: Option<oneshot::Sender<Said>>) {
+    fn end_pipeline(
+        &mut self,
+        at: usize,
+        then: NextStep,
+        waits: Option<oneshot::Sender<RequestResult>>,
+    ) {
         let entry = &mut self.all[at];
         entry.waiting.extend(waits);
         match entry.phase {
             Phase::Running | Phase::Draining(_) => {
                 entry.phase = Phase::Draining(then);
                 entry.orders.send_replace(match then {
-                    Then::Stop => Order::Pause,
-                    Then::Start | Then::Remove => Order::Drain,
+                    NextStep::Stop => Order::Pause,
+                    NextStep::Start | NextStep::Remove => Order::Drain,
                 });
             }
             Phase::Over(_) => self.take_step(at, then),
@@ -322,12 +332,12 @@ impl<D: PartialEq> Pipelines<D> {
     }
 
     /// Takes the step `then` after the pipeline has ended, and answers the requests that waited for it.
-    fn take_step(&mut self, at: usize, then: Then) {
+    fn take_step(&mut self, at: usize, then: NextStep) {
         let entry = &mut self.all[at];
         let name = entry.settings.name.clone();
         let waiting = std::mem::take(&mut entry.waiting);
         let said = match then {
-            Then::Stop => {
+            NextStep::Stop => {
                 entry.phase = Phase::Over(Ended::Stopped);
                 entry.stats.entered(State::Stopped);
                 format!(
@@ -336,12 +346,12 @@ impl<D: PartialEq> Pipelines<D> {
                     entry.settings.target.slot
                 )
             }
-            Then::Start => {
+            NextStep::Start => {
                 self.start(at);
                 self.publish();
                 format!("{name} is started; its counters begin again at 0")
             }
-            Then::Remove => {
+            NextStep::Remove => {
                 // The caller removes the entry, because it may be iterating over all of them.
                 entry.phase = Phase::Over(Ended::Stopped);
                 format!("{name} was removed from the configuration")
@@ -353,15 +363,15 @@ impl<D: PartialEq> Pipelines<D> {
     }
 
     /// Handles the end of a pipeline.
-    pub(super) fn handle_ended(&mut self, (start, ended): Ending) {
+    pub(super) fn handle_ended(&mut self, (start, ended): EndedStart) {
         let Some(at) = self.all.iter().position(|entry| entry.start == start) else {
             return;
         };
         let entry = &mut self.all[at];
         let phase = std::mem::replace(&mut entry.phase, Phase::Over(ended));
         match phase.next_step(ended) {
-            Some(Then::Remove) => {
-                self.take_step(at, Then::Remove);
+            Some(NextStep::Remove) => {
+                self.take_step(at, NextStep::Remove);
                 self.all.remove(at);
                 self.publish();
             }
@@ -382,7 +392,7 @@ impl<D: PartialEq> Pipelines<D> {
         self.is_stopping = true;
         for entry in &mut self.all {
             if matches!(entry.phase, Phase::Running | Phase::Draining(_)) {
-                entry.phase = Phase::Draining(Then::Stop);
+                entry.phase = Phase::Draining(NextStep::Stop);
                 entry.orders.send_replace(Order::Drain);
             }
         }
@@ -567,7 +577,7 @@ struct Report {
     name: String,
     start: u64,
     stats: Arc<PipelineStats>,
-    endings: mpsc::UnboundedSender<Ending>,
+    endings: mpsc::UnboundedSender<EndedStart>,
     ending: Ended,
 }
 
@@ -601,7 +611,7 @@ mod tests {
     #[test]
     fn pipeline_that_has_ended_does_what_it_was_asked_for() {
         use Ended::{Defect, Halted, Stopped};
-        use Then::{Remove, Start, Stop};
+        use NextStep::{Remove, Start, Stop};
         for (then, ended, expected) in [
             (Start, Stopped, Some(Start)),
             (Start, Halted, Some(Start)),
@@ -623,11 +633,11 @@ mod tests {
 
     #[test]
     fn pipeline_that_is_added_again_while_it_is_removed_starts_again() {
-        assert!(!Phase::Draining(Then::Remove).continues(true));
+        assert!(!Phase::Draining(NextStep::Remove).continues(true));
         for phase in [
             Phase::Running,
-            Phase::Draining(Then::Start),
-            Phase::Draining(Then::Stop),
+            Phase::Draining(NextStep::Start),
+            Phase::Draining(NextStep::Stop),
             Phase::Over(Ended::Halted),
         ] {
             assert!(phase.continues(true), "{phase:?}");

@@ -80,11 +80,11 @@ impl Scene {
         };
         for line in self.watchdog.check(&facts) {
             let (begins, kind) = match line {
-                Line::Begins(problem) => {
+                Line::Started(problem) => {
                     self.last = problem.line();
                     ("begins", problem.kind)
                 }
-                Line::Lasts(problem, _) => ("lasts", problem.kind),
+                Line::Ongoing(problem, _) => ("lasts", problem.kind),
                 Line::Over(kind, _) => ("over", kind),
             };
             self.said.push((self.second, begins, kind));
@@ -103,7 +103,7 @@ impl Scene {
     }
 }
 
-fn transaction(whose: Whose, began_micros: Option<u64>) -> Option<OpenTransaction> {
+fn transaction(whose: TransactionOwner, began_micros: Option<u64>) -> Option<OpenTransaction> {
     Some(OpenTransaction {
         xid: "777".to_owned(),
         age: 12,
@@ -249,7 +249,7 @@ fn session_that_hangs_is_told_and_its_end_is_not_when_it_stops() {
 fn long_transaction_is_told_where_much_log_is_kept_for_it() {
     let mut scene = Scene::new();
     let began = scene.micros() - 100 * 1_000_000;
-    scene.vitals.oldest_open = transaction(Whose::Session(4711), Some(began));
+    scene.vitals.oldest_open = transaction(TransactionOwner::Session(4711), Some(began));
     scene.slot().restart = Some(Lsn(940 * MEBI));
     scene.pass(1_000);
     assert_eq!(scene.said, [], "60 MiB are not much");
@@ -276,7 +276,7 @@ fn long_transaction_is_told_where_much_log_is_kept_for_it() {
 fn transaction_whose_beginning_is_hidden_is_as_old_as_it_was_seen() {
     let mut scene = Scene::new();
     scene.slot().restart = Some(Lsn(0));
-    scene.vitals.oldest_open = transaction(Whose::Session(1), None);
+    scene.vitals.oldest_open = transaction(TransactionOwner::Session(1), None);
     scene.pass(299);
     // A different transaction.
     if let Some(open) = &mut scene.vitals.oldest_open {
@@ -294,7 +294,7 @@ fn transaction_that_takes_a_quarter_of_the_room_is_told_soon() {
     let mut scene = Scene::new();
     scene.slot().restart = Some(Lsn(990 * MEBI));
     scene.slot().safe_wal_bytes = Some(29 << 20);
-    scene.vitals.oldest_open = transaction(Whose::Prepared("it's".to_owned()), None);
+    scene.vitals.oldest_open = transaction(TransactionOwner::Prepared("it's".to_owned()), None);
     scene.pass(12);
     assert_eq!(scene.said, [(10, "begins", Kind::LongTransaction)]);
     for text in ["prepared transaction \"it's\"", "ROLLBACK PREPARED 'it''s'"] {
@@ -305,7 +305,7 @@ fn transaction_that_takes_a_quarter_of_the_room_is_told_soon() {
 #[test]
 fn long_transaction_that_holds_up_vacuum_is_told_without_log() {
     let mut scene = Scene::new();
-    scene.vitals.oldest_open = transaction(Whose::Session(1), None);
+    scene.vitals.oldest_open = transaction(TransactionOwner::Session(1), None);
     if let Some(open) = &mut scene.vitals.oldest_open {
         open.age = 100_000_000;
     }
@@ -317,7 +317,7 @@ fn long_transaction_that_holds_up_vacuum_is_told_without_log() {
 fn what_the_database_said_long_ago_begins_and_ends_nothing() {
     let mut scene = Scene::new();
     scene.slot().restart = Some(Lsn(0));
-    scene.vitals.oldest_open = transaction(Whose::Session(1), Some(1));
+    scene.vitals.oldest_open = transaction(TransactionOwner::Session(1), Some(1));
     scene.pass(1);
     assert_eq!(scene.seen(), [Kind::LongTransaction]);
     for _ in 0..100 {

@@ -9,7 +9,7 @@ use super::hand_over::{Mark, Undelivered, send_record};
 use crate::delivery::failure::RefusalCause;
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::{DeadLetterCounts, LastDeadLetter};
-use crate::model::outage::{Outage, Say};
+use crate::model::outage::{Outage, OutageMessage};
 use crate::model::time::{seconds, unix_micros};
 use crate::outbox::dead_letter::{
     ERROR, ERROR_MESSAGE, Extent, PIPELINE, Remains, SOURCE_PREFIX, SOURCE_TABLE, Writer,
@@ -222,8 +222,10 @@ impl DeadLetters {
             String::from_utf8_lossy(at),
         );
         match self.said.failed(Instant::now()) {
-            Say::Nothing => debug!(pipeline, topic, kind, %at, "dead letter of {row}: {reason}"),
-            Say::Begins | Say::Lasts(..) => warn!(
+            OutageMessage::Suppressed => {
+                debug!(pipeline, topic, kind, %at, "dead letter of {row}: {reason}")
+            }
+            OutageMessage::Started | OutageMessage::Ongoing(..) => warn!(
                 pipeline, topic, kind, %at, oversize, unroutable, malformed, "dead letter of {row}: {reason}"
             ),
         }

@@ -2,7 +2,7 @@
 
 use tracing::warn;
 
-use super::LeftAlone;
+use super::IgnoredCounts;
 use crate::outbox::columns::{Mapping, MappingError};
 use crate::outbox::envelope::{Envelope, EnvelopeError};
 use crate::outbox::settings::OutboxSettings;
@@ -11,7 +11,7 @@ use crate::outbox::settings::OutboxSettings;
 pub(crate) struct MessageSource {
     prefix: String,
     mapping: Mapping,
-    pub(crate) left_alone: LeftAlone,
+    pub(crate) left_alone: IgnoredCounts,
     warned: bool,
 }
 
@@ -20,7 +20,7 @@ impl MessageSource {
         Ok(Self {
             prefix,
             mapping: Mapping::for_messages(settings)?,
-            left_alone: LeftAlone::default(),
+            left_alone: IgnoredCounts::default(),
             warned: false,
         })
     }

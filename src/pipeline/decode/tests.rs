@@ -270,7 +270,7 @@ fn messages_become_records_and_each_of_the_transaction_has_an_index() {
             "outbox.event.order key b 00000000/00000200:0000000002",
         ]
     );
-    let left_alone = LeftAlone {
+    let left_alone = IgnoredCounts {
         foreign: 1,
         nontransactional: 2,
     };

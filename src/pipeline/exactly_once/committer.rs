@@ -19,12 +19,12 @@ pub(crate) struct TransactionCommitter {
     /// The last checkpoint, from which the next one is derived.
     checkpoint: Checkpoint,
     schedule: CommitSchedule,
-    under_way: Option<UnderWay>,
+    under_way: Option<CommitInProgress>,
     stats: Arc<PipelineStats>,
 }
 
 /// A commit in progress.
-struct UnderWay {
+struct CommitInProgress {
     safe: Lsn,
     since: Instant,
     in_flight: Window,
@@ -114,7 +114,7 @@ impl TransactionCommitter {
         self.checkpoint.snapshot = core.copied();
         self.update_copied();
         let commit = sink.commit(&mut self.checkpoint);
-        self.under_way = Some(UnderWay {
+        self.under_way = Some(CommitInProgress {
             safe: self.checkpoint.safe_lsn,
             since: now,
             in_flight: core.delivery.watermark.in_flight(),

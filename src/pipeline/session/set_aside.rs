@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::error::SlotError;
-use crate::model::outage::{Outage, Say};
+use crate::model::outage::{Outage, OutageMessage};
 use crate::model::set_aside::SetAside;
 use crate::pipeline::database::{CatalogQueries, Database};
 use crate::pipeline::decode::Core;
@@ -72,8 +72,8 @@ impl TableWatch {
         core.delivery.watermark.stats().left_out(rows);
         self.rows += rows;
         match self.reminder.failed(Instant::now().into_std()) {
-            Say::Nothing => {}
-            Say::Begins | Say::Lasts(..) => {
+            OutageMessage::Suppressed => {}
+            OutageMessage::Started | OutageMessage::Ongoing(..) => {
                 let rows = std::mem::take(&mut self.rows);
                 warn!(
                     pipeline = settings.name,

@@ -137,21 +137,21 @@ pub(super) struct World {
     pub(super) copies: Vec<Vec<Event>>,
     /// For each copy, where the last stream before it had started, and the consistent point.
     pub(super) streams_of_copies: Vec<(Lsn, Lsn)>,
-    pub(super) undone: Option<Undone>,
+    pub(super) undone: Option<UndoneCopies>,
     pub(super) database: Database,
     pub(super) cluster: Cluster,
     /// Events of transactions that were lost in a failover.
     pub(super) lost: BTreeSet<u64>,
     /// A copy of the database, and the number of copies of the table that had started by then.
     copy: Option<(Database, usize)>,
-    pub(super) put_back: Option<PutBack>,
+    pub(super) put_back: Option<RestoredDatabase>,
     /// The first violation of a rule.
     pub(super) broken: Option<String>,
 }
 
 /// A database that was restored to an earlier state, or a slot that was re-created, without notice.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PutBack {
+pub(super) struct RestoredDatabase {
     /// Position of the slot when it became available again.
     confirmed: Lsn,
     /// ID of the first event of the other history.
@@ -160,7 +160,7 @@ pub(super) struct PutBack {
 
 /// Copies that are unknown to a restored database that contained a complete earlier copy. They are
 /// neither resumed nor started again.
-pub(super) struct Undone {
+pub(super) struct UndoneCopies {
     pub(super) copies: Range<usize>,
     /// Position of the database's slot.
     pub(super) confirmed: Lsn,
@@ -367,7 +367,7 @@ impl World {
         database.incarnation = old.incarnation;
         database.end_connections();
         if self.is_copied() {
-            self.undone = Some(Undone {
+            self.undone = Some(UndoneCopies {
                 copies: begun..self.copies.len(),
                 confirmed: self.database.confirmed,
             });
@@ -409,7 +409,7 @@ impl World {
         for _ in 0..dice.usize(0..10) {
             self.commit();
         }
-        self.put_back = Some(PutBack {
+        self.put_back = Some(RestoredDatabase {
             confirmed: self.database.confirmed,
             first_id,
         });
@@ -435,7 +435,7 @@ impl World {
         database.on_disk = database.end;
         database.active = None;
         database.has_sent = false;
-        self.put_back = Some(PutBack {
+        self.put_back = Some(RestoredDatabase {
             confirmed: self.database.confirmed,
             first_id,
         });

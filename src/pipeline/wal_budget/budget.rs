@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::model::outage::{Outage, Say};
+use crate::model::outage::{Outage, OutageMessage};
 
 /// How much WAL the slot may retain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,9 +89,9 @@ impl Budget {
 /// Records a failure, and returns how long the outage has lasted if that should be logged now.
 fn log_elapsed(outage: &mut Outage, now: Instant) -> Option<Duration> {
     match outage.failed(now) {
-        Say::Begins => Some(Duration::ZERO),
-        Say::Lasts(lasts, _) => Some(lasts),
-        Say::Nothing => None,
+        OutageMessage::Started => Some(Duration::ZERO),
+        OutageMessage::Ongoing(lasts, _) => Some(lasts),
+        OutageMessage::Suppressed => None,
     }
 }
 

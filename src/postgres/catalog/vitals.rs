@@ -4,7 +4,7 @@ use tokio_postgres::Row;
 
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
-use crate::model::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, Vitals, Whose};
+use crate::model::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, TransactionOwner, Vitals};
 use crate::postgres::target::Target;
 
 /// Returns the query; `$1` is the slot, `$2` and `$3` are the table's schema and name.
@@ -130,8 +130,8 @@ fn oldest_open(row: &Row) -> Result<Option<OpenTransaction>, CatalogError> {
         xid,
         age: row.try_get(11)?,
         whose: match name {
-            Some(name) => Whose::Prepared(name),
-            None => Whose::Session(pid.unwrap_or_default()),
+            Some(name) => TransactionOwner::Prepared(name),
+            None => TransactionOwner::Session(pid.unwrap_or_default()),
         },
         role: row.try_get(14)?,
         database: row.try_get(15)?,
