@@ -176,7 +176,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_a_terminal_or_a_reader_of_lines_would_obey_is_shown_as_its_code() {
+    fn control_characters_are_shown_as_escapes() {
         for c in CONTROLS {
             let shown = Escaped(format!("a{c}b")).to_string();
             assert!(!shown.chars().any(is_control), "{shown:?}");

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_told_of_every_ten_seconds() {
+    fn logs_progress_every_ten_seconds() {
         let (mut pace, at) = pace(Some(1000));
         let told: Vec<_> = (1..=35)
             .filter_map(|second| Some((second, pace.advance(10, at(second))?)))

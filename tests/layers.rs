@@ -499,7 +499,7 @@ fn bodies_types_macros_and_attributes_are_read_too() {
 }
 
 #[test]
-fn a_path_that_goes_up_or_sideways_is_told_with_its_file_and_line() {
+fn upward_or_sideways_path_is_reported_with_file_and_line() {
     let check = |file: &str, text: &str| -> Vec<_> {
         let found = breaches(Path::new(file), text);
         found.iter().map(ToString::to_string).collect()
@@ -662,7 +662,7 @@ fn messages_print_commands_with_the_options_that_they_need() {
 }
 
 #[test]
-fn bare_commands_are_told_from_names() {
+fn distinguishes_commands_from_names() {
     for text in [
         "leave it out: walpost skip --to {at}",
         "Create it: walpost init",

@@ -68,7 +68,7 @@ fn blocks_without_a_path(page: &str) -> Vec<String> {
 }
 
 #[test]
-fn functions_that_an_administrator_is_told_to_call_have_their_schema() {
+fn functions_in_printed_statements_are_schema_qualified() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = vec![root.join("README.md"), root.join("SECURITY.md")];
     for folder in ["src", "sql", "docs", "deploy"] {
@@ -113,7 +113,7 @@ fn pages_set_search_path_before_they_read_catalogs() {
 }
 
 #[test]
-fn calls_and_blocks_are_told_apart() {
+fn distinguishes_calls_from_blocks() {
     let text = "SELECT pg_reload_conf()\nSELECT pg_catalog.pg_reload_conf()\n`pg_terminate_backend(7)`\nmy_pg_reload_conf()\n";
     assert_eq!(unqualified_calls(text), [1, 3]);
     let block = "```sql\nSELECT slot_name FROM pg_replication_slots WHERE active;\n```\n";

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_in_a_flag_is_told_with_a_better_place() {
+    fn password_in_a_flag_is_reported_with_an_alternative() {
         for string in [
             "postgresql://u:hunter2@h/d",
             "host=h password=hunter2",
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_without_a_password_are_not_told_of() {
+    fn flags_without_a_password_are_not_reported() {
         let told = findings(&[
             "walpost",
             "run",

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_is_a_flag_that_the_command_has() {
+    fn omitted_flags_exist_in_the_command() {
         for (path, useless) in [
             (&["check"][..], CHECK),
             (&["verify"], VERIFY),

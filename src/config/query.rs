@@ -246,7 +246,7 @@ mod tests {
     /// A value of a row is always literal text. As a placeholder, it would insert another column of
     /// the outbox.
     #[test]
-    fn braces_in_a_value_are_no_placeholder() {
+    fn braces_in_a_value_are_not_placeholders() {
         let row = row(&[("v", Some("{payload}{{")), ("name", Some("a"))]);
         let table = filled(
             "headers = { a = \"{source.v}-{id}\" }\nkey = \"{source.v}\"",
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_filled_is_named() {
+    fn names_the_column_that_can_not_be_filled() {
         let row = row(&[("name", Some("a")), ("none", None)]);
         for (template, says) in [
             (

@@ -64,7 +64,7 @@ const MINIMAL: &str = r#"
 "#;
 
 #[test]
-fn a_minimal_file_gives_the_defaults() {
+fn minimal_file_yields_the_defaults() {
     let settings = from_toml(MINIMAL).expect("loads").remove(0);
     assert_eq!(settings.name, "outbox");
     assert_eq!(settings.target.outbox.to_string(), "table public.outbox");
@@ -423,7 +423,7 @@ fn flags_come_before_variables_and_variables_before_the_file() {
 }
 
 #[test]
-fn a_variable_that_is_no_property_is_named() {
+fn variable_without_a_property_is_named() {
     let env = [("WALPOST_KAFKA_SERVICE_HOST", "10.0.0.1")];
     let error = load_text(
         MINIMAL,
@@ -476,7 +476,7 @@ fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
 }
 
 #[test]
-fn a_name_with_dots_that_is_not_in_quotes_is_told_as_such() {
+fn unquoted_name_with_dots_is_reported() {
     for line in [
         "bootstrap.servers = \"b:9092\"",
         "ssl.ca.location = \"/ca\"",

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_an_open_copy_was_not_copied() {
+    fn rows_after_an_unfinished_copy_were_not_copied() {
         let copied = copied(&[chunk(100, Some(&["9", "b"]))]);
         assert!(!copied.is_complete());
         let key = |n: &'static str| {

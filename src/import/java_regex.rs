@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn what_java_has_otherwise_is_translated() {
+    fn translates_constructs_that_java_writes_differently() {
         check("(?<routedByValue>.*)", &["", "order", "é"], &["a\nb"]);
         check("(?s).*", &["a"], &[]);
         check("\\d+", &["12"], &["", "٣", "a"]);
@@ -456,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_equal_is_refused_with_the_reason() {
+    fn rejects_constructs_without_an_equivalent_with_the_reason() {
         for (java, reason) in [
             ("(?!internal).*", LOOK_AROUND),
             ("(?=a)a", LOOK_AROUND),

@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_one_line() {
+    fn properties_without_effect_share_one_line() {
         let found = findings(&[
             ("tasks.max", "1"),
             ("poll.interval.ms", "10"),
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_changes_something_is_told() {
+    fn value_with_an_effect_is_reported() {
         for (name, value, group) in [
             ("errors.tolerance", "all", Group::Different),
             ("read.only", "true", Group::Unsupported),

@@ -556,13 +556,13 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_json_is_not_quoted() {
+    fn text_that_is_not_json_is_not_quoted() {
         let error = read(r#"{"database.password": hunter2}"#).expect_err("no JSON");
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }
 
     #[test]
-    fn references_are_told_from_values() {
+    fn distinguishes_references_from_values() {
         let connect = |value: &str| reference(Kind::Connect, value);
         for value in [
             "${file:/run/secrets:password}",

@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_drops_a_client_goes_on_while_it_goes() {
+    fn dropping_a_client_does_not_block() {
         let (go, may_go) = channel();
         let (was_told, told) = channel();
         drop(DropInBackground::new(Slow { may_go, was_told }));

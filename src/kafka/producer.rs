@@ -900,7 +900,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn compression_that_the_brokers_refuse_is_told_with_what_they_accept() {
+    async fn rejected_compression_is_reported_with_the_accepted_ones() {
         for code in [
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNSUPPORTED_COMPRESSION_TYPE,
             RDKafkaRespErr::RD_KAFKA_RESP_ERR_UNSUPPORTED_FOR_MESSAGE_FORMAT,

@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_break_order_or_durability_is_refused() {
+    fn rejects_properties_that_break_order_or_durability() {
         for (name, value) in [
             ("enable.idempotence", "false"),
             ("acks", "1"),
@@ -666,7 +666,7 @@ mod tests {
     }
 
     #[test]
-    fn what_order_and_durability_rest_on_is_set_whatever_the_user_says() {
+    fn properties_required_for_order_and_durability_can_not_be_overridden() {
         let config = client_config(&properties(&[("acks", "-1")]), "x");
         for (name, value) in [
             ("enable.idempotence", "true"),
@@ -679,7 +679,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_code_is_refused_and_allowed_by_a_word_of_its_own() {
+    fn rejects_properties_that_run_code_unless_a_flag_allows_them() {
         for (name, value) in [
             ("plugin.library.paths", "/nonexistent/plugin"),
             ("plugin.library.paths", ""),
@@ -705,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_to_the_network_is_warned_of() {
+    fn warns_of_network_exposure() {
         let ssl = ("security.protocol", "ssl");
         let remote = ("bootstrap.servers", "localhost:1,kafka.example.com:2");
         let unverified = ("enable.ssl.certificate.verification", "0");
@@ -870,7 +870,7 @@ mod tests {
     }
 
     #[test]
-    fn what_librdkafka_does_not_know_is_refused_by_name() {
+    fn rejects_properties_unknown_to_librdkafka() {
         let error = check(&properties(&[("compresion.type", "lz4")])).expect_err("unknown");
         assert!(error.to_string().contains("compresion.type"), "{error}");
         let error = check(&properties(&[("linger.ms", "soon")])).expect_err("no number");

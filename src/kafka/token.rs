@@ -510,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_told_without_a_part_of_it() {
+    fn invalid_tokens_are_reported_without_quoting_them() {
         let past = jwt(&format!("{{\"exp\": {}}}", NOW / 1000 - 7));
         for (output, expected) in [
             ("hunter2 hunter2", "several words"),
@@ -635,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn program_that_fails_is_told_by_its_path_and_not_run_again_at_once() {
+    fn failed_program_is_reported_by_path_and_not_run_again_immediately() {
         let failing = tokens("exit 7");
         assert!(!failing.is_last_valid());
         let error = failing.get_token().err().expect("it fails");

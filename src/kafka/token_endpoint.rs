@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_t_be_asked_so_is_named() {
+    fn reports_invalid_condition() {
         for (name, value, expected) in [
             (URL, "", "is missing"),
             (URL, "login.example.com", "is not of HTTP"),

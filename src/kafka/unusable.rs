@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn brokers_that_do_not_create_topics_are_asked_to_once_a_minute() {
+    fn requests_topic_creation_once_a_minute_from_brokers_that_do_not_create() {
         let topics = UnusableTopics::new("dead");
         let now = Instant::now();
         assert!(topics.tries_auto_creation(now));

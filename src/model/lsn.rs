@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_lsn_is_refused() {
+    fn rejects_invalid_lsns() {
         for text in [
             "",
             "/",

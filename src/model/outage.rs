@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_said_when_it_begins_once_a_minute_and_when_it_ends() {
+    fn outage_is_logged_at_the_start_once_a_minute_and_at_the_end() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut outage = Outage::default();

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_streams_and_gets_on_is_ready_and_so_is_a_hot_standby() {
+    fn streaming_pipeline_with_progress_and_hot_standby_are_ready() {
         let (mut lifecycle, mut totals) = streaming();
         assert_eq!(describe(&lifecycle, &totals), "ready");
         totals.since_last_progress = Duration::from_secs(3600);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stuck_is_not_ready_and_says_why() {
+    fn stalled_pipeline_is_not_ready_with_the_reason() {
         let (mut lifecycle, mut totals) = streaming();
         totals.in_flight = 7;
         totals.waits = true;
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_stream_is_not_ready_and_says_why() {
+    fn not_ready_with_the_reason_unless_streaming() {
         let (mut lifecycle, totals) = streaming();
         lifecycle.last_error = Some(Failure {
             at_micros: 0,

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_and_reports_lines_that_nobody_reads_in_time() {
+    fn drops_and_reports_lines_that_are_not_read_in_time() {
         let (queue, read, reported) = queue();
         // One line is being written, or is about to be.
         for _ in 0..MAX_LINES + 5 {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_lines_whose_reader_is_gone() {
+    fn counts_lines_after_the_reader_has_closed() {
         let (queue, read, _reported) = queue();
         drop(read);
         queue.push(b"line\n");

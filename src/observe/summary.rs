@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_is_told_once_with_one_remedy() {
+    fn each_reason_is_reported_once_with_one_remedy() {
         let why = halted();
         let soon = of(State::Halted, Some(&why), &[], &[]);
         assert_eq!(lines(&soon), [format!("{LOST}. Walpost has halted")]);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn worst_comes_first_and_each_dropped_slot_is_told() {
+    fn worst_problem_comes_first_and_each_dropped_slot_is_listed() {
         let problems = [(Kind::PartitionsRunOut, "the last partition ends")];
         let summary = of(State::Streaming, None, &problems, &[dropped(3), dropped(4)]);
         let told = lines(&summary);
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn short_absence_is_a_warning_and_being_told_to_stop_is_nothing() {
+    fn short_disconnect_is_a_warning_and_a_requested_stop_is_not_logged() {
         let why = NotReady::State(State::Reconnecting, Some("refused".to_owned()));
         let soon = of(State::Reconnecting, Some(&why), &[], &[]);
         assert_eq!((soon.severity, soon.rank), (Severity::Warning, 2));

@@ -583,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn letter_says_what_was_cut_and_how_long_it_was() {
+    fn dead_letter_states_what_was_truncated_and_its_original_length() {
         let key = format!("x{}", "é".repeat(1000));
         let headers = format!(
             r#"{{"a": "{}", "b": "short", "{}": 1}}"#,

@@ -855,7 +855,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_object_is_not_expanded() {
+    fn only_json_objects_and_arrays_are_expanded() {
         for text in [
             "",
             "1",
@@ -892,7 +892,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_become_many_times_as_long_is_not_expanded() {
+    fn payload_that_would_grow_many_times_is_not_expanded() {
         let objects = |count: usize, of: &dyn Fn(usize) -> String| {
             let objects: Vec<_> = (0..count).map(of).collect();
             format!("{{\"a\":[{}]}}", objects.join(","))
@@ -937,7 +937,7 @@ mod tests {
 
     /// Without a limit, 16 MB of such payloads required 682 MiB, and 60 MB required 2.4 GiB.
     #[test]
-    fn what_takes_too_much_memory_to_read_is_not_expanded() {
+    fn payload_that_needs_too_much_memory_is_not_expanded() {
         let arrays =
             |megabytes: usize| format!("{{\"a\":[{}[1]]}}", "[1],".repeat(megabytes << 18));
         let digits = |megabytes: usize| format!("{{\"a\":[{}1]}}", "1,".repeat(megabytes << 19));
@@ -1018,7 +1018,7 @@ mod tests {
     }
 
     #[test]
-    fn many_members_are_told_apart_as_few_are() {
+    fn distinguishes_many_members_like_few() {
         let members: Vec<_> = (0..100).map(|n| format!("\"m{n}\":{n}")).collect();
         let twice = format!("{{{},\"m7\":null,\"m8\":-8}}", members.join(","));
         let found = value(&twice).expect("expands");

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused_without_its_content() {
+    fn rejects_non_objects_without_quoting_them() {
         for json in [
             "[]",
             "\"secret\"",

@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_that_goes_on_with_another_value_has_another_topic() {
+    fn route_with_another_value_has_another_topic() {
         let settings = OutboxSettings {
             topic: Topic::Route(Route::new("aggregatetype", "(.*)", "t.$1").expect("a route")),
             ..OutboxSettings::default()

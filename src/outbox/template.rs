@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_template_is_refused_with_its_place() {
+    fn rejects_invalid_templates_with_their_location() {
         let error = |text: &str| text.parse::<Template>().expect_err(text);
         assert_eq!(error("a{b"), TemplateError::Unclosed("a{b".to_owned(), 1));
         assert_eq!(

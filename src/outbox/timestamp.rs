@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_postgresql_prints_is_read() {
+    fn parses_what_postgresql_prints() {
         let check = |text: &str, kind, expected| {
             assert_eq!(millis(text.as_bytes(), kind), expected, "{text}");
         };

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn that_nothing_can_be_written_is_said_once_a_minute_and_when_it_comes_again() {
+    async fn write_failures_are_logged_once_a_minute_and_again_after_a_success() {
         let (_confirms, mut writer, began) = start();
         let at = |seconds| began + Duration::from_secs(seconds);
         let said: Vec<_> = (0..200).filter(|&s| writer.record_failure(at(s))).collect();

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_and_restarts_of_the_server_are_no_crash() {
+    fn progress_and_server_restarts_do_not_count_as_crashes() {
         let mut crashes = Crashes::default();
         for round in 0..10 {
             crashes.reached(Lsn(100 + u64::from(round)));

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_heal_is_tried_again_and_the_rest_halts() {
+    fn temporary_errors_are_retried_and_others_halt() {
         let server = |code: &str| ServerError {
             code: code.to_owned(),
             ..ServerError::default()
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn pooler_is_a_pooler_for_ever() {
+    fn detected_pooler_stays_detected() {
         for (code, message) in [
             ("08P01", "unsupported startup parameter: replication"),
             (

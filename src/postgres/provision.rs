@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_opens_a_connection_to_postgresql() {
+    fn only_dial_opens_connections_to_postgresql() {
         for (path, text) in sources() {
             let is_listed = path.ends_with("dial/handover.rs") || path.ends_with("provision.rs");
             let connects =
@@ -832,7 +832,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_quoted_and_casts_are_left_alone() {
+    fn names_are_quoted_and_casts_unchanged() {
         let filled =
             provision().fill_in("\\set x y\nSELECT :'table', :\"schema\"::text, :'what';\n");
         assert_eq!(filled, "SELECT 'out''box', \"My Shop\"::text, :'what';\n");

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_table_is_refused() {
+    fn rejects_patterns_without_a_table() {
         for text in [
             "", ".", "a.", ".b", "a.b.c", "a b", "\"a", "\"\"", "1a", "a;b", "\"a\"b",
         ] {

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pattern_is_refused() {
+    fn rejects_invalid_patterns() {
         for text in [
             "", ".", "a.", ".b", "a.b.c", "a b", "\"a", "\"\"", "a;b", "a-*.b", "a.b,c",
         ] {

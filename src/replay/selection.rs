@@ -306,7 +306,7 @@ mod tests {
     use crate::model::lsn::Lsn;
 
     #[test]
-    fn what_begins_as_a_date_is_a_time_what_reads_as_a_position_that_and_all_else_an_id() {
+    fn distinguishes_times_positions_and_ids() {
         let check = |text: &str, is_time: bool| {
             let bound: Bound = text.parse().expect(text);
             assert_eq!(matches!(bound, Bound::Time(_)), is_time, "{text}");

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn reads_back_what_was_written() {
         let read = |text: &str| origin().read(Some(text));
         let lsn = Lsn(0x16B_3748);
         assert_eq!(
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_others_are_no_marks() {
+    fn lines_of_others_are_not_marks() {
         let ours = comment(MarkKind::Closed, "0/1");
         let both = format!("Kept for the auditors\n{ours}");
         assert_eq!(

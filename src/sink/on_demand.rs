@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sink_that_exists_is_told_everything() {
+    async fn forwards_every_call_to_an_existing_sink() {
         let calls = Rc::new(RefCell::new(Vec::new()));
         let mut sink = OnDemand::later(|| {
             Ok(Fake {
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn sink_that_cannot_be_made_says_why() {
+    async fn sink_that_can_not_be_created_reports_the_reason() {
         let why = || SinkError::Configuration("no such property".to_owned());
         let mut sink = OnDemand::<Fake, _>::later(|| Err(why()));
         assert_eq!(

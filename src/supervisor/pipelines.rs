@@ -609,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn pipeline_that_has_ended_does_what_it_was_asked_for() {
+    fn ended_pipeline_performs_the_requested_step() {
         use Ended::{Defect, Halted, Stopped};
         use NextStep::{Remove, Start, Stop};
         for (then, ended, expected) in [

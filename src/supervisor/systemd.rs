@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn start_is_over_when_every_pipeline_has_streamed_stands_by_or_waits() {
+    fn startup_completes_when_every_pipeline_streams_stands_by_or_waits() {
         use State::{Halted, Reconnecting, StandingBy, Starting, Streaming};
         assert!(is_started_after(&[Streaming, StandingBy], 0));
         assert!(is_started_after(&[Streaming, Reconnecting, Halted], 0));
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_is_told_once_and_the_line_when_it_has_changed() {
+    fn ready_is_sent_once_and_the_status_line_when_it_changes() {
         let began = Instant::now();
         let at = |seconds| began + Duration::from_secs(seconds);
         let mut news = News::new(None, began);

@@ -327,7 +327,7 @@ fn requires_a_folder_of_this_user_for_new_files() {
 }
 
 #[test]
-fn names_the_owner_of_a_socket_s_folder_if_nobody_else_could_have_put_it_there() {
+fn names_the_owner_of_a_socket_s_folder_if_no_other_user_could_have_created_it() {
     let fixture = Fixture::new();
     let own = own();
     let folder = fixture.folder("run/postgresql");

@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_are_told_to_people_and_to_programs() {
+    fn findings_are_printed_as_text_and_as_json() {
         let location = |offset| RecordLocation {
             topic: "t".to_owned(),
             partition: 1,

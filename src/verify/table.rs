@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_told_apart() {
+    fn distinguishes_keys() {
         assert_ne!(hash_of_key(None), hash_of_key(Some(b"")));
         assert_ne!(hash_of_key(Some(b"a")), hash_of_key(Some(b"b")));
         assert_eq!(hash_of_key(Some(b"a")), hash_of_key(Some(b"a")));

@@ -126,7 +126,7 @@ fn said(imported: &Imported) -> String {
 }
 
 #[test]
-fn a_connector_that_leaves_nothing_open_needs_nobody() {
+fn connector_without_open_questions_needs_no_manual_step() {
     let imported = import(&connector(&[]));
     let open: Vec<_> = imported
         .findings
@@ -766,7 +766,7 @@ fn the_database_is_a_url_that_means_the_same() {
 }
 
 #[test]
-fn each_literal_table_is_a_pipeline_with_a_slot_of_its_own() {
+fn each_literal_table_becomes_a_pipeline_with_its_own_slot() {
     let imported = import(&connector(&[(
         "table.include.list",
         "public.outbox, sales\\.events,order.user",
@@ -805,7 +805,7 @@ fn patterns_and_missing_lists_of_tables_need_a_person() {
 }
 
 #[test]
-fn a_predicate_says_which_table_reaches_the_router() {
+fn predicate_determines_the_table_that_reaches_the_router() {
     let with = |pattern: &str, negate: &str, tables: &str| {
         import(&connector(&[
             ("table.include.list", tables),
@@ -928,7 +928,7 @@ fn other_transforms_are_named_unless_they_change_nothing() {
 }
 
 #[test]
-fn what_walpost_is_not_for_is_an_error() {
+fn unsupported_connectors_are_an_error() {
     let error = |text: &str| import::debezium(text, None).expect_err(text).to_string();
     let text = error(&connector(&[("transforms", "-")]));
     assert!(text.contains("inserts of an outbox table"), "{text}");
@@ -1418,7 +1418,7 @@ fn several_hosts_have_a_port_each() {
 }
 
 #[test]
-fn setting_that_changes_the_bytes_is_not_said_to_be_without_effect() {
+fn setting_that_changes_the_bytes_is_not_reported_as_without_effect() {
     let findings = |over: &[(&str, &str)]| {
         let findings = import(&connector(over)).findings.into_iter();
         let of_effect = |finding: &Finding| finding.property == "without effect in Walpost";

@@ -43,7 +43,7 @@ fn promoted(at: Lsn) -> ServerState {
 }
 
 #[test]
-fn it_is_read_as_it_was_written() {
+fn reads_what_was_written() {
     let mut checkpoint = checkpoint();
     assert_eq!(
         String::from_utf8_lossy(&checkpoint.encode()),
@@ -130,7 +130,7 @@ fn what_is_none_is_refused() {
 }
 
 #[test]
-fn the_same_history_goes_on() {
+fn same_history_resumes() {
     let resume = checkpoint().resume(&server()).expect("goes on");
     assert_eq!(resume.epoch, 4);
     assert_eq!(resume.safe_lsn, SAFE_LSN);
@@ -238,7 +238,7 @@ fn another_cluster_or_slot_is_refused() {
 }
 
 #[test]
-fn a_failover_that_lost_nothing_goes_on() {
+fn failover_that_lost_nothing_resumes() {
     let resume = checkpoint().resume(&promoted(Lsn(0x600))).expect("goes on");
     assert_eq!(resume, checkpoint().resume(&server()).expect("goes on"));
     // Only the safe LSN was past the switch, without any events, so the epoch stays the same.
@@ -328,7 +328,7 @@ fn a_timeline_that_does_not_come_from_the_checkpoints_is_refused() {
 }
 
 #[test]
-fn what_was_copied_of_a_history_that_was_left_ends_there() {
+fn copied_chunks_end_where_the_timeline_was_left() {
     let chunk = |snapshot_lsn, upto: Option<&str>| Chunk {
         snapshot_lsn,
         upto: upto.map(|key| vec![key.to_owned()]),

@@ -182,7 +182,7 @@ fn nothing_beyond_a_checkpoint_is_confirmed() {
 
 #[test]
 #[should_panic(expected = "came after one up to")]
-fn a_checkpoint_that_goes_back_is_a_defect() {
+fn checkpoint_that_moves_backwards_is_a_defect() {
     let mut watermark = watermark();
     watermark.checkpointed(Lsn(100));
     watermark.checkpointed(Lsn(99));
@@ -236,7 +236,7 @@ fn a_failed_delivery_freezes_the_watermark() {
 }
 
 #[test]
-fn what_was_in_flight_before_a_reconnect_confirms_nothing_after_it() {
+fn records_in_flight_before_a_reconnect_confirm_nothing_after_it() {
     let mut watermark = watermark();
     let old = transaction(&mut watermark, 500, 1);
     watermark.begin(Lsn(600)).expect("begins");
@@ -430,7 +430,7 @@ fn transactions_with_records_are_counted_and_where_the_last_ended_is_known() {
 }
 
 #[test]
-fn what_is_delivered_is_counted_where_the_pipeline_is_observed() {
+fn counts_deliveries_in_the_observed_pipeline() {
     let stats = Arc::new(PipelineStats::default());
     let watermark = Watermark::observed(WINDOW, Lsn(100), Arc::clone(&stats));
     assert!(std::ptr::eq(
@@ -488,7 +488,7 @@ impl Wakes {
 }
 
 #[test]
-fn whoever_waits_for_an_empty_sink_is_woken_by_one_delivery_of_all() {
+fn waiter_for_an_empty_sink_is_woken_once_by_all_deliveries() {
     let mut watermark = watermark();
     let tags = transaction(&mut watermark, 200, 2);
     let wakes = Arc::new(Wakes::default());

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_comes_is_let_in_and_the_oldest_of_its_address_gives_way() {
+    fn new_connection_evicts_the_oldest_of_its_address() {
         let (mut guests, numbers) = guests(&[(1, CONNECTIONS_PER_ADDRESS_MAX)]);
         // The first connection has been active since.
         guests.answered(numbers[0], 10);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn where_all_have_the_same_the_oldest_gives_way() {
+    fn evicts_the_oldest_connection_if_all_addresses_have_equally_many() {
         let mut guests = OpenConnections::default();
         let enter = |guests: &mut OpenConnections<()>, last| guests.enter(address(last), ());
         let count = u8::try_from(CONNECTIONS_MAX).expect("few");
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_nobody_takes_are_bounded() {
+    fn unread_responses_are_limited() {
         let (mut guests, numbers) = guests(&[(1, 1), (2, 10)]);
         guests.answered(numbers[0], 1000);
         for number in &numbers[1..] {

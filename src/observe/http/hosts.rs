@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn network_has_names_that_no_stranger_can_have() {
+    fn network_names_can_not_be_taken_by_others() {
         for host in [
             "walpost:9464",
             "a.shop.svc",
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_host_it_is_no_browser_and_with_two_nobody_knows_which() {
+    fn rejects_requests_without_exactly_one_host() {
         let hosts = Hosts::new(&[], true).expect("names");
         let mut headers = HeaderMap::new();
         let plain = Uri::from_static("/status");

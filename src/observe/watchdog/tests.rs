@@ -129,7 +129,7 @@ fn idle_pipeline_is_never_complained_of() {
 }
 
 #[test]
-fn delivery_that_is_stuck_is_told_when_it_begins_seldom_while_it_lasts_and_when_it_ends() {
+fn stalled_delivery_is_logged_at_the_start_rarely_while_it_lasts_and_at_the_end() {
     let mut scene = Scene::new();
     scene.totals.waits = true;
     scene.totals.in_flight = 7;
@@ -172,7 +172,7 @@ fn outage_of_kafka_is_a_problem_and_its_log_lines_are_the_producers() {
 }
 
 #[test]
-fn standstill_is_told_after_five_minutes_where_log_waits() {
+fn stall_is_reported_after_five_minutes_if_wal_is_pending() {
     let mut scene = Scene::new();
     scene.vitals.end = Lsn(1016 * MEBI);
     scene.pass(300);
@@ -190,7 +190,7 @@ fn standstill_is_told_after_five_minutes_where_log_waits() {
 }
 
 #[test]
-fn standstill_is_not_told_of_what_is_stuck_and_told_better() {
+fn stall_is_not_reported_if_a_more_specific_problem_is() {
     let mut scene = Scene::new();
     scene.vitals.end = Lsn(2000 * MEBI);
     scene.totals.waits = true;
@@ -202,7 +202,7 @@ fn standstill_is_not_told_of_what_is_stuck_and_told_better() {
 }
 
 #[test]
-fn slot_that_is_not_read_is_told_after_a_minute_but_not_by_a_hot_standby() {
+fn unread_slot_is_reported_after_a_minute_but_not_by_a_hot_standby() {
     for state in [State::Starting, State::Reconnecting, State::Halted] {
         let mut scene = Scene::new();
         scene.pass(5);
@@ -235,7 +235,7 @@ fn slot_that_is_not_read_is_told_after_a_minute_but_not_by_a_hot_standby() {
 }
 
 #[test]
-fn session_that_hangs_is_told_and_its_end_is_not_when_it_stops() {
+fn stalled_session_is_reported_but_not_its_end_on_stop() {
     let mut scene = Scene::new();
     scene.totals.since_last_iteration = Duration::from_secs(60);
     scene.pass(3);
@@ -246,7 +246,7 @@ fn session_that_hangs_is_told_and_its_end_is_not_when_it_stops() {
 }
 
 #[test]
-fn long_transaction_is_told_where_much_log_is_kept_for_it() {
+fn long_transaction_that_retains_much_wal_is_reported() {
     let mut scene = Scene::new();
     let began = scene.micros() - 100 * 1_000_000;
     scene.vitals.oldest_open = transaction(TransactionOwner::Session(4711), Some(began));
@@ -290,7 +290,7 @@ fn transaction_whose_beginning_is_hidden_is_as_old_as_it_was_seen() {
 }
 
 #[test]
-fn transaction_that_takes_a_quarter_of_the_room_is_told_soon() {
+fn transaction_that_retains_a_quarter_of_the_limit_is_reported_soon() {
     let mut scene = Scene::new();
     scene.slot().restart = Some(Lsn(990 * MEBI));
     scene.slot().safe_wal_bytes = Some(29 << 20);
@@ -303,7 +303,7 @@ fn transaction_that_takes_a_quarter_of_the_room_is_told_soon() {
 }
 
 #[test]
-fn long_transaction_that_holds_up_vacuum_is_told_without_log() {
+fn long_transaction_that_delays_vacuum_is_reported_without_wal() {
     let mut scene = Scene::new();
     scene.vitals.oldest_open = transaction(TransactionOwner::Session(1), None);
     if let Some(open) = &mut scene.vitals.oldest_open {
@@ -314,7 +314,7 @@ fn long_transaction_that_holds_up_vacuum_is_told_without_log() {
 }
 
 #[test]
-fn what_the_database_said_long_ago_begins_and_ends_nothing() {
+fn outdated_query_results_start_and_end_no_problem() {
     let mut scene = Scene::new();
     scene.slot().restart = Some(Lsn(0));
     scene.vitals.oldest_open = transaction(TransactionOwner::Session(1), Some(1));
@@ -328,7 +328,7 @@ fn what_the_database_said_long_ago_begins_and_ends_nothing() {
 }
 
 #[test]
-fn slot_that_gets_worse_is_told_at_each_step_and_over_only_when_all_is_well() {
+fn worsening_slot_is_logged_at_each_step_and_ends_only_when_healthy() {
     let mut scene = Scene::new();
     scene.vitals.end = Lsn(1010 * MEBI);
     scene.slot().safe_wal_bytes = Some(1 << 20);

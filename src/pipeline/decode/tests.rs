@@ -314,7 +314,7 @@ fn a_message_that_the_sink_refuses_is_taken_unchanged_the_next_time() {
 }
 
 #[test]
-fn what_is_no_event_stops_an_outbox_of_messages_and_says_where() {
+fn invalid_event_stops_a_message_outbox_with_its_position() {
     let check = |prelude: &[Vec<u8>], message: &[u8], words: &[&str]| {
         let mut scene = Scene::as_messages();
         prelude.iter().for_each(|message| scene.done(message));
@@ -484,7 +484,7 @@ fn the_mapping_follows_the_table() {
 }
 
 #[test]
-fn a_partition_may_be_described_beside_its_root() {
+fn partition_may_be_described_in_addition_to_its_root() {
     let mut scene = Scene::new();
     scene.done(&begin(0x200));
     scene.done(&outbox());
@@ -496,7 +496,7 @@ fn a_partition_may_be_described_beside_its_root() {
 }
 
 #[test]
-fn what_cannot_be_carried_stops_the_pipeline_and_says_where() {
+fn unsupported_values_stop_the_pipeline_with_their_position() {
     let check = |prelude: &[Vec<u8>], message: &[u8], words: &[&str]| {
         let mut scene = Scene::new();
         prelude.iter().for_each(|message| scene.done(message));
@@ -583,7 +583,7 @@ fn a_record_that_the_sink_refuses_for_good_is_named() {
 }
 
 #[test]
-fn what_kafka_has_is_left_out_and_the_rest_is_noted() {
+fn events_in_kafka_are_omitted_and_the_others_recorded() {
     let mut scene = Scene::new();
     scene.core.leave_out(None, Lsn(0x100), Lsn(0x100));
     scene.done(&begin(0x200));
@@ -706,7 +706,7 @@ fn a_transaction_is_open_from_its_beginning_to_its_end() {
 
 /// The server's position is after a transaction while it sends that transaction.
 #[test]
-fn a_keepalive_amid_a_transaction_that_has_to_come_again_says_nothing_about_it() {
+fn keepalive_within_a_repeated_transaction_proves_nothing() {
     let delivered = |scene: &mut Scene, last: Option<Last>| {
         let last = last.map(Delivered::UpTo);
         scene.core.leave_out(last, Lsn(0x100), Lsn(0x100));
@@ -789,7 +789,7 @@ fn a_copied_row_is_known_by_its_key_wherever_the_table_has_it_by_now() {
 
 /// librdkafka allocates a structure for each record, and the allocator has some overhead.
 #[test]
-fn a_record_takes_of_the_window_what_it_has_and_what_is_kept_beside_it() {
+fn record_uses_the_window_for_its_size_and_overhead() {
     let mut scene = Scene::new();
     scene.done(&begin(0x200));
     scene.done(&outbox());

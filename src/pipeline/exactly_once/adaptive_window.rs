@@ -98,7 +98,7 @@ mod tests {
 
     /// Regardless of the broker's rate, the window converges to one with which commits end in time.
     #[test]
-    fn broker_of_any_rate_gets_what_it_can_take() {
+    fn window_adapts_to_a_broker_of_any_rate() {
         const TIMEOUT: Duration = Duration::from_secs(30);
         for bytes_a_second in [4 << 10, 100 << 10, 2 << 20, 200 << 20] {
             let mut adaptive_window = AdaptiveWindow::new(MAX_WINDOW);

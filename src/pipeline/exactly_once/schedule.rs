@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_committed_before_does_not_count() {
+    fn earlier_commits_do_not_count() {
         let (mut schedule, now) = schedule();
         assert!(!schedule.has_records(Window::default()));
         assert!(schedule.has_records(ONE_RECORD));

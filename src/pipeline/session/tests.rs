@@ -94,7 +94,7 @@ fn another_owner_of_the_slot_explains_its_place_once() {
 
 /// The role may have lacked the privilege to write the row.
 #[test]
-fn what_was_confirmed_without_being_written_down_was_not_moved() {
+fn slot_confirmed_without_a_record_was_not_moved() {
     let (mut session_state, of) = session_state();
     let before = Some(Lsn(CONFIRMED.0 - 1));
     assert!(session_state.check_slot(&of, before, CONFIRMED).is_ok());

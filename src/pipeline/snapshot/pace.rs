@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_no_busy_time() {
+    fn burst_does_not_count_as_busy() {
         let moment = Duration::from_nanos(1);
         let (pace, now) = fast(1);
         assert!(!pace.is_busy(now));
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_in_a_lull_is_not_fast_however_much_it_is() {
+    fn traffic_with_a_lull_is_not_fast_regardless_of_its_size() {
         let is_fast = |after| {
             let start = Instant::now();
             let mut pace = Pace::new(start);

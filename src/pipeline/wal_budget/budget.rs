@@ -113,12 +113,12 @@ mod tests {
     }
 
     #[test]
-    fn without_limits_nothing_is_said() {
+    fn reports_nothing_without_limits() {
         assert_eq!(findings(WalBudget::default(), &[(0, u64::MAX)]), []);
     }
 
     #[test]
-    fn a_warning_is_said_when_it_begins_once_a_minute_and_when_it_ends() {
+    fn warning_is_logged_at_the_start_once_a_minute_and_at_the_end() {
         let limits = WalBudget {
             warn_bytes: Some(10),
             ..WalBudget::default()
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_maximum_that_alone_is_said() {
+    fn reports_only_the_maximum_when_it_is_exceeded() {
         let limits = WalBudget {
             warn_bytes: Some(10),
             max_bytes: Some(20),

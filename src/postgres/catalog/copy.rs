@@ -267,7 +267,7 @@ mod tests {
     use crate::outbox::settings::OutboxSettings;
 
     #[test]
-    fn what_is_needed_is_read_in_order_and_no_more() {
+    fn reads_only_what_is_needed_in_order() {
         let names = [
             "id",
             "type",

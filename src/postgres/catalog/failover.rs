@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_slot_from_following_a_failover_is_named_with_its_remedy() {
+    fn obstacles_to_slot_failover_are_named_with_their_remedy() {
         let check = |found: Failover, words: &[&str]| {
             let found = warnings(&found);
             assert_eq!(found.len(), 1, "{found:?}");

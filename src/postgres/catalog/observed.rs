@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn another_instance_that_has_the_slot_is_no_problem() {
+    fn another_instance_with_the_slot_is_not_a_problem() {
         let held = |ours: &str, theirs: Option<&str>| {
             let mut observed = sound();
             observed.application_name = ours.to_owned();
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn each_problem_is_found_and_says_what_mends_it() {
+    fn each_problem_is_found_and_names_its_remedy() {
         let check = |change: fn(&mut Observed), words: &[&str]| {
             let mut observed = sound();
             change(&mut observed);

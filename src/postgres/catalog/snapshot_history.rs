@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn each_table_has_a_snapshot_of_its_own() {
+    fn each_table_has_its_own_snapshot() {
         let of = |table: Option<&str>, state, to| {
             let mut entry = entry(Action::Snapshot, state, to);
             entry.detail["table"] = table.into();

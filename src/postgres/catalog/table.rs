@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn created_at_is_first_unless_the_key_rises_or_tells_no_rows_apart() {
+    fn created_at_sorts_first_unless_the_key_is_ascending_or_not_unique() {
         let time = || Some(column("created_at", false));
         let names = |key: &[OrderColumn], time, created_at| {
             let ordered = ordered(key.to_vec(), time, created_at);

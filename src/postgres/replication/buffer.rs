@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn no_memory_is_asked_for_however_much_of_a_small_message_is_left() {
+    fn small_message_allocates_no_memory_regardless_of_its_missing_bytes() {
         let mut buffer = Buffer::from_unread(b"");
         read(&mut buffer, b"x", 1);
         let place = buffer.bytes.as_ptr();

@@ -90,7 +90,7 @@ async fn what_is_buffered_stays_the_next_and_ends_with_what_is_not_whole() {
 }
 
 #[tokio::test]
-async fn what_is_no_frame_is_refused() {
+async fn rejects_invalid_frames() {
     for body in [
         &b""[..],
         b"x",

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_update_is_laid_out_as_the_protocol_says() {
+    fn status_update_has_the_layout_of_the_protocol() {
         let update = status_update(Lsn(0x0102_0304_0506_0708), -2, true);
         assert_eq!(update[..6], [b'd', 0, 0, 0, 38, b'r']);
         for at in [6, 14, 22] {

@@ -80,7 +80,7 @@ fn partitions_are_made_as_those_that_are_there() {
 }
 
 #[test]
-fn gaps_are_filled_and_what_is_there_is_left_alone() {
+fn gaps_are_filled_and_existing_partitions_unchanged() {
     let old = partition("o", "2025-11-01T00:00:00Z", "2025-11-02T00:00:00Z");
     let far = partition("f", "2035-11-24T00:00:00Z", "2035-11-25T00:00:00Z");
     let next = partition("n", "2025-11-23T00:00:00Z", "2025-11-24T00:00:00Z");
@@ -129,7 +129,7 @@ fn delivered(at: &str) -> Option<PartitionMark> {
 }
 
 #[test]
-fn a_partition_goes_step_by_step_and_never_before_the_slot() {
+fn partition_is_removed_step_by_step_and_never_before_the_slot() {
     let closed = |lsn| Some(PartitionMark::Closed(Lsn(lsn)));
     assert!(matches!(steps(None).0[..], [RetentionStep::Close(_)]));
     assert!(matches!(
@@ -158,7 +158,7 @@ fn a_partition_goes_step_by_step_and_never_before_the_slot() {
 }
 
 #[test]
-fn what_was_detached_is_dropped_when_the_slot_has_passed_its_place() {
+fn detached_partition_is_dropped_once_the_slot_has_passed_it() {
     let of = |mark| {
         let mut found = found(Vec::new());
         found.detached.push(Detached {
@@ -190,7 +190,7 @@ fn without_a_slot_nothing_is_removed() {
 }
 
 #[test]
-fn a_clock_that_went_back_begins_the_retention_anew() {
+fn clock_set_back_restarts_the_retention() {
     let (done, _) = steps(delivered("2035-01-01T00:00:00Z"));
     assert!(matches!(done[..], [RetentionStep::NoteDelivered(_)]));
 }

@@ -190,7 +190,7 @@ fn each_setting_is_for_its_own_kind_and_without_one_all_halt() {
 }
 
 #[test]
-fn a_dead_letter_that_is_too_large_gets_smaller_until_the_sink_takes_it() {
+fn oversize_dead_letter_is_reduced_until_the_sink_accepts_it() {
     let after = |refusals: usize, oversize: bool| {
         let mut scene = Scene::new().with_dead_letters(oversize, true);
         scene.sink.answers = (0..refusals).map(|_| too_large()).collect();
@@ -286,7 +286,7 @@ fn a_message_that_can_not_be_read_is_its_own_payload_or_leaves_it_out() {
 }
 
 #[test]
-fn a_message_that_was_not_read_is_left_alone_or_a_dead_letter_or_halts() {
+fn unreadable_message_is_ignored_or_dead_lettered_or_halts() {
     let large = |transactional, prefix: &str, content_bytes: u32| {
         let mut head = logical(transactional, prefix, b"");
         head.truncate(head.len() - 4);
@@ -374,7 +374,7 @@ fn a_reason_that_quotes_a_long_value_is_cut() {
 }
 
 #[test]
-fn the_log_says_which_event_became_a_dead_letter_and_why() {
+fn logs_which_event_became_a_dead_letter_and_why() {
     let check = |scene: Scene, bad: &[u8], words: &[&str]| {
         let mut scene = scene.with_dead_letters(true, true);
         let lines = logged(|| scene.done(bad));

@@ -178,7 +178,7 @@ fn a_stretch_ends_with_the_transaction_that_is_not_in_it() {
 }
 
 #[test]
-fn the_end_of_the_transaction_that_is_sought_is_told_with_its_number_of_row_messages() {
+fn reports_the_end_of_the_searched_transaction_with_its_row_messages() {
     let first = [begin(0x200), outbox(), insert("a"), commit(0x200)];
     let second = [
         begin(0x300),
@@ -252,7 +252,7 @@ fn shows_only_some_of_many_events_and_counts_only_some_of_many_topics() {
 }
 
 #[test]
-fn what_can_not_be_read_is_shown_with_the_reason_and_ends_nothing() {
+fn unreadable_events_are_shown_with_the_reason_and_end_nothing() {
     let messages = [
         begin(0x200),
         insert("a"),

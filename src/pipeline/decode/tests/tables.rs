@@ -57,7 +57,7 @@ fn row(oid: u32, values: &[&str]) -> Vec<u8> {
 const COLUMNS: [&str; 4] = ["id", "aggregatetype", "aggregateid", "payload"];
 
 #[test]
-fn each_table_has_columns_of_its_own_and_all_share_one_count() {
+fn each_table_has_its_own_columns_and_all_share_one_count() {
     let mut scene = several(OutboxSettings {
         topic: "{table.schema}.{table.name}.{aggregatetype}"
             .parse()

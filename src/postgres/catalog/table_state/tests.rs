@@ -50,7 +50,7 @@ fn table_is_new_until_it_is_recorded() {
 }
 
 #[test]
-fn membership_that_is_kept_is_no_gap() {
+fn unchanged_membership_is_not_a_gap() {
     check(&look(&[1], Some(stored(&[1]))), Finding::Same);
     check(&look(&[1, 2], Some(stored(&[1]))), Finding::Changed);
     check(&look(&[2], Some(stored(&[1, 2]))), Finding::Changed);

@@ -161,7 +161,7 @@ mod tests {
     use crate::postgres::connect::conninfo::Conninfo;
 
     #[test]
-    fn what_is_found_of_a_connection_is_known_to_all_of_the_same_string() {
+    fn findings_are_shared_by_connections_of_the_same_string() {
         let conninfo = Conninfo::parse("host=h user=u", &|_| None).expect("a connection string");
         let clone = conninfo.clone();
         clone

@@ -91,7 +91,7 @@ mod tests {
     };
 
     #[test]
-    fn the_first_line_that_matches_gives_the_password() {
+    fn first_matching_line_supplies_the_password() {
         for (file, expected) in [
             ("db1:5432:shop:walpost:one", Some("one")),
             (
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_missing_or_a_folder_gives_no_password() {
+    fn missing_file_or_folder_yields_no_password() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(find_password(folder.path(), &DB1), None);
         assert_eq!(find_password(&folder.path().join("none"), &DB1), None);

@@ -78,7 +78,7 @@ fn without_a_host_it_is_the_first_socket_folder_that_is_there_or_else_localhost(
 }
 
 #[test]
-fn only_the_database_comes_from_the_string_whose_database_is_asked_for() {
+fn takes_only_the_database_from_the_other_connection_string() {
     let administrator = parse("host=h user=postgres dbname=postgres", &[]).unwrap();
     let shop = parse("host=other user=walpost dbname=shop", &[]).unwrap();
     let conninfo = administrator.with_database_of(&shop);
@@ -199,7 +199,7 @@ fn harmless_parameters_are_accepted() {
 }
 
 #[test]
-fn what_can_not_be_used_is_named_with_what_was_found_and_expected() {
+fn unusable_values_are_reported_with_found_and_expected() {
     for (text, expected) in [
         (
             "hots=a",
@@ -308,7 +308,7 @@ fn an_environment_variable_is_named_as_such() {
 }
 
 #[test]
-fn without_any_user_the_error_says_where_one_may_come_from() {
+fn missing_user_error_names_the_possible_sources() {
     let error = Conninfo::parse("host=h", &|_| None)
         .unwrap_err()
         .to_string();
@@ -408,7 +408,7 @@ fn password_in_a_file_is_read_again_unless_it_is_for_somewhere_else_by_now() {
 }
 
 #[test]
-fn whoever_has_to_change_the_password_is_told_where_it_comes_from() {
+fn password_error_names_the_source_of_the_password() {
     let origin = |text, environment: Environment<'_>| {
         let conninfo = parse(text, environment).unwrap();
         conninfo.password_origin()
@@ -502,7 +502,7 @@ fn require_auth_allows_what_libpq_would() {
 }
 
 #[test]
-fn program_gives_the_first_line_that_it_prints_as_the_password() {
+fn first_line_of_the_program_is_the_password() {
     let with = |text: &str, script: &str| {
         let argv = ["/bin/sh", "-c", script].map(str::to_owned);
         let program = Program::new(&argv).expect("a program");

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_bounded_and_the_next_begins_anew() {
+    fn response_is_limited_and_the_next_starts_from_zero() {
         let limits = SqlLimits {
             message_bytes: 100,
             answer_bytes: Some(1000),

@@ -43,7 +43,7 @@ async fn all(reader: &Reader) -> (Vec<u8>, Option<ErrorKind>) {
 }
 
 #[tokio::test]
-async fn what_was_read_before_an_error_comes_before_it() {
+async fn returns_bytes_read_before_an_error_first() {
     let reset = || Err(ErrorKind::ConnectionReset.into());
     let reader = scripted([Ok(b"one".to_vec()), Ok(b"two".to_vec()), reset()]);
     reader.read();

@@ -57,7 +57,7 @@ async fn a_broken_scram_exchange_is_never_a_session() {
 }
 
 #[tokio::test]
-async fn channel_binding_that_is_required_is_not_talked_away() {
+async fn required_channel_binding_can_not_be_negotiated_away() {
     for request in [
         ready(),
         authentication(3, b""),
@@ -79,7 +79,7 @@ async fn channel_binding_that_is_required_is_not_talked_away() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_for_what_require_auth_does_not_allow_gets_nothing() {
+async fn sends_nothing_if_require_auth_forbids_the_requested_method() {
     let sasl = sasl_offer();
     for (required, request) in [
         ("scram-sha-256", authentication(3, b"")),

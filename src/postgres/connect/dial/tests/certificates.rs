@@ -82,7 +82,7 @@ async fn a_certificate_is_checked_where_the_mode_asks_for_it() {
 }
 
 #[tokio::test]
-async fn prefer_goes_on_without_tls_where_the_handshake_or_pg_hba_fails() {
+async fn prefer_continues_without_tls_if_the_handshake_or_pg_hba_fails() {
     let plain = || vec![Untagged, Send(ready())];
     let no_handshake = vec![
         Untagged,

@@ -41,7 +41,7 @@ async fn closed_port() -> u16 {
 }
 
 #[tokio::test]
-async fn of_several_failures_the_one_that_may_heal_decides_and_all_are_told() {
+async fn temporary_failure_determines_the_result_and_all_are_reported() {
     let refusal = vec![
         Untagged,
         Send(error_response("SFATAL\0C28P01\0Mwrong password")),
@@ -67,7 +67,7 @@ async fn of_several_failures_the_one_that_may_heal_decides_and_all_are_told() {
 }
 
 #[tokio::test]
-async fn nothing_there_or_no_answer_is_told_as_such() {
+async fn distinguishes_no_listener_from_no_response() {
     let closed = closed_port().await;
     let error = replication(&conninfo(&format!("hostaddr=127.0.0.1 port={closed}")), &[]).await;
     assert!(matches!(error.unwrap_err(), DialError::Connect { .. }));

@@ -51,7 +51,7 @@ async fn dial_outside(
 }
 
 #[tokio::test]
-async fn no_password_goes_over_a_network_to_a_server_that_has_proven_nothing() {
+async fn sends_no_password_over_a_network_to_an_unauthenticated_server() {
     let Some(address) = outside() else { return };
     let by_tls = |rest: Vec<Step>| {
         let start = vec![Untagged, Send(b"S".to_vec()), AcceptTls, Untagged];
@@ -100,7 +100,7 @@ async fn no_password_goes_over_a_network_to_a_server_that_has_proven_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_open_to_the_network_is_told_once_for_each_kind() {
+async fn network_exposure_is_logged_once_per_kind() {
     let Some(address) = outside() else { return };
     let clear = || vec![Untagged, Send(b"N".to_vec()), Untagged, Send(ready())];
     let scripts = vec![encrypted(), encrypted(), clear(), clear(), encrypted()];

@@ -65,7 +65,7 @@ async fn a_session_holds_what_the_server_said_and_all_that_followed() {
 }
 
 #[tokio::test]
-async fn a_refusal_by_the_server_is_told_in_its_own_words() {
+async fn server_errors_are_reported_verbatim() {
     let refusal = "SFATAL\0VFATAL\0C28P01\0Mno way\0Dbecause\0Hask nicely";
     let script = vec![Untagged, Send(error_response(refusal))];
     let error = dial("sslmode=disable", script).await.0.unwrap_err();
