@@ -314,7 +314,7 @@ fn every_error_that_stops_a_pipeline_is_in_the_troubleshooting() {
         ("EnvelopeError", 5),
         ("DialError", 8),
         ("RetentionError", 10),
-        ("Wait", 4),
+        ("RemovalWait", 4),
         ("SnapshotError", 6),
         ("ImportError", 10),
     ];
