@@ -118,7 +118,7 @@ struct PaceMeter {
     total: Option<u64>,
     done: u64,
     began: Instant,
-    told: Instant,
+    logged_at: Instant,
 }
 
 /// The values to log.
@@ -137,16 +137,16 @@ impl PaceMeter {
             total,
             done: 0,
             began: now,
-            told: now,
+            logged_at: now,
         }
     }
 
     fn advance(&mut self, count: u64, now: Instant) -> Option<Measurement> {
         self.done += count;
-        if now.duration_since(self.told) < LOG_INTERVAL {
+        if now.duration_since(self.logged_at) < LOG_INTERVAL {
             return None;
         }
-        self.told = now;
+        self.logged_at = now;
         Some(self.measure(now))
     }
 

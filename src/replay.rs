@@ -734,7 +734,7 @@ impl<'s> ReplayPlan<'s> {
     }
 
     /// Sends the rows, at most `rate` per second, until all are in Kafka or `stop` becomes true.
-    /// Calls `told` with the number of additional rows that Kafka has.
+    /// Calls `on_progress` with the number of additional rows that Kafka has.
     ///
     /// # Errors
     /// A row can't be read, routed or delivered. The journal shows the progress.
@@ -744,13 +744,13 @@ impl<'s> ReplayPlan<'s> {
         watermark: Watermark,
         rate: Option<u32>,
         stop: &mut watch::Receiver<bool>,
-        told: impl FnMut(u64),
+        on_progress: impl FnMut(u64),
     ) -> Result<ReplayEnd, ReplayError> {
         if !self.is_resumed {
             self.record_progress(State::Begun, 0, None, Some(&self.planned))
                 .await?;
         }
-        let mut sender = Sender::new(self, sink, watermark, told);
+        let mut sender = Sender::new(self, sink, watermark, on_progress);
         let ended = sender.send_all(rate, stop).await;
         if !matches!(ended, Ok(ReplayEnd::Complete)) {
             sender.settle().await;

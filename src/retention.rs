@@ -222,7 +222,7 @@ pub(crate) struct RetentionReport {
     /// Steps that have to wait.
     pub waits: Vec<RemovalWait>,
     /// Problems that require an operator or another attempt.
-    pub troubles: Vec<RetentionError>,
+    pub problems: Vec<RetentionError>,
 }
 
 /// Performs what is due for each table of `target`.
@@ -242,7 +242,7 @@ pub(crate) async fn pass(
         all.tables += report.tables;
         all.done.extend(report.done);
         all.waits.extend(report.waits);
-        all.troubles.extend(report.troubles);
+        all.problems.extend(report.problems);
     }
     Ok(all)
 }
@@ -289,11 +289,11 @@ async fn pass_of_table(
     let commands = &target.commands;
     let done = maintain(catalog, settings, target, among, dry_run).await;
     let mut report = done.map_err(|error| error.with_commands(commands))?;
-    let troubles = report.troubles.into_iter().map(|trouble| match trouble {
+    let troubles = report.problems.into_iter().map(|trouble| match trouble {
         RetentionError::Catalog(error) => error.with_commands(commands).into(),
         trouble => trouble,
     });
-    report.troubles = troubles.collect();
+    report.problems = troubles.collect();
     Ok(report)
 }
 
@@ -319,23 +319,23 @@ async fn maintain(
     let maintained = match facts::maintained(client, table).await? {
         Some(maintained) => maintained,
         None => {
-            report.troubles.extend(problem.map(RetentionError::Problem));
+            report.problems.extend(problem.map(RetentionError::Problem));
             return Ok(report);
         }
     };
     if let Some(trouble) = maintained.find_problem(target, retention) {
-        report.troubles.push(trouble);
+        report.problems.push(trouble);
         return Ok(report);
     }
     if let Some(refused) = refused(catalog, &maintained).await? {
-        report.troubles.push(refused);
+        report.problems.push(refused);
         return Ok(report);
     }
     let until = Instant::now() + CLAIM_TIMEOUT;
     while !dry_run && !facts::claim(client, &maintained).await? {
         if Instant::now() >= until {
             report
-                .troubles
+                .problems
                 .push(facts::claimed(client, &maintained).await?);
             return Ok(report);
         }
@@ -364,7 +364,7 @@ async fn maintain(
     if !dry_run {
         facts::release(client, &maintained).await?;
     }
-    report.troubles.extend(problem.map(RetentionError::Problem));
+    report.problems.extend(problem.map(RetentionError::Problem));
     Ok(report)
 }
 
@@ -502,7 +502,7 @@ impl Pass<'_> {
         let readers = match readers.await {
             Ok(readers) => readers,
             Err(error @ CatalogError::Server(_)) => {
-                self.report.troubles.push(error.into());
+                self.report.problems.push(error.into());
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -513,7 +513,7 @@ impl Pass<'_> {
         let entries = match self.catalog.dropped_slots_of_table(target, table).await {
             Ok(entries) => entries,
             Err(error @ CatalogError::Server(_)) => {
-                self.report.troubles.push(error.into());
+                self.report.problems.push(error.into());
                 return Ok(None);
             }
             Err(error) => return Err(error),
@@ -528,7 +528,7 @@ impl Pass<'_> {
             return self.least(target, slots).await;
         }
         let what: Vec<_> = entries.iter().map(DroppedSlot::describe).collect();
-        self.report.troubles.push(RetentionError::DroppedSlots {
+        self.report.problems.push(RetentionError::DroppedSlots {
             table: table.clone(),
             replay: replay_command(&target.commands, target.table_of_several().as_deref()),
             cause: entries.first().map_or("", DroppedSlot::cause),
@@ -554,7 +554,7 @@ impl Pass<'_> {
         };
         let may_lack = trouble.is_some();
         self.is_complete = !may_lack;
-        self.report.troubles.extend(trouble);
+        self.report.problems.extend(trouble);
         Ok(may_lack)
     }
 
@@ -574,7 +574,7 @@ impl Pass<'_> {
             Err(error) => return Err(error),
         };
         let is_set_aside = trouble.is_some();
-        self.report.troubles.extend(trouble);
+        self.report.problems.extend(trouble);
         Ok(is_set_aside)
     }
 
@@ -610,15 +610,15 @@ impl Pass<'_> {
                         what: gap.describe(*confirmed),
                         next_step: gap.next_step(&target),
                     };
-                    self.report.troubles.push(error);
+                    self.report.problems.push(error);
                     return Ok(None);
                 }
                 Ok((None, Some(moved))) => {
                     *confirmed = moved.confirmed;
-                    self.report.troubles.push(RetentionError::Moved(moved));
+                    self.report.problems.push(RetentionError::Moved(moved));
                 }
                 Err(error @ CatalogError::Server(_)) => {
-                    self.report.troubles.push(error.into());
+                    self.report.problems.push(error.into());
                     return Ok(None);
                 }
                 Err(error) => return Err(error),
@@ -635,9 +635,9 @@ impl Pass<'_> {
         dry_run: bool,
     ) -> Result<(), CatalogError> {
         let until = Instant::now() + self.patience;
-        let said = self.report.troubles.len();
+        let said = self.report.problems.len();
         loop {
-            self.report.troubles.truncate(said);
+            self.report.problems.truncate(said);
             let found = self.query_table(Some(target)).await?;
             let (steps, waits) = plan::removals(&found, keep);
             if dry_run {
@@ -713,7 +713,7 @@ impl Pass<'_> {
                     true => failed.busy(table),
                     false => self.step_error(step, failed),
                 };
-                self.report.troubles.push(trouble);
+                self.report.problems.push(trouble);
                 Ok(false)
             }
         }
@@ -746,7 +746,7 @@ impl Pass<'_> {
         let Some(failed) = failed else {
             return true;
         };
-        self.report.troubles.push(match is_busy(&failed.code) {
+        self.report.problems.push(match is_busy(&failed.code) {
             true => failed.busy(table),
             false => failed.error.into(),
         });

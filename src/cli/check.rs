@@ -174,7 +174,7 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
     };
     let pass = retention::pass(&catalog, settings, true);
     let troubles = match pass.await {
-        Ok(found) => found.troubles,
+        Ok(found) => found.problems,
         Err(error) => vec![error.into()],
     };
     // Problems such as a missing slot were reported by the checks of the database.

@@ -235,7 +235,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     );
     let catalog = Catalog::open(&settings.postgres).await?;
     let observed = catalog.observe(&settings.target).await?;
-    match snapshot::outlook(settings, &catalog, &observed).await {
+    match snapshot::predict_snapshot(settings, &catalog, &observed).await {
         Ok(Some(older)) => say!("{name}: {older}"),
         Ok(None) => {}
         // The pipeline halts with this error when it starts.

@@ -83,7 +83,7 @@ fn print_report(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
         say!("{name}: nothing is removed without --retention or retention in walpost.toml");
     }
     let mut exit = Exit::Done;
-    for trouble in &report.troubles {
+    for trouble in &report.problems {
         if is_of_the_moment(trouble) {
             warn!(pipeline = name, "{trouble}");
             exit = if exit == Exit::Done {

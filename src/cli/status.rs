@@ -219,7 +219,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
 async fn query_all(
     address: Option<&str>,
     settings: &[PipelineSettings],
-    asked: &[String],
+    requested: &[String],
 ) -> StatusReport {
     let (connector, status) = query_connector(address).await;
     let now = status
@@ -248,7 +248,7 @@ async fn query_all(
     }
     // Adds pipelines that this configuration does not contain.
     let is_asked = |of: &PipelineStatus| match settings.is_empty() {
-        true => asked.is_empty() || asked.contains(&of.about.name),
+        true => requested.is_empty() || requested.contains(&of.about.name),
         false => false,
     };
     for of_connector in said.into_iter().filter(is_asked) {

@@ -18,7 +18,7 @@ use crate::postgres::text_rows::TextRow;
 /// The results, and when to run the queries again.
 #[derive(Default)]
 pub(crate) struct QueryResults {
-    asked: Vec<QueriedSource>,
+    queried: Vec<QueriedSource>,
     last_rows: Arc<LastRows>,
     /// Whether the file was read before, so that there are running pipelines that can continue.
     has_begun: bool,
@@ -91,7 +91,7 @@ impl QueryResults {
                 failures.push(format!("{}: not asked", source.describe(env)));
                 continue;
             }
-            let before = self.asked.iter().find(|of| of.source.asks_as(source));
+            let before = self.queried.iter().find(|of| of.source.asks_as(source));
             let before = before.map(|of| of.rows.clone());
             let last = query_rows(source, before.is_none(), env);
             let origin = Origin::Row {
@@ -139,7 +139,7 @@ impl QueryResults {
                 rows,
             });
         }
-        (self.asked, self.has_begun, self.again) = (next, true, None);
+        (self.queried, self.has_begun, self.again) = (next, true, None);
         Ok((pipelines, failures))
     }
 
@@ -147,7 +147,7 @@ impl QueryResults {
     pub(super) fn have_changed(&mut self, env: Env<'_>) -> bool {
         let now = Instant::now();
         let mut have_changed = self.again.take_if(|at| *at <= now).is_some();
-        for asked in self.asked.iter_mut().filter(|of| of.due <= now) {
+        for asked in self.queried.iter_mut().filter(|of| of.due <= now) {
             have_changed |= query_rows(&asked.source, false, env) != asked.last;
             asked.due = Instant::now() + asked.source.every;
         }

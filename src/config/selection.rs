@@ -10,7 +10,7 @@ use super::file::{self, File, FilePipeline, Origin};
 /// name.
 pub(super) fn choose(
     file: File,
-    asked: &[String],
+    requested: &[String],
     from_file: bool,
 ) -> Result<Vec<FilePipeline>, ConfigError> {
     let has_sources = !file.fleet.source.is_empty();
@@ -21,18 +21,18 @@ pub(super) fn choose(
             name: Some(name.clone()),
             ..FilePipeline::default()
         };
-        return Ok(match asked {
+        return Ok(match requested {
             [] => unnamed(),
             asked => asked.iter().map(named).collect(),
         });
     }
-    for name in asked {
+    for name in requested {
         if !pipelines.iter().any(|pipeline| pipeline.name() == name) {
             let (name, found) = (name.clone(), names(&pipelines));
             return Err(ConfigError::NoPipeline { name, found });
         }
     }
-    if asked.is_empty() {
+    if requested.is_empty() {
         return Ok(if pipelines.is_empty() && !has_sources {
             vec![FilePipeline::default()]
         } else {
@@ -41,7 +41,7 @@ pub(super) fn choose(
     }
     Ok(pipelines
         .into_iter()
-        .filter(|pipeline| asked.iter().any(|name| name == pipeline.name()))
+        .filter(|pipeline| requested.iter().any(|name| name == pipeline.name()))
         .collect())
 }
 

@@ -20,7 +20,7 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(5);
 
 /// A thread that flushes on request. A separate thread is needed because the call blocks.
 pub(super) struct Flusher {
-    asked: Arc<FlushRequest>,
+    request: Arc<FlushRequest>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -50,14 +50,14 @@ impl Flusher {
                 }
             })?;
         Ok(Self {
-            asked,
+            request: asked,
             thread: Some(thread),
         })
     }
 
     /// Requests that everything queued so far be sent. Does not block.
     pub(super) fn flush(&self) {
-        self.asked.flush.store(true, Ordering::SeqCst);
+        self.request.flush.store(true, Ordering::SeqCst);
         self.wake();
     }
 
@@ -70,7 +70,7 @@ impl Flusher {
 
 impl Drop for Flusher {
     fn drop(&mut self) {
-        self.asked.end.store(true, Ordering::SeqCst);
+        self.request.end.store(true, Ordering::SeqCst);
         self.wake();
         if let Some(thread) = self.thread.take() {
             // An error means that the thread panicked, and so has ended as well.

@@ -388,8 +388,8 @@ pub(super) struct Creation {
     others: Vec<String>,
     /// Those of the other topics that the brokers refuse to create.
     pub(super) refused: Vec<(String, UnusableReason)>,
-    asked: Option<(Instant, CreatedTopic)>,
-    told: Option<Instant>,
+    requested: Option<(Instant, CreatedTopic)>,
+    logged_at: Option<Instant>,
 }
 
 impl Creation {
@@ -397,8 +397,8 @@ impl Creation {
         Self {
             others,
             refused: Vec::new(),
-            asked: None,
-            told: None,
+            requested: None,
+            logged_at: None,
         }
     }
 
@@ -415,7 +415,7 @@ impl Creation {
         create: CreateTopics,
         missing: Duration,
     ) -> Result<Result<(), UnusableReason>, SinkError> {
-        let is_due = match &self.asked {
+        let is_due = match &self.requested {
             None | Some((_, CreatedTopic::NotNow(_))) => true,
             Some((at, _)) => at.elapsed() > CREATION_TIMEOUT,
         };
@@ -437,15 +437,15 @@ impl Creation {
                     }
                 }
             };
-            self.asked = Some((Instant::now(), made));
+            self.requested = Some((Instant::now(), made));
         }
         if missing > CREATION_TIMEOUT
             && self
-                .told
+                .logged_at
                 .is_none_or(|told| told.elapsed() > MISSING_TOPIC_LOG_INTERVAL)
         {
-            self.told = Some(Instant::now());
-            let reason = match &self.asked {
+            self.logged_at = Some(Instant::now());
+            let reason = match &self.requested {
                 Some((_, CreatedTopic::NotNow(reason))) => reason,
                 _ => "the brokers say that it exists, and their metadata does not show it",
             };

@@ -47,7 +47,7 @@ impl Watched {
 
     fn status(&self, now_micros: u64) -> PipelineStatus {
         let (recent, problems) = (self.history().recent(), self.watchdog().problems());
-        PipelineStatus::of(&self.stats, recent, problems, now_micros)
+        PipelineStatus::from_stats(&self.stats, recent, problems, now_micros)
     }
 
     /// Runs the watchdog for this pipeline.

@@ -274,7 +274,7 @@ impl PipelineStatus {
     /// Creates the status from the pipeline's counters. `recent` contains its throughput,
     /// `problems` what the watchdog found.
     #[must_use]
-    pub fn of(
+    pub fn from_stats(
         stats: &PipelineStats,
         recent: Recent,
         problems: Vec<Lasting>,
@@ -296,7 +296,7 @@ impl PipelineStatus {
         let set_aside = vitals.and_then(|vitals| vitals.set_aside.clone());
         Self {
             about: stats.about.clone(),
-            summary: Summary::of(
+            summary: Summary::new(
                 &stats.about.commands,
                 &lifecycle,
                 seconds(lifecycle.since_micros),

@@ -83,7 +83,7 @@ impl Summary {
     /// `dropped` the slots that were dropped and not replayed, and `set_aside` the tables that are
     /// set aside.
     #[must_use]
-    pub fn of(
+    pub fn new(
         commands: &Commands,
         lifecycle: &LifecycleSnapshot,
         since: f64,
@@ -216,7 +216,7 @@ mod tests {
 
     const LOST: &str = "replication slot \"s\" is lost: the server has removed it. Drop it";
 
-    fn of(
+    fn summary_of(
         state: State,
         not_ready: Option<&NotReady>,
         problems: &[(Kind, &str)],
@@ -242,7 +242,7 @@ mod tests {
         };
         let problems: Vec<_> = problems.iter().map(lasting).collect();
         let not_ready = not_ready.map(|why| (why, 5.0));
-        Summary::of(
+        Summary::new(
             &Commands::for_pipeline("p"),
             &lifecycle,
             1.0,
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn what_streams_and_does_not_get_on_is_stuck_since_then() {
-        let summary = of(State::Streaming, None, &[], &[]);
+        let summary = summary_of(State::Streaming, None, &[], &[]);
         assert_eq!((summary.state.as_str(), summary.since), ("streaming", 1.0));
         assert_eq!((summary.severity, summary.rank), (Severity::Ok, 4));
         let why = NotReady::KafkaDown("2/2 brokers are down".to_owned(), 3);
@@ -278,7 +278,7 @@ mod tests {
             (Kind::NoProgress, "nothing moves"),
             (Kind::LongTransaction, "PID 1 waits"),
         ];
-        let summary = of(State::Streaming, Some(&why), &problems, &[]);
+        let summary = summary_of(State::Streaming, Some(&why), &problems, &[]);
         assert_eq!((summary.state.as_str(), summary.since), ("stuck", 5.0));
         assert_eq!((summary.severity, summary.rank), (Severity::Critical, 1));
         let told = lines(&summary);
@@ -288,13 +288,16 @@ mod tests {
             "{told:?}"
         );
         assert_eq!(told[1], "PID 1 waits. help with long_transaction");
-        assert_eq!(of(State::StandingBy, None, &[], &[]).state, "standing by");
+        assert_eq!(
+            summary_of(State::StandingBy, None, &[], &[]).state,
+            "standing by"
+        );
     }
 
     #[test]
     fn each_reason_is_reported_once_with_one_remedy() {
         let why = halted();
-        let soon = of(State::Halted, Some(&why), &[], &[]);
+        let soon = summary_of(State::Halted, Some(&why), &[], &[]);
         assert_eq!(lines(&soon), [format!("{LOST}. Walpost has halted")]);
         // The watchdog describes the same problem in other words, and the error concerns the slot
         // problem.
@@ -308,12 +311,12 @@ mod tests {
                 "slot \"s\" is lost: events are in the table only",
             ),
         ];
-        let later = of(State::Halted, Some(&why), &problems, &[]);
+        let later = summary_of(State::Halted, Some(&why), &problems, &[]);
         assert_eq!(lines(&later), [format!("{LOST}. help with not_streaming")]);
         assert_eq!((later.severity, later.rank), (Severity::Critical, 0));
         // A problem that no other reason mentions is listed.
         let missing = [(Kind::SlotMissing, "slot \"s\" does not exist")];
-        let told = lines(&of(State::Halted, Some(&why), &missing, &[]));
+        let told = lines(&summary_of(State::Halted, Some(&why), &missing, &[]));
         assert_eq!(
             told[1..],
             ["slot \"s\" does not exist. help with slot_missing"]
@@ -323,7 +326,7 @@ mod tests {
     #[test]
     fn worst_problem_comes_first_and_each_dropped_slot_is_listed() {
         let problems = [(Kind::PartitionsRunOut, "the last partition ends")];
-        let summary = of(State::Streaming, None, &problems, &[dropped(3), dropped(4)]);
+        let summary = summary_of(State::Streaming, None, &problems, &[dropped(3), dropped(4)]);
         let told = lines(&summary);
         assert_eq!(told.len(), 3, "{told:?}");
         for (line, entry) in told.iter().zip(["entry 3", "entry 4"]) {
@@ -333,19 +336,19 @@ mod tests {
             );
         }
         assert_eq!(summary.rank, 1);
-        assert_eq!(of(State::Streaming, None, &problems, &[]).rank, 2);
+        assert_eq!(summary_of(State::Streaming, None, &problems, &[]).rank, 2);
     }
 
     #[test]
     fn short_disconnect_is_a_warning_and_a_requested_stop_is_not_logged() {
         let why = NotReady::State(State::Reconnecting, Some("refused".to_owned()));
-        let soon = of(State::Reconnecting, Some(&why), &[], &[]);
+        let soon = summary_of(State::Reconnecting, Some(&why), &[], &[]);
         assert_eq!((soon.severity, soon.rank), (Severity::Warning, 2));
         let lasts = [(Kind::NotStreaming, "slot \"s\" is not read for 61 s: why")];
-        let later = of(State::Reconnecting, Some(&why), &lasts, &[]);
+        let later = summary_of(State::Reconnecting, Some(&why), &lasts, &[]);
         assert_eq!((later.severity, later.rank), (Severity::Critical, 1));
         let why = NotReady::State(State::Draining, None);
-        let draining = of(State::Draining, Some(&why), &[], &[]);
+        let draining = summary_of(State::Draining, Some(&why), &[], &[]);
         assert_eq!((draining.severity, draining.rank), (Severity::Ok, 3));
         assert_eq!(draining.reasons, []);
     }

@@ -120,7 +120,7 @@ struct ProgressMark {
 struct OpenProblem {
     problem: Problem,
     since_micros: u64,
-    said: Outage,
+    messages: Outage,
 }
 
 /// The conclusion about one kind of problem.
@@ -176,7 +176,7 @@ impl Watchdog {
                 return None;
             }
             Verdict::Fine => {
-                let lasted = self.open.remove(&kind)?.said.end(facts.now)?;
+                let lasted = self.open.remove(&kind)?.messages.end(facts.now)?;
                 return Some(Line::Over(kind, whole(lasted)));
             }
             Verdict::Wrong(problem) => (problem, false),
@@ -185,14 +185,14 @@ impl Watchdog {
         let open = self.open.entry(kind).or_insert_with(|| OpenProblem {
             problem: problem.clone(),
             since_micros: facts.now_micros,
-            said: Outage::reminding(REMINDER_INTERVAL),
+            messages: Outage::reminding(REMINDER_INTERVAL),
         });
         open.problem = problem;
         if is_told {
             return None;
         }
         let problem = open.problem.clone();
-        match open.said.failed(facts.now) {
+        match open.messages.failed(facts.now) {
             OutageMessage::Started => Some(Line::Started(problem)),
             OutageMessage::Ongoing(lasts, _) => Some(Line::Ongoing(problem, whole(lasts))),
             OutageMessage::Suppressed => None,

@@ -402,7 +402,7 @@ impl OutboxSettings {
 
     /// Returns whether a null payload becomes a tombstone without having been configured.
     #[must_use]
-    pub(crate) fn has_unasked_tombstones(&self) -> bool {
+    pub(crate) fn has_implicit_tombstones(&self) -> bool {
         let is_text = matches!(self.value_format, Format::String | Format::Bytes);
         self.null_payload == NullPayload::Formatted
             && self.empty_payload == EmptyPayload::Value

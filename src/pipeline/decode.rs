@@ -465,7 +465,7 @@ impl Core {
             }
             Meaning::RowBeside { relation } => {
                 let at = self.position.ok_or(OrderError::Stray)?;
-                return Err(self.beside_messages(at, relation));
+                return Err(self.rows_among_messages_error(at, relation));
             }
             Meaning::Changed {
                 relation,
@@ -642,7 +642,7 @@ impl Core {
     fn process_change(&mut self, relation: u32, is_update: bool) -> Result<Step, CoreError> {
         let at = self.position.ok_or(OrderError::Stray)?;
         let Source::Table(source) = &self.source else {
-            return Err(self.beside_messages(at, relation));
+            return Err(self.rows_among_messages_error(at, relation));
         };
         if is_update && !std::mem::replace(&mut self.warned_of_update, true) {
             let table = source.name(relation).map(TableName::to_string);
@@ -652,7 +652,7 @@ impl Core {
         self.counted(Step::Done)
     }
 
-    fn beside_messages(&self, at: Position, relation: u32) -> CoreError {
+    fn rows_among_messages_error(&self, at: Position, relation: u32) -> CoreError {
         match self.others.name(relation) {
             Some(name) => CoreError::RowBesideMessages {
                 at,

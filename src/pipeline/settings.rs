@@ -145,7 +145,7 @@ impl PipelineSettings {
                 Delivery::AtLeastOnce => None,
                 Delivery::ExactlyOnce(checkpoints) => Some(checkpoints.clone()),
             },
-            warns_of_compaction: self.outbox.has_unasked_tombstones(),
+            warns_of_compaction: self.outbox.has_implicit_tombstones(),
             constant_topic: self.outbox.topic.constant().map(str::to_owned),
             dead_letter_topic: self.dead_letter_topic_for_unusable().map(str::to_owned),
         })

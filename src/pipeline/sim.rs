@@ -736,7 +736,9 @@ async fn scenario(seed: u64, exactly_once: bool) -> Result<(), String> {
             simulation.instances.clear();
         }
         let (is_remade, is_down) = (rewind.is_remade, rewind.is_down);
-        shared.lock().put_back(&mut rewind.dice, is_remade, is_down);
+        shared
+            .lock()
+            .restore_earlier_state(&mut rewind.dice, is_remade, is_down);
         if rewind.is_down {
             simulation.start();
         }

@@ -455,7 +455,7 @@ impl fmt::Display for Outlook {
 ///
 /// # Errors
 /// A catalog query failed, or a start would halt.
-pub(crate) async fn outlook(
+pub(crate) async fn predict_snapshot(
     settings: &PipelineSettings,
     catalog: &Catalog,
     observed: &Observed,

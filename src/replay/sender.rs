@@ -47,7 +47,7 @@ pub(super) struct Sender<'p, S, F> {
     marked_at: Instant,
     noted_at: Instant,
     note_pause: Duration,
-    told: F,
+    on_progress: F,
 }
 
 /// The result of waiting.
@@ -78,7 +78,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             marked_at: now,
             noted_at: now,
             note_pause: FIRST_JOURNAL_INTERVAL,
-            told,
+            on_progress: told,
         }
     }
 
@@ -201,7 +201,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     /// Updates how many rows Kafka has.
     pub(super) fn update_sent(&mut self) {
         let acknowledged = self.delivery.watermark.durable_rows();
-        (self.told)(acknowledged - self.acknowledged);
+        (self.on_progress)(acknowledged - self.acknowledged);
         self.acknowledged = acknowledged;
         while self
             .marks

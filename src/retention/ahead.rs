@@ -23,7 +23,7 @@ impl Pass<'_> {
         let ranges = found.partitions.iter().any(Partition::is_range);
         if !ranges {
             let table = self.outbox.name.clone();
-            self.report.troubles.push(RetentionError::NoModel(table));
+            self.report.problems.push(RetentionError::NoModel(table));
         }
         let steps = plan::plan_missing(&self.outbox.name, found, ahead);
         if dry_run {

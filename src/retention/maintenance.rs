@@ -96,7 +96,7 @@ fn log_report(pipeline: &str, report: RetentionReport) -> Vec<String> {
         debug!(pipeline, "maintenance: {wait}");
     }
     // A hot standby maintains the same table.
-    let mut troubles = report.troubles;
+    let mut troubles = report.problems;
     troubles.retain(|trouble| !matches!(trouble, RetentionError::Claimed(_)));
     troubles.iter().map(ToString::to_string).collect()
 }

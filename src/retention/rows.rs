@@ -52,7 +52,7 @@ impl Pass<'_> {
     ) -> Result<(), CatalogError> {
         if !self.outbox.has_time {
             let table = self.outbox.name.clone();
-            self.report.troubles.push(RetentionError::NoTime(table));
+            self.report.problems.push(RetentionError::NoTime(table));
             return Ok(());
         }
         let until = Instant::now() + self.patience;

@@ -163,19 +163,19 @@ pub(crate) fn listen(path: &Path) -> Result<Control, ControlError> {
 }
 
 impl Control {
-    /// Starts to accept requests, and sends them to `asked`.
+    /// Starts to accept requests, and sends them to `request_tx`.
     ///
     /// # Errors
     /// Returns an error if the socket can't be registered with the runtime.
-    pub(super) fn serve(&self, asked: mpsc::Sender<ControlRequest>) -> io::Result<()> {
+    pub(super) fn serve(&self, request_tx: mpsc::Sender<ControlRequest>) -> io::Result<()> {
         let listener = UnixListener::from_std(self.listener.try_clone()?)?;
         info!("walpost pipeline is answered at {}", self.path.display());
-        tokio::spawn(accept(listener, asked));
+        tokio::spawn(accept(listener, request_tx));
         Ok(())
     }
 }
 
-async fn accept(listener: UnixListener, asked: mpsc::Sender<ControlRequest>) {
+async fn accept(listener: UnixListener, request_tx: mpsc::Sender<ControlRequest>) {
     let room = Arc::new(Semaphore::new(CLIENTS_MAX));
     loop {
         let Ok(seat) = Arc::clone(&room).acquire_owned().await else {
@@ -183,9 +183,9 @@ async fn accept(listener: UnixListener, asked: mpsc::Sender<ControlRequest>) {
         };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let asked = asked.clone();
+                let request_tx = request_tx.clone();
                 tokio::spawn(async move {
-                    if let Err(error) = serve_client(stream, &asked).await {
+                    if let Err(error) = serve_client(stream, &request_tx).await {
                         debug!(%error, "control socket");
                     }
                     drop(seat);
@@ -201,7 +201,7 @@ async fn accept(listener: UnixListener, asked: mpsc::Sender<ControlRequest>) {
 
 async fn serve_client(
     mut stream: UnixStream,
-    asked: &mpsc::Sender<ControlRequest>,
+    request_tx: &mpsc::Sender<ControlRequest>,
 ) -> io::Result<()> {
     let client = stream.peer_cred()?.uid();
     if !may_ask(client) {
@@ -219,7 +219,7 @@ async fn serve_client(
     let request = timeout(REQUEST_TIMEOUT, request).await??;
     let (answer, answered) = oneshot::channel();
     // Sending fails only while the process is exiting.
-    let _ = asked.send((request, answer)).await;
+    let _ = request_tx.send((request, answer)).await;
     if let Ok(answer) = answered.await {
         let mut line = serde_json::to_vec(&answer)?;
         line.push(b'\n');

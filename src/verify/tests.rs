@@ -164,7 +164,7 @@ impl Scene {
 
     /// Checks that exactly these findings and counts result.
     #[track_caller]
-    fn has(&self, findings: &[&str], counts: Counts) {
+    fn assert_report(&self, findings: &[&str], counts: Counts) {
         let verified = self.verified();
         assert_eq!(verified.findings, findings);
         assert_eq!(verified.counts, counts);
@@ -181,7 +181,7 @@ fn nothing_is_found_where_each_row_has_its_record_and_all_are_in_order() {
         delivered: 4,
         ..Counts::default()
     };
-    scene.has(&[], counts);
+    scene.assert_report(&[], counts);
 }
 
 #[test]
@@ -195,20 +195,20 @@ fn a_row_that_no_topic_has_is_missing_unless_it_may_still_come() {
         ..Counts::default()
     };
     let missing = [r#"MISSING      b: not in topic "bills""#];
-    scene.has(&missing, counts);
+    scene.assert_report(&missing, counts);
     // An open transaction in another topic doesn't hide the record of this row.
     scene.context.topics[0].is_hidden = true;
-    scene.has(&missing, counts);
+    scene.assert_report(&missing, counts);
     let counts = Counts {
         delivered: 1,
         pending: 1,
         ..Counts::default()
     };
     scene.context.topics[1].is_hidden = true;
-    scene.has(&[], counts);
+    scene.assert_report(&[], counts);
     scene.context.topics[1].is_hidden = false;
     scene.context.delivered = End::NotReached;
-    scene.has(&[], counts);
+    scene.assert_report(&[], counts);
 }
 
 #[test]
@@ -242,27 +242,27 @@ fn a_record_more_than_there_are_rows_is_repeated() {
         repeated: 1,
         ..Counts::default()
     };
-    scene.has(&["REPEATED     a: 2 times: orders/0@0, orders/1@0"], counts);
+    scene.assert_report(&["REPEATED     a: 2 times: orders/0@0, orders/1@0"], counts);
     // Only some of many locations are reported.
     for _ in 0..4 {
         scene.record("a", ORDERS_1, at(100, 0));
     }
     let text =
         "REPEATED     a: 6 times: orders/0@0, orders/1@0, orders/1@1, orders/1@2, orders/1@3 ...";
-    scene.has(&[text], counts);
+    scene.assert_report(&[text], counts);
 
     let mut scene = Scene::new();
     scene.row("a", ORDERS);
     scene.delivered(&[("a", at(100, 0))]);
     (counts.repeated, counts.missing) = (0, 1);
-    scene.has(&[r#"MISSING      a: not in topic "orders""#], counts);
+    scene.assert_report(&[r#"MISSING      a: not in topic "orders""#], counts);
     scene.record("a", ORDERS_0, at(100, 1));
     (counts.delivered, counts.missing) = (2, 0);
-    scene.has(&[], counts);
+    scene.assert_report(&[], counts);
     scene.record("a", ORDERS_0, at(100, 2));
     counts.repeated = 1;
     let text = "REPEATED     a: 3 times: orders/0@0, orders/0@1, orders/0@2";
-    scene.has(&[text], counts);
+    scene.assert_report(&[text], counts);
 }
 
 #[test]
@@ -298,11 +298,11 @@ fn a_replay_delivers_its_rows_wherever_it_is_and_repeats_nothing() {
         replayed: 1,
         ..Counts::default()
     };
-    scene.has(&[], counts);
+    scene.assert_report(&[], counts);
     // It is impossible to tell which of two rows was sent again.
     scene.row("a", ORDERS);
     counts.delivered = 2;
-    scene.has(&[], counts);
+    scene.assert_report(&[], counts);
 
     let mut scene = Scene::new();
     scene.delivered(&[("a", at(100, 0))]);
@@ -311,7 +311,7 @@ fn a_replay_delivers_its_rows_wherever_it_is_and_repeats_nothing() {
     // The row of this event has been removed.
     scene.replay("b", ORDERS_0);
     (counts.delivered, counts.replayed) = (1, 3);
-    scene.has(&[], counts);
+    scene.assert_report(&[], counts);
 }
 
 #[test]
@@ -330,7 +330,7 @@ fn an_event_that_is_not_in_the_table_is_unexpected_unless_it_is_newer() {
             true => &["UNEXPECTED   a: at orders/1@0, and not in the table"],
             false => &[],
         };
-        scene.has(text, counts);
+        scene.assert_report(text, counts);
     };
     check(Some(999), true);
     check(Some(1000), false);
@@ -350,16 +350,16 @@ fn what_is_unexpected_is_told_only_if_asked_for_and_nothing_is_in_a_range_of_row
         ..Counts::default()
     };
     let repeated = "REPEATED     a: 2 times: orders/0@0, orders/0@1";
-    scene.has(&[repeated], counts);
+    scene.assert_report(&[repeated], counts);
     scene.tells_unexpected = true;
     let unexpected = "UNEXPECTED   a: at orders/0@0, and not in the table";
-    scene.has(&[repeated, unexpected], counts);
+    scene.assert_report(&[repeated, unexpected], counts);
     scene.context.is_range = true;
     let counts = Counts {
         outside: 1,
         ..Counts::default()
     };
-    scene.has(&[], counts);
+    scene.assert_report(&[], counts);
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn a_record_that_is_right_for_one_of_two_rows_with_its_id_is_right() {
         delivered: 2,
         ..Counts::default()
     };
-    scene.has(&[], counts);
+    scene.assert_report(&[], counts);
     // One record is correct, and the other matches neither row.
     scene.records[1].1.key = 8;
     counts.misplaced = 1;
@@ -445,7 +445,7 @@ fn a_record_behind_one_of_its_partition_that_was_committed_after_it_is_out_of_or
         text("c: at orders/0@2", "0000012C:0000000000"),
         text("d: at orders/0@3", "000000C8:0000000000"),
     ];
-    scene.has(&texts.each_ref().map(String::as_str), counts);
+    scene.assert_report(&texts.each_ref().map(String::as_str), counts);
 }
 
 /// Their origin is unknown, and so is whether records after them were sent again intentionally.
@@ -482,7 +482,7 @@ fn a_transaction_without_some_of_its_events_has_a_gap() {
         "GAP          transaction 0/12C: without event 0",
         "GAP          transaction 0/64: without event 1, 3 to 4",
     ];
-    scene.has(&gaps, counts);
+    scene.assert_report(&gaps, counts);
     // An event counts regardless of its partition, and even if it is no longer in the table.
     scene.record("g", BILLS_0, at(300, 0));
     let counts = Counts {
@@ -491,14 +491,14 @@ fn a_transaction_without_some_of_its_events_has_a_gap() {
         ..counts
     };
     scene.tells_unexpected = false;
-    scene.has(&gaps[1..], counts);
+    scene.assert_report(&gaps[1..], counts);
     // A transaction without any event of the table may have another origin.
     scene.record("h", BILLS_0, at(400, 7));
     let counts = Counts {
         unexpected: 2,
         ..counts
     };
-    scene.has(&gaps[1..], counts);
+    scene.assert_report(&gaps[1..], counts);
 }
 
 #[test]

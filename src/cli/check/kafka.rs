@@ -161,7 +161,7 @@ fn broker_finding(
                 report.add(check, Outcome::Warning, warning);
             }
             let is_of_events = settings.outbox.topic.constant() == Some(topic.as_str());
-            if is_of_events && limits.is_compacted && settings.outbox.has_unasked_tombstones() {
+            if is_of_events && limits.is_compacted && settings.outbox.has_implicit_tombstones() {
                 report.add(check, Outcome::Warning, compaction_warning(&topic));
             }
         }

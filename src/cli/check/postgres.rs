@@ -101,7 +101,7 @@ pub(super) async fn postgres(
     budget(settings, &observed, &catalog, report).await;
     let mut needs_slot = observed.slot.is_none();
     if problems.is_empty() {
-        match snapshot::outlook(settings, &catalog, &observed).await {
+        match snapshot::predict_snapshot(settings, &catalog, &observed).await {
             Ok(Some(outlook)) => {
                 // The snapshot uses a temporary slot.
                 needs_slot |= matches!(outlook, Outlook::Copies(_));

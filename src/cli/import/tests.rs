@@ -107,7 +107,7 @@ fn text_of(imported: &Imported, name: &str) -> Option<String> {
 }
 
 /// Returns the groups of a property's findings, and whether each needs a decision by the user.
-fn of(imported: &Imported, property: &str) -> Vec<(Group, bool)> {
+fn findings_for(imported: &Imported, property: &str) -> Vec<(Group, bool)> {
     let findings = imported
         .findings
         .iter()
@@ -117,7 +117,7 @@ fn of(imported: &Imported, property: &str) -> Vec<(Group, bool)> {
         .collect()
 }
 
-fn said(imported: &Imported) -> String {
+fn report_text(imported: &Imported) -> String {
     let lines = imported
         .findings
         .iter()
@@ -225,7 +225,7 @@ fn a_topic_that_is_the_routed_value_with_text_around_it_is_a_template() {
             // Java does not support a group with the name 1.
             let property = "transforms.outbox.route.topic.replacement";
             assert_eq!(
-                of(&imported, property),
+                findings_for(&imported, property),
                 [(Group::Unsupported, true)],
                 "{replacement}"
             );
@@ -269,7 +269,7 @@ fn another_rule_for_topics_is_a_route() {
         let imported = import(&router(&[("route.topic.regex", regex)]));
         let property = "transforms.outbox.route.topic.regex";
         assert_eq!(
-            of(&imported, property),
+            findings_for(&imported, property),
             [(Group::Unsupported, true)],
             "{regex}"
         );
@@ -331,7 +331,7 @@ fn placed_columns_are_headers_envelope_and_partition() {
         let imported = import(&router(&[("table.fields.additional.placement", placement)]));
         let property = "transforms.outbox.table.fields.additional.placement";
         assert!(
-            of(&imported, property).contains(&(Group::Unsupported, true)),
+            findings_for(&imported, property).contains(&(Group::Unsupported, true)),
             "{placement}"
         );
     }
@@ -399,7 +399,7 @@ fn converters_are_formats() {
         ];
         let imported = check(&over, [None, None, None]);
         assert_eq!(
-            of(&imported, "value.converter")[0],
+            findings_for(&imported, "value.converter")[0],
             (Group::Unsupported, true),
             "{class}"
         );
@@ -425,7 +425,7 @@ fn converters_that_the_worker_has_come_from_its_file_or_need_a_person() {
     let without = import(&given);
     for property in ["key.converter", "value.converter", "bootstrap.servers"] {
         assert!(
-            of(&without, property).contains(&(Group::Different, true)),
+            findings_for(&without, property).contains(&(Group::Different, true)),
             "{property}: {without:?}"
         );
     }
@@ -494,9 +494,9 @@ fn expansion_is_carried_with_its_behaviours() {
         "JsonConverter writes null"
     );
     assert!(
-        said(&imported).contains("integers beyond 64 bits"),
+        report_text(&imported).contains("integers beyond 64 bits"),
         "{}",
-        said(&imported)
+        report_text(&imported)
     );
 
     let unexpanded = import(&connector(&json[..2]));
@@ -535,7 +535,7 @@ fn expansion_is_carried_with_its_behaviours() {
         "table.expand.json.payload",
         "table.fields.additional.placement",
     ] {
-        let found = of(&bytes, &format!("transforms.outbox.{name}"));
+        let found = findings_for(&bytes, &format!("transforms.outbox.{name}"));
         assert!(
             found.contains(&(Group::Unsupported, true)),
             "{name}: {found:?}"
@@ -570,7 +570,7 @@ fn passwords_are_shown_nowhere() {
     assert!(
         !format!("{:?}", imported.findings).contains("hunter2"),
         "{}",
-        said(&imported)
+        report_text(&imported)
     );
     for property in [
         "database.password",
@@ -578,14 +578,14 @@ fn passwords_are_shown_nowhere() {
         "producer.override.sasl.jaas.config",
     ] {
         assert!(
-            of(&imported, property).contains(&(Group::Different, true)),
+            findings_for(&imported, property).contains(&(Group::Different, true)),
             "{property}"
         );
     }
     assert!(
-        said(&imported).contains("did you mean database.password?"),
+        report_text(&imported).contains("did you mean database.password?"),
         "{}",
-        said(&imported)
+        report_text(&imported)
     );
     let kafka = &document(&imported)["kafka"];
     for (name, expected) in [
@@ -639,9 +639,9 @@ fn login_with_tokens_of_an_endpoint_is_librdkafkas() {
     ] {
         assert_eq!(kafka[name].as_str(), Some(expected), "{name}");
     }
-    let found = of(&imported, "producer.override.sasl.jaas.config");
+    let found = findings_for(&imported, "producer.override.sasl.jaas.config");
     assert!(found.contains(&(Group::Different, true)), "{found:?}");
-    let said = said(&imported);
+    let said = report_text(&imported);
     for text in [
         "WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET",
         "https.ca.location",
@@ -669,7 +669,7 @@ fn login_with_tokens_of_an_endpoint_is_librdkafkas() {
         Some("debezium")
     );
     let secret = "producer.override.sasl.oauthbearer.client.credentials.client.secret";
-    assert_eq!(of(&imported, secret), [(Group::Different, true)]);
+    assert_eq!(findings_for(&imported, secret), [(Group::Different, true)]);
 }
 
 #[test]
@@ -686,11 +686,14 @@ fn login_with_tokens_of_another_class_needs_a_program() {
             "software.amazon.msk.auth.iam.IAMOAuthBearerLoginCallbackHandler",
         ),
     ]));
-    let said = said(&imported);
+    let said = report_text(&imported);
     assert!(said.contains("kafka_token_command"), "{said}");
     assert!(imported.toml.contains("CHANGE THIS"), "{}", imported.toml);
     let handler = "producer.override.sasl.login.callback.handler.class";
-    assert_eq!(of(&imported, handler), [(Group::Unsupported, true)]);
+    assert_eq!(
+        findings_for(&imported, handler),
+        [(Group::Unsupported, true)]
+    );
 }
 
 #[test]
@@ -712,15 +715,15 @@ fn references_are_named_and_left_to_a_person() {
         ("database.user", "a config provider of the Connect worker"),
     ] {
         assert!(
-            of(&imported, property)
+            findings_for(&imported, property)
                 .iter()
                 .any(|(_, needs_person)| *needs_person),
             "{property}"
         );
         assert!(
-            said(&imported).contains(expected),
+            report_text(&imported).contains(expected),
             "{expected}: {}",
-            said(&imported)
+            report_text(&imported)
         );
     }
     assert_eq!(
@@ -753,9 +756,9 @@ fn the_database_is_a_url_that_means_the_same() {
         "{url}"
     );
     assert!(
-        said(&imported).contains("openssl pkcs8 -inform DER"),
+        report_text(&imported).contains("openssl pkcs8 -inform DER"),
         "{}",
-        said(&imported)
+        report_text(&imported)
     );
     let allow = import(&connector(&[("database.sslmode", "allow")]));
     assert!(
@@ -793,10 +796,10 @@ fn each_literal_table_becomes_a_pipeline_with_its_own_slot() {
 fn patterns_and_missing_lists_of_tables_need_a_person() {
     for list in ["public\\..*", "(public|sales).outbox", "outbox", "-"] {
         let imported = import(&connector(&[("table.include.list", list)]));
-        let needs_person = of(&imported, "table.include.list")
+        let needs_person = findings_for(&imported, "table.include.list")
             .iter()
             .any(|(_, needs_person)| *needs_person);
-        assert!(needs_person, "{list}: {}", said(&imported));
+        assert!(needs_person, "{list}: {}", report_text(&imported));
         assert!(
             imported.toml.contains("# CHANGE THIS: the outbox table"),
             "{list}"
@@ -824,13 +827,13 @@ fn predicate_determines_the_table_that_reaches_the_router() {
             text_of(imported, "table").as_deref(),
             Some(expected),
             "{}",
-            said(imported)
+            report_text(imported)
         );
         assert_eq!(
             imported.findings.iter().any(|finding| finding.needs_person),
             needs_person,
             "{}",
-            said(imported)
+            report_text(imported)
         );
     };
     check(
@@ -850,9 +853,9 @@ fn predicate_determines_the_table_that_reaches_the_router() {
     );
     check(&imported, "public.outbox", true);
     assert!(
-        said(&imported).contains("public.orders, whose changes do not go through"),
+        report_text(&imported).contains("public.orders, whose changes do not go through"),
         "{}",
-        said(&imported)
+        report_text(&imported)
     );
     check(
         &with(
@@ -881,8 +884,9 @@ fn other_transforms_are_named_unless_they_change_nothing() {
         let over = [("transforms", chain), ("transforms.other.type", class)];
         import(&connector(&[&over[..], more].concat()))
     };
-    let unsupported =
-        |imported: &Imported| of(imported, "transforms.other.type") == [(Group::Unsupported, true)];
+    let unsupported = |imported: &Imported| {
+        findings_for(imported, "transforms.other.type") == [(Group::Unsupported, true)]
+    };
     assert!(unsupported(&with(
         "outbox,other",
         "org.apache.kafka.connect.transforms.RegexRouter",
@@ -992,15 +996,15 @@ fn producer_properties_are_librdkafkas() {
         ("lingr.ms", Group::Unknown),
     ] {
         assert_eq!(
-            of(&imported, &format!("producer.override.{name}"))[0].0,
+            findings_for(&imported, &format!("producer.override.{name}"))[0].0,
             group,
             "{name}"
         );
     }
     assert!(
-        said(&imported).contains("did you mean linger.ms?"),
+        report_text(&imported).contains("did you mean linger.ms?"),
         "{}",
-        said(&imported)
+        report_text(&imported)
     );
 }
 
@@ -1038,20 +1042,20 @@ fn settings_of_the_connector_become_keys() {
         Some("trace")
     );
     assert_eq!(
-        of(&imported, "heartbeat.action.query"),
+        findings_for(&imported, "heartbeat.action.query"),
         [(Group::Unsupported, true)]
     );
     assert!(
-        said(&imported).contains("retention = \"7d\""),
+        report_text(&imported).contains("retention = \"7d\""),
         "{}",
-        said(&imported)
+        report_text(&imported)
     );
     let harmless = import(&connector(&[(
         "heartbeat.action.query",
         "UPDATE heartbeat SET at = now()",
     )]));
     assert_eq!(
-        of(&harmless, "heartbeat.action.query"),
+        findings_for(&harmless, "heartbeat.action.query"),
         [(Group::Different, false)]
     );
     for (mode, expected, needs_person) in [
@@ -1068,7 +1072,7 @@ fn settings_of_the_connector_become_keys() {
             Some(expected),
             "{mode}"
         );
-        let open = of(&imported, "snapshot.mode")
+        let open = findings_for(&imported, "snapshot.mode")
             .iter()
             .any(|(_, needs_person)| *needs_person);
         assert_eq!(open, needs_person, "{mode}");
@@ -1147,7 +1151,7 @@ fn debezium_server_is_imported() {
         text_of(&imported, "topic").as_deref(),
         Some("shop.{aggregatetype}"),
         "{}",
-        said(&imported)
+        report_text(&imported)
     );
     assert_eq!(key(&imported, "key_format"), None);
     assert_eq!(text_of(&imported, "value_format").as_deref(), Some("json"));
@@ -1173,7 +1177,7 @@ fn debezium_server_is_imported() {
     assert_eq!(to_do.len(), 1, "{to_do:?}");
     assert_eq!(to_do[0].property, "debezium.source.database.password");
     assert_eq!(
-        of(&imported, "%dev.debezium.source.database.hostname"),
+        findings_for(&imported, "%dev.debezium.source.database.hostname"),
         [(Group::Different, false)]
     );
 }
@@ -1216,7 +1220,7 @@ fn misspelt_and_obsolete_properties_have_their_likely_meaning() {
             .findings
             .iter()
             .find(|finding| finding.property == property && finding.group == Group::Unknown);
-        let found = found.unwrap_or_else(|| panic!("{property}: {}", said(&imported)));
+        let found = found.unwrap_or_else(|| panic!("{property}: {}", report_text(&imported)));
         assert!(
             found.needs_person && found.says.contains(meant),
             "{found:?}"

@@ -97,7 +97,7 @@ impl Scene {
         self.lifecycle.since_micros = self.micros();
     }
 
-    fn seen(&self) -> Vec<Kind> {
+    fn reported_kinds(&self) -> Vec<Kind> {
         let problems = self.watchdog.problems();
         problems.iter().map(|seen| seen.problem.kind).collect()
     }
@@ -137,7 +137,7 @@ fn stalled_delivery_is_logged_at_the_start_rarely_while_it_lasts_and_at_the_end(
         scene.totals.since_last_progress = Duration::from_secs(second);
         scene.pass(1);
     }
-    assert_eq!(scene.seen(), [Kind::DeliveryStuck]);
+    assert_eq!(scene.reported_kinds(), [Kind::DeliveryStuck]);
     assert!(
         scene.last.contains("7 events are in flight"),
         "{}",
@@ -155,7 +155,7 @@ fn stalled_delivery_is_logged_at_the_start_rarely_while_it_lasts_and_at_the_end(
             (1_300, "over", kind)
         ]
     );
-    assert_eq!(scene.seen(), []);
+    assert_eq!(scene.reported_kinds(), []);
 }
 
 #[test]
@@ -165,10 +165,10 @@ fn outage_of_kafka_is_a_problem_and_its_log_lines_are_the_producers() {
     scene.totals.since_last_progress = Duration::from_secs(60);
     scene.lifecycle.kafka_down = Some("2/2 brokers are down".to_owned());
     scene.pass(60);
-    assert_eq!(scene.seen(), [Kind::DeliveryStuck]);
+    assert_eq!(scene.reported_kinds(), [Kind::DeliveryStuck]);
     scene.totals.waits = false;
     scene.pass(1);
-    assert_eq!((scene.seen(), scene.said), (vec![], vec![]));
+    assert_eq!((scene.reported_kinds(), scene.said), (vec![], vec![]));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn stall_is_not_reported_if_a_more_specific_problem_is() {
         scene.totals.since_last_progress = Duration::from_secs(second);
         scene.pass(1);
     }
-    assert_eq!(scene.seen(), [Kind::DeliveryStuck]);
+    assert_eq!(scene.reported_kinds(), [Kind::DeliveryStuck]);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn unread_slot_is_reported_after_a_minute_but_not_by_a_hot_standby() {
     scene.enter(State::StandingBy);
     scene.slot().wal_status = Some("unreserved".to_owned());
     scene.pass(1_000);
-    assert_eq!((scene.seen(), scene.said), (vec![], vec![]));
+    assert_eq!((scene.reported_kinds(), scene.said), (vec![], vec![]));
 }
 
 #[test]
@@ -319,11 +319,11 @@ fn outdated_query_results_start_and_end_no_problem() {
     scene.slot().restart = Some(Lsn(0));
     scene.vitals.oldest_open = transaction(TransactionOwner::Session(1), Some(1));
     scene.pass(1);
-    assert_eq!(scene.seen(), [Kind::LongTransaction]);
+    assert_eq!(scene.reported_kinds(), [Kind::LongTransaction]);
     for _ in 0..100 {
         scene.turn();
     }
-    assert_eq!(scene.seen(), [Kind::LongTransaction]);
+    assert_eq!(scene.reported_kinds(), [Kind::LongTransaction]);
     assert_eq!(scene.said.len(), 1);
 }
 
@@ -335,7 +335,7 @@ fn worsening_slot_is_logged_at_each_step_and_ends_only_when_healthy() {
     scene.pass(2);
     scene.slot().wal_status = Some("unreserved".to_owned());
     scene.pass(2);
-    assert_eq!(scene.seen(), [Kind::SlotUnreserved]);
+    assert_eq!(scene.reported_kinds(), [Kind::SlotUnreserved]);
     scene.slot().wal_status = Some("extended".to_owned());
     scene.pass(2);
     scene.slot().safe_wal_bytes = Some(1 << 30);

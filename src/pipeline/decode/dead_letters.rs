@@ -99,7 +99,7 @@ pub(crate) struct DeadLetters {
     /// The prefix, if the outbox consists of messages.
     prefix: String,
     writer: Writer,
-    said: Outage,
+    messages: Outage,
     counts: DeadLetterCounts,
 }
 
@@ -112,7 +112,7 @@ impl DeadLetters {
             pipeline: pipeline.to_owned(),
             prefix: prefix.to_owned(),
             writer: Writer::default(),
-            said: Outage::default(),
+            messages: Outage::default(),
             counts: DeadLetterCounts::default(),
         })
     }
@@ -221,7 +221,7 @@ impl DeadLetters {
             failure.reason(),
             String::from_utf8_lossy(at),
         );
-        match self.said.failed(Instant::now()) {
+        match self.messages.failed(Instant::now()) {
             OutageMessage::Suppressed => {
                 debug!(pipeline, topic, kind, %at, "dead letter of {row}: {reason}")
             }

@@ -36,7 +36,7 @@ pub(crate) struct CommitSchedule {
     /// When the first record since then was sent.
     first_at: Option<Instant>,
     /// The server waits for a confirmation.
-    asked: bool,
+    is_requested: bool,
 }
 
 impl CommitSchedule {
@@ -46,13 +46,13 @@ impl CommitSchedule {
             committed_at: now,
             committed: sent,
             first_at: None,
-            asked: false,
+            is_requested: false,
         }
     }
 
     /// Records that the server has requested a status update.
     pub(crate) fn request_checkpoint(&mut self) {
-        self.asked = true;
+        self.is_requested = true;
     }
 
     /// Returns whether records were sent since the last commit.
@@ -72,7 +72,7 @@ impl CommitSchedule {
     ) -> Option<Instant> {
         let records = sent.records - self.committed.records;
         if records == 0 {
-            let pause = if self.asked {
+            let pause = if self.is_requested {
                 REQUESTED_CHECKPOINT_DELAY
             } else {
                 IDLE_CHECKPOINT_INTERVAL

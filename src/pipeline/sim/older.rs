@@ -91,7 +91,7 @@ impl World {
     /// in which the WAL ended at `end`. `is_down` states whether no instance runs at that time.
     /// Copied rows leave no trace in the WAL: until an event of the stream follows them, WAL that
     /// has grown past their last consistent point may be the same.
-    pub(super) fn can_be_told(&self, end: Lsn, is_down: bool) -> bool {
+    pub(super) fn is_detectable(&self, end: Lsn, is_down: bool) -> bool {
         if !self.exactly_once || !self.has_older {
             return true;
         }

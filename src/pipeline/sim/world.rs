@@ -349,11 +349,16 @@ impl World {
     /// Restores the copy, if there is one: the timeline is the same, but transactions committed
     /// since the copy no longer exist. Other transactions are committed before any instance
     /// connects. If the slot is re-created, it is after those.
-    pub(super) fn put_back(&mut self, dice: &mut fastrand::Rng, is_remade: bool, is_down: bool) {
+    pub(super) fn restore_earlier_state(
+        &mut self,
+        dice: &mut fastrand::Rng,
+        is_remade: bool,
+        is_down: bool,
+    ) {
         let Some((copy, begun)) = self.copy.take() else {
             return;
         };
-        if !self.can_be_told(copy.end, is_down) {
+        if !self.is_detectable(copy.end, is_down) {
             return;
         }
         let old = std::mem::replace(&mut self.database, copy);

@@ -129,7 +129,7 @@ struct Plain {
 }
 
 impl Plain {
-    fn of(mut rest: &[u8]) -> Self {
+    fn parse_plain(mut rest: &[u8]) -> Self {
         let mut plain = Self::default();
         while let [tag, a, b, c, d, after @ ..] = rest {
             let len = i32::from_be_bytes([*a, *b, *c, *d]);
@@ -190,7 +190,7 @@ pub fn frame(data: &[u8]) {
         (&in_pieces.0, in_pieces.1.to_string()),
     );
 
-    let plain = Plain::of(sent);
+    let plain = Plain::parse_plain(sent);
     if plain.has_others {
         assert!(plain.frames.starts_with(&frames));
     } else {

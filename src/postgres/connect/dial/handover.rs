@@ -29,7 +29,7 @@ pub(crate) async fn to_tokio_postgres(
     let mut stream = Handover {
         socket: session.socket,
         answer: startup_end(&session.parameters, session.backend_pid, session.secret),
-        asked: false,
+        is_requested: false,
         bound: ResponseLimit::new(limits),
         is_over: false,
     };
@@ -64,7 +64,7 @@ pub(crate) struct Handover {
     /// Bytes to be read before those of the socket.
     answer: BytesMut,
     /// Whether the startup message is complete: its sender has started to wait for the reply.
-    asked: bool,
+    is_requested: bool,
     bound: ResponseLimit,
     /// A message was rejected, so nothing more is read.
     is_over: bool,
@@ -119,7 +119,7 @@ impl AsyncRead for Handover {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.asked = true;
+        self.is_requested = true;
         loop {
             if !self.answer.is_empty() {
                 let count = self.answer.len().min(buf.remaining());
@@ -171,7 +171,7 @@ impl AsyncWrite for Handover {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if !self.asked {
+        if !self.is_requested {
             return Poll::Ready(Ok(buf.len()));
         }
         Pin::new(&mut self.socket).poll_write(cx, buf)
