@@ -330,13 +330,12 @@ BEGIN
         UNION ALL SELECT class, object, 'calls function satisfies_hash_partition' FROM attached
             WHERE strpos(expressions, format(':funcid %s ',
                 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0
-        -- JSON_ARRAY and the like call the cast from a type to json, which is not in pg_depend. Only
-        -- superusers can create functions in C.
-        UNION ALL SELECT class, object, format('constructs JSON, for which cast from %s to %s calls function %s',
-                format_type(castsource, NULL), format_type(casttarget, NULL), p.oid::regprocedure)
-            FROM attached CROSS JOIN pg_cast JOIN pg_proc p ON p.oid = castfunc
-            WHERE strpos(expressions, '{JSONCONSTRUCTOREXPR ') > 0 AND casttarget IN ('json'::regtype, 'jsonb'::regtype)
-            AND castsource >= 12000 AND prolang NOT IN (SELECT oid FROM pg_language WHERE lanname IN ('internal', 'c'))
+        -- JSON_ARRAY and the like call the cast from a type to json, which is not in pg_depend and can
+        -- be created at any time. Pinned types have lower OIDs.
+        UNION ALL SELECT class, object, format('constructs JSON of type %s, from which a cast to json can be made',
+                format_type(ids[1]::oid, NULL))
+            FROM attached CROSS JOIN regexp_matches(expressions, ':[a-z_]*type(?:id)? ([0-9]+)', 'g') AS m (ids)
+            WHERE strpos(expressions, '{JSONCONSTRUCTOREXPR ') > 0 AND ids[1]::oid >= 12000
         -- Some of PostgreSQL's own functions run SQL that is given as text, for example ts_rewrite().
         -- None of these functions is immutable. Expressions of indexes and partition keys call immutable functions
         -- only, and other constraints are not evaluated.

@@ -25,6 +25,8 @@ SET constraint_exclusion = partition;
 -- role), whose objects would then be trusted. A role that was set in the session itself is kept.
 DO $walpost$
 BEGIN
+    -- Behind a pooler, the statements above may have been run in another session.
+    SET LOCAL search_path = pg_catalog, pg_temp;
     IF current_setting('role') <> 'none' AND EXISTS (SELECT FROM pg_db_role_setting, unnest(setconfig) AS setting
         WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
             AND setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user))

@@ -59,9 +59,9 @@ impl Outage {
     }
 
     /// Records a failure, and returns the message to log for it.
-    pub(crate) fn failed(&mut self, now: Instant) -> Say {
+    pub(crate) fn failed(&mut self, now: Instant) -> OutageMessage {
         if self.is_silent {
-            return Say::Nothing;
+            return OutageMessage::Suppressed;
         }
         let Some(since) = &mut self.state else {
             self.state = Some(OngoingOutage {

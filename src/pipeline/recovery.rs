@@ -237,6 +237,7 @@ fn dial_remedy(error: &DialError) -> Remedy {
         | DialError::Scram { .. }
         | DialError::ChannelBinding { .. }
         | DialError::Protocol { .. }
+        | DialError::Pooler { .. }
         | DialError::AllHosts { .. } => Remedy::Halt,
     }
 }

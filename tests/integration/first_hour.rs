@@ -336,13 +336,13 @@ fn commands_that_only_query_the_database_accept_an_exactly_once_pipeline() {
     let file = scene.file("delivery = \"exactly-once\"\n");
     let invoke = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file);
     let init = invoke(&["init"]).finish().expect_code(0);
-    let init = init.expect_says(&["next: walpost check"]);
+    let init = init.expect_mentions(&["next: walpost check"]);
     // At-least-once mode would repeat what exactly-once mode has delivered.
     assert!(!init.stderr.contains("--delivery"), "{init:?}");
     let status = invoke(&["status", "--http", "off"]).finish();
     status
         .expect_code(1)
-        .expect_says(&["no process reads slot"]);
+        .expect_mentions(&["no process reads slot"]);
     invoke(&[
         "maintain",
         "--retention",
@@ -360,5 +360,5 @@ fn commands_that_only_query_the_database_accept_an_exactly_once_pipeline() {
     invoke(&["run", "--sink", "stdout"])
         .finish()
         .expect_code(2)
-        .expect_says(&["exactly-once needs Kafka's transactions, and the sink is stdout"]);
+        .expect_mentions(&["exactly-once needs Kafka's transactions, and the sink is stdout"]);
 }

@@ -119,7 +119,7 @@ fn check_says_that_a_detached_partition_has_to_be_attached_before_a_replay() {
     let command = command(&scene);
     expect_gap(&scene, &command);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["attach it first"]);
+    check.expect_mentions(&["attach it first"]);
     let mut walpost = scene.run().start();
     walpost.wait_for_log("attach it first");
     walpost.terminate().expect_code(0);

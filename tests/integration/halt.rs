@@ -1,7 +1,7 @@
 //! Errors that cannot resolve themselves: the pipeline halts and skips nothing.
 
-use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 
 use crate::support::event::Outbox;
@@ -348,4 +348,80 @@ fn connection_pooler_is_named() {
         "connection pooler",
         "its own address",
     ]);
+}
+
+/// Listens as a pooler that passes only the user and the database on to the server, and returns
+/// its port.
+fn pooler_without_parameters(server_port: &str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = format!("127.0.0.1:{server_port}");
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (mut client, mut server) = (client.unwrap(), TcpStream::connect(&server).unwrap());
+            let mut length = [0; 4];
+            if client.read_exact(&mut length).is_err() {
+                continue;
+            }
+            let mut startup = vec![0; usize::try_from(u32::from_be_bytes(length)).unwrap() - 4];
+            client.read_exact(&mut startup).unwrap();
+            let words: Vec<_> = startup[4..].split(|byte| *byte == 0).collect();
+            let mut kept = startup[..4].to_vec();
+            for pair in words.chunks(2) {
+                if [&b"user"[..], b"database"].contains(&pair[0]) {
+                    kept.extend([pair[0], b"\0", pair[1], b"\0"].concat());
+                }
+            }
+            kept.push(0);
+            let length = u32::try_from(kept.len() + 4).unwrap().to_be_bytes();
+            server.write_all(&[&length[..], &kept].concat()).unwrap();
+            let (mut requests, mut responses) = (client.try_clone(), server.try_clone());
+            thread::spawn(move || {
+                let _ = io::copy(requests.as_mut().unwrap(), &mut server);
+                let _ = server.shutdown(Shutdown::Both);
+            });
+            thread::spawn(move || {
+                let _ = io::copy(responses.as_mut().unwrap(), &mut client);
+                let _ = client.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    port
+}
+
+/// PgCat and Supavisor do not pass on parameters of the startup message that they do not know, so
+/// `search_path` would be that of the database's owner.
+#[test]
+fn no_function_is_called_through_a_pooler_that_drops_parameters() {
+    for major in [14, MAJOR, 18] {
+        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
+        scene.db.run(&format!(
+            "CREATE SCHEMA plot; CREATE TABLE plot.calls (name text);
+             CREATE FUNCTION plot.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS
+                 $$ BEGIN INSERT INTO plot.calls VALUES ('set_config'); RETURN $2; END $$;
+             ALTER DATABASE {} SET search_path = plot, pg_catalog",
+            scene.name
+        ));
+        let direct = scene.server.tcp_conninfo(&scene.name);
+        let (_, port) = direct.split_once("port=").unwrap();
+        let port = port.split(' ').next().unwrap();
+        let pooled = format!("port={}", pooler_without_parameters(port));
+        let conninfo = direct.replace(&format!("port={port}"), &pooled);
+        for command in ["init", "check", "run", "skip"] {
+            let commands = scene.with_conninfo(&conninfo);
+            let command = match command {
+                "init" => commands.init(),
+                "check" => commands.check(),
+                "run" => commands.run(),
+                _ => commands.skip("0/1").arg("--yes"),
+            };
+            let refused = command.finish().expect_code(3);
+            refused.expect_mentions(&["has search_path", "a connection pooler (as PgCat"]);
+        }
+        assert_eq!(
+            scene.db.number("SELECT count(*) FROM plot.calls"),
+            0,
+            "{major}"
+        );
+    }
 }

@@ -84,7 +84,7 @@ const NOTICE_CHARS_MAX: usize = 16_384;
 /// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement
 /// Behavior".
 const SAFE_SESSION: [(&str, &str); 13] = [
-    ("search_path", "pg_catalog, pg_temp"),
+    SEARCH_PATH,
     ("row_security", "off"),
     ("standard_conforming_strings", "on"),
     ("quote_all_identifiers", "off"),
@@ -105,8 +105,10 @@ const SAFE_SESSION: [(&str, &str); 13] = [
 const LATER_TIMEOUTS: &str = "SELECT set_config(name, '0', false) FROM pg_settings \
      WHERE name IN ('idle_session_timeout', 'transaction_timeout')";
 
-/// The first version with either of those timeouts.
-const LATER_TIMEOUTS_SINCE: u32 = 14;
+/// The first version that is supported; it has one of those timeouts.
+const SUPPORTED_SINCE: u32 = 14;
+
+const SEARCH_PATH: (&str, &str) = ("search_path", "pg_catalog, pg_temp");
 
 /// How long a statement of an SQL client waits for a lock by default, so that a lock held by
 /// another session can't stall a pipeline without a log message.
@@ -381,7 +383,16 @@ impl Attempt<'_> {
         self.conninfo
             .exposures
             .record_connection(wire.exposure(), self.label, tls.mode);
-        if started.may_be_since(LATER_TIMEOUTS_SINCE) {
+        if started.may_be_since(SUPPORTED_SINCE) {
+            // Before the first function is called. SHOW calls none.
+            let search_path = wire.query("SHOW search_path").await?;
+            if search_path.as_deref() != Some(SEARCH_PATH.1) {
+                wire.terminate().await;
+                return Err(DialError::Pooler {
+                    host: self.label.to_owned(),
+                    search_path: search_path.unwrap_or_default(),
+                });
+            }
             wire.query(LATER_TIMEOUTS).await?;
         }
         // Both commands also work in a replication session.

@@ -158,7 +158,10 @@ fn pipeline_has_to_be_named_among_several() {
 fn table_is_not_locked_while_replay_waits_for_an_answer() {
     let scene = Scene::new();
     scene.insert(&scene.aggregate(1), "k");
-    let mut replay = scene.replay(&["--all", "--sink", "stdout"]).ask().start();
+    let mut replay = scene
+        .replay(&["--all", "--sink", "stdout"])
+        .with_input()
+        .start();
     wait_until("the description of the rows", || {
         replay.output().contains("1 row of table")
     });

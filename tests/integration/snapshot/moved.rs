@@ -19,7 +19,7 @@ fn due() -> Scene<'static> {
 
 /// Starts the server that the database is moved to.
 fn next_server() -> Server {
-    let next = Server::of_another_cluster(MAJOR, "");
+    let next = Server::with_new_cluster(MAJOR, "");
     next.session("postgres")
         .run("CREATE ROLE walpost LOGIN REPLICATION");
     next
@@ -45,7 +45,7 @@ fn older_rows_of_a_table_that_was_replaced_before_the_database_was_moved_are_nam
     replace(&scene);
     move_database(&mut scene, &next);
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&[
+    init.expect_mentions(&[
         "slot created on another cluster",
         "if they are in another table than the one that is copied",
         &command(&scene),
@@ -65,7 +65,7 @@ fn copy_that_was_due_before_the_database_was_moved_is_made_of_the_table_of_that_
     scene.insert(&aggregate, "new");
     move_database(&mut scene, &next);
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["The first start copies the table that is now public.outbox"]);
+    init.expect_mentions(&["The first start copies the table that is now public.outbox"]);
     let walpost = scene.start();
     scene.wait_for_records(1);
     walpost.terminate().expect_code(0);
@@ -81,9 +81,9 @@ fn older_rows_of_a_replaced_table_are_named_if_the_slot_was_created_by_hand() {
     move_database(&mut scene, &next);
     create_slot(&scene);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&["events committed before", "may be missing"]);
+    check.expect_mentions(&["events committed before", "may be missing"]);
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&[&command(&scene)]);
+    init.expect_mentions(&[&command(&scene)]);
     take_former_out(&scene);
     expect_replay(&scene);
 }
@@ -114,7 +114,7 @@ fn replaced_table_in_the_publication_is_among_those_that_a_new_slot_may_lack_eve
     replace(&scene);
     scene.drop_slot();
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["slot re-created", &command(&scene)]);
+    init.expect_mentions(&["slot re-created", &command(&scene)]);
     take_former_out(&scene);
     expect_replay(&scene);
 }
@@ -129,7 +129,7 @@ fn table_that_is_replaced_before_its_missing_events_are_sent_again_is_named() {
     scene.insert(&aggregate, "between");
     scene.drop_slot();
     let init = scene.init().finish().expect_code(0);
-    init.expect_says(&["slot re-created"]);
+    init.expect_mentions(&["slot re-created"]);
     replace(&scene);
     take_former_out(&scene);
     let mut walpost = scene.run().start();

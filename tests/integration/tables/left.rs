@@ -269,9 +269,9 @@ fn expect_gap_of_former(scene: &mut Scene<'_>) {
     const FORMER: &str = "tenant_1.former";
     let command = command(scene, FORMER);
     let halted = scene.run().finish().expect_code(3);
-    halted.expect_says(&[&command, "cannot be read with it"]);
+    halted.expect_mentions(&[&command, "cannot be read with it"]);
     let check = scene.check().finish().expect_code(3);
-    check.expect_says(&[&command]);
+    check.expect_mentions(&[&command]);
     let settings = format!(
         "tables = [\"tenant_*.outbox\", \"{FORMER}\"]\npublication = \"{}_2\"\n",
         scene.slot()

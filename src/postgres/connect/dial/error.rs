@@ -245,6 +245,19 @@ pub enum DialError {
         /// The value of `sslmode`.
         mode: SslMode,
     },
+    /// The session does not have the parameters of the startup message, so its statements could call
+    /// functions of other roles.
+    #[error(
+        "{host}: the session has search_path {search_path:?}, and Walpost has asked for \"{}\": a connection pooler (as PgCat or \
+         Supavisor) is between, and does not pass on what the session was asked for. Connect to PostgreSQL's own address and port",
+        super::SEARCH_PATH.1
+    )]
+    Pooler {
+        /// The host tried.
+        host: String,
+        /// The value in the session.
+        search_path: String,
+    },
     /// The server rejected the session.
     #[error("{host}: {error}")]
     Server {
@@ -582,6 +595,7 @@ impl DialError {
             | DialError::Scram { .. }
             | DialError::ChannelBinding { .. }
             | DialError::Protocol { .. }
+            | DialError::Pooler { .. }
             | DialError::AllHosts { .. } => 0,
         }
     }
