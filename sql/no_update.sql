@@ -37,7 +37,9 @@ DECLARE
     create_trigger text := format(
         'CREATE TRIGGER walpost_no_update BEFORE UPDATE ON %s FOR EACH ROW EXECUTE FUNCTION %I.walpost_no_update()',
         outbox, in_schema);
+    us oid := (SELECT oid FROM pg_roles WHERE rolname = current_user);
     table_owner oid;
+    is_name_kept boolean;
     owner oid := (SELECT proowner FROM pg_proc WHERE oid = to_regprocedure(format('%I.walpost_no_update()', in_schema)));
 BEGIN
     IF owner IS NULL OR pg_has_role(owner, 'USAGE') AND has_schema_privilege(in_schema, 'CREATE') THEN
@@ -56,9 +58,24 @@ BEGIN
     IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = outbox::regclass AND tgname = 'walpost_no_update') THEN
         RETURN;
     END IF;
-    -- CREATE TRIGGER evaluates the table's partition key, which can call functions of its owner.
-    table_owner := (SELECT relowner FROM pg_class WHERE oid = outbox::regclass);
-    IF table_owner <> (SELECT oid FROM pg_roles WHERE rolname = current_user) THEN
+    -- CREATE TRIGGER evaluates the partition key of the table, which can call functions of its
+    -- owner, and finds the table by name. From here on, the name leads to the same table: the schema
+    -- can't be renamed, and the table can neither be renamed nor dropped.
+    IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+        PERFORM FROM pg_namespace WHERE nspname = in_schema FOR KEY SHARE;
+        is_name_kept := FOUND;
+    ELSE
+        is_name_kept := EXISTS (SELECT FROM pg_namespace JOIN pg_roles r ON r.oid = CASE
+                WHEN nspowner = to_regrole('pg_database_owner')
+                    THEN (SELECT datdba FROM pg_database WHERE datname = current_database()) ELSE nspowner END
+            WHERE nspname = in_schema AND (r.rolsuper OR r.rolname = current_user));
+    END IF;
+    IF is_name_kept AND (SELECT relowner FROM pg_class WHERE oid = outbox::regclass) = us THEN
+        EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', outbox);
+    END IF;
+    SELECT c.relowner INTO table_owner FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = in_schema AND c.relname = current_setting('walpost.table_name');
+    IF NOT is_name_kept OR table_owner IS DISTINCT FROM us THEN
         RAISE NOTICE 'table % accepts UPDATE, which is never published', outbox USING HINT = regexp_replace(
             format('To have it refused, log in as its owner, role %I: %s;', pg_get_userbyid(table_owner), create_trigger),
             E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');

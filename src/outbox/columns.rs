@@ -128,8 +128,8 @@ pub enum MappingError {
     /// A configured column has an unsuitable type.
     #[error(
         "column {column:?} of table {table} has type {found}, but {setting} needs \
-         {expected}. Name another column in {setting}, or change the type: \
-         ALTER TABLE {table} ALTER COLUMN {column:?} TYPE ..."
+         {expected}. Name another column in {setting}, or have the owner of the table \
+         change the type: ALTER TABLE {table} ALTER COLUMN {column:?} TYPE ..."
     )]
     WrongType {
         table: String,

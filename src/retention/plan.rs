@@ -139,7 +139,7 @@ pub(crate) enum RemovalWait {
     Rows(TableName),
     /// Another session is detaching the partition.
     #[error(
-        "{table} is being detached by someone else. If that was interrupted: ALTER TABLE ... DETACH PARTITION {table} \
+        "{table} is being detached by someone else. If that was interrupted, as the owner of the table: ALTER TABLE ... DETACH PARTITION {table} \
          FINALIZE"
     )]
     Pending {

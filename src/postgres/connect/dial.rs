@@ -102,8 +102,8 @@ const SAFE_SESSION: [(&str, &str); 13] = [
 /// Disables the timeouts that older servers don't have (`idle_session_timeout` since 14,
 /// `transaction_timeout` since 17). They can't be set in the startup message, where an unknown
 /// parameter is an error.
-const LATER_TIMEOUTS: &str = "SELECT set_config(name, '0', false) FROM pg_settings \
-     WHERE name IN ('idle_session_timeout', 'transaction_timeout')";
+const LATER_TIMEOUTS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings \
+     WHERE name OPERATOR(pg_catalog.=) ANY ('{idle_session_timeout,transaction_timeout}')";
 
 /// The first version that is supported; it has one of those timeouts.
 const SUPPORTED_SINCE: u32 = 14;

@@ -1,6 +1,7 @@
 //! Partitions that a superuser creates for a table owned by another role.
 
 use std::path::Path;
+use std::thread;
 
 use super::Shop;
 use crate::init::psql;
@@ -13,6 +14,7 @@ on_each_version! {
     partition_does_not_belong_to_a_former_owner_of_the_table
     partitions_of_a_table_that_refers_to_itself_are_not_detached
     trigger_on_a_table_of_another_role_is_left_to_its_owner
+    schema_keeps_its_name_while_a_trigger_waits_for_the_table
 }
 
 /// PostgreSQL builds a partition's index as the owner of the partition.
@@ -174,4 +176,39 @@ fn trigger_on_a_table_of_another_role_is_left_to_its_owner(major: u32) {
     shop.expect_nothing_ran("sql/no_update.sql");
     let triggers = "SELECT count(*) FROM pg_trigger WHERE tgname = 'walpost_no_update'";
     assert_eq!(shop.scene.db.number(triggers), 0);
+}
+
+/// The owner of a schema can drop the tables of others in it, and rename it. `CREATE TRIGGER` looks
+/// the table up by name when it no longer has to wait.
+fn schema_keeps_its_name_while_a_trigger_waits_for_the_table(major: u32) {
+    let shop = Shop::new(Outbox::Table, major);
+    let (scene, db) = (&shop.scene, &shop.scene.db);
+    db.run(&format!("ALTER SCHEMA public OWNER TO {}", shop.mallory));
+    shop.theirs.run(
+        "DROP FUNCTION public.walpost_no_update() CASCADE;
+         CREATE FUNCTION plot.walpost_no_update() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
+         CREATE TABLE plot.outbox (id int, CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY RANGE (id);
+         SET lock_timeout = '1s'",
+    );
+    let holder = scene.server.session_as(&shop.mallory, &scene.name);
+    holder.run("BEGIN; DROP TABLE public.outbox");
+    let by_hand = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/no_update.sql");
+    let renamed = thread::scope(|scope| {
+        let adding = scope.spawn(|| psql(scene, &by_hand));
+        wait_until("psql to wait for the table", || {
+            db.is_true(
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'relation')",
+            )
+        });
+        let renamed = shop
+            .theirs
+            .try_run("ALTER SCHEMA public RENAME TO was_public");
+        holder.run("ROLLBACK");
+        adding.join().expect("the trigger is added");
+        renamed
+    });
+    let refused = format!("{:?}", renamed.expect_err("the schema keeps its name"));
+    assert!(refused.contains("lock timeout"), "{refused}");
+    let triggers = "SELECT count(*) FROM pg_trigger WHERE tgname = 'walpost_no_update'";
+    assert_eq!(db.number(triggers), 1);
 }
