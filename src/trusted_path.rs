@@ -234,6 +234,15 @@ pub(crate) fn check_private_folder(path: &Path) -> Result<(), PathError> {
     }
 }
 
+/// Checks a folder in which a file of this user is about to be opened without following a link: no
+/// other user may be able to change where the path of the folder leads.
+///
+/// # Errors
+/// [`PathError`].
+pub(crate) fn check_folder_path(path: &Path) -> Result<(), PathError> {
+    resolve(path)?.expect_folder()
+}
+
 /// Returns the owner of the folder that contains a server's socket. Only root, this user and that
 /// owner can change where the path leads. Other users may be able to create files in the folder
 /// itself, such as the members of its group, so the caller compares the owner with the user of the

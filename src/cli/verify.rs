@@ -21,6 +21,7 @@ use crate::file_error;
 use crate::model::exit::Exit;
 use crate::pipeline::recovery::{self, Remedy};
 use crate::pipeline::settings::{Delivery, PipelineSettings};
+use crate::trusted_path;
 use crate::verify::{Counts, Finding, Options, Range, Report, VerifyError, verify};
 
 /// With less memory, the rows would have to be read in too many portions.
@@ -88,6 +89,9 @@ struct Outcome {
 /// file of this user. In a folder that others can write, they could have put a link to another file
 /// in its place, or a file that they can read.
 fn create_private(path: &PathBuf) -> io::Result<File> {
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    trusted_path::check_folder_path(folder.unwrap_or(Path::new(".")))
+        .map_err(|error| io::Error::other(error.to_string()))?;
     let no_follow = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::options()
         .write(true)
@@ -346,5 +350,17 @@ mod tests {
         create_private(&own).expect("a file");
         let found = fs::metadata(&own).expect("a file");
         assert_eq!((found.len(), found.mode() & 0o777), (0, 0o600));
+        // Others could have put the link there.
+        fs::write(&own, "kept").expect("a file");
+        let shared = folder.path().join("shared");
+        fs::create_dir(&shared).expect("a folder");
+        fs::set_permissions(&shared, Permissions::from_mode(0o777)).expect("a folder");
+        symlink(folder.path(), shared.join("elsewhere")).expect("a link");
+        let refused = create_private(&shared.join("elsewhere/own")).expect_err("it is refused");
+        assert!(
+            refused.to_string().contains("written by others"),
+            "{refused}"
+        );
+        assert_eq!(fs::read(&own).expect("a file"), b"kept");
     }
 }
