@@ -85,7 +85,7 @@
 //!
 //! # The path of an event
 //!
-//! [`postgres::replication::Connection::fill`] reads from the socket, or uses data that a thread has read ahead if rows
+//! [`postgres::replication::Connection::receive`] reads from the socket, or uses data that a thread has read ahead if rows
 //! arrive quickly ([`postgres::replication::Connection::read_ahead`]). [`postgres::replication::Connection::peek`] finds a
 //! complete frame in the buffer. [`pipeline::decode::Core::frame`] decodes the frame
 //! ([`postgres::wire::pgoutput::Message::decode`]), maps its values to columns ([`outbox::columns::Mapping`]) and passes them

@@ -1,7 +1,7 @@
 //! Sends rows of the outbox table again.
 //!
-//! [`Plan::new`] determines which rows a [`Selection`] contains, [`Plan::resume`] resumes an
-//! interrupted run, and [`Plan::send`] sends the rows: they are read with [`copy`], mapped and
+//! [`ReplayPlan::new`] determines which rows a [`Selection`] contains, [`ReplayPlan::resume`] resumes an
+//! interrupted run, and [`ReplayPlan::send`] sends the rows: they are read with [`copy`], mapped and
 //! routed like those of the stream, in the table's order, through a window of records that Kafka
 //! has not acknowledged. A run has its own producer and uses neither the slot nor the checkpoint,
 //! so the pipeline can run at the same time.

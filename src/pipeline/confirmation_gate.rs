@@ -55,7 +55,7 @@ struct WriteRequests {
     confirmable: Confirmed,
     /// Number of writes requested since the last one for events or [`IDLE_WAL_BYTES`] of WAL.
     idle_writes: u32,
-    /// Notified by [`Writer::request`].
+    /// Notified by [`SlotStateWriter::request`].
     requests: Arc<Notify>,
     /// Whether a command waits for the position to be confirmed.
     is_requested: bool,

@@ -106,15 +106,15 @@ pub(crate) fn other_lines(oid: &str) -> String {
 /// A kind of mark, before its position or time is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkKind {
-    /// [`Mark::Closed`]
+    /// [`PartitionMark::Closed`]
     Closed,
-    /// [`Mark::Delivered`]
+    /// [`PartitionMark::Delivered`]
     Delivered,
-    /// [`Mark::Detached`]
+    /// [`PartitionMark::Detached`]
     Detached,
-    /// [`Mark::Closed`], for the rows of a table that exist at that moment.
+    /// [`PartitionMark::Closed`], for the rows of a table that exist at that moment.
     RowsClosed,
-    /// [`Mark::Delivered`], for the rows before that time.
+    /// [`PartitionMark::Delivered`], for the rows before that time.
     RowsDelivered(Timestamp),
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Its startup message is discarded, and it reads a copy of the reply to Walpost's own startup.
 //! Therefore both clients share one implementation of authentication, limits and errors. Everything
-//! after the startup is limited: see [`Bound`].
+//! after the startup is limited: see [`ResponseLimit`].
 
 use std::collections::HashMap;
 use std::io;
