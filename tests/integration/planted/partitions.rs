@@ -197,7 +197,8 @@ fn schema_keeps_its_name_while_a_trigger_waits_for_the_table(major: u32) {
         let adding = scope.spawn(|| psql(scene, &by_hand));
         wait_until("psql to wait for the table", || {
             db.is_true(
-                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'relation')",
+                "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'public.outbox'::regclass
+                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))",
             )
         });
         let renamed = shop
