@@ -124,8 +124,8 @@ BEGIN
     ELSIF kind NOT IN ('r', 'p') THEN
         RETURN format('%I.%I is not a table', schema_name, table_name);
     END IF;
-    -- The lock blocks VACUUM, so it is acquired only for roles that could acquire it themselves,
-    -- and for Walpost's role.
+    -- The lock blocks VACUUM, so it is acquired only for roles that could lock the outbox themselves,
+    -- and for Walpost's role. For them, ancestors of the outbox are locked, too.
     IF NOT (has_table_privilege(caller, outbox, 'UPDATE, DELETE, TRUNCATE') OR pg_has_role(caller, table_owner, 'USAGE')
         OR has_table_privilege(caller, outbox, 'SELECT')
             AND coalesce(has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)) THEN

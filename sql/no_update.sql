@@ -5,9 +5,9 @@
 -- Only inserts are published. A row that is updated, or that INSERT ... ON CONFLICT DO UPDATE finds
 -- and changes, is an event that no consumer ever receives; with this trigger, the service gets an
 -- error instead.
--- The trigger is added to tables that these files created, by their owner. On a table that existed before, it could
--- break a service that marks its rows: such a table only gets the function, and a notice with the
--- command that adds the trigger.
+-- The trigger is added to a table that these files created if the current role owns it. On a table
+-- that existed before, it could break a service that marks its rows: such a table only gets the
+-- function, and a notice with the command that adds the trigger.
 -- For a manual repair: ALTER TABLE ... DISABLE TRIGGER walpost_no_update, and ENABLE afterwards.
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -39,7 +39,8 @@ DECLARE
         outbox, in_schema);
     us oid := (SELECT oid FROM pg_roles WHERE rolname = current_user);
     table_owner oid;
-    is_name_kept boolean;
+    is_made_by_walpost boolean;
+    is_addable boolean;
     owner oid := (SELECT proowner FROM pg_proc WHERE oid = to_regprocedure(format('%I.walpost_no_update()', in_schema)));
 BEGIN
     IF owner IS NULL OR pg_has_role(owner, 'USAGE') AND has_schema_privilege(in_schema, 'CREATE') THEN
@@ -58,30 +59,37 @@ BEGIN
     IF EXISTS (SELECT FROM pg_trigger WHERE tgrelid = outbox::regclass AND tgname = 'walpost_no_update') THEN
         RETURN;
     END IF;
+    SELECT relowner INTO table_owner FROM pg_class WHERE oid = outbox::regclass;
+    is_made_by_walpost := EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size');
+    is_addable := is_made_by_walpost AND table_owner = us;
     -- CREATE TRIGGER evaluates the partition key of the table, which can call functions of its
-    -- owner, and finds the table by name. From here on, the name leads to the same table: the schema
-    -- can't be renamed, and the table can neither be renamed nor dropped.
-    IF (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
+    -- owner, and finds the table by name. The name must lead to the same table until the end of the
+    -- transaction: the schema keeps its name if its row is locked, and the table if it is locked.
+    IF is_addable AND (SELECT rolsuper FROM pg_roles WHERE oid = us) THEN
         PERFORM FROM pg_namespace WHERE nspname = in_schema FOR KEY SHARE;
-        is_name_kept := FOUND;
-    ELSE
-        is_name_kept := EXISTS (SELECT FROM pg_namespace JOIN pg_roles r ON r.oid = CASE
+        is_addable := FOUND;
+    ELSIF is_addable THEN
+        -- Only a superuser can lock the row, so the owner of the schema must be trusted.
+        is_addable := EXISTS (SELECT FROM pg_namespace JOIN pg_roles r ON r.oid = CASE
                 WHEN nspowner = to_regrole('pg_database_owner')
                     THEN (SELECT datdba FROM pg_database WHERE datname = current_database()) ELSE nspowner END
-            WHERE nspname = in_schema AND (r.rolsuper OR r.rolname = current_user));
+            WHERE nspname = in_schema AND (r.rolsuper OR r.oid = us));
     END IF;
-    IF is_name_kept AND (SELECT relowner FROM pg_class WHERE oid = outbox::regclass) = us THEN
+    IF is_addable THEN
+        -- The same lock as that of CREATE TRIGGER.
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', outbox);
+        SELECT relowner INTO table_owner FROM pg_class WHERE oid = outbox::regclass;
+        is_addable := table_owner = us;
     END IF;
-    SELECT c.relowner INTO table_owner FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = in_schema AND c.relname = current_setting('walpost.table_name');
-    IF NOT is_name_kept OR table_owner IS DISTINCT FROM us THEN
+    IF is_addable THEN
+        EXECUTE create_trigger;
+    ELSIF table_owner <> us THEN
         RAISE NOTICE 'table % accepts UPDATE, which is never published', outbox USING HINT = regexp_replace(
             format('To have it refused, log in as its owner, role %I: %s;', pg_get_userbyid(table_owner), create_trigger),
             E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
-    ELSIF EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
-    THEN
-        EXECUTE create_trigger;
+    ELSIF is_made_by_walpost THEN
+        RAISE NOTICE 'table % accepts UPDATE, which is never published: another role owns its schema, and could put another table in '
+            'its place while the trigger is being added', outbox USING HINT = format('To have it refused: %s;', create_trigger);
     ELSE
         RAISE NOTICE 'table % was not made by Walpost and stays as it is: it accepts UPDATE, which is never published',
             outbox USING HINT = format('To have it refused: %s;', create_trigger);

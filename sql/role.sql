@@ -71,7 +71,7 @@ BEGIN
     ELSIF NOT (found.rolcanlogin AND (found.rolreplication OR found.rolsuper
         OR (replicators IS NOT NULL AND pg_has_role(found.oid, replicators, 'MEMBER')))) THEN
         RAISE EXCEPTION 'role % exists without LOGIN and REPLICATION', quote_ident(name) USING HINT = format(
-            'If you have made it: %s Otherwise, whoever has made it can know its password: DROP ROLE %I; then run this again.',
+            'If you created it: %s Otherwise, the role that created it may know its password: DROP ROLE %I; then run this again.',
             change, name);
     END IF;
     -- Members of the role can do everything that it can, including read all of WAL.

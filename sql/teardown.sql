@@ -70,10 +70,9 @@ $walpost$;
 
 DROP PUBLICATION IF EXISTS :"publication";
 
-SELECT :'table' = '' AS is_in_the_log \gset
+SELECT :'table' <> '' AS is_table \gset
 \echo 'Left in place: the outbox, its functions, schema walpost with the journal, and the role. To remove those too:'
-\if :is_in_the_log
-\else
+\if :is_table
 \echo '   ' DROP TABLE :"schema".:"table" ';'
 \echo '   ' DROP FUNCTION IF EXISTS :"schema".walpost_no_update(), :"schema".walpost_uuidv7() ';'
 \endif

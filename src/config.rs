@@ -50,14 +50,14 @@ pub(crate) struct Given<'a> {
     pub takes_one_of: bool,
 }
 
-/// What a command line says about the sink.
+/// The sink that a command uses, as far as its command line determines it.
 #[derive(Clone, Copy)]
 pub(crate) enum GivenSink {
-    /// The command delivers, or checks delivery: to this sink or, without one, to the sink of the
-    /// file. The delivery mode has to suit the sink.
+    /// The command delivers events or checks their delivery, with this sink or, if `None`, with the
+    /// sink of the file. The sink must support the pipeline's delivery mode.
     ForDelivery(Option<SinkName>),
-    /// The command sends no events as part of the delivery, and uses this sink instead of the one
-    /// of the file, in whatever mode the pipeline delivers.
+    /// The command does not deliver events. It uses this sink instead of the one in the file,
+    /// whatever the pipeline's delivery mode is.
     Instead(SinkName),
 }
 

@@ -104,7 +104,7 @@ fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
     reaper::register(perf.id(), Ending::Kill);
     wait_for(rows);
     signal(perf.id(), "INT");
-    wait_for_exit(&mut perf, WAIT_TIMEOUT).expect("perf ends when it is told to");
+    wait_for_exit(&mut perf, WAIT_TIMEOUT).expect("perf exits after the signal");
     reaper::forget(perf.id());
     running.stop();
 }

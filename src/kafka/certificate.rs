@@ -64,8 +64,8 @@ async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     let (host, _) = address.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let mut builder = authorities_of(config).connector().ok()?;
-    // The certificate is verified all the same, but only if the handshake goes on does OpenSSL
-    // return the certificate.
+    // OpenSSL still verifies the certificate. With PEER, it would end the handshake after a failure,
+    // and not return the certificate.
     builder.set_verify(SslVerifyMode::NONE);
     let mut configured = builder.build().configure().ok()?;
     if config.get("ssl.endpoint.identification.algorithm") == Some("none") {
@@ -73,7 +73,8 @@ async fn rejection(config: &ClientConfig, address: &str) -> Option<Rejection> {
     }
     let stream = TcpStream::connect(address).await.ok()?;
     let mut stream = SslStream::new(configured.into_ssl(host).ok()?, stream).ok()?;
-    // A broker that wants a certificate of the client ends the handshake after its own was verified.
+    // A broker that requires a client certificate ends the handshake, but only after its own
+    // certificate has been verified.
     let _ended = std::pin::Pin::new(&mut stream).connect().await;
     let certificate = stream.ssl().peer_certificate()?;
     let reason = stream.ssl().verify_result();
@@ -91,6 +92,8 @@ fn authorities_of(config: &ClientConfig) -> Authorities {
     }
 }
 
+/// Returns the DNS names and IP addresses that the certificate is for, up to the limit. Names that
+/// are longer than a DNS name can be are omitted.
 fn names(certificate: &X509) -> Vec<String> {
     let alternatives = certificate.subject_alt_names().into_iter().flatten();
     let names = alternatives.filter_map(|name| {
@@ -123,11 +126,11 @@ fn describe(found: &Rejection, address: &str, config: &ClientConfig) -> String {
         }
         code if OTHER_HOST.contains(&code) => {
             let names = match found.names.is_empty() {
-                true => "it has none".to_owned(),
-                false => found.names.join(", "),
+                true => String::new(),
+                false => format!(" ({})", found.names.join(", ")),
             };
             format!(
-                "is for another name ({names}): write the name that it has into bootstrap.servers \
+                "is for another name{names}: write the name that it has into bootstrap.servers \
                  and the broker's advertised.listeners"
             )
         }

@@ -108,7 +108,7 @@ impl Context {
         self
     }
 
-    /// Logs no outages: whoever created the producer asks for them.
+    /// Disables the logging of outages, for a caller that reports them in another way.
     #[must_use]
     pub(super) fn silent(mut self) -> Self {
         self.cluster = Mutex::new(Outage::silent());

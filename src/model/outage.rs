@@ -49,7 +49,8 @@ impl Outage {
         }
     }
 
-    /// Creates a tracker that never calls for a message: the caller reports the failure otherwise.
+    /// Creates a tracker that never calls for a message, for a caller that reports failures in
+    /// another way.
     #[must_use]
     pub(crate) fn silent() -> Self {
         Self {

@@ -397,3 +397,36 @@ fn writer_may_send_events_and_do_nothing_else_to_the_table() {
         }
     }
 }
+
+#[test]
+fn table_that_existed_before_is_not_locked_for_a_trigger_that_is_not_added() {
+    let scene = Scene::bare();
+    scene.db.run(
+        "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
+    );
+    scene.db.run(&format!(
+        "ALTER DATABASE {} SET lock_timeout = '2s'",
+        scene.name
+    ));
+    let writer = scene.server.session(&scene.name);
+    writer.run("BEGIN; INSERT INTO outbox VALUES (1, 'a', 'k', 't', 'p')");
+    psql_file(&scene, "no_update.sql");
+    writer.run("COMMIT");
+}
+
+/// Whoever created the role could log in as it.
+#[test]
+fn hint_about_an_existing_role_says_that_its_creator_may_know_the_password() {
+    let scene = Scene::bare();
+    let role = format!("{}_role", scene.name);
+    scene
+        .db
+        .run(&format!("CREATE ROLE {role} LOGIN PASSWORD 'known'"));
+    let init = scene.invoke("init").args(["--role", &role]).finish();
+    scene.db.run(&format!("DROP ROLE {role}"));
+    init.expect_mentions(&[
+        "exists without LOGIN and REPLICATION",
+        "may know its password",
+        &format!("DROP ROLE {role}"),
+    ]);
+}

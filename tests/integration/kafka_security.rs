@@ -150,7 +150,7 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
     let other_name = broker.tls_address().replace("localhost", "127.0.0.1");
     for (address, root, what) in [
         (broker.tls_address(), &stranger, "authority"),
-        (other_name, &right, "is for another name"),
+        (other_name, &right, "is for another name (localhost"),
         (expired, &right, "has expired"),
         (early, &right, "is not valid yet"),
     ] {

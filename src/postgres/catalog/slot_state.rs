@@ -325,12 +325,11 @@ impl Catalog {
         found: Lsn,
         first_start: FirstStart,
     ) -> Result<(), CatalogError> {
-        let gap = self.gap_of_other_history(of, found, first_start).await?;
-        match gap {
-            Some(gap) => match self.not_copied(of, gap, first_start).await? {
-                Some(gap) => self.write_gap(of, &gap, found).await,
-                None => Ok(()),
-            },
+        let Some(gap) = self.gap_of_other_history(of, found, first_start).await? else {
+            return Ok(());
+        };
+        match self.not_copied(of, gap, first_start).await? {
+            Some(gap) => self.write_gap(of, &gap, found).await,
             None => Ok(()),
         }
     }

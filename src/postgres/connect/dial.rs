@@ -384,7 +384,8 @@ impl Attempt<'_> {
             .exposures
             .record_connection(wire.exposure(), self.label, tls.mode);
         if started.may_be_since(SUPPORTED_SINCE) {
-            // Before the first function is called. SHOW calls none.
+            // A pooler may have dropped the parameters. SHOW calls no function, so it is safe to run
+            // with any search_path.
             let search_path = wire.query("SHOW search_path").await?;
             if search_path.as_deref() != Some(SEARCH_PATH.1) {
                 wire.terminate().await;

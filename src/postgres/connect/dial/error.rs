@@ -245,11 +245,11 @@ pub enum DialError {
         /// The value of `sslmode`.
         mode: SslMode,
     },
-    /// The session does not have the parameters of the startup message, so its statements could call
-    /// functions of other roles.
+    /// The session lacks the parameters of the startup message, so statements could call functions
+    /// of other roles.
     #[error(
-        "{host}: the session has search_path {search_path:?}, and Walpost has asked for \"{}\": a connection pooler (as PgCat or \
-         Supavisor) is between, and does not pass on what the session was asked for. Connect to PostgreSQL's own address and port",
+        "{host}: the session has search_path {search_path:?} instead of \"{}\": a connection pooler (as PgCat or Supavisor) has dropped \
+         parameters of the startup message. Connect to PostgreSQL's own address and port",
         super::SEARCH_PATH.1
     )]
     Pooler {
