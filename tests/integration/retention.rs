@@ -103,12 +103,22 @@ fn maintain_until(scene: &Scene, what: &str, mut until: impl FnMut() -> bool) {
     });
 }
 
+/// Runs `maintain` until `outbox_old` is marked as delivered. Its retention has not passed then.
+fn maintain_until_delivered(scene: &Scene) {
+    wait_until("the partition to be delivered", || {
+        let finished = maintain(scene, &["--retention", "1h"]).expect_code(0);
+        finished
+            .stdout
+            .contains("outbox_old is delivered and kept until")
+    });
+}
+
 /// Creates a scene whose partition is detached and has a row that is not delivered.
 fn detached_with_a_late_row() -> Scene<'static> {
     let scene = aged(Server::shared(MAJOR), DEFAULT);
     let aggregate = scene.aggregate(1);
     let walpost = scene.start_and_confirm_one(&aggregate, "first");
-    maintain(&scene, &["--retention", "1s"]).expect_code(0);
+    maintain_until_delivered(&scene);
     walpost.terminate().expect_code(0);
     // After the partition was found to be delivered, and before it is detached.
     insert_old(&scene, &aggregate, "late");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     COLUMNS, DEFAULT, aged, detached_with_a_late_row, insert_old, is, is_gone, maintain,
-    maintain_until, tables,
+    maintain_until, maintain_until_delivered, tables,
 };
 use crate::support::checker::Resends;
 use crate::support::kafka::Broker;
@@ -65,9 +65,7 @@ fn partition_that_is_delivered_and_old_is_dropped() {
             insert_old(&scene, &aggregate, "old");
             scene.insert(&aggregate, "new");
             scene.wait_until_confirmed();
-            // The retention has not passed yet, so the partition is only marked as delivered.
-            let finished = maintain(&scene, &["--retention", "1h"]).expect_code(0);
-            finished.expect_mentions(&["outbox_old is delivered and kept until"]);
+            maintain_until_delivered(&scene);
             assert!(is(&scene, "outbox_old", true));
             maintain_until(&scene, "the old partition to go", || {
                 is_gone(&scene, "outbox_old")
@@ -116,8 +114,9 @@ fn late_row_of_a_partition_is_delivered_before_that_is_dropped() {
     assert_eq!(scene.db.number("SELECT count(*) FROM outbox_old"), 1);
     let walpost = scene.start();
     scene.wait_until_confirmed();
-    maintain(&scene, &["--retention", "1s"]).expect_code(0);
-    assert!(is_gone(&scene, "outbox_old"));
+    maintain_until(&scene, "the old partition to go", || {
+        is_gone(&scene, "outbox_old")
+    });
     scene.settle(walpost, &[], Resends::Never);
 }
 
