@@ -4,31 +4,31 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::init::psql;
+use crate::support::fixture::Fixture;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::walpost::{Finished, Invocation};
 
 /// Two pipelines in one file, each with its own database. The role in their connection strings does
 /// not exist, to prove that it is not used.
 struct TwoPipelines {
-    scenes: [Scene<'static>; 2],
+    fixtures: [Fixture<'static>; 2],
     file: PathBuf,
 }
 
 impl TwoPipelines {
     fn new() -> Self {
         let two = Self {
-            scenes: [Scene::bare(), Scene::bare()],
+            fixtures: [Fixture::bare(), Fixture::bare()],
             file: reaper::folder("config").join("walpost.toml"),
         };
-        two.write(two.scenes.each_ref().map(Scene::conninfo));
+        two.write(two.fixtures.each_ref().map(Fixture::conninfo));
         two
     }
 
     fn write(&self, conninfos: [String; 2]) {
-        let pipelines = conninfos.iter().zip(&self.scenes).map(|(conninfo, scene)| {
+        let pipelines = conninfos.iter().zip(&self.fixtures).map(|(conninfo, fixture)| {
             let postgres = conninfo.replace("user=postgres", "user=nobody");
-            format!("[[pipeline]]\nname = \"{}\"\npostgres = \"{postgres}\"\nkafka = {{ \"bootstrap.servers\" = \"k:1\" }}\n", scene.name)
+            format!("[[pipeline]]\nname = \"{}\"\npostgres = \"{postgres}\"\nkafka = {{ \"bootstrap.servers\" = \"k:1\" }}\n", fixture.name)
         });
         fs::write(&self.file, pipelines.collect::<String>()).unwrap();
     }
@@ -40,19 +40,19 @@ impl TwoPipelines {
     /// Runs `init` with the connection string that a provider supplies, whose database belongs to
     /// neither pipeline.
     fn init_as_postgres(&self) -> Invocation {
-        let conninfo = self.scenes[0].server.conninfo("postgres");
+        let conninfo = self.fixtures[0].server.conninfo("postgres");
         self.init().args(["--postgres", &conninfo])
     }
 
     /// Returns which of the two pipelines have a publication and a slot. Asserts that each database
     /// contains only those of its own pipeline.
     fn created(&self) -> [bool; 2] {
-        self.scenes.each_ref().map(|scene| {
-            let found = scene.db.rows(
+        self.fixtures.each_ref().map(|fixture| {
+            let found = fixture.db.rows(
                 "SELECT pubname::text FROM pg_publication UNION ALL
                  SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() AND plugin = 'pgoutput'",
             );
-            let name = vec![Some(scene.slot())];
+            let name = vec![Some(fixture.slot())];
             assert!(found.is_empty() || found == [name.clone(), name], "{found:?}");
             !found.is_empty()
         })
@@ -60,7 +60,7 @@ impl TwoPipelines {
 
     /// Asserts that a line of the log contains both the text and the name of the pipeline.
     fn expect_for(&self, finished: &Finished, which: usize, text: &str) {
-        let name = &self.scenes[which].name;
+        let name = &self.fixtures[which].name;
         let is_of = |line: &str| line.contains(text) && line.contains(name.as_str());
         assert!(
             finished.stderr.lines().any(is_of),
@@ -79,14 +79,14 @@ fn one_administrator_provisions_each_pipeline_in_its_own_database() {
     }
     two.init_as_postgres().finish().expect_code(0);
     let none = "SELECT count(*) FROM pg_namespace WHERE nspname = 'walpost'";
-    let postgres = two.scenes[0].server.session("postgres");
+    let postgres = two.fixtures[0].server.session("postgres");
     assert_eq!(postgres.number(none), 0, "it is no pipeline's database");
 }
 
 #[test]
 fn administrator_can_be_named_by_the_variables_of_libpq() {
     let two = TwoPipelines::new();
-    let server = two.scenes[0].server;
+    let server = two.fixtures[0].server;
     let init = two
         .init()
         .env("WALPOST_POSTGRES", "postgresql://")
@@ -101,14 +101,19 @@ fn administrator_can_be_named_by_the_variables_of_libpq() {
 #[test]
 fn pipelines_that_are_named_are_made_and_no_other() {
     let two = TwoPipelines::new();
-    let name = &two.scenes[1].name;
+    let name = &two.fixtures[1].name;
     // With only one pipeline, the connection string is used unchanged, including its database.
     two.init()
-        .args(["--pipeline", name, "--postgres", &two.scenes[1].conninfo()])
+        .args([
+            "--pipeline",
+            name,
+            "--postgres",
+            &two.fixtures[1].conninfo(),
+        ])
         .finish()
         .expect_code(0);
     assert_eq!(two.created(), [false, true]);
-    let both = two.scenes.each_ref().map(|scene| scene.name.clone());
+    let both = two.fixtures.each_ref().map(|fixture| fixture.name.clone());
     let init = two.init_as_postgres().args(["--pipeline", &both.join(",")]);
     init.finish().expect_code(0);
     assert_eq!(two.created(), [true, true]);
@@ -117,8 +122,8 @@ fn pipelines_that_are_named_are_made_and_no_other() {
 #[test]
 fn pipeline_that_fails_is_named_and_the_others_are_made() {
     let two = TwoPipelines::new();
-    let [first, second] = two.scenes.each_ref().map(Scene::conninfo);
-    let lacking = first.replace(&two.scenes[0].name, "not_there");
+    let [first, second] = two.fixtures.each_ref().map(Fixture::conninfo);
+    let lacking = first.replace(&two.fixtures[0].name, "not_there");
     two.write([lacking, second.clone()]);
     let failed = two.init_as_postgres().finish().expect_code(3);
     two.expect_for(&failed, 0, "not_there");
@@ -132,7 +137,7 @@ fn pipeline_that_fails_is_named_and_the_others_are_made() {
 #[test]
 fn pipelines_of_another_server_are_refused() {
     let two = TwoPipelines::new();
-    let [first, second] = two.scenes.each_ref().map(Scene::conninfo);
+    let [first, second] = two.fixtures.each_ref().map(Fixture::conninfo);
     let elsewhere = second.replace("host=", "host=/elsewhere");
     two.write([first, elsewhere]);
     let refused = two.init_as_postgres().finish().expect_code(2);
@@ -155,6 +160,6 @@ fn printed_statements_of_several_pipelines_go_to_the_database_of_each() {
     let file = two.file.with_extension("sql");
     fs::write(&file, printed).unwrap();
     // The database in which the script starts does not matter.
-    psql(&two.scenes[1], &file);
+    psql(&two.fixtures[1], &file);
     assert_eq!(two.created(), [true, true]);
 }

@@ -1,8 +1,8 @@
 //! Findings of `walpost check` about configurations that work today but will cause problems later.
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
-use crate::support::scene::Scene;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
 /// Returns the finding of this check that starts with `mark`.
@@ -15,13 +15,13 @@ fn finding<'f>(finished: &'f Finished, mark: &str, check: &str) -> Option<&'f st
 #[test]
 fn roles_that_may_insert_are_named() {
     for major in MAJORS {
-        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
-        let check = || scene.check().finish().expect_code(0);
+        let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
+        let check = || fixture.check().finish().expect_code(0);
         let found = check();
         let warning = finding(&found, "WARNING", "writers").expect("no writer");
         assert!(warning.contains("--writer ROLE"), "{warning}");
-        let role = format!("writer_{}", scene.name);
-        scene.db.run(&format!(
+        let role = format!("writer_{}", fixture.name);
+        fixture.db.run(&format!(
             "CREATE ROLE {role}; GRANT INSERT (payload) ON outbox TO {role}"
         ));
         let found = check();
@@ -30,14 +30,14 @@ fn roles_that_may_insert_are_named() {
             named.ends_with(&format!("public.outbox: {role}")),
             "{named}"
         );
-        scene.db.run("GRANT INSERT ON outbox TO PUBLIC");
+        fixture.db.run("GRANT INSERT ON outbox TO PUBLIC");
         let found = check();
         let warning = finding(&found, "WARNING", "writers").expect("every role");
         assert!(
             warning.contains("REVOKE INSERT ON public.outbox FROM PUBLIC"),
             "{warning}"
         );
-        scene
+        fixture
             .db
             .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
     }
@@ -45,22 +45,22 @@ fn roles_that_may_insert_are_named() {
 
 #[test]
 fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
-    let scene = Scene::on_servers(Server::shared(MAJOR), Broker::shared());
-    let other = format!("walpost_{}_gone", scene.name);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());
+    let other = format!("walpost_{}_gone", fixture.name);
     let create = |slot: &str| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
         ));
     };
     create(&other);
     // The name of this slot shows that it does not belong to Walpost.
-    let foreign = format!("subscriber_{}", scene.name);
+    let foreign = format!("subscriber_{}", fixture.name);
     create(&foreign);
     let text = format!(
         "[kafka]\n'bootstrap.servers' = '{}'\n[[pipeline]]\nname = '{}'\npostgres = \"{}\"\n",
-        scene.broker.address(),
-        scene.name,
-        scene.conninfo()
+        fixture.broker.address(),
+        fixture.name,
+        fixture.conninfo()
     );
     let file = config_file(&text);
     let check = || {
@@ -80,7 +80,7 @@ fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
     }
     assert!(!found.stdout.contains(&foreign), "{}", found.stdout);
     for slot in [&other, &foreign] {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
         ));
     }
@@ -89,8 +89,8 @@ fn slots_that_no_pipeline_has_are_named_with_the_wal_that_they_retain() {
 
 #[test]
 fn more_replicas_than_brokers_are_a_failure() {
-    let scene = Scene::on_servers(Server::shared(MAJOR), Broker::shared());
-    let check = |topics: &str| scene.check().args(["--create-topics", topics]).finish();
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), Broker::shared());
+    let check = |topics: &str| fixture.check().args(["--create-topics", topics]).finish();
     let found = check("3:3").expect_code(3);
     let failure = finding(&found, "FAILED", "kafka topics").expect("a finding");
     assert!(failure.contains("asks for 3 replicas"), "{failure}");
@@ -103,35 +103,35 @@ fn more_replicas_than_brokers_are_a_failure() {
 #[test]
 fn function_that_examines_tables_is_compared_with_the_expected_one() {
     for major in MAJORS {
-        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
+        let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         let warning = || {
-            let found = scene.check().finish().expect_code(0);
+            let found = fixture.check().finish().expect_code(0);
             finding(&found, "WARNING", "owners").map(str::to_owned)
         };
         assert_eq!(warning(), None);
         // Another version of Walpost could have created this definition.
         let body = "replace(pg_get_functiondef('walpost.lock_and_examine'::regproc), 'RETURN regexp_replace', 'RETURN  regexp_replace')";
-        let changed = scene.db.value(&format!("SELECT {body}")).unwrap();
-        scene.db.run(&changed);
+        let changed = fixture.db.value(&format!("SELECT {body}")).unwrap();
+        fixture.db.run(&changed);
         let different = warning().expect("a warning");
         assert!(
             different.contains("differs from the one that"),
             "{different}"
         );
-        scene.init().finish().expect_code(0);
+        fixture.init().finish().expect_code(0);
         assert_eq!(warning(), None);
 
-        scene
+        fixture
             .db
             .run("DROP FUNCTION walpost.lock_and_examine(text, text, text)");
         let missing = warning().expect("a warning");
         assert!(missing.contains("does not exist"), "{missing}");
-        let verify = scene.verify().finish().expect_code(3).stderr;
+        let verify = fixture.verify().finish().expect_code(3).stderr;
         for text in [&different, &missing, &verify] {
             assert!(text.contains("as a superuser: walpost init --"), "{text}");
             assert!(!text.contains("--config FILE"), "{text}");
         }
-        scene.init().finish().expect_code(0);
+        fixture.init().finish().expect_code(0);
         assert_eq!(warning(), None);
     }
 }

@@ -1,8 +1,8 @@
 //! Failures of some brokers in a cluster of three. Both modes continue and lose nothing.
 
 use crate::support::cluster::Cluster;
+use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle, wait_for_transactions};
 use crate::support::wait::wait_until;
 
@@ -11,12 +11,12 @@ const TRANSACTIONS: usize = 40;
 /// Waits until everything committed so far is confirmed.
 fn wait_for_progress(streams: &[UnderLoad]) {
     for stream in streams {
-        stream.scene.wait_until_confirmed();
+        stream.fixture.wait_until_confirmed();
     }
 }
 
 fn first_topic(streams: &[UnderLoad]) -> String {
-    streams[0].scene.topics()[0].clone()
+    streams[0].fixture.topics()[0].clone()
 }
 
 #[test]
@@ -57,12 +57,17 @@ fn loses_nothing_when_a_leader_is_frozen_until_another_is_elected() {
 fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
     let cluster = Cluster::shared();
     let streams = [false, true].map(|exactly_once| {
-        let scene =
-            Scene::on_servers(Server::shared(MAJOR), cluster.any_node()).in_mode(exactly_once);
-        let conninfo = scene.conninfo();
+        let fixture =
+            Fixture::on_servers(Server::shared(MAJOR), cluster.any_node()).in_mode(exactly_once);
+        let conninfo = fixture.conninfo();
         // A write that waits for a missing replica is refused only after this timeout.
         let patience = ["-X", "request.timeout.ms=5000"];
-        UnderLoad::start(scene, &conninfo, &patience, &[("min.insync.replicas", "3")])
+        UnderLoad::start(
+            fixture,
+            &conninfo,
+            &patience,
+            &[("min.insync.replicas", "3")],
+        )
     });
     let topic = first_topic(&streams);
     wait_for_transactions(&streams, TRANSACTIONS);
@@ -76,9 +81,9 @@ fn writes_that_are_refused_for_want_of_replicas_wait_for_them() {
         });
         for stream in &streams {
             wait_until("nothing to be confirmed any more", || {
-                let confirmed = stream.scene.confirmed();
+                let confirmed = stream.fixture.confirmed();
                 stream.wait_for_transactions(TRANSACTIONS);
-                stream.scene.confirmed() == confirmed
+                stream.fixture.confirmed() == confirmed
             });
         }
     }

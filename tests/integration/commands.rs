@@ -9,11 +9,11 @@ use serde_json::Value;
 use walpost::facade::identifier;
 
 use crate::init::objects;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::{Broker, SASL_USER};
 use crate::support::postgres::{MAJORS, Server};
 use crate::support::process::free_port;
 use crate::support::proxy::{Proxy, ProxyMode};
-use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
@@ -36,9 +36,9 @@ fn init_and_check_say_that_the_server_cannot_be_reached() {
 #[test]
 fn check_passes_after_init() {
     for major in MAJORS {
-        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
-        scene.check().finish().expect_code(0);
-        let finished = scene.check().arg("--json").finish().expect_code(0);
+        let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
+        fixture.check().finish().expect_code(0);
+        let finished = fixture.check().arg("--json").finish().expect_code(0);
         serde_json::from_str::<Value>(&finished.stdout).expect("one JSON document");
     }
 }
@@ -64,15 +64,15 @@ fn names_are_quoted_as_each_server_quotes_them() {
 /// Names such as `order` and `user` are reserved in SQL and must be quoted.
 #[test]
 fn accepts_names_that_are_sql_keywords() {
-    let scene = Scene::bare();
-    scene.db.run(
+    let fixture = Fixture::bare();
+    fixture.db.run(
         "CREATE SCHEMA \"order\";
          CREATE TABLE \"order\".\"user\" (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text,
              payload jsonb, created_at timestamptz DEFAULT now())",
     );
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let insert = || {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO \"order\".\"user\" VALUES (gen_random_uuid(), '{aggregate}', 'k', 't', '{{}}')"
         ));
     };
@@ -81,46 +81,46 @@ fn accepts_names_that_are_sql_keywords() {
         done.expect_code(0)
     };
     insert();
-    run(scene.init());
-    run(scene.check());
-    let walpost = scene
+    run(fixture.init());
+    run(fixture.check());
+    let walpost = fixture
         .run()
         .args(["--table", "order.user"])
         .start_streaming();
     insert();
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
-    run(scene.verify());
-    run(scene.replay(&["--all", "--yes"])).expect_mentions(&["table \"order\".\"user\""]);
-    scene.wait_for_records(4);
+    fixture.wait_for_records(2);
+    fixture.wait_until_confirmed();
+    run(fixture.verify());
+    run(fixture.replay(&["--all", "--yes"])).expect_mentions(&["table \"order\".\"user\""]);
+    fixture.wait_for_records(4);
     let maintain = ["--retention", "1s", "--delete-rows"];
     wait_until("the rows to go", || {
-        run(scene.invoke("maintain").args(maintain));
-        scene.db.run("CHECKPOINT");
-        scene.db.number("SELECT count(*) FROM \"order\".\"user\"") == 0
+        run(fixture.invoke("maintain").args(maintain));
+        fixture.db.run("CHECKPOINT");
+        fixture.db.number("SELECT count(*) FROM \"order\".\"user\"") == 0
     });
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn check_reports_every_problem_with_its_remedy() {
-    let scene = Scene::bare();
-    scene.check().finish().expect_code(3).expect_mentions(&[
+    let fixture = Fixture::bare();
+    fixture.check().finish().expect_code(3).expect_mentions(&[
         "public.outbox",
         "publication",
         "slot",
         "walpost init",
     ]);
-    let finished = scene.check().arg("--json").finish().expect_code(3);
+    let finished = fixture.check().arg("--json").finish().expect_code(3);
     let report: Value = serde_json::from_str(&finished.stdout).expect("one JSON document");
     assert!(report.to_string().contains("walpost init"), "{report}");
-    assert!(objects(&scene).is_empty(), "check changes nothing");
+    assert!(objects(&fixture).is_empty(), "check changes nothing");
 }
 
 #[test]
 fn check_finds_a_broker_that_does_not_answer() {
-    let scene = Scene::new();
-    let finished = scene
+    let fixture = Fixture::new();
+    let finished = fixture
         .invoke("check")
         .args(["--kafka", "127.0.0.1:9"])
         .finish();
@@ -131,17 +131,17 @@ fn check_finds_a_broker_that_does_not_answer() {
 /// The black hole takes longest, because it accepts connections but never responds.
 #[test]
 fn check_ends_soon_where_no_broker_answers() {
-    let scene = Scene::new();
-    let address = scene.broker.address();
+    let fixture = Fixture::new();
+    let address = fixture.broker.address();
     let (_, port) = address.rsplit_once(':').unwrap();
     let hole = Proxy::start(free_port(), port.parse().unwrap());
     hole.set_mode(ProxyMode::Swallow);
     let check = |address: &str| {
-        scene
+        fixture
             .invoke("check")
             .args(["--kafka", address, "--exactly-once"])
     };
-    let by_sasl = check(&scene.broker.sasl_address())
+    let by_sasl = check(&fixture.broker.sasl_address())
         .args([
             "-Xsecurity.protocol=sasl_plaintext",
             "-Xsasl.mechanism=PLAIN",
@@ -169,9 +169,9 @@ fn check_reports_a_small_socket_buffer_to_a_local_server() {
     const SUFFICIENT_BUFFER_BYTES: usize = 4 << 20;
     let (socket, _other) = UnixStream::pair().unwrap();
     let bytes = socket2::SockRef::from(&socket).send_buffer_size().unwrap();
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let told = format!("takes {bytes} bytes");
-    let check = scene.check().finish().expect_code(0);
+    let check = fixture.check().finish().expect_code(0);
     assert_eq!(
         check.stdout.contains(&told),
         bytes < SUFFICIENT_BUFFER_BYTES,
@@ -180,8 +180,8 @@ fn check_reports_a_small_socket_buffer_to_a_local_server() {
     if bytes < SUFFICIENT_BUFFER_BYTES {
         check.expect_mentions(&["sysctl -w net.core.wmem_default=4194304"]);
     }
-    let over_tcp = scene
-        .with_conninfo(&scene.server.tcp_conninfo(&scene.name))
+    let over_tcp = fixture
+        .with_conninfo(&fixture.server.tcp_conninfo(&fixture.name))
         .check();
     let over_tcp = over_tcp.finish().expect_code(0);
     assert!(!over_tcp.stdout.contains("wmem_default"), "{over_tcp:?}");
@@ -189,14 +189,14 @@ fn check_reports_a_small_socket_buffer_to_a_local_server() {
 
 #[test]
 fn check_finds_that_the_one_topic_is_missing() {
-    let scene = Scene::new();
-    let topic = format!("{}.orders", scene.name);
-    let check = || scene.check().args(["--topic", &topic]);
+    let fixture = Fixture::new();
+    let topic = format!("{}.orders", fixture.name);
+    let check = || fixture.check().args(["--topic", &topic]);
     let missing = format!("topic \"{topic}\" does not exist");
     check().finish().expect_code(3).expect_mentions(&[&missing]);
     let created = check().args(["--create-topics", "3"]).finish();
     created.expect_code(0).expect_mentions(&["will be created"]);
-    scene.topic(&topic, 1, &[]);
+    fixture.topic(&topic, 1, &[]);
     check()
         .finish()
         .expect_code(0)
@@ -391,7 +391,7 @@ fn help_lists_the_command_s_own_flags_first_and_none_that_has_no_use() {
 /// A script may pass the same flags to every command.
 #[test]
 fn flag_that_a_command_does_not_list_is_accepted() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let flags = [
         "--window-bytes",
         "1MiB",
@@ -400,9 +400,9 @@ fn flag_that_a_command_does_not_list_is_accepted() {
         "--link-timeout",
         "5s",
     ];
-    scene.check().args(flags).finish().expect_code(0);
-    scene.verify().args(flags).finish().expect_code(0);
-    scene
+    fixture.check().args(flags).finish().expect_code(0);
+    fixture.verify().args(flags).finish().expect_code(0);
+    fixture
         .replay(&["--all", "--yes"])
         .args(flags)
         .finish()
@@ -411,8 +411,11 @@ fn flag_that_a_command_does_not_list_is_accepted() {
 
 #[test]
 fn logs_json_on_request() {
-    let scene = Scene::new();
-    let walpost = scene.run().args(["--log-format", "json"]).start_streaming();
+    let fixture = Fixture::new();
+    let walpost = fixture
+        .run()
+        .args(["--log-format", "json"])
+        .start_streaming();
     let finished = walpost.terminate().expect_code(0);
     for line in finished.stderr.lines() {
         serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{error}: {line}"));
@@ -422,11 +425,15 @@ fn logs_json_on_request() {
 #[test]
 fn warns_of_implicit_tombstones_if_a_topic_is_compacted() {
     const WARNING: &str = "is compacted, and null_payload is not set";
-    let scene = Scene::new();
-    let topic = format!("{}.compacted", scene.name);
-    scene.topic(&topic, 1, &[("cleanup.policy", "compact")]);
+    let fixture = Fixture::new();
+    let topic = format!("{}.compacted", fixture.name);
+    fixture.topic(&topic, 1, &[("cleanup.policy", "compact")]);
     let check = |more: &[&str]| {
-        let checked = scene.check().args(["--topic", &topic]).args(more).finish();
+        let checked = fixture
+            .check()
+            .args(["--topic", &topic])
+            .args(more)
+            .finish();
         checked.expect_code(0).stdout
     };
     assert!(check(&[]).contains(WARNING));
@@ -434,8 +441,8 @@ fn warns_of_implicit_tombstones_if_a_topic_is_compacted() {
         let said = check(&["--null-payload", asked]);
         assert!(!said.contains(WARNING), "{said}");
     }
-    let mut walpost = scene.start_with(&["--topic", &topic]);
-    scene.insert(&topic, "k");
+    let mut walpost = fixture.start_with(&["--topic", &topic]);
+    fixture.insert(&topic, "k");
     walpost.wait_for_log(WARNING);
     walpost.terminate().expect_code(0);
 }
@@ -443,11 +450,15 @@ fn warns_of_implicit_tombstones_if_a_topic_is_compacted() {
 /// The producer may send a record of this size, but the topic rejects it.
 #[test]
 fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
-    let scene = Scene::new();
-    let topic = format!("{}.limited", scene.name);
-    scene.topic(&topic, 1, &[("max.message.bytes", "100000")]);
+    let fixture = Fixture::new();
+    let topic = format!("{}.limited", fixture.name);
+    fixture.topic(&topic, 1, &[("max.message.bytes", "100000")]);
     let check = |more: &[&str]| {
-        let checked = scene.check().args(["--topic", &topic]).args(more).finish();
+        let checked = fixture
+            .check()
+            .args(["--topic", &topic])
+            .args(more)
+            .finish();
         checked.expect_code(0).stdout
     };
     let said = check(&[]);
@@ -458,7 +469,7 @@ fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
         &format!(
             "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {topic} --add-config \
              max.message.bytes=1000061",
-            scene.broker.address()
+            fixture.broker.address()
         ),
     ] {
         assert!(said.contains(expected), "{expected}: {said}");
@@ -469,7 +480,7 @@ fn check_warns_of_a_topic_that_takes_less_than_a_record_may_have() {
     let words = command.lines().next().unwrap().split_whitespace();
     // `tool` adds the address itself.
     let arguments: Vec<_> = words.skip(1).collect();
-    scene.broker.tool("kafka.admin.ConfigCommand", &arguments);
+    fixture.broker.tool("kafka.admin.ConfigCommand", &arguments);
     let said = check(&[]);
     assert!(!said.contains("max.message.bytes"), "{said}");
     let said = check(&["-X", "message.max.bytes=2000000"]);

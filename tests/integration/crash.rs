@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use crate::support::checker::{Resends, Summary};
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, wait_until};
 
 const ROUNDS: usize = 25;
@@ -25,92 +25,96 @@ for_each_outbox! {
 fn killed_at_random_points_under_load_it_loses_nothing_and_repeats_only_what_was_in_flight(
     outbox: Outbox,
 ) {
-    let scene = Scene::with_outbox(outbox);
-    let summary = kill_at_random_points(&scene, ROUNDS, Resends::AtMost(ROUNDS));
+    let fixture = Fixture::with_outbox(outbox);
+    let summary = kill_at_random_points(&fixture, ROUNDS, Resends::AtMost(ROUNDS));
     assert!(summary.committed > 1000, "{summary:?}");
 }
 
 /// Kills Walpost the given number of times under load, and checks what was delivered in the end.
-pub(crate) fn kill_at_random_points(scene: &Scene, rounds: usize, resends: Resends) -> Summary {
+pub(crate) fn kill_at_random_points(fixture: &Fixture, rounds: usize, resends: Resends) -> Summary {
     let mut dice = fastrand::Rng::with_seed(seed());
-    let aggregates = [scene.aggregate(4), scene.aggregate(1)];
-    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let aggregates = [fixture.aggregate(4), fixture.aggregate(1)];
+    let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let mut deaths = Vec::new();
     for round in 0..rounds {
-        let walpost = scene.start();
+        let walpost = fixture.start();
         if round % 2 == 0 {
-            let before = scene.confirmed();
-            wait_until("the slot to move", || scene.confirmed() > before);
+            let before = fixture.confirmed();
+            wait_until("the slot to move", || fixture.confirmed() > before);
         }
         // Sleep instead of waiting for a condition, because the time of the kill must be random.
         thread::sleep(Duration::from_millis(dice.u64(0..400)));
-        deaths.push(scene.kill(walpost));
+        deaths.push(fixture.kill(walpost));
     }
-    let walpost = scene.start();
+    let walpost = fixture.start();
     load.stop();
-    scene.settle(walpost, &deaths, resends)
+    fixture.settle(walpost, &deaths, resends)
 }
 
 fn killed_while_it_starts_it_loses_nothing(outbox: Outbox) {
-    kill_while_it_starts(&Scene::with_outbox(outbox), 0..150, Resends::AtMost(10));
+    kill_while_it_starts(&Fixture::with_outbox(outbox), 0..150, Resends::AtMost(10));
 }
 
 /// Kills Walpost ten times, after a random number of milliseconds in the given range from each
 /// start, and checks what was delivered in the end.
-pub(crate) fn kill_while_it_starts(scene: &Scene, millis: Range<u64>, resends: Resends) -> Summary {
+pub(crate) fn kill_while_it_starts(
+    fixture: &Fixture,
+    millis: Range<u64>,
+    resends: Resends,
+) -> Summary {
     let mut dice = fastrand::Rng::with_seed(seed());
-    let aggregate = scene.aggregate(2);
-    let load = scene.load(&[&aggregate]);
+    let aggregate = fixture.aggregate(2);
+    let load = fixture.load(&[&aggregate]);
     let mut deaths = Vec::new();
     for _ in 0..10 {
-        let walpost = scene.run().start();
+        let walpost = fixture.run().start();
         thread::sleep(Duration::from_millis(dice.u64(millis.clone())));
-        deaths.push(scene.kill(walpost));
+        deaths.push(fixture.kill(walpost));
     }
     load.stop();
-    let walpost = scene.start();
-    scene.settle(walpost, &deaths, resends)
+    let walpost = fixture.start();
+    fixture.settle(walpost, &deaths, resends)
 }
 
 fn killed_before_the_broker_answers_it_has_confirmed_nothing_of_it(outbox: Outbox) {
     let broker = Broker::borrowed();
-    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
 
     broker.freeze();
     for _ in 0..100 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
-    let first_open = scene.history()[1].end;
-    let last = scene.history().pop().unwrap().end;
-    wait_until("all to be sent", || scene.has_sent(last));
+    let first_open = fixture.history()[1].end;
+    let last = fixture.history().pop().unwrap().end;
+    wait_until("all to be sent", || fixture.has_sent(last));
     assert_stays(
         "unconfirmed while the broker is silent",
         Duration::from_secs(2),
-        || scene.confirmed() < first_open,
+        || fixture.confirmed() < first_open,
     );
     walpost.kill();
     broker.thaw();
-    let death = scene.record_killed();
+    let death = fixture.record_killed();
     assert!(death.confirmed < first_open);
-    let walpost = scene.start();
-    scene.settle(walpost, &[death], Resends::AtMost(1));
+    let walpost = fixture.start();
+    fixture.settle(walpost, &[death], Resends::AtMost(1));
 }
 
 fn confirmed_before_it_was_killed_is_not_delivered_again(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox);
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::with_outbox(outbox);
+    let aggregate = fixture.aggregate(1);
     let mut deaths = Vec::new();
     for round in 1..=5 {
-        let walpost = scene.start();
+        let walpost = fixture.start();
         for _ in 0..10 {
-            scene.insert(&aggregate, "k");
+            fixture.insert(&aggregate, "k");
         }
-        scene.wait_for_records(round * 10);
-        scene.wait_until_confirmed();
-        deaths.push(scene.kill(walpost));
+        fixture.wait_for_records(round * 10);
+        fixture.wait_until_confirmed();
+        deaths.push(fixture.kill(walpost));
     }
-    let walpost = scene.start();
-    assert_eq!(scene.settle(walpost, &deaths, Resends::Never).repeated, 0);
+    let walpost = fixture.start();
+    assert_eq!(fixture.settle(walpost, &deaths, Resends::Never).repeated, 0);
 }

@@ -4,10 +4,10 @@ use std::thread;
 use std::time::Duration;
 
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::load::seed;
 use crate::support::lsn::parse_position;
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
 
@@ -26,14 +26,14 @@ in_both_modes! {
 }
 
 /// Creates a dead letter topic with three partitions for this test.
-fn dead_letter_topic(scene: &Scene) -> String {
-    let topic = format!("{}.dead", scene.name);
-    scene.topic(&topic, 3, &[]);
+fn dead_letter_topic(fixture: &Fixture) -> String {
+    let topic = format!("{}.dead", fixture.name);
+    fixture.topic(&topic, 3, &[]);
     topic
 }
 
-fn start(scene: &Scene, topic: &str, flags: &[&str]) -> Walpost {
-    scene.start_with(&[&["--dead-letter-topic", topic], flags].concat())
+fn start(fixture: &Fixture, topic: &str, flags: &[&str]) -> Walpost {
+    fixture.start_with(&[&["--dead-letter-topic", topic], flags].concat())
 }
 
 fn ids<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
@@ -42,21 +42,21 @@ fn ids<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
 }
 
 fn event_that_is_too_large_is_a_dead_letter_without_its_payload(exactly_once: bool) {
-    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let topic = dead_letter_topic(&scene);
+    let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let topic = dead_letter_topic(&fixture);
     let flags = [&OVERSIZE[..], &["--http", "127.0.0.1:0"]].concat();
-    let mut walpost = start(&scene, &topic, &flags);
+    let mut walpost = start(&fixture, &topic, &flags);
     let http = walpost.http();
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'small'),
              (2, '{aggregate}', 'k', repeat('x', 2000000)), (3, '{aggregate}', 'k', 'small')"
     ));
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (4, '{aggregate}', 'k', 'small')"
     ));
-    let records = scene.wait_for_records(4);
-    scene.wait_until_confirmed();
+    let records = fixture.wait_for_records(4);
+    fixture.wait_until_confirmed();
     assert_eq!(
         ids(&records, &format!("outbox.event.{aggregate}")),
         ["1", "3", "4"]
@@ -71,7 +71,7 @@ fn event_that_is_too_large_is_a_dead_letter_without_its_payload(exactly_once: bo
         ("walpost-payload-bytes", "2000000"),
         ("walpost-source-table", "public.outbox"),
         ("walpost-source-topic", &format!("outbox.event.{aggregate}")),
-        ("walpost-pipeline", &scene.name),
+        ("walpost-pipeline", &fixture.name),
     ] {
         assert_eq!(letter.header(name), value, "{name}");
     }
@@ -96,29 +96,29 @@ fn event_that_is_too_large_is_a_dead_letter_without_its_payload(exactly_once: bo
         .expect_code(0)
         .expect_mentions(&["dead letter of row with id 2", "oversize_dead_letters=1"]);
     // Checks that dead letters have the positions of their commits and keep their order.
-    scene.check_delivered(&[], scene.resends(0));
+    fixture.check_delivered(&[], fixture.resends(0));
 }
 
 fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly_once: bool) {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers json,
              at timestamptz, shard int)",
     )
     .in_mode(exactly_once);
-    let aggregate = scene.aggregate(2);
-    let topic = dead_letter_topic(&scene);
+    let aggregate = fixture.aggregate(2);
+    let topic = dead_letter_topic(&fixture);
     let mode = if exactly_once {
         "exactly-once"
     } else {
         "at-least-once"
     };
-    let walpost = scene.start_with_file(&format!(
+    let walpost = fixture.start_with_file(&format!(
         "on_unroutable = 'dead-letter'\ndead_letter_topic = '{topic}'\ndelivery = '{mode}'\n\
          timestamp = 'at'\npartition = 'shard'"
     ));
     let row = |id: u32, aggregate: &str, headers: &str, at: &str, shard: &str| {
         let values = format!("{id}, {aggregate}, 'k{id}', 'p{id}', {headers}, {at}, {shard}");
-        scene
+        fixture
             .db
             .run(&format!("INSERT INTO outbox VALUES ({values})"));
     };
@@ -133,8 +133,8 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
     row(7, &good, "NULL", "NULL", "-1");
     row(8, &good, "NULL", "NULL", "7");
     row(9, &good, "NULL", "NULL", "1");
-    let records = scene.wait_for_records(9);
-    scene.wait_until_confirmed();
+    let records = fixture.wait_for_records(9);
+    fixture.wait_until_confirmed();
     assert_eq!(
         ids(&records, &format!("outbox.event.{aggregate}")),
         ["2", "9"]
@@ -175,23 +175,23 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
     // Only the first dead letter is logged; the others are counted.
     assert_eq!(finished.stderr.matches("dead letter of").count(), 1);
     finished.expect_mentions(&["dead letter of row with id 1", "unroutable_dead_letters=7"]);
-    scene.check_delivered(&[], scene.resends(0));
+    fixture.check_delivered(&[], fixture.resends(0));
 }
 
 fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
-    let scene = Scene::with_outbox(Outbox::Messages).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let topic = dead_letter_topic(&scene);
-    let prefix = format!("walpost_{}", scene.name);
-    let walpost = start(&scene, &topic, &UNROUTABLE);
-    scene.insert(&aggregate, "before");
-    scene.db.run(&format!(
+    let fixture = Fixture::with_outbox(Outbox::Messages).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let topic = dead_letter_topic(&fixture);
+    let prefix = format!("walpost_{}", fixture.name);
+    let walpost = start(&fixture, &topic, &UNROUTABLE);
+    fixture.insert(&aggregate, "before");
+    fixture.db.run(&format!(
         "SELECT pg_logical_emit_message(true, '{prefix}', 'no envelope')"
     ));
-    scene.insert(&aggregate, "after");
-    scene.insert(&format!("missing_{aggregate}"), "key");
-    let records = scene.wait_for_records(4);
-    scene.wait_until_confirmed();
+    fixture.insert(&aggregate, "after");
+    fixture.insert(&format!("missing_{aggregate}"), "key");
+    let records = fixture.wait_for_records(4);
+    fixture.wait_until_confirmed();
     let (letters, others): (Vec<_>, Vec<_>) =
         records.iter().partition(|record| record.topic == topic);
     let keys: Vec<_> = others.iter().map(|record| record.key()).collect();
@@ -210,11 +210,11 @@ fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
 /// Half of the events have no valid topic, and some are too large to be delivered.
 fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exactly_once: bool) {
     let rounds = 8;
-    let scene = Scene::new().in_mode(exactly_once);
-    scene.accept_any_name("outbox");
+    let fixture = Fixture::new().in_mode(exactly_once);
+    fixture.accept_any_name("outbox");
     let mut dice = fastrand::Rng::with_seed(seed());
-    let aggregate = scene.aggregate(2);
-    let topic = dead_letter_topic(&scene);
+    let aggregate = fixture.aggregate(2);
+    let topic = dead_letter_topic(&fixture);
     // Events of the load fit in this size with one header, but not with the additional headers of a
     // dead letter.
     let flags = [
@@ -224,30 +224,30 @@ fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exa
     ]
     .concat();
     // Each record is sent in a separate request.
-    let load = scene.load_with_pauses(&[&aggregate, "no topic"], Duration::from_millis(50));
-    let large = |scene: &Scene| {
+    let load = fixture.load_with_pauses(&[&aggregate, "no topic"], Duration::from_millis(50));
+    let large = |fixture: &Fixture| {
         let payload = format!("{{\"large\": \"{}\"}}", "x".repeat(5000));
         let event = crate::support::event::Event::new(&aggregate, "key-1", &payload);
-        scene.db.run(&scene.events().insert_one(event));
+        fixture.db.run(&fixture.events().insert_one(event));
     };
     let mut deaths = Vec::new();
     for round in 0..rounds {
-        let walpost = start(&scene, &topic, &flags);
-        large(&scene);
+        let walpost = start(&fixture, &topic, &flags);
+        large(&fixture);
         if round % 2 == 0 {
-            let before = scene.confirmed();
-            wait_until("the slot to move", || scene.confirmed() > before);
+            let before = fixture.confirmed();
+            wait_until("the slot to move", || fixture.confirmed() > before);
         }
         // Sleep instead of waiting for a condition, because the time of the kill must be random.
         thread::sleep(Duration::from_millis(dice.u64(0..300)));
-        deaths.push(scene.kill(walpost));
+        deaths.push(fixture.kill(walpost));
     }
-    let walpost = start(&scene, &topic, &flags);
+    let walpost = start(&fixture, &topic, &flags);
     load.stop();
-    large(&scene);
-    let summary = scene.settle(walpost, &deaths, scene.resends(rounds));
+    large(&fixture);
+    let summary = fixture.settle(walpost, &deaths, fixture.resends(rounds));
     assert!(summary.committed > 200, "{summary:?}");
-    let records = scene.records();
+    let records = fixture.records();
     let of = |kind: &str| {
         let letters = records.iter().filter(|record| record.topic == topic);
         letters
@@ -261,20 +261,20 @@ fn killed_at_random_points_under_load_no_dead_letter_is_lost_or_out_of_order(exa
 }
 
 fn dead_letters_without_their_topic_halt(exactly_once: bool) {
-    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let topic = format!("{}.dead", scene.name);
+    let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let topic = format!("{}.dead", fixture.name);
     let flags = [&["--dead-letter-topic", &topic], &UNROUTABLE[..]].concat();
-    let checked = scene.check().args(&flags).finish().expect_code(3).stdout;
+    let checked = fixture.check().args(&flags).finish().expect_code(3).stdout;
     assert!(
         checked.contains("--create --topic") && checked.contains(&topic),
         "{checked}"
     );
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', ''), (2, NULL, 'k', '')"
     ));
-    let row = scene.history()[1].end;
-    scene
+    let row = fixture.history()[1].end;
+    fixture
         .run()
         .args(&flags)
         .finish()
@@ -284,13 +284,13 @@ fn dead_letters_without_their_topic_halt(exactly_once: bool) {
             &format!("topic {topic:?} does not exist"),
             "kafka-topics.sh",
         ]);
-    assert!(scene.confirmed() < row);
-    let walpost = scene.start_with(&[&flags[..], &["--create-topics", "2:1"]].concat());
-    scene.wait_until_confirmed();
-    scene.expect_topic(&topic);
-    assert_eq!(ids(&scene.records(), &topic), ["2"]);
+    assert!(fixture.confirmed() < row);
+    let walpost = fixture.start_with(&[&flags[..], &["--create-topics", "2:1"]].concat());
+    fixture.wait_until_confirmed();
+    fixture.expect_topic(&topic);
+    assert_eq!(ids(&fixture.records(), &topic), ["2"]);
     walpost.terminate().expect_code(0);
-    let checked = scene.check().args(&flags).finish().stdout;
+    let checked = fixture.check().args(&flags).finish().stdout;
     assert!(
         checked.contains(&format!("topic {topic:?} has 2 partition")),
         "{checked}"
@@ -299,16 +299,16 @@ fn dead_letters_without_their_topic_halt(exactly_once: bool) {
 
 /// The key alone exceeds the largest record that may be sent to Kafka.
 fn dead_letter_that_is_too_large_itself_is_cut(exactly_once: bool) {
-    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let topic = dead_letter_topic(&scene);
-    scene.db.run(&format!(
+    let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let topic = dead_letter_topic(&fixture);
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', ''), (77, '{aggregate}', repeat('k', 1200000), 'p'),
              (100, '{aggregate}', 'k', '')"
     ));
-    let walpost = start(&scene, &topic, &[OVERSIZE, UNROUTABLE].concat());
-    scene.wait_until_confirmed();
-    let records = scene.wait_for_records(3);
+    let walpost = start(&fixture, &topic, &[OVERSIZE, UNROUTABLE].concat());
+    fixture.wait_until_confirmed();
+    let records = fixture.wait_for_records(3);
     let letter = records.iter().find(|record| record.topic == topic);
     let letter = letter.expect("a dead letter");
     assert_eq!((letter.key(), &letter.payload), (&*"k".repeat(1024), &None));
@@ -323,12 +323,12 @@ fn dead_letter_that_is_too_large_itself_is_cut(exactly_once: bool) {
 
 #[test]
 fn dead_letters_of_standard_output_are_lines_of_their_topic() {
-    let scene = Scene::with_table(TABLE);
-    let walpost = scene.start_with(&[&["--sink", "stdout"], &UNROUTABLE[..]].concat());
-    scene
+    let fixture = Fixture::with_table(TABLE);
+    let walpost = fixture.start_with(&[&["--sink", "stdout"], &UNROUTABLE[..]].concat());
+    fixture
         .db
         .run("INSERT INTO outbox VALUES (1, NULL, 'k', 'p')");
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     let output = walpost.terminate().expect_code(0).stdout;
     let line: serde_json::Value = serde_json::from_str(output.trim()).unwrap();
     assert_eq!(line["topic"], "walpost-dead-letters");

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::kafka::connect::Connect;
 use crate::support::postgres::binaries;
 use crate::support::reaper;
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::secrets::{self, SECRET};
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
@@ -73,7 +73,7 @@ fn variants() -> [(&'static str, Value); 3] {
 
 /// A connector, and the Walpost configuration that replaces it.
 struct Migration<'s> {
-    scene: &'s Scene<'static>,
+    fixture: &'s Fixture<'static>,
     connect: &'s Connect,
     name: String,
     /// The directory that contains walpost.toml.
@@ -82,7 +82,7 @@ struct Migration<'s> {
 
 impl<'s> Migration<'s> {
     /// Imports the configuration of the connector.
-    fn import(scene: &'s Scene<'static>, connect: &'s Connect, name: &str) -> Self {
+    fn import(fixture: &'s Fixture<'static>, connect: &'s Connect, name: &str) -> Self {
         let folder = reaper::folder("moved");
         let import = Invocation::new(["import", "debezium"])
             .arg(connect.connector_file(name))
@@ -101,7 +101,7 @@ impl<'s> Migration<'s> {
             "{said}"
         );
         Self {
-            scene,
+            fixture,
             connect,
             name: name.to_owned(),
             folder,
@@ -140,7 +140,7 @@ impl<'s> Migration<'s> {
             &format!("http://{}/", self.connect.http().address()),
         );
         let walpost = Path::new(env!("CARGO_BIN_EXE_walpost")).parent().unwrap();
-        let psql = binaries(self.scene.server.major);
+        let psql = binaries(self.fixture.server.major);
         let path = std::env::var("PATH").unwrap_or_default();
         let output = Command::new("bash")
             .args(["-euo", "pipefail", "-c", &line])
@@ -187,7 +187,7 @@ fn topic(name: &str, of: &str, aggregate: &str) -> String {
 
 /// Writes events in several sessions, with some rollbacks, while `work` runs. `work` receives a
 /// function that waits until the given number of additional transactions has committed.
-fn under_load<T>(scene: &Scene<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) -> T {
+fn under_load<T>(fixture: &Fixture<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) -> T {
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
         fn drop(&mut self) {
@@ -197,7 +197,7 @@ fn under_load<T>(scene: &Scene<'_>, work: impl FnOnce(&dyn Fn(usize)) -> T) -> T
     let stop = AtomicBool::new(false);
     let committed = AtomicUsize::new(0);
     let write = || {
-        let session = Session::connect(&scene.conninfo()).unwrap();
+        let session = Session::connect(&fixture.conninfo()).unwrap();
         while !stop.load(Ordering::Relaxed) {
             let count = fastrand::u8(1..=5);
             let commits = fastrand::u8(..10) != 0;
@@ -253,7 +253,7 @@ fn expect_equal(moved: &Migration<'_>, has_timestamps: bool) {
     let by_partition = |of| {
         let mut found: HashMap<(usize, i32), Vec<Compared>> = HashMap::new();
         for (number, topic) in moved.topics(of).into_iter().enumerate() {
-            for record in moved.scene.broker.read(&[topic]) {
+            for record in moved.fixture.broker.read(&[topic]) {
                 let timestamp = has_timestamps.then_some(record.timestamp);
                 let place = found.entry((number, record.partition)).or_default();
                 place.push((in_common(&record), timestamp));
@@ -317,27 +317,27 @@ fn switch_over(moved: &Migration<'_>, wait_for_transactions: &dyn Fn(usize)) -> 
 #[test]
 #[ignore = "fetches and starts Debezium: ./dev debezium"]
 fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_records() {
-    let scene = Scene::bare();
-    let role = format!("debezium_{}", scene.name);
-    scene.db.run(TABLE);
-    scene.db.run(&format!(
+    let fixture = Fixture::bare();
+    let role = format!("debezium_{}", fixture.name);
+    fixture.db.run(TABLE);
+    fixture.db.run(&format!(
         "CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{SECRET}'; GRANT SELECT ON outbox TO {role}"
     ));
     let connectors = variants().map(|(variant, more)| {
-        let name = format!("{}-{variant}", scene.name);
+        let name = format!("{}-{variant}", fixture.name);
         for of in ["debezium", "walpost"] {
             for aggregate in ["customer", "order"] {
-                scene.topic(&topic(&name, of, aggregate), PARTITIONS, &[]);
+                fixture.topic(&topic(&name, of, aggregate), PARTITIONS, &[]);
             }
         }
         let slot = format!("debezium_{}", name.replace('-', "_"));
         let mut config = json!({
             "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
             "database.hostname": "127.0.0.1",
-            "database.port": scene.server.port.to_string(),
+            "database.port": fixture.server.port.to_string(),
             "database.user": role,
             "database.password": SECRET,
-            "database.dbname": scene.name,
+            "database.dbname": fixture.name,
             "database.sslmode": "disable",
             "plugin.name": "pgoutput",
             "slot.name": slot,
@@ -358,13 +358,13 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         (name, config)
     });
     let connect = Connect::start(Broker::shared(), &connectors);
-    let moved = connectors.map(|(name, _)| Migration::import(&scene, &connect, &name));
+    let moved = connectors.map(|(name, _)| Migration::import(&fixture, &connect, &name));
     let [plain, expanded, replaced] = &moved;
     let streaming =
         "SELECT count(*) FROM pg_replication_slots WHERE active AND slot_name LIKE 'debezium_%'
                      AND database = current_database()";
     wait_until("the connectors to stream", || {
-        scene.db.number(streaming) == 3
+        fixture.db.number(streaming) == 3
     });
 
     let beside = [plain, expanded].map(|moved| {
@@ -376,12 +376,12 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         moved.sh(&moved.command("walpost init"));
         moved.run()
     });
-    let successor = under_load(&scene, |wait_for_transactions| {
+    let successor = under_load(&fixture, |wait_for_transactions| {
         wait_for_transactions(CONCURRENT_TRANSACTIONS);
         switch_over(replaced, wait_for_transactions)
     });
 
-    let history = scene.history();
+    let history = fixture.history();
     let order: HashMap<_, _> = history
         .iter()
         .zip(0..)
@@ -391,7 +391,7 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         for of in ["debezium", "walpost"] {
             let topics = moved.topics(of);
             wait_until("the records of both", || {
-                scene.broker.count(&topics) >= history.len()
+                fixture.broker.count(&topics) >= history.len()
             });
         }
     }
@@ -402,7 +402,7 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
     expect_equal(expanded, true);
 
     let topics = replaced.topics("debezium");
-    let records = || scene.broker.read(&topics);
+    let records = || fixture.broker.read(&topics);
     let ids = |records: &[Record]| -> HashSet<String> {
         records
             .iter()
@@ -447,5 +447,5 @@ fn imported_configuration_replaces_debezium_without_a_gap_and_with_the_same_reco
         "both have a part of it"
     );
     drop(connect);
-    scene.db.drop_role(&role);
+    fixture.db.drop_role(&role);
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::support::disk::Disk;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle, wait_for_transactions};
 use crate::support::wait::wait_until;
 
@@ -48,7 +48,7 @@ fn resumes_after_a_full_wal_disk_gets_space() {
     server.start();
     for stream in &mut streams {
         stream.walpost.wait_for_logs("streaming", 2);
-        stream.scene.reconnect();
+        stream.fixture.reconnect();
         stream.wait_for_transactions(TRANSACTIONS);
     }
     settle(streams, 2);
@@ -67,26 +67,26 @@ fn walsender_resumes_after_a_full_disk_gets_space() {
         "logical_decoding_work_mem = 64kB\n",
     );
     let pairs = [false, true].map(|exactly_once| {
-        let scene = Scene::on_servers(&server, Broker::shared()).in_mode(exactly_once);
-        let aggregate = scene.aggregate(2);
-        let walpost = scene.start_and_confirm_one(&aggregate, "before");
-        (scene, aggregate, walpost)
+        let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
+        let aggregate = fixture.aggregate(2);
+        let walpost = fixture.start_and_confirm_one(&aggregate, "before");
+        (fixture, aggregate, walpost)
     });
     disk.fill();
-    for (scene, aggregate, _) in &pairs {
-        scene
+    for (fixture, aggregate, _) in &pairs {
+        fixture
             .db
-            .run(&scene.events().insert_many(aggregate, EVENTS, "'{}'"));
+            .run(&fixture.events().insert_many(aggregate, EVENTS, "'{}'"));
     }
-    let pairs = pairs.map(|(scene, _, mut walpost)| {
+    let pairs = pairs.map(|(fixture, _, mut walpost)| {
         let said = walpost.wait_for_log("reconnecting");
         assert!(said.contains("No space left on device"), "{said}");
-        (scene, walpost)
+        (fixture, walpost)
     });
     disk.make_room();
-    for (scene, mut walpost) in pairs {
+    for (fixture, mut walpost) in pairs {
         walpost.wait_for_logs("streaming", 2);
-        let summary = scene.settle(walpost, &[], scene.resends(1));
+        let summary = fixture.settle(walpost, &[], fixture.resends(1));
         assert_eq!(summary.committed, EVENTS + 1);
     }
 }

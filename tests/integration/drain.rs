@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use crate::support::checker::{KilledState, Resends};
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 for_each_outbox! {
@@ -18,69 +18,72 @@ for_each_outbox! {
 }
 
 fn stopped_and_started_under_load_it_repeats_nothing(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox);
-    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let fixture = Fixture::with_outbox(outbox);
+    let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
+    let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let mut stops = Vec::new();
     for signal in ["TERM", "INT", "TERM", "INT", "TERM"] {
-        let walpost = scene.start();
+        let walpost = fixture.start();
         load.wait_for_transactions(40);
         walpost.signal(signal);
         walpost
             .finish()
             .expect_code(0)
             .expect_mentions(&["draining", "stopped"]);
-        stops.push(scene.record_killed());
+        stops.push(fixture.record_killed());
     }
     load.stop();
-    let walpost = scene.start();
-    assert_eq!(scene.settle(walpost, &stops, Resends::Never).repeated, 0);
+    let walpost = fixture.start();
+    assert_eq!(fixture.settle(walpost, &stops, Resends::Never).repeated, 0);
 }
 
 /// Stops Walpost when it has sent only part of a large transaction.
-fn stopped_in_a_transaction(outbox: Outbox, drain_timeout: &str) -> (Scene<'static>, KilledState) {
+fn stopped_in_a_transaction(
+    outbox: Outbox,
+    drain_timeout: &str,
+) -> (Fixture<'static>, KilledState) {
     const EVENTS: usize = 100_000;
-    let scene = Scene::with_outbox(outbox);
-    let aggregate = scene.aggregate(2);
-    scene
+    let fixture = Fixture::with_outbox(outbox);
+    let aggregate = fixture.aggregate(2);
+    fixture
         .db
-        .run(&scene.events().insert_many(&aggregate, EVENTS, "'{}'"));
+        .run(&fixture.events().insert_many(&aggregate, EVENTS, "'{}'"));
     let settings = ["--window-records", "200", "--drain-timeout", drain_timeout];
-    let walpost = scene.start_with(&settings);
-    let count = scene.wait_for_records(1).len();
+    let walpost = fixture.start_with(&settings);
+    let count = fixture.wait_for_records(1).len();
     assert!(count < EVENTS / 2, "only a part must have been sent");
     walpost.terminate().expect_code(0);
-    let death = scene.record_killed();
-    (scene, death)
+    let death = fixture.record_killed();
+    (fixture, death)
 }
 
 fn stopped_in_a_large_transaction_it_goes_on_to_the_end_of_it(outbox: Outbox) {
-    let (scene, death) = stopped_in_a_transaction(outbox, "170s");
-    let walpost = scene.start();
-    scene.settle(walpost, &[death], Resends::Never);
+    let (fixture, death) = stopped_in_a_transaction(outbox, "170s");
+    let walpost = fixture.start();
+    fixture.settle(walpost, &[death], Resends::Never);
 }
 
 fn transaction_that_does_not_end_in_time_is_sent_again_whole(outbox: Outbox) {
-    let (scene, death) = stopped_in_a_transaction(outbox, "0s");
-    assert!(death.confirmed < scene.history()[0].end);
-    let walpost = scene.start();
-    scene.settle(walpost, &[death], Resends::AtMost(1));
+    let (fixture, death) = stopped_in_a_transaction(outbox, "0s");
+    assert!(death.confirmed < fixture.history()[0].end);
+    let walpost = fixture.start();
+    fixture.settle(walpost, &[death], Resends::AtMost(1));
 }
 
 /// Starts Walpost with an event that a frozen broker does not acknowledge, and asks it to stop.
 fn stopped_while_broker_is_silent(
-    scene: &Scene,
+    fixture: &Fixture,
     arguments: &[&str],
 ) -> crate::support::walpost::Walpost {
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(arguments);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
-    scene.broker.freeze();
-    scene.insert(&aggregate, "k");
-    let event = scene.history().pop().unwrap().end;
-    wait_until("the event to be sent", || scene.has_sent(event));
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_with(arguments);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
+    fixture.wait_until_confirmed();
+    fixture.broker.freeze();
+    fixture.insert(&aggregate, "k");
+    let event = fixture.history().pop().unwrap().end;
+    wait_until("the event to be sent", || fixture.has_sent(event));
     walpost.signal("TERM");
     walpost.wait_for_log("draining");
     walpost
@@ -88,20 +91,20 @@ fn stopped_while_broker_is_silent(
 
 fn drain_waits_for_the_broker(outbox: Outbox) {
     let broker = Broker::borrowed();
-    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
-    let mut walpost = stopped_while_broker_is_silent(&scene, &[]);
+    let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
+    let mut walpost = stopped_while_broker_is_silent(&fixture, &[]);
     assert!(walpost.is_running());
     broker.thaw();
     walpost.finish().expect_code(0);
-    assert!(scene.confirmed() >= scene.history().pop().unwrap().end);
-    assert_eq!(scene.check_delivered(&[], Resends::Never).repeated, 0);
+    assert!(fixture.confirmed() >= fixture.history().pop().unwrap().end);
+    assert_eq!(fixture.check_delivered(&[], Resends::Never).repeated, 0);
 }
 
 #[test]
 fn drain_is_bounded() {
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
-    let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "1s"]);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
+    let walpost = stopped_while_broker_is_silent(&fixture, &["--drain-timeout", "1s"]);
     let begun = Instant::now();
     let finished = walpost.finish();
     assert!(
@@ -110,17 +113,17 @@ fn drain_is_bounded() {
         begun.elapsed()
     );
     assert!(finished.code.is_some(), "it ends by itself");
-    assert!(scene.confirmed() < scene.history().pop().unwrap().end);
+    assert!(fixture.confirmed() < fixture.history().pop().unwrap().end);
     broker.thaw();
-    let death = scene.record_killed();
-    let walpost = scene.start();
-    scene.settle(walpost, &[death], Resends::AtMost(1));
+    let death = fixture.record_killed();
+    let walpost = fixture.start();
+    fixture.settle(walpost, &[death], Resends::AtMost(1));
 }
 
 fn second_signal_stops_at_once(outbox: Outbox) {
     let broker = Broker::borrowed();
-    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
-    let walpost = stopped_while_broker_is_silent(&scene, &["--drain-timeout", "60s"]);
+    let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
+    let walpost = stopped_while_broker_is_silent(&fixture, &["--drain-timeout", "60s"]);
     let begun = Instant::now();
     walpost.signal("TERM");
     walpost.finish();
@@ -129,11 +132,11 @@ fn second_signal_stops_at_once(outbox: Outbox) {
         "{:?}",
         begun.elapsed()
     );
-    assert!(scene.confirmed() < scene.history().pop().unwrap().end);
+    assert!(fixture.confirmed() < fixture.history().pop().unwrap().end);
     broker.thaw();
-    let death = scene.record_killed();
-    let walpost = scene.start();
-    scene.settle(walpost, &[death], Resends::AtMost(1));
+    let death = fixture.record_killed();
+    let walpost = fixture.start();
+    fixture.settle(walpost, &[death], Resends::AtMost(1));
 }
 
 #[test]
@@ -153,14 +156,14 @@ fn stops_on_request_while_postgresql_and_kafka_are_down() {
 /// SIGHUP is sent when a terminal closes, or by an operator who has changed the configuration.
 #[test]
 fn hangup_has_the_configuration_read_again_and_ends_nothing() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start();
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start();
     walpost.signal("HUP");
     let line = walpost.wait_for_log("SIGHUP");
     assert!(line.contains(": 1 unchanged"), "{line}");
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     assert!(walpost.is_running());
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }

@@ -1,19 +1,19 @@
 //! Databases whose encoding is not UTF8.
 
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::{Record, keys};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::word_after;
 
 const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
-fn scene(encoding: &str) -> Scene<'static> {
+fn fixture(encoding: &str) -> Fixture<'static> {
     let options = format!("ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'");
-    Scene::bare_with(
+    Fixture::bare_with(
         Outbox::Table,
         Server::shared(MAJOR),
         Broker::shared(),
@@ -22,8 +22,8 @@ fn scene(encoding: &str) -> Scene<'static> {
 }
 
 /// Inserts an event whose payload has the given bytes in the given encoding.
-fn insert(scene: &Scene, table: &str, aggregate: &str, key: &str, encoding: &str, bytes: &str) {
-    scene.db.run(&format!(
+fn insert(fixture: &Fixture, table: &str, aggregate: &str, key: &str, encoding: &str, bytes: &str) {
+    fixture.db.run(&format!(
         "INSERT INTO {table} (id, aggregatetype, aggregateid, payload)
              VALUES (1, '{aggregate}', '{key}', convert_from('\\x{bytes}', '{encoding}'))"
     ));
@@ -36,44 +36,46 @@ fn row_that_cannot_be_sent_in_utf8_is_named_and_can_be_skipped() {
         ("EUC_JP", "\u{65e5}", "c6fc", "61f4fe"),
         ("SQL_ASCII", "\u{e9}", "c3a9", "61ff"),
     ] {
-        let scene = scene(encoding);
-        scene.db.run(TABLE);
-        let init = scene.init().finish().expect_code(0);
+        let fixture = fixture(encoding);
+        fixture.db.run(TABLE);
+        let init = fixture.init().finish().expect_code(0);
         init.expect_mentions(&["WARN", encoding, "UTF8"]);
-        let check = scene.check().finish().expect_code(0);
+        let check = fixture.check().finish().expect_code(0);
         check.expect_mentions(&["encoding", encoding]);
-        let aggregate = scene.aggregate(1);
-        let insert = |key, bytes| insert(&scene, "outbox", &aggregate, key, encoding, bytes);
+        let aggregate = fixture.aggregate(1);
+        let insert = |key, bytes| insert(&fixture, "outbox", &aggregate, key, encoding, bytes);
         insert("before", good);
-        scene.db.run("BEGIN");
+        fixture.db.run("BEGIN");
         insert("beside", good);
         insert("bad", bad);
-        scene.db.run("COMMIT");
+        fixture.db.run("COMMIT");
         insert("after", good);
-        let halted = scene.run().finish().expect_code(3);
+        let halted = fixture.run().finish().expect_code(3);
         let halted =
             halted.expect_mentions(&["halted", encoding_of_row(encoding), "walpost skip --to"]);
         if encoding != "SQL_ASCII" {
             halted.expect_mentions(&["The row is of table public.outbox"]);
         }
-        let halted = scene.run().finish().expect_code(3);
+        let halted = fixture.run().finish().expect_code(3);
         // Start at the halt, because the warning about the encoding contains the same command
         // without a position.
         let (_, halted) = halted.stderr.rsplit_once("halted").expect("a halt");
         let position = word_after(halted, "walpost skip --to ");
         let position = position.trim_matches(|c: char| !c.is_ascii_hexdigit());
         assert!(position.ends_with(":0000000001"), "{position}");
-        let skipped = scene.skip(position).answer(&format!("{}\n", scene.name));
+        let skipped = fixture
+            .skip(position)
+            .answer(&format!("{}\n", fixture.name));
         skipped
             .finish()
             .expect_code(0)
             .expect_mentions(&["skipped"]);
-        let walpost = scene.start();
+        let walpost = fixture.start();
         wait_until("the event after the skipped transaction", || {
-            keys(&scene.records()).iter().any(|key| key == "after")
+            keys(&fixture.records()).iter().any(|key| key == "after")
         });
         walpost.terminate().expect_code(0);
-        let records = scene.records();
+        let records = fixture.records();
         assert!(
             records.iter().all(|record| record.text() == text),
             "{encoding}"
@@ -91,23 +93,23 @@ fn encoding_of_row(encoding: &str) -> &'static str {
 
 #[test]
 fn row_that_is_not_utf8_in_sql_ascii_becomes_a_dead_letter() {
-    let scene = scene("SQL_ASCII");
-    scene.db.run(TABLE);
-    scene.init().finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
-    let topic = format!("{}.dead", scene.name);
-    scene.topic(&topic, 1, &[]);
+    let fixture = fixture("SQL_ASCII");
+    fixture.db.run(TABLE);
+    fixture.init().finish().expect_code(0);
+    let aggregate = fixture.aggregate(1);
+    let topic = format!("{}.dead", fixture.name);
+    fixture.topic(&topic, 1, &[]);
     let flags = [
         "--dead-letter-topic",
         &topic,
         "--on-unroutable",
         "dead-letter",
     ];
-    let walpost = scene.start_with(&flags);
-    let insert = |key, bytes| insert(&scene, "outbox", &aggregate, key, "SQL_ASCII", bytes);
+    let walpost = fixture.start_with(&flags);
+    let insert = |key, bytes| insert(&fixture, "outbox", &aggregate, key, "SQL_ASCII", bytes);
     insert("bad", "61ff");
     insert("good", "61");
-    let records = scene.wait_for_records(2);
+    let records = fixture.wait_for_records(2);
     let letters: Vec<_> = records
         .iter()
         .filter(|record| record.topic == topic)
@@ -120,29 +122,29 @@ fn row_that_is_not_utf8_in_sql_ascii_becomes_a_dead_letter() {
 
 #[test]
 fn row_that_is_not_utf8_in_sql_ascii_sets_its_table_aside() {
-    let mut scene = scene("SQL_ASCII");
-    scene.use_settings(
+    let mut fixture = fixture("SQL_ASCII");
+    fixture.use_settings(
         "tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\nheaders = { tenant = \"{table.schema}\" }\n",
     );
-    scene.init().finish().expect_code(0);
+    fixture.init().finish().expect_code(0);
     for tenant in ["tenant_1", "tenant_2"] {
         let table = format!("{tenant}.outbox");
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "CREATE SCHEMA {tenant}; {}",
             TABLE.replace("outbox", &table)
         ));
-        let init = scene.init().args(["--table", &table]);
+        let init = fixture.init().args(["--table", &table]);
         init.finish().expect_code(0);
     }
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     let insert = |tenant: &str, bytes| {
         let table = format!("{tenant}.outbox");
-        insert(&scene, &table, &aggregate, "k", "SQL_ASCII", bytes);
+        insert(&fixture, &table, &aggregate, "k", "SQL_ASCII", bytes);
     };
     insert("tenant_1", "61ff");
     insert("tenant_2", "61");
-    let records = scene.wait_for_records(1);
+    let records = fixture.wait_for_records(1);
     let tenants: Vec<_> = records
         .iter()
         .map(|record: &Record| record.header("tenant"))
@@ -155,21 +157,21 @@ fn row_that_is_not_utf8_in_sql_ascii_sets_its_table_aside() {
 #[test]
 fn prefix_that_is_not_utf8_stops_no_outbox_of_messages() {
     let options = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
-    let scene = Scene::bare_with(
+    let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
         options,
     );
-    scene.init().finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    fixture.init().finish().expect_code(0);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     for transactional in [true, false] {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "SELECT pg_logical_emit_message({transactional}, convert_from('\\xff', 'SQL_ASCII'), 'x')"
         ));
     }
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);
 }

@@ -1,36 +1,36 @@
 //! Events that the outbox rejects on insert because Kafka would reject them later.
 
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 
 /// Returns the definition of a CHECK constraint as the server shows it.
-fn check_of(scene: &Scene, name: &str) -> String {
+fn check_of(fixture: &Fixture, name: &str) -> String {
     let sql = format!(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = 'outbox'::regclass AND conname = '{name}'"
     );
-    scene.db.value(&sql).unwrap()
+    fixture.db.value(&sql).unwrap()
 }
 
 #[test]
 fn largest_event_that_a_new_outbox_accepts_is_delivered() {
     for arguments in [&[][..], &["--partitioned"]] {
-        let scene = Scene::bare();
-        scene.init().args(arguments).finish().expect_code(0);
-        let kind = format!("{:-<236}", scene.name);
-        scene.topic(&format!("outbox.event.{kind}"), 1, &[]);
-        let walpost = scene.start();
+        let fixture = Fixture::bare();
+        fixture.init().args(arguments).finish().expect_code(0);
+        let kind = format!("{:-<236}", fixture.name);
+        fixture.topic(&format!("outbox.event.{kind}"), 1, &[]);
+        let walpost = fixture.start();
         // JSON syntax accounts for 13 bytes of the headers and 2 of the payload.
         let insert = |bytes: usize| {
-            scene.db.try_run(&format!(
+            fixture.db.try_run(&format!(
                 "INSERT INTO outbox (aggregatetype, aggregateid, type, headers, payload) VALUES ('{kind}', repeat('k', 1024),
                  repeat('t', 1024), jsonb_build_object('trace', repeat('h', 1000)), to_jsonb(repeat('p', {bytes})))"
             ))
         };
         let bytes = 990_000 - 1_013 - 2;
         insert(bytes).unwrap();
-        scene.wait_until_confirmed();
+        fixture.wait_until_confirmed();
         let refused = insert(bytes + 1).unwrap_err();
         let refused = refused.as_db_error().unwrap().constraint();
         assert_eq!(refused, Some("walpost_event_size"));
@@ -40,20 +40,21 @@ fn largest_event_that_a_new_outbox_accepts_is_delivered() {
 
 #[test]
 fn largest_event_that_publish_accepts_is_delivered() {
-    let scene = Scene::with_outbox_on(Outbox::Messages, Server::shared(MAJOR), Broker::shared());
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    let fixture =
+        Fixture::with_outbox_on(Outbox::Messages, Server::shared(MAJOR), Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     let publish = |bytes: usize| {
-        scene.db.try_run(&format!(
+        fixture.db.try_run(&format!(
             "SELECT walpost.publish_bytes('{aggregate}', repeat('k', 1024), repeat('t', 1024),
              convert_to(repeat('p', {bytes}), 'UTF8'), prefix => 'walpost_{}')",
-            scene.name
+            fixture.name
         ))
     };
     // The envelope's own fields account for 42 bytes.
     let bytes = 990_000 - 42 - aggregate.len() - 2 * 1024;
     publish(bytes).unwrap();
-    scene.wait_for_records(1);
+    fixture.wait_for_records(1);
     let refused = publish(bytes + 1).unwrap_err();
     let message = refused.as_db_error().unwrap().message();
     assert!(
@@ -65,9 +66,12 @@ fn largest_event_that_publish_accepts_is_delivered() {
 
 #[test]
 fn name_that_no_topic_can_have_is_refused_to_its_writer() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for name in ["no topic", "a/b", "", "ä", "line\n"] {
-        let refused = scene.db.try_run(&scene.insert_sql(name, "k")).unwrap_err();
+        let refused = fixture
+            .db
+            .try_run(&fixture.insert_sql(name, "k"))
+            .unwrap_err();
         let refused = refused.as_db_error().unwrap().constraint();
         assert_eq!(
             refused,
@@ -80,15 +84,15 @@ fn name_that_no_topic_can_have_is_refused_to_its_writer() {
 #[test]
 fn another_limit_is_set_once_and_checked_against_kafka() {
     for arguments in [&[][..], &["--partitioned"]] {
-        let scene = Scene::bare();
+        let fixture = Fixture::bare();
         let init = |limit: &str| {
-            let init = scene.init().args(arguments);
+            let init = fixture.init().args(arguments);
             init.args(["--max-event-bytes", limit]).finish()
         };
         init("0").expect_code(2);
         init("2MB").expect_code(0);
-        assert!(check_of(&scene, "walpost_event_size").contains("2000000"));
-        let check = |more: &[&str]| scene.check().args(more).finish().expect_code(0).stdout;
+        assert!(check_of(&fixture, "walpost_event_size").contains("2000000"));
+        let check = |more: &[&str]| fixture.check().args(more).finish().expect_code(0).stdout;
         let found = check(&[]);
         let warning = found.lines().find(|line| line.contains("event size"));
         let warning = warning.expect("a warning").to_owned();
@@ -105,9 +109,9 @@ fn another_limit_is_set_once_and_checked_against_kafka() {
         let kept = init("1MB").expect_code(0);
         kept.expect_mentions(&["keeps its limit of 2000000 bytes"]);
         let (_, change) = warning.split_once("as its owner: ").unwrap();
-        scene.db.run(change);
-        scene.db.run("RESET search_path");
-        assert!(check_of(&scene, "walpost_event_size").contains("990000"));
+        fixture.db.run(change);
+        fixture.db.run("RESET search_path");
+        assert!(check_of(&fixture, "walpost_event_size").contains("990000"));
         let found = check(&[]);
         assert!(!found.contains("event size"), "{found}");
     }
@@ -115,10 +119,10 @@ fn another_limit_is_set_once_and_checked_against_kafka() {
 
 #[test]
 fn limit_of_a_topic_counts_too() {
-    let scene = Scene::new();
-    let topic = scene.name.clone();
-    scene.topic(&topic, 1, &[("max.message.bytes", "500000")]);
-    let found = scene
+    let fixture = Fixture::new();
+    let topic = fixture.name.clone();
+    fixture.topic(&topic, 1, &[("max.message.bytes", "500000")]);
+    let found = fixture
         .check()
         .args(["--topic", &topic])
         .finish()
@@ -134,14 +138,14 @@ fn limit_of_a_topic_counts_too() {
 
 #[test]
 fn limit_of_publish_stays_until_another_one_is_named() {
-    let scene = Scene::bare_with(
+    let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
         "",
     );
-    let init = |arguments: &[&str]| scene.init().args(arguments).finish().expect_code(0);
-    let limit = || scene.db.number("SELECT walpost.max_event_bytes()");
+    let init = |arguments: &[&str]| fixture.init().args(arguments).finish().expect_code(0);
+    let limit = || fixture.db.number("SELECT walpost.max_event_bytes()");
     init(&[]);
     assert_eq!(limit(), 990_000);
     init(&["--max-event-bytes", "2MB"]);

@@ -7,10 +7,10 @@ use crate::crash::{kill_at_random_points, kill_while_it_starts};
 use crate::standby::take_over_from_a_frozen_one;
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::proxy::ProxyMode;
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Invocation;
 
@@ -24,82 +24,82 @@ for_each_outbox! {
 }
 
 fn killed_at_random_points_under_load_each_event_is_there_once(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox).exactly_once();
-    let summary = kill_at_random_points(&scene, 12, Resends::Never);
+    let fixture = Fixture::with_outbox(outbox).exactly_once();
+    let summary = kill_at_random_points(&fixture, 12, Resends::Never);
     assert!(summary.committed > 500, "{summary:?}");
     assert_eq!(summary.repeated, 0);
 }
 
 fn killed_while_it_starts_each_event_is_there_once(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox).exactly_once();
-    let summary = kill_while_it_starts(&scene, 0..400, Resends::Never);
+    let fixture = Fixture::with_outbox(outbox).exactly_once();
+    let summary = kill_while_it_starts(&fixture, 0..400, Resends::Never);
     assert_eq!(summary.repeated, 0);
 }
 
 /// A transaction that does not fit in one Kafka transaction is committed in parts.
 fn killed_in_a_large_transaction_it_goes_on_in_the_middle(outbox: Outbox) {
     const EVENTS: usize = 100_000;
-    let scene = Scene::with_outbox(outbox).exactly_once();
-    let aggregate = scene.aggregate(2);
-    let large = scene.events().insert_many(&aggregate, EVENTS, "'{}'");
-    scene.db.run(&large);
+    let fixture = Fixture::with_outbox(outbox).exactly_once();
+    let aggregate = fixture.aggregate(2);
+    let large = fixture.events().insert_many(&aggregate, EVENTS, "'{}'");
+    fixture.db.run(&large);
     // Such a small window slows delivery down, so that Walpost can be killed in the middle.
-    let walpost = scene.start_with(&["--window-records", "100"]);
-    let first = scene.wait_for_records(1).len();
+    let walpost = fixture.start_with(&["--window-records", "100"]);
+    let first = fixture.wait_for_records(1).len();
     assert!(first < EVENTS, "only a part must have been committed");
-    let death = scene.kill(walpost);
-    let before = scene.records().len();
+    let death = fixture.kill(walpost);
+    let before = fixture.records().len();
     assert!(before < EVENTS, "only a part must have been committed");
-    assert!(death.confirmed < scene.history()[0].end);
-    let walpost = scene.start();
-    let summary = scene.settle(walpost, &[death], Resends::Never);
+    assert!(death.confirmed < fixture.history()[0].end);
+    let walpost = fixture.start();
+    let summary = fixture.settle(walpost, &[death], Resends::Never);
     assert_eq!(summary.repeated, 0);
 }
 
 fn stopped_and_started_under_load_each_event_is_there_once(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox).exactly_once();
-    let aggregate = scene.aggregate(3);
-    let load = scene.load(&[&aggregate]);
+    let fixture = Fixture::with_outbox(outbox).exactly_once();
+    let aggregate = fixture.aggregate(3);
+    let load = fixture.load(&[&aggregate]);
     let mut stops = Vec::new();
     for signal in ["TERM", "INT", "TERM"] {
-        let walpost = scene.start();
+        let walpost = fixture.start();
         load.wait_for_transactions(40);
         walpost.signal(signal);
         let finished = walpost.finish().expect_code(0);
         assert!(!finished.stderr.contains("ERROR"), "{}", finished.stderr);
-        stops.push(scene.record_killed());
+        stops.push(fixture.record_killed());
     }
     load.stop();
-    let walpost = scene.start();
-    assert_eq!(scene.settle(walpost, &stops, Resends::Never).repeated, 0);
+    let walpost = fixture.start();
+    assert_eq!(fixture.settle(walpost, &stops, Resends::Never).repeated, 0);
 }
 
 fn frozen_instance_is_fenced_by_the_one_that_takes_over(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox).exactly_once();
-    take_over_from_a_frozen_one(&scene, Resends::Never);
+    let fixture = Fixture::with_outbox(outbox).exactly_once();
+    take_over_from_a_frozen_one(&fixture, Resends::Never);
 }
 
 fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox).exactly_once();
-    let aggregate = scene.aggregate(2);
-    let load = scene.load(&[&aggregate]);
-    let mut walpost = scene.start();
+    let fixture = Fixture::with_outbox(outbox).exactly_once();
+    let aggregate = fixture.aggregate(2);
+    let load = fixture.load(&[&aggregate]);
+    let mut walpost = fixture.start();
     for count in 2..=4 {
         load.wait_for_transactions(30);
-        assert!(scene.end_walsender());
+        assert!(fixture.end_walsender());
         walpost.wait_for_logs("streaming", count);
     }
     load.stop();
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
 #[test]
 fn loses_nothing_when_a_broker_is_killed_and_restarted_under_load() {
     Broker::with_markers(|broker| {
-        let scene = Scene::on_servers(Server::shared(MAJOR), broker).exactly_once();
-        let aggregate = scene.aggregate(3);
-        let load = scene.load(&[&aggregate]);
-        let walpost = scene.start();
+        let fixture = Fixture::on_servers(Server::shared(MAJOR), broker).exactly_once();
+        let aggregate = fixture.aggregate(3);
+        let load = fixture.load(&[&aggregate]);
+        let walpost = fixture.start();
         for _ in 0..2 {
             load.wait_for_transactions(40);
             broker.kill();
@@ -107,26 +107,26 @@ fn loses_nothing_when_a_broker_is_killed_and_restarted_under_load() {
             broker.start();
         }
         load.stop();
-        assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+        assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
     });
 }
 
 #[test]
 fn loses_nothing_when_postgresql_restarts_under_load() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on_servers(&server, Broker::shared()).exactly_once();
-    let aggregate = scene.aggregate(3);
-    let mut walpost = scene.start();
+    let mut fixture = Fixture::on_servers(&server, Broker::shared()).exactly_once();
+    let aggregate = fixture.aggregate(3);
+    let mut walpost = fixture.start();
     for (count, mode) in [(2, Stop::Fast), (3, Stop::Immediate)] {
-        let load = scene.load(&[&aggregate]);
+        let load = fixture.load(&[&aggregate]);
         load.wait_for_transactions(40);
         server.stop(mode);
         load.stop();
         server.start();
-        scene.reconnect();
+        fixture.reconnect();
         walpost.wait_for_logs("streaming", count);
     }
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
 /// The connection must stay open, because PostgreSQL can invalidate a slot without one. The outage
@@ -134,49 +134,49 @@ fn loses_nothing_when_postgresql_restarts_under_load() {
 #[test]
 fn connection_outlives_an_outage_of_kafka_that_ends_the_transaction() {
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = fixture.aggregate(1);
     let settings = ["-X", "transaction.timeout.ms=2000", "--link-timeout", "3s"];
-    let mut walpost = scene.start_with(&settings);
-    scene.insert(&aggregate, "k");
-    scene.wait_until_confirmed();
+    let mut walpost = fixture.start_with(&settings);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_until_confirmed();
     broker.freeze();
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     walpost.wait_for_log("reconnecting");
     assert_stays("connected", Duration::from_secs(8), || {
-        scene.slot_is_active()
+        fixture.slot_is_active()
     });
     broker.thaw();
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
 #[test]
 fn idle_outbox_in_a_busy_database_is_confirmed() {
-    let scene = Scene::with_outbox(Outbox::Table).exactly_once();
-    let walpost = scene.start();
-    scene
+    let fixture = Fixture::with_outbox(Outbox::Table).exactly_once();
+    let walpost = fixture.start();
+    fixture
         .db
         .run("CREATE TABLE other AS SELECT generate_series(1, 10000)");
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn uncommitted_events_are_not_confirmed() {
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     broker.freeze();
-    scene.insert(&aggregate, "k");
-    let event = scene.history().pop().unwrap().end;
+    fixture.insert(&aggregate, "k");
+    let event = fixture.history().pop().unwrap().end;
     assert_stays(
         "unconfirmed while the broker is silent",
         Duration::from_secs(2),
-        || scene.confirmed() < event,
+        || fixture.confirmed() < event,
     );
     broker.thaw();
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
 /// Under heavy load, records are acknowledged long before their transaction is committed.
@@ -184,18 +184,19 @@ fn uncommitted_events_are_not_confirmed() {
 fn confirmed_is_never_ahead_of_the_checkpoint() {
     // On a shared broker, open transactions of other pipelines would hide checkpoints.
     let broker = Broker::borrowed();
-    let scene = Scene::with_outbox_on(Outbox::Table, Server::shared(MAJOR), &broker).exactly_once();
-    let aggregate = scene.aggregate(3);
-    let many = scene.events().insert_many(&aggregate, 2000, "'{}'");
+    let fixture =
+        Fixture::with_outbox_on(Outbox::Table, Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = fixture.aggregate(3);
+    let many = fixture.events().insert_many(&aggregate, 2000, "'{}'");
     for _ in 0..100 {
-        scene.db.run(&many);
+        fixture.db.run(&many);
     }
-    let walpost = scene.start();
+    let walpost = fixture.start();
     let mut end = u64::MAX;
     let mut looks = 0;
     loop {
-        let confirmed = scene.confirmed();
-        let safe = scene.safe_lsn();
+        let confirmed = fixture.confirmed();
+        let safe = fixture.safe_lsn();
         assert!(
             confirmed <= safe,
             "confirmed {confirmed:X}, checkpoint {safe:X}"
@@ -208,9 +209,9 @@ fn confirmed_is_never_ahead_of_the_checkpoint() {
         // often enough.
         if looks <= 6 {
             for _ in 0..10 {
-                scene.db.run(&many);
+                fixture.db.run(&many);
             }
-            end = scene.wal_position();
+            end = fixture.wal_position();
         }
     }
     walpost.terminate().expect_code(0);
@@ -218,91 +219,91 @@ fn confirmed_is_never_ahead_of_the_checkpoint() {
 
 #[test]
 fn without_a_checkpoint_it_halts_until_one_is_adopted() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
     // Without this row, Walpost cannot tell whether events were already read from the slot.
-    scene.db.run("DELETE FROM walpost.slot_state");
-    let run = || scene.run().arg("--exactly-once");
+    fixture.db.run("DELETE FROM walpost.slot_state");
+    let run = || fixture.run().arg("--exactly-once");
     run().finish().expect_code(3).expect_mentions(&[
         "has no checkpoint in topic \"walpost-checkpoints\"",
-        &scene.slot(),
-        &format!("walpost checkpoint adopt --pipeline {}", scene.name),
+        &fixture.slot(),
+        &format!("walpost checkpoint adopt --pipeline {}", fixture.name),
     ]);
-    assert_eq!(scene.records().len(), 0);
-    let shown = scene.checkpoint("show").finish().expect_code(0);
+    assert_eq!(fixture.records().len(), 0);
+    let shown = fixture.checkpoint("show").finish().expect_code(0);
     assert!(shown.stdout.contains("no checkpoint"), "{}", shown.stdout);
-    let check = || scene.check().arg("--exactly-once").finish();
+    let check = || fixture.check().arg("--exactly-once").finish();
     let found = check().expect_code(3).stdout;
     assert!(found.contains("there is no checkpoint"), "{found}");
     // Without --yes, and with no terminal to ask for confirmation, nothing is changed.
-    scene
+    fixture
         .checkpoint("adopt")
         .finish()
         .expect_code(2)
         .expect_mentions(&["nothing was changed"]);
     run().finish().expect_code(3);
-    let scene = scene.exactly_once();
-    let found = scene.check().arg("--exactly-once").finish();
+    let fixture = fixture.exactly_once();
+    let found = fixture.check().arg("--exactly-once").finish();
     let found = found.expect_code(0).stdout;
     for part in ["there is a checkpoint", "settings for transactions fit"] {
         assert!(found.contains(part), "{part} in {found}");
     }
-    let walpost = scene.start();
-    scene.settle(walpost, &[], Resends::Never);
-    let shown = scene.checkpoint("show").finish().expect_code(0);
-    let id = &scene.history()[0].id;
-    for part in ["epoch 1,", id, &scene.slot()] {
+    let walpost = fixture.start();
+    fixture.settle(walpost, &[], Resends::Never);
+    let shown = fixture.checkpoint("show").finish().expect_code(0);
+    let id = &fixture.history()[0].id;
+    for part in ["epoch 1,", id, &fixture.slot()] {
         assert!(shown.stdout.contains(part), "{part} in {}", shown.stdout);
     }
 }
 
 #[test]
 fn slot_that_was_recreated_while_it_was_away_halts() {
-    let scene = Scene::new().exactly_once();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.settle(walpost, &[], Resends::Never);
-    let slot = scene.slot();
-    scene.db.run(&format!(
+    let fixture = Fixture::new().exactly_once();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    fixture.settle(walpost, &[], Resends::Never);
+    let slot = fixture.slot();
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
     ));
-    scene.insert(&aggregate, "never seen");
-    scene.db.run(&format!(
+    fixture.insert(&aggregate, "never seen");
+    fixture.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
     ));
-    let confirmed = scene.confirmed();
-    scene.run().finish().expect_code(3).expect_mentions(&[
+    let confirmed = fixture.confirmed();
+    fixture.run().finish().expect_code(3).expect_mentions(&[
         &slot,
         "was confirmed up to",
         "may be missing in Kafka",
         "walpost checkpoint adopt",
     ]);
-    assert_eq!(scene.confirmed(), confirmed);
-    assert_eq!(scene.records().len(), 1);
+    assert_eq!(fixture.confirmed(), confirmed);
+    assert_eq!(fixture.records().len(), 1);
     // The operator accepts the slot.
-    scene
+    fixture
         .checkpoint("adopt")
         .arg("--yes")
         .finish()
         .expect_code(0);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "after");
-    scene.wait_for_records(2);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "after");
+    fixture.wait_for_records(2);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn checkpoint_topic_that_could_lose_one_halts() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // With either policy the broker removes old records, and thereby the last checkpoint of an idle
     // pipeline.
     for policy in ["delete", "compact,delete"] {
-        let topic = format!("{}.{}", scene.name, policy.len());
+        let topic = format!("{}.{}", fixture.name, policy.len());
         let settings = [("cleanup.policy", policy)];
-        scene.broker.create_topic(&topic, 1, &settings);
-        let file = scene.file(&format!(
+        fixture.broker.create_topic(&topic, 1, &settings);
+        let file = fixture.file(&format!(
             "delivery = \"exactly-once\"\ncheckpoint = {{ topic = \"{topic}\" }}\n"
         ));
         let run = Invocation::new(["run", "--config"]).arg(&file);
@@ -319,28 +320,28 @@ fn checkpoint_topic_that_could_lose_one_halts() {
 #[test]
 fn checkpoint_far_behind_those_of_others_is_found() {
     let broker = Broker::private();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.settle(walpost, &[], Resends::Never);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    fixture.settle(walpost, &[], Resends::Never);
     // 300 records exceed the part of the topic that is searched first; 5000 also exceed the part
     // searched second.
     for count in [300, 5000] {
         broker.produce_many("walpost-checkpoints", "another pipeline", count);
-        let walpost = scene.start();
-        scene.insert(&aggregate, "k");
-        scene.wait_until_confirmed();
+        let walpost = fixture.start();
+        fixture.insert(&aggregate, "k");
+        fixture.wait_until_confirmed();
         walpost.terminate().expect_code(0);
     }
-    assert_eq!(scene.records().len(), 3);
+    assert_eq!(fixture.records().len(), 3);
 }
 
 #[test]
 fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
-    let scene = Scene::new().exactly_once();
+    let fixture = Fixture::new().exactly_once();
     let run = |millis: &str| {
-        scene
+        fixture
             .run()
             .args(["-X", &format!("transaction.timeout.ms={millis}")])
     };
@@ -348,7 +349,7 @@ fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
         .finish()
         .expect_code(3)
         .expect_mentions(&["Lower transaction.timeout.ms", "transaction.max.timeout.ms"]);
-    let found = scene
+    let found = fixture
         .check()
         .args(["--exactly-once", "-X", "transaction.timeout.ms=3600000"])
         .finish()
@@ -364,61 +365,61 @@ fn transaction_timeout_that_the_brokers_do_not_allow_halts() {
 #[test]
 fn transaction_that_another_has_open_is_waited_for() {
     let broker = Broker::private();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
     let lasts = Duration::from_secs(15);
     broker.open_transaction("walpost-checkpoints", "another pipeline", lasts);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("an open transaction in the topic");
     assert_eq!(walpost.logged("streaming"), 0);
     walpost.wait_for_log("streaming");
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
 /// Brokers can lose a transaction marker. The error tells the operator to abort the transaction.
 #[test]
 fn transaction_that_does_not_end_is_ended_by_hand() {
     let broker = Broker::private();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
     let topic = "walpost-checkpoints".to_owned();
     broker.open_transaction(&topic, "another pipeline", Duration::from_secs(600));
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("an open transaction in the topic");
     broker.abort_open_transactions(&[topic]);
     walpost.wait_for_log("streaming");
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }
 
 /// A checkpoint contains the names of topics, and must fit in one record.
 #[test]
 fn checkpoint_of_more_topics_than_fit_a_record_is_committed() {
     const TOPICS: usize = 30;
-    let scene = Scene::new().exactly_once();
+    let fixture = Fixture::new().exactly_once();
     let long = "x".repeat(180);
     let aggregates: Vec<_> = (0..TOPICS)
-        .map(|number| format!("{}.{long}.{number}", scene.name))
+        .map(|number| format!("{}.{long}.{number}", fixture.name))
         .collect();
     for aggregate in &aggregates {
-        scene.topic(&format!("outbox.event.{aggregate}"), 1, &[]);
+        fixture.topic(&format!("outbox.event.{aggregate}"), 1, &[]);
     }
-    let walpost = scene.start_with(&["-X", "message.max.bytes=4000"]);
+    let walpost = fixture.start_with(&["-X", "message.max.bytes=4000"]);
     for aggregate in &aggregates {
-        scene.insert(aggregate, "k");
+        fixture.insert(aggregate, "k");
     }
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
-    let shown = scene.checkpoint("show").finish().expect_code(0);
+    assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
+    let shown = fixture.checkpoint("show").finish().expect_code(0);
     assert!(shown.stdout.len() < 4000, "{}", shown.stdout);
 }
 
 #[test]
 fn checkpoint_that_is_none_halts() {
     let broker = Broker::private();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
-    broker.produce("walpost-checkpoints", &scene.name, "{\"version\": 3}");
-    scene.run().finish().expect_code(3).expect_mentions(&[
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
+    broker.produce("walpost-checkpoints", &fixture.name, "{\"version\": 3}");
+    fixture.run().finish().expect_code(3).expect_mentions(&[
         "the checkpoint of pipeline",
         "it has version 3, and version 1 was expected",
     ]);
@@ -430,26 +431,26 @@ fn checkpoint_that_is_none_halts() {
 fn leader_that_lags_hides_no_checkpoint() {
     let topic = ["walpost-checkpoints".to_owned()];
     let broker = Broker::private();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
+    let aggregate = fixture.aggregate(1);
     let deliver = |key| {
-        let walpost = scene.start();
-        scene.insert(&aggregate, key);
-        scene.wait_until_confirmed();
+        let walpost = fixture.start();
+        fixture.insert(&aggregate, key);
+        fixture.wait_until_confirmed();
         walpost.terminate().expect_code(0);
-        wait_until("the slot to be free", || !scene.slot_is_active());
+        wait_until("the slot to be free", || !fixture.slot_is_active());
     };
     deliver("first");
     let known = broker.ends(&topic)[&(topic[0].clone(), 0)];
-    let (slot, copy) = (scene.slot(), format!("{}_copy", scene.slot()));
+    let (slot, copy) = (fixture.slot(), format!("{}_copy", fixture.slot()));
     let copy_slot = |from: &str, to: &str| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "SELECT pg_copy_logical_replication_slot('{from}', '{to}')"
         ));
     };
     let drop_slot = |slot: &str| {
         let sql = format!("SELECT pg_catalog.pg_drop_replication_slot('{slot}')");
-        scene.db.run(&sql);
+        fixture.db.run(&sql);
     };
     copy_slot(&slot, &copy);
     deliver("second");
@@ -460,9 +461,9 @@ fn leader_that_lags_hides_no_checkpoint() {
     let proxy = broker.proxy();
     let lag = proxy.lag_behind(known);
     let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
-    let walpost = scene.start_with(&["-X", &far]);
-    scene.insert(&aggregate, "third");
-    let summary = scene.settle(walpost, &[], Resends::Never);
+    let walpost = fixture.start_with(&["-X", &far]);
+    fixture.insert(&aggregate, "third");
+    let summary = fixture.settle(walpost, &[], Resends::Never);
     assert_eq!((summary.committed, summary.repeated), (3, 0));
     assert!(
         lag.has_caught_up(),
@@ -474,12 +475,12 @@ fn leader_that_lags_hides_no_checkpoint() {
 /// neither.
 #[test]
 fn start_waits_for_no_client_to_go() {
-    let scene = Scene::new().exactly_once();
-    let at_least_once = Scene::new();
+    let fixture = Fixture::new().exactly_once();
+    let at_least_once = Fixture::new();
     let mut times = Vec::new();
     // Try several times, because the machine may be busy.
     for _ in 0..30 {
-        let (least, took) = (start_time(at_least_once.run()), start_time(scene.run()));
+        let (least, took) = (start_time(at_least_once.run()), start_time(fixture.run()));
         if took < least + least.max(Duration::from_millis(200)) {
             return;
         }
@@ -493,19 +494,19 @@ fn start_waits_for_no_client_to_go() {
 fn start_with_a_distant_broker_needs_few_round_trips() {
     const ONE_WAY: Duration = Duration::from_millis(100);
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).exactly_once();
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).exactly_once();
     let proxy = broker.proxy();
     proxy.set_mode(ProxyMode::Delay(ONE_WAY));
     let address = format!("127.0.0.1:{}", proxy.port());
     let far = || {
-        scene
+        fixture
             .invoke("run")
             .args(["--exactly-once", "--kafka", &address])
     };
     let mut times = Vec::new();
     // Try several times, because the machine may be busy.
     for _ in 0..10 {
-        let (near, far) = (start_time(scene.run()), start_time(far()));
+        let (near, far) = (start_time(fixture.run()), start_time(far()));
         if far < near + 34 * ONE_WAY {
             return;
         }

@@ -3,10 +3,10 @@
 
 use std::collections::HashSet;
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::{parse_lsn, parse_position};
 use crate::support::postgres::{Server, Stop};
-use crate::support::scene::Scene;
 use crate::support::under_load::{UnderLoad, settle};
 use crate::support::wait::{WAIT_TIMEOUT, poll_until, wait_until};
 
@@ -23,15 +23,15 @@ sync_replication_slots = on
 synchronized_standby_slots = ''
 ";
 
-/// Creates a scene for each mode, with slots that are synchronized to the standby.
-fn scenes(primary: &Server) -> [Scene<'_>; 2] {
-    let scenes = [(); 2].map(|()| Scene::on_servers(primary, Broker::shared()));
-    for scene in &scenes {
+/// Creates a fixture for each mode, with slots that are synchronized to the standby.
+fn fixtures(primary: &Server) -> [Fixture<'_>; 2] {
+    let fixtures = [(); 2].map(|()| Fixture::on_servers(primary, Broker::shared()));
+    for fixture in &fixtures {
         let follows = format!(
             "SELECT failover FROM pg_replication_slots WHERE slot_name = '{}'",
-            scene.slot()
+            fixture.slot()
         );
-        assert_eq!(scene.db.value(&follows).as_deref(), Some("t"));
+        assert_eq!(fixture.db.value(&follows).as_deref(), Some("t"));
     }
     // A standby synchronizes a slot only if the slot needs no WAL or catalog rows older than those
     // that the standby has, and a new slot needs everything that existing slots need. The slots
@@ -41,18 +41,18 @@ fn scenes(primary: &Server) -> [Scene<'_>; 2] {
         .run("SELECT pg_catalog.pg_drop_replication_slot(slot_name) FROM pg_replication_slots");
     // Without these rows, Walpost treats the new slots as created by `init`, and not as moved by
     // another program. The standby does not synchronize slots older than this transaction.
-    for scene in &scenes {
-        scene.db.run("DELETE FROM walpost.slot_state");
+    for fixture in &fixtures {
+        fixture.db.run("DELETE FROM walpost.slot_state");
     }
-    for scene in &scenes {
-        let oracle = format!("oracle_{}", scene.name);
-        for (slot, plugin) in [(scene.slot(), "pgoutput"), (oracle, "test_decoding")] {
-            scene.db.run(&format!(
+    for fixture in &fixtures {
+        let oracle = format!("oracle_{}", fixture.name);
+        for (slot, plugin) in [(fixture.slot(), "pgoutput"), (oracle, "test_decoding")] {
+            fixture.db.run(&format!(
                 "SELECT pg_create_logical_replication_slot('{slot}', '{plugin}', failover => true)"
             ));
         }
     }
-    let [at_least_once, exactly_once] = scenes;
+    let [at_least_once, exactly_once] = fixtures;
     [at_least_once, exactly_once.exactly_once()]
 }
 
@@ -69,19 +69,23 @@ fn wait_for_slots(standby: &Server) {
 }
 
 /// Waits until the standby has the slots, and starts both modes on the primary.
-fn start<'a>(primary: &'a Server, standby: &Server, scenes: [Scene<'a>; 2]) -> [UnderLoad<'a>; 2] {
+fn start<'a>(
+    primary: &'a Server,
+    standby: &Server,
+    fixtures: [Fixture<'a>; 2],
+) -> [UnderLoad<'a>; 2] {
     wait_for_slots(standby);
-    scenes.map(|mut scene| {
-        scene.reconnect();
+    fixtures.map(|mut fixture| {
+        fixture.reconnect();
         let conninfo = format!(
             "host={},{} port={},{} user=postgres dbname={} target_session_attrs=read-write",
             primary.socket.display(),
             standby.socket.display(),
             primary.port,
             standby.port,
-            scene.name
+            fixture.name
         );
-        let stream = UnderLoad::start(scene, &conninfo, &[], &[]);
+        let stream = UnderLoad::start(fixture, &conninfo, &[], &[]);
         stream.wait_for_transactions(TRANSACTIONS);
         stream
     })
@@ -94,7 +98,7 @@ fn resume_on_standby<'a>(
     lost: [HashSet<String>; 2],
 ) {
     for (stream, lost) in streams.iter_mut().zip(lost) {
-        stream.scene.fail_over(standby, lost);
+        stream.fixture.fail_over(standby, lost);
         stream.start_load();
     }
     for stream in streams {
@@ -106,9 +110,9 @@ fn resume_on_standby<'a>(
 /// Tests that the standby has every event that Walpost has published, however the primary stops.
 fn standby_is_promoted(major: u32, end: Stop) {
     let primary = Server::private(major, WAIT_FOR_STANDBY);
-    let scenes = scenes(&primary);
+    let fixtures = fixtures(&primary);
     let standby = primary.standby(STANDBY, STANDBY_SETTINGS);
-    let mut streams = start(&primary, &standby, scenes);
+    let mut streams = start(&primary, &standby, fixtures);
     primary.stop(end);
     streams.iter_mut().for_each(UnderLoad::stop_load);
     standby.promote();
@@ -131,7 +135,7 @@ fn standby_without_the_last_commits_is_promoted_and_nothing_of_them_was_publishe
 
 /// Returns the ids of the committed events.
 fn ids(stream: &UnderLoad) -> HashSet<String> {
-    let history = stream.scene.history();
+    let history = stream.fixture.history();
     history.into_iter().map(|event| event.id).collect()
 }
 
@@ -140,9 +144,9 @@ fn ids(stream: &UnderLoad) -> HashSet<String> {
 #[test]
 fn detects_a_promoted_standby_that_lacks_published_events() {
     let primary = Server::private(18, "");
-    let scenes = scenes(&primary);
+    let fixtures = fixtures(&primary);
     let standby = primary.standby(STANDBY, STANDBY_SETTINGS);
-    let mut streams = start(&primary, &standby, scenes);
+    let mut streams = start(&primary, &standby, fixtures);
     let session = standby.session("postgres");
     session.run("ALTER SYSTEM SET primary_conninfo = ''");
     session.run("SELECT pg_catalog.pg_reload_conf()");
@@ -152,13 +156,13 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
     for stream in &mut streams {
         stream.wait_for_transactions(TRANSACTIONS);
         stream.stop_load();
-        stream.scene.wait_until_confirmed();
+        stream.fixture.wait_until_confirmed();
     }
     let before = streams.each_ref().map(ids);
     primary.stop(Stop::Immediate);
     standby.promote();
     for stream in &mut streams {
-        stream.scene.fail_over(&standby, []);
+        stream.fixture.fail_over(&standby, []);
     }
     let after = streams.each_ref().map(ids);
     let lost = [&before[0] - &after[0], &before[1] - &after[1]];
@@ -183,7 +187,7 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
         rest.split([' ', '"']).next().unwrap().to_owned()
     };
     let (from, to) = (parse_lsn(&value("from")), parse_position(&value("to")));
-    let records = exactly_once.scene.records();
+    let records = exactly_once.fixture.records();
     let positions: Vec<_> = records
         .iter()
         .filter(|record| phantoms.contains(record.header("id")))
@@ -199,22 +203,22 @@ fn detects_a_promoted_standby_that_lacks_published_events() {
 #[test]
 fn standby_is_waited_for_until_it_is_promoted() {
     let primary = Server::private(18, "");
-    let scenes = scenes(&primary);
+    let fixtures = fixtures(&primary);
     let standby = primary.standby(STANDBY, STANDBY_SETTINGS);
     wait_for_slots(&standby);
-    let mut scenes = scenes;
+    let mut fixtures = fixtures;
     let mut running = Vec::new();
-    for scene in &mut scenes {
-        scene.reconnect();
+    for fixture in &mut fixtures {
+        fixture.reconnect();
         let synchronized = format!("synchronized_standby_slots = '{STANDBY}'");
-        scene
+        fixture
             .check()
             .finish()
             .expect_mentions(&["WARNING", &synchronized]);
-        let aggregate = scene.aggregate(1);
-        scene.insert(&aggregate, "before");
-        let mut walpost = scene
-            .with_conninfo(&standby.conninfo(&scene.name))
+        let aggregate = fixture.aggregate(1);
+        fixture.insert(&aggregate, "before");
+        let mut walpost = fixture
+            .with_conninfo(&standby.conninfo(&fixture.name))
             .run()
             .start();
         walpost.wait_for_log("is a copy of the primary's: waiting until it is promoted");
@@ -222,11 +226,11 @@ fn standby_is_waited_for_until_it_is_promoted() {
     }
     primary.stop(Stop::Fast);
     standby.promote();
-    for (scene, (aggregate, mut walpost)) in scenes.iter_mut().zip(running) {
-        scene.fail_over(&standby, []);
+    for (fixture, (aggregate, mut walpost)) in fixtures.iter_mut().zip(running) {
+        fixture.fail_over(&standby, []);
         walpost.wait_for_log("streaming");
-        scene.insert(&aggregate, "after");
-        let records = scene.wait_for_records(2);
+        fixture.insert(&aggregate, "after");
+        let records = fixture.wait_for_records(2);
         let keys: Vec<_> = records.iter().map(|record| record.key()).collect();
         assert_eq!(keys, ["before", "after"]);
         walpost.terminate().expect_code(0);
@@ -236,15 +240,15 @@ fn standby_is_waited_for_until_it_is_promoted() {
 #[test]
 fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
     let primary = Server::private(15, "");
-    let scene = Scene::on_servers(&primary, Broker::shared());
+    let fixture = Fixture::on_servers(&primary, Broker::shared());
     let standby = primary.standby(STANDBY, "");
-    let mut walpost = scene
-        .with_conninfo(&standby.conninfo(&scene.name))
+    let mut walpost = fixture
+        .with_conninfo(&standby.conninfo(&fixture.name))
         .run()
         .start();
     walpost.wait_for_log("is not there: waiting until it is promoted");
-    scene
-        .with_conninfo(&standby.conninfo(&scene.name))
+    fixture
+        .with_conninfo(&standby.conninfo(&fixture.name))
         .check()
         .finish()
         .expect_mentions(&["UNREACHABLE", "standby in recovery"]);

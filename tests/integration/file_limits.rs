@@ -2,8 +2,8 @@
 
 use std::fs::File;
 
+use crate::support::fixture::Fixture;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 use crate::verify::advance_slot;
 
@@ -29,13 +29,13 @@ fn expect_remedy(invocation: Invocation, code: i32, says: &str) {
 
 #[test]
 fn verify_names_the_limit_and_the_file() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
     // More events than verify keeps in memory.
-    scene
+    fixture
         .db
-        .run(&scene.events().insert_many(&aggregate, 60_000, "NULL"));
-    let verify = || scene.verify().args(["--memory", "4MiB"]);
+        .run(&fixture.events().insert_many(&aggregate, 60_000, "NULL"));
+    let verify = || fixture.verify().args(["--memory", "4MiB"]);
     expect_remedy(verify(), 1, "failed to write temporary file in /");
     // verify has 64 temporary files, and connections in addition.
     let finished = verify().limited("-n 64").finish().expect_code(1);
@@ -48,50 +48,50 @@ fn verify_names_the_limit_and_the_file() {
 
 #[test]
 fn verify_names_the_file_of_its_findings() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "missing");
-    advance_slot(&scene);
+    fixture.insert(&aggregate, "missing");
+    advance_slot(&fixture);
     // An event that is in the table and after the slot's position is reported as missing only if
     // the slot has passed what verify read.
-    let _walpost = scene.start();
-    scene.insert(&aggregate, "last");
+    let _walpost = fixture.start();
+    fixture.insert(&aggregate, "last");
     let (path, _) = file("findings.jsonl");
-    let verify = scene.verify().args(["--output", &path]);
+    let verify = fixture.verify().args(["--output", &path]);
     expect_remedy(verify, 1, &format!("failed to write --output {path}"));
 }
 
 #[test]
 fn commands_whose_output_is_cut_off_say_so() {
-    let scene = Scene::bare();
+    let fixture = Fixture::bare();
     let (_, output) = file("init.sql");
-    let print = scene.init().arg("--print").output_to(output);
+    let print = fixture.init().arg("--print").output_to(output);
     expect_remedy(print, 1, "standard output can't be written");
 }
 
 #[test]
 fn sink_that_writes_to_a_file_halts_and_confirms_nothing() {
-    let scene = Scene::new();
-    scene.insert(&scene.name, "k");
+    let fixture = Fixture::new();
+    fixture.insert(&fixture.name, "k");
     let (_, output) = file("records.jsonl");
-    let run = scene.invoke("run").args(["--sink", "stdout"]);
+    let run = fixture.invoke("run").args(["--sink", "stdout"]);
     let run = run.output_to(output);
     expect_remedy(run, 3, "halted: standard output can't be written to");
-    assert!(scene.confirmed() < scene.history()[0].end);
+    assert!(fixture.confirmed() < fixture.history()[0].end);
 }
 
 #[test]
 fn log_that_is_cut_off_holds_nothing_up() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
     let (path, log) = file("walpost.log");
-    let walpost = scene.run().limited(NO_BYTES).log_to(log).start();
+    let walpost = fixture.run().limited(NO_BYTES).log_to(log).start();
     for _ in 0..3 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
-    scene.wait_for_records(3);
+    fixture.wait_for_records(3);
     walpost.terminate().expect_code(0);
     assert_eq!(std::fs::read(path).unwrap(), b"");
 }

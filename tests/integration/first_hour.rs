@@ -4,10 +4,10 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::thread;
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
 const TABLE: &str =
@@ -15,37 +15,37 @@ const TABLE: &str =
 
 #[test]
 fn notices_of_init_are_logged_with_the_command_that_they_suggest() {
-    let scene = Scene::bare();
-    scene.db.run(
+    let fixture = Fixture::bare();
+    fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
     );
-    let first = scene.init().finish().expect_code(0).expect_mentions(&[
+    let first = fixture.init().finish().expect_code(0).expect_mentions(&[
         "it accepts UPDATE, which is never published. To have it refused: CREATE TRIGGER",
     ]);
-    let second = scene.init().finish().expect_code(0);
+    let second = fixture.init().finish().expect_code(0);
     for raw in ["NOTICE: ", "already exists, skipping"] {
         assert!(!second.stderr.contains(raw), "{raw}: {}", second.stderr);
     }
     let suggested = "To have it refused: ";
     let from = first.stderr.find(suggested).unwrap() + suggested.len();
     let statement = first.stderr[from..].lines().next().unwrap();
-    scene.db.run(statement);
-    let refused = scene.db.try_run("UPDATE outbox SET type = 'x'");
+    fixture.db.run(statement);
+    let refused = fixture.db.try_run("UPDATE outbox SET type = 'x'");
     assert!(refused.is_ok(), "the table has no row to refuse");
-    scene
+    fixture
         .db
         .run("INSERT INTO outbox VALUES (1, 'a', 'k', 't', 'p')");
-    let refused = scene.db.try_run("UPDATE outbox SET type = 'x'");
+    let refused = fixture.db.try_run("UPDATE outbox SET type = 'x'");
     refused.expect_err("the trigger refuses it");
 }
 
 #[test]
 fn commands_that_init_suggests_connect_as_its_role_and_name_the_brokers() {
-    let scene = Scene::bare();
-    let role = format!("{}_role", scene.name);
-    let init = scene.invoke("init").args(["--role", &role]);
+    let fixture = Fixture::bare();
+    let role = format!("{}_role", fixture.name);
+    let init = fixture.invoke("init").args(["--role", &role]);
     let said = init.finish().expect_code(0).stderr;
-    scene
+    fixture
         .db
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
     assert!(
@@ -67,12 +67,12 @@ fn commands_that_init_suggests_connect_as_its_role_and_name_the_brokers() {
 
 #[test]
 fn database_that_does_not_exist_and_server_that_does_not_answer_are_named_with_what_to_do() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let elsewhere = |postgres: &str| {
         let check = Invocation::new(["check", "--postgres", postgres]);
-        check.args(["--kafka", scene.kafka()]).finish()
+        check.args(["--kafka", fixture.kafka()]).finish()
     };
-    let missing = scene.conninfo().replace(&scene.name, "not_there");
+    let missing = fixture.conninfo().replace(&fixture.name, "not_there");
     elsewhere(&missing).expect_code(3).expect_mentions(&[
         "database \"not_there\" does not exist",
         "CREATE DATABASE not_there",
@@ -97,17 +97,17 @@ fn database_that_does_not_exist_and_server_that_does_not_answer_are_named_with_w
 fn verify_finds_the_dead_letters_of_a_run_that_has_other_settings() {
     // All tests on a broker share the default topic for dead letters.
     let broker = Broker::private();
-    let scene = Scene::bare_on_servers(Server::shared(MAJOR), &broker);
-    scene.db.run(TABLE);
-    scene.init().finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
-    scene.topic("walpost-dead-letters", 1, &[]);
-    let walpost = scene.start_with(&["--on-oversize", "dead-letter"]);
-    scene.db.run(&format!(
+    let fixture = Fixture::bare_on_servers(Server::shared(MAJOR), &broker);
+    fixture.db.run(TABLE);
+    fixture.init().finish().expect_code(0);
+    let aggregate = fixture.aggregate(1);
+    fixture.topic("walpost-dead-letters", 1, &[]);
+    let walpost = fixture.start_with(&["--on-oversize", "dead-letter"]);
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'small'), (2, '{aggregate}', 'k', repeat('x', 2000000))"
     ));
-    scene.wait_until_confirmed();
-    let found = scene.verify().finish().expect_code(1);
+    fixture.wait_until_confirmed();
+    let found = fixture.verify().finish().expect_code(1);
     assert!(!found.stdout.contains("MISSING"), "{}", found.stdout);
     found.expect_mentions(&["DEAD LETTER", "walpost-dead-letters"]);
     walpost.terminate().expect_code(0);
@@ -115,38 +115,38 @@ fn verify_finds_the_dead_letters_of_a_run_that_has_other_settings() {
 
 #[test]
 fn verify_says_that_missing_events_can_be_dead_letters_of_other_settings() {
-    let scene = Scene::with_table(TABLE);
-    let aggregate = scene.aggregate(1);
-    let topic = format!("{}.dead", scene.name);
-    scene.topic(&topic, 1, &[]);
+    let fixture = Fixture::with_table(TABLE);
+    let aggregate = fixture.aggregate(1);
+    let topic = format!("{}.dead", fixture.name);
+    fixture.topic(&topic, 1, &[]);
     let flags = [
         "--on-oversize",
         "dead-letter",
         "--dead-letter-topic",
         &topic,
     ];
-    let walpost = scene.start_with(&flags);
-    scene.db.run(&format!(
+    let walpost = fixture.start_with(&flags);
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'small'), (2, '{aggregate}', 'k', repeat('x', 2000000))"
     ));
-    scene.wait_until_confirmed();
-    let found = scene.verify().finish().expect_code(1);
+    fixture.wait_until_confirmed();
+    let found = fixture.verify().finish().expect_code(1);
     found.expect_mentions(&[
         "MISSING",
         "dead_letter_topic",
         "verify with the same settings",
     ]);
-    let told = scene.verify().args(flags).finish().expect_code(1);
+    let told = fixture.verify().args(flags).finish().expect_code(1);
     assert!(!told.stdout.contains("MISSING"), "{}", told.stdout);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn control_socket_that_cannot_be_created_is_named_with_a_folder_for_it() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let folder = reaper::folder("control").join("none");
     let path = folder.join("control.sock").display().to_string();
-    let run = scene.run().args(["--control", &path]).finish();
+    let run = fixture.run().args(["--control", &path]).finish();
     let command = format!(" {}; then --control {path}", folder.display());
     run.expect_code(2)
         .expect_mentions(&["install -d -m 0700 -o ", &command]);
@@ -212,11 +212,11 @@ fn misspelled_kafka_property_is_named_with_the_nearest_one() {
 #[test]
 fn writer_of_an_impossible_name_reads_the_reason_in_the_error() {
     for arguments in [&[][..], &["--partitioned"]] {
-        let scene = Scene::bare();
-        scene.init().args(arguments).finish().expect_code(0);
-        let refused = scene
+        let fixture = Fixture::bare();
+        fixture.init().args(arguments).finish().expect_code(0);
+        let refused = fixture
             .db
-            .try_run(&scene.insert_sql("no topic", "k"))
+            .try_run(&fixture.insert_sql("no topic", "k"))
             .unwrap_err();
         let message = refused.as_db_error().unwrap().message();
         assert!(
@@ -234,7 +234,7 @@ fn writer_of_an_impossible_name_reads_the_reason_in_the_error() {
                 "The most bytes that payload and headers may have",
             ),
         ] {
-            let comment = scene.db.value(&format!(
+            let comment = fixture.db.value(&format!(
                 "SELECT obj_description(oid, 'pg_constraint') FROM pg_constraint
                  WHERE conrelid = 'outbox'::regclass AND conname = '{constraint}'"
             ));
@@ -245,7 +245,7 @@ fn writer_of_an_impossible_name_reads_the_reason_in_the_error() {
 
 #[test]
 fn broker_that_is_another_program_is_named_as_such() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
     // The thread ends with the test program.
@@ -256,9 +256,9 @@ fn broker_that_is_another_program_is_named_as_such() {
                 .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }
     });
-    let check = Invocation::new(["check", "--postgres", &scene.conninfo()]);
+    let check = Invocation::new(["check", "--postgres", &fixture.conninfo()]);
     let broker = format!("127.0.0.1:{port}");
-    let check = check.args(["--kafka", &broker, "--pipeline", &scene.name]);
+    let check = check.args(["--kafka", &broker, "--pipeline", &fixture.name]);
     let found = check.finish().expect_code(1).expect_mentions(&[
         "no broker at 127.0.0.1:",
         "the response is not in Kafka's protocol: another program listens there, or the broker expects TLS",
@@ -272,12 +272,12 @@ fn broker_that_is_another_program_is_named_as_such() {
 
 #[test]
 fn silent_server_is_reported_as_not_postgresql() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port();
     let postgres = format!("host=127.0.0.1 port={port} user=u dbname=d connect_timeout=2");
     let check = Invocation::new(["check", "--postgres", &postgres]);
-    let found = check.args(["--kafka", scene.kafka()]).finish();
+    let found = check.args(["--kafka", fixture.kafka()]).finish();
     found.expect_code(1).expect_mentions(&[
         "no PostgreSQL server has responded within 2s",
         "Correct host and port",
@@ -286,11 +286,11 @@ fn silent_server_is_reported_as_not_postgresql() {
 
 #[test]
 fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
-    let scene = Scene::new();
-    let named = scene.conninfo();
+    let fixture = Fixture::new();
+    let named = fixture.conninfo();
     let nameless = named.replace(" user=postgres", "");
     assert_ne!(nameless, named);
-    let halted = Invocation::new(["run", "--postgres", &nameless, "--kafka", scene.kafka()])
+    let halted = Invocation::new(["run", "--postgres", &nameless, "--kafka", fixture.kafka()])
         .env("USER", "nobody_of_this_name")
         .finish()
         .expect_code(3)
@@ -306,15 +306,15 @@ fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
 
 #[test]
 fn right_to_use_the_schema_is_granted_and_not_another_one() {
-    let scene = Scene::bare();
-    let role = format!("{}_role", scene.name);
-    let init = scene.invoke("init").args(["--role", &role]);
+    let fixture = Fixture::bare();
+    let role = format!("{}_role", fixture.name);
+    let init = fixture.invoke("init").args(["--role", &role]);
     init.finish().expect_code(0);
-    scene
+    fixture
         .db
         .run(&format!("REVOKE USAGE ON SCHEMA walpost FROM {role}"));
-    let check = Invocation::new(["check", "--postgres", &scene.conninfo_as(&role)]);
-    let check = check.args(["--kafka", scene.kafka(), "--pipeline", &scene.name]);
+    let check = Invocation::new(["check", "--postgres", &fixture.conninfo_as(&role)]);
+    let check = check.args(["--kafka", fixture.kafka(), "--pipeline", &fixture.name]);
     let found = check.finish().expect_code(3);
     let mut lines = found.stdout.lines();
     let owners = lines.find(|line| line.starts_with("WARNING") && line.contains(": owners: "));
@@ -324,7 +324,7 @@ fn right_to_use_the_schema_is_granted_and_not_another_one() {
         "{}",
         found.stdout
     );
-    scene
+    fixture
         .db
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
@@ -332,8 +332,8 @@ fn right_to_use_the_schema_is_granted_and_not_another_one() {
 /// Without a sink, a command can't deliver exactly once, but it can do everything else.
 #[test]
 fn commands_that_only_query_the_database_accept_an_exactly_once_pipeline() {
-    let scene = Scene::new();
-    let file = scene.file("delivery = \"exactly-once\"\n");
+    let fixture = Fixture::new();
+    let file = fixture.file("delivery = \"exactly-once\"\n");
     let invoke = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file);
     let init = invoke(&["init"]).finish().expect_code(0);
     let init = init.expect_mentions(&["next: walpost check"]);
@@ -352,8 +352,8 @@ fn commands_that_only_query_the_database_accept_an_exactly_once_pipeline() {
     ])
     .finish()
     .expect_code(0);
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
     let replayed = invoke(&["replay", "--all", "--yes", "--sink", "stdout"]).finish();
     let replayed = replayed.expect_code(0);
     assert!(replayed.stdout.contains(&aggregate), "{replayed:?}");

@@ -1,7 +1,7 @@
 //! A pipeline's configuration names a different slot than before, and the former slot has not
 //! delivered everything.
 
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
 
@@ -12,39 +12,39 @@ const PARTITIONED: &str = "CREATE TABLE outbox (id uuid NOT NULL, aggregatetype 
      CREATE TABLE outbox_later PARTITION OF outbox FOR VALUES FROM ('9000-01-01') TO (MAXVALUE)";
 
 /// Delivers one event, and inserts another one ("between") that is not delivered.
-fn undelivered(scene: &mut Scene<'_>) -> String {
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+fn undelivered(fixture: &mut Fixture<'_>) -> String {
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "before");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "between");
+    fixture.insert(&aggregate, "between");
     aggregate
 }
 
 /// Configures another slot and creates it with `init`.
-fn use_next_slot(scene: &mut Scene<'_>, more: &str) -> Finished {
-    let settings = format!("slot = \"{}_2\"\n{more}", scene.slot());
-    scene.use_settings(&settings);
-    scene.init().finish().expect_code(0)
+fn use_next_slot(fixture: &mut Fixture<'_>, more: &str) -> Finished {
+    let settings = format!("slot = \"{}_2\"\n{more}", fixture.slot());
+    fixture.use_settings(&settings);
+    fixture.init().finish().expect_code(0)
 }
 
-fn command(scene: &Scene<'_>) -> String {
-    format!("walpost replay --dropped-slots --pipeline {}", scene.name)
+fn command(fixture: &Fixture<'_>) -> String {
+    format!("walpost replay --dropped-slots --pipeline {}", fixture.name)
 }
 
-fn has_delivered(scene: &Scene<'_>, key: &str) -> bool {
-    scene.records().iter().any(|record| record.key() == key)
+fn has_delivered(fixture: &Fixture<'_>, key: &str) -> bool {
+    fixture.records().iter().any(|record| record.key() == key)
 }
 
 /// Asserts that `check` and `run` report the events, both before and after `run` has recorded the
 /// gap.
-fn expect_gap(scene: &Scene<'_>, command: &str) {
-    let check = scene.check().finish().expect_code(3);
+fn expect_gap(fixture: &Fixture<'_>, command: &str) {
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["the pipeline had another slot before"]);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log(command);
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
-    scene
+    fixture
         .check()
         .finish()
         .expect_code(3)
@@ -53,74 +53,74 @@ fn expect_gap(scene: &Scene<'_>, command: &str) {
 
 #[test]
 fn events_that_are_neither_streamed_nor_copied_are_named() {
-    let mut scene = Scene::new();
-    undelivered(&mut scene);
-    use_next_slot(&mut scene, "snapshot = \"never\"\n");
-    let command = command(&scene);
-    expect_gap(&scene, &command);
-    assert!(!has_delivered(&scene, "between"));
-    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    let mut fixture = Fixture::new();
+    undelivered(&mut fixture);
+    use_next_slot(&mut fixture, "snapshot = \"never\"\n");
+    let command = command(&fixture);
+    expect_gap(&fixture, &command);
+    assert!(!has_delivered(&fixture, "between"));
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
-    assert!(has_delivered(&scene, "between"));
-    scene.check().finish().expect_code(0);
+    assert!(has_delivered(&fixture, "between"));
+    fixture.check().finish().expect_code(0);
 }
 
 /// No checkpoint mentions the former slot; the first start with the new slot creates the first
 /// checkpoint. Found by `./dev soak --shapes` with seed 25202613687550.
 #[test]
 fn first_exactly_once_start_reports_events_that_the_former_slot_did_not_deliver() {
-    let mut scene = Scene::new();
-    undelivered(&mut scene);
+    let mut fixture = Fixture::new();
+    undelivered(&mut fixture);
     use_next_slot(
-        &mut scene,
+        &mut fixture,
         "snapshot = \"never\"\ndelivery = \"exactly-once\"\n",
     );
-    let command = command(&scene);
-    expect_gap(&scene, &command);
-    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    let command = command(&fixture);
+    expect_gap(&fixture, &command);
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
-    assert!(has_delivered(&scene, "between"));
+    assert!(has_delivered(&fixture, "between"));
     // Once there is a checkpoint, the gap is not recorded again.
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("streaming");
     assert_eq!(walpost.logged("may be missing"), 0, "{}", walpost.log());
     walpost.terminate().expect_code(0);
-    scene.check().finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }
 
 #[test]
 fn events_of_a_partition_that_was_detached_before_its_copy_are_named() {
-    let mut scene = Scene::with_table(PARTITIONED);
-    undelivered(&mut scene);
-    scene
+    let mut fixture = Fixture::with_table(PARTITIONED);
+    undelivered(&mut fixture);
+    fixture
         .db
         .run("ALTER TABLE outbox DETACH PARTITION outbox_now");
-    use_next_slot(&mut scene, "");
-    let command = command(&scene);
-    expect_gap(&scene, &command);
-    scene.db.run(
+    use_next_slot(&mut fixture, "");
+    let command = command(&fixture);
+    expect_gap(&fixture, &command);
+    fixture.db.run(
         "ALTER TABLE outbox ATTACH PARTITION outbox_now FOR VALUES FROM (MINVALUE) TO ('9000-01-01')",
     );
-    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
-    assert!(has_delivered(&scene, "between"));
-    scene.check().finish().expect_code(0);
+    assert!(has_delivered(&fixture, "between"));
+    fixture.check().finish().expect_code(0);
 }
 
 /// A replay reads the partitions that the table has, and ends the report.
 #[test]
 fn check_says_that_a_detached_partition_has_to_be_attached_before_a_replay() {
-    let mut scene = Scene::with_table(PARTITIONED);
-    undelivered(&mut scene);
-    scene
+    let mut fixture = Fixture::with_table(PARTITIONED);
+    undelivered(&mut fixture);
+    fixture
         .db
         .run("ALTER TABLE outbox DETACH PARTITION outbox_now");
-    use_next_slot(&mut scene, "");
-    let command = command(&scene);
-    expect_gap(&scene, &command);
-    let check = scene.check().finish().expect_code(3);
+    use_next_slot(&mut fixture, "");
+    let command = command(&fixture);
+    expect_gap(&fixture, &command);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["attach it first"]);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("attach it first");
     walpost.terminate().expect_code(0);
 }
@@ -128,56 +128,56 @@ fn check_says_that_a_detached_partition_has_to_be_attached_before_a_replay() {
 /// The other partition contains a row, so that there is something to copy.
 #[test]
 fn copy_of_the_other_partitions_does_not_hide_one_that_was_detached() {
-    let mut scene = Scene::with_table(PARTITIONED);
-    let aggregate = undelivered(&mut scene);
-    scene
+    let mut fixture = Fixture::with_table(PARTITIONED);
+    let aggregate = undelivered(&mut fixture);
+    fixture
         .db
         .run("ALTER TABLE outbox DETACH PARTITION outbox_now");
-    let event = scene.insert_sql(&aggregate, "copied");
+    let event = fixture.insert_sql(&aggregate, "copied");
     let event = event.replace("payload)", "payload, created_at)");
     let event = event.replace("\"}')", "\"}', '9000-01-02')");
-    scene.db.run(&event);
-    use_next_slot(&mut scene, "");
-    let command = command(&scene);
-    expect_gap(&scene, &command);
-    assert!(has_delivered(&scene, "copied"));
+    fixture.db.run(&event);
+    use_next_slot(&mut fixture, "");
+    let command = command(&fixture);
+    expect_gap(&fixture, &command);
+    assert!(has_delivered(&fixture, "copied"));
 }
 
 #[test]
 fn events_of_the_table_that_another_has_replaced_are_named() {
-    let mut scene = Scene::new();
-    undelivered(&mut scene);
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let mut fixture = Fixture::new();
+    undelivered(&mut fixture);
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} DROP TABLE outbox; ALTER TABLE outbox RENAME TO former; \
          CREATE TABLE outbox (LIKE former INCLUDING ALL); ALTER PUBLICATION {publication} ADD TABLE outbox"
     ));
-    use_next_slot(&mut scene, "");
+    use_next_slot(&mut fixture, "");
     let command = format!(
         "walpost replay --dropped-slots --table public.former --pipeline {}",
-        scene.name
+        fixture.name
     );
-    expect_gap(&scene, &command);
-    let replay = scene.replay(&["--dropped-slots", "--table", "public.former", "--yes"]);
+    expect_gap(&fixture, &command);
+    let replay = fixture.replay(&["--dropped-slots", "--table", "public.former", "--yes"]);
     replay.finish().expect_code(0);
-    assert!(has_delivered(&scene, "between"));
-    let check = scene.check().finish();
+    assert!(has_delivered(&fixture, "between"));
+    let check = fixture.check().finish();
     assert!(!check.stdout.contains(&command), "{}", check.stdout);
 }
 
 #[test]
 fn events_that_the_first_start_copies_are_not_named() {
     for delivery in ["at-least-once", "exactly-once"] {
-        let mut scene = Scene::new();
-        undelivered(&mut scene);
-        use_next_slot(&mut scene, &format!("delivery = \"{delivery}\"\n"));
-        let mut walpost = scene.run().start();
+        let mut fixture = Fixture::new();
+        undelivered(&mut fixture);
+        use_next_slot(&mut fixture, &format!("delivery = \"{delivery}\"\n"));
+        let mut walpost = fixture.run().start();
         walpost.wait_for_log("streaming");
-        scene.wait_for_records(3);
+        fixture.wait_for_records(3);
         assert_eq!(walpost.logged("may be missing"), 0, "{}", walpost.log());
         walpost.terminate().expect_code(0);
-        assert!(has_delivered(&scene, "between"));
-        scene.check().finish().expect_code(0);
+        assert!(has_delivered(&fixture, "between"));
+        fixture.check().finish().expect_code(0);
     }
 }
 
@@ -185,12 +185,12 @@ fn events_that_the_first_start_copies_are_not_named() {
 /// the row was delivered.
 #[test]
 fn retention_keeps_what_the_former_slot_has_not_delivered() {
-    let mut scene = Scene::new();
-    undelivered(&mut scene);
-    use_next_slot(&mut scene, "snapshot = \"never\"\n");
+    let mut fixture = Fixture::new();
+    undelivered(&mut fixture);
+    use_next_slot(&mut fixture, "snapshot = \"never\"\n");
     let kept = "SELECT EXISTS (SELECT FROM outbox WHERE aggregateid = 'between')";
     let maintain = || {
-        let maintain = scene.invoke("maintain");
+        let maintain = fixture.invoke("maintain");
         maintain
             .args(["--retention", "1s", "--delete-rows"])
             .finish()
@@ -198,40 +198,40 @@ fn retention_keeps_what_the_former_slot_has_not_delivered() {
     for _ in 0..3 {
         let finished = maintain().expect_code(3);
         finished.expect_mentions(&["the pipeline had another slot before"]);
-        scene.write_other_wal(1);
+        fixture.write_other_wal(1);
     }
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
     let finished = maintain().expect_code(3);
     finished.expect_mentions(&["walpost replay --dropped-slots"]);
-    assert!(scene.db.is_true(kept));
+    assert!(fixture.db.is_true(kept));
 }
 
 /// The pipeline was renamed as well, so only the table relates the two slots.
 #[test]
 fn retention_waits_for_the_slot_of_a_pipeline_that_was_renamed() {
-    let mut scene = Scene::new();
-    let aggregate = undelivered(&mut scene);
-    scene
+    let mut fixture = Fixture::new();
+    let aggregate = undelivered(&mut fixture);
+    fixture
         .db
         .run("UPDATE walpost.slot_state SET pipeline = 'former'");
-    use_next_slot(&mut scene, "snapshot = \"never\"\n");
-    let walpost = scene.start();
-    scene.insert(&aggregate, "new");
-    scene.wait_for_records(2);
+    use_next_slot(&mut fixture, "snapshot = \"never\"\n");
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "new");
+    fixture.wait_for_records(2);
     walpost.terminate().expect_code(0);
-    let waits = format!("waits until slot {:?}", scene.slot());
+    let waits = format!("waits until slot {:?}", fixture.slot());
     wait_until("retention to wait for the former slot", || {
-        scene.write_other_wal(1);
-        let maintain = scene.invoke("maintain");
+        fixture.write_other_wal(1);
+        let maintain = fixture.invoke("maintain");
         let maintain = maintain.args(["--retention", "1s", "--delete-rows"]);
         maintain.finish().expect_code(0).stdout.contains(&waits)
     });
     let kept = "SELECT EXISTS (SELECT FROM outbox WHERE aggregateid = 'between')";
-    assert!(scene.db.is_true(kept));
-    scene.drop_slot();
-    let file = scene.file(&format!("slot = \"{}_2\"\n", scene.slot()));
+    assert!(fixture.db.is_true(kept));
+    fixture.drop_slot();
+    let file = fixture.file(&format!("slot = \"{}_2\"\n", fixture.slot()));
     let check = Invocation::new(["check", "--config"]).arg(file).finish();
     check.expect_mentions(&[
         "of pipeline \"former\" does not exist, and no pipeline of the configuration has it",

@@ -5,31 +5,32 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::thread;
 
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::parse_position;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::config_file;
 
 /// Drops the publication while Walpost streams. Events committed afterwards must not be skipped.
 fn publication_is_dropped(major: u32, exactly_once: bool) {
-    let scene = Scene::on_servers(Server::shared(major), Broker::shared()).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "before");
-    let publication = scene.slot();
-    scene.db.run(&format!("DROP PUBLICATION {publication}"));
-    scene.insert(&aggregate, "after");
+    let fixture =
+        Fixture::on_servers(Server::shared(major), Broker::shared()).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "before");
+    let publication = fixture.slot();
+    fixture.db.run(&format!("DROP PUBLICATION {publication}"));
+    fixture.insert(&aggregate, "after");
     walpost
         .finish()
         .expect_code(3)
         .expect_mentions(&["halted", "publication", &publication]);
-    let skipped = scene.history().pop().unwrap();
+    let skipped = fixture.history().pop().unwrap();
     assert!(
-        scene.confirmed() < skipped.end,
+        fixture.confirmed() < skipped.end,
         "the slot must not pass an event that was not delivered"
     );
-    assert_eq!(scene.records().len(), 1);
+    assert_eq!(fixture.records().len(), 1);
 }
 
 in_both_modes! {
@@ -63,11 +64,11 @@ fn publication_dropped_mid_stream_on_18(exactly_once: bool) {
 
 #[test]
 fn table_taken_out_of_the_publication_halts() {
-    let scene = Scene::new();
-    let walpost = scene.start();
-    scene.db.run(&format!(
+    let fixture = Fixture::new();
+    let walpost = fixture.start();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE outbox",
-        scene.slot()
+        fixture.slot()
     ));
     walpost.finish().expect_code(3).expect_mentions(&[
         "halted",
@@ -79,17 +80,17 @@ fn table_taken_out_of_the_publication_halts() {
 /// The publication's owner adds a row filter, which PostgreSQL supports from version 15 on.
 #[test]
 fn row_filter_that_the_publication_is_given_is_reported() {
-    let scene = Scene::new();
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let fixture = Fixture::new();
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
     wait_until("readiness", || http.get("/readyz").code == 200);
-    let publication = scene.slot();
+    let publication = fixture.slot();
     let set = format!("ALTER PUBLICATION {publication} SET TABLE outbox");
-    scene.db.run(&format!("{set} WHERE (false)"));
+    fixture.db.run(&format!("{set} WHERE (false)"));
     let line = walpost.wait_for_log("leaves out rows that don't fulfil");
     assert!(line.contains("ALTER PUBLICATION"), "{line}");
     assert_eq!(http.get("/readyz").code, 503);
-    scene.db.run(&set);
+    fixture.db.run(&set);
     walpost.wait_for_log("rows_left_out resolved");
     walpost.terminate().expect_code(0);
 }
@@ -104,89 +105,89 @@ for_each_outbox! {
 fn slot_that_has_lost_its_log_halts(exactly_once: bool) {
     let settings = "max_slot_wal_keep_size = 16MB\nmin_wal_size = 32MB\nmax_wal_size = 32MB\n";
     let server = Server::private(MAJOR, settings);
-    let scene = Scene::on_servers(&server, Broker::shared()).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "before");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "lost");
+    fixture.insert(&aggregate, "lost");
     wait_until("the slot to be lost", || {
-        scene
+        fixture
             .db
             .run("SELECT pg_switch_wal(); CREATE TABLE x (); DROP TABLE x; CHECKPOINT");
-        scene.db.is_true(&format!(
+        fixture.db.is_true(&format!(
             "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = '{}'",
-            scene.slot()
+            fixture.slot()
         ))
     });
-    let confirmed = scene.confirmed();
-    scene.run().finish().expect_code(3).expect_mentions(&[
+    let confirmed = fixture.confirmed();
+    fixture.run().finish().expect_code(3).expect_mentions(&[
         "halted",
-        &scene.slot(),
+        &fixture.slot(),
         "is lost",
         "max_slot_wal_keep_size",
         "pg_drop_replication_slot",
     ]);
-    assert_eq!(scene.confirmed(), confirmed);
-    assert_eq!(scene.records().len(), 1);
+    assert_eq!(fixture.confirmed(), confirmed);
+    assert_eq!(fixture.records().len(), 1);
 }
 
 /// Runs `meddle` on the slot while Walpost is frozen and its walsender has ended.
-fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Scene, &str)) {
-    let scene = Scene::with_outbox(outbox);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+fn meddle_with_slot(outbox: Outbox, meddle: impl Fn(&Fixture, &str)) {
+    let fixture = Fixture::with_outbox(outbox);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "before");
     walpost.freeze();
-    let slot = scene.slot();
+    let slot = fixture.slot();
     wait_until("the walsender to end", || {
-        scene.end_walsender();
-        !scene.slot_is_active()
+        fixture.end_walsender();
+        !fixture.slot_is_active()
     });
-    scene.insert(&aggregate, "skipped");
-    meddle(&scene, &slot);
-    scene.insert(&aggregate, "after");
-    let confirmed = scene.confirmed();
+    fixture.insert(&aggregate, "skipped");
+    meddle(&fixture, &slot);
+    fixture.insert(&aggregate, "after");
+    let confirmed = fixture.confirmed();
     walpost.thaw();
     walpost
         .finish()
         .expect_code(3)
         .expect_mentions(&["halted", "slot", &slot]);
     assert_eq!(
-        scene.confirmed(),
+        fixture.confirmed(),
         confirmed,
         "the slot stays where the meddler left it"
     );
     assert_eq!(
-        scene.records().len(),
+        fixture.records().len(),
         1,
         "nothing after the gap is delivered"
     );
 }
 
 fn slot_dropped_and_made_anew_halts(outbox: Outbox) {
-    meddle_with_slot(outbox, |scene, slot| {
-        scene.db.run(&format!(
+    meddle_with_slot(outbox, |fixture, slot| {
+        fixture.db.run(&format!(
             "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
         ));
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
         ));
     });
 }
 
 fn slot_moved_by_somebody_else_halts(outbox: Outbox) {
-    meddle_with_slot(outbox, |scene, slot| {
-        scene.db.run(&format!(
+    meddle_with_slot(outbox, |fixture, slot| {
+        fixture.db.run(&format!(
             "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
         ));
     });
 }
 
 fn slot_dropped_while_away_halts(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox);
-    let walpost = scene.start();
+    let fixture = Fixture::with_outbox(outbox);
+    let walpost = fixture.start();
     walpost.freeze();
-    let slot = scene.slot();
-    scene.drop_slot();
+    let slot = fixture.slot();
+    fixture.drop_slot();
     walpost.thaw();
     walpost
         .finish()
@@ -196,25 +197,25 @@ fn slot_dropped_while_away_halts(outbox: Outbox) {
 
 /// Commits a row of the given size between small ones, and asserts that Walpost halts at it.
 fn oversize(arguments: &[&str], bytes: usize, texts: &[&str]) {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
-    let aggregate = scene.aggregate(1);
-    scene.db.run(&format!(
+    let aggregate = fixture.aggregate(1);
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'small')"
     ));
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (77, '{aggregate}', 'k', repeat('x', {bytes}))"
     ));
     for id in 100..200 {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', 'small')"
         ));
     }
-    let (before, event) = (scene.history()[0].end, scene.history()[1].end);
-    let finished = scene.run().args(arguments).finish().expect_code(3);
-    assert!(scene.confirmed() < event);
-    let records = scene.records();
+    let (before, event) = (fixture.history()[0].end, fixture.history()[1].end);
+    let finished = fixture.run().args(arguments).finish().expect_code(3);
+    assert!(fixture.confirmed() < event);
+    let records = fixture.records();
     let early = records.iter().filter(|r| r.header("id") != "1").count();
     assert_eq!(early, 0, "records delivered though they come after the row");
 
@@ -270,26 +271,26 @@ fn row_larger_than_max_row_bytes_is_named_with_the_remedy() {
 
 #[test]
 fn row_without_a_topic_is_named() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
-    let walpost = scene.start();
-    scene
+    let walpost = fixture.start();
+    fixture
         .db
         .run("INSERT INTO outbox VALUES (77, NULL, 'k', '')");
     walpost
         .finish()
         .expect_code(3)
         .expect_mentions(&["halted", "77", "topic", "null"]);
-    assert!(scene.confirmed() < scene.history()[0].end);
+    assert!(fixture.confirmed() < fixture.history()[0].end);
 }
 
 #[test]
 fn row_with_a_name_that_no_topic_can_have_is_named() {
-    let scene = Scene::new();
-    let walpost = scene.start();
-    scene.accept_any_name("outbox");
-    scene.insert("no topic/name", "k");
+    let fixture = Fixture::new();
+    let walpost = fixture.start();
+    fixture.accept_any_name("outbox");
+    fixture.insert("no topic/name", "k");
     walpost.finish().expect_code(3).expect_mentions(&[
         "halted",
         "outbox.event.no topic/name",
@@ -301,28 +302,28 @@ fn row_with_a_name_that_no_topic_can_have_is_named() {
 
 #[test]
 fn partition_that_the_topic_has_not_is_named() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, shard int)",
     );
-    let aggregate = scene.aggregate(2);
+    let aggregate = fixture.aggregate(2);
     let settings = format!(
         "[[pipeline]]\nname = '{}'\npostgres = \"{}\"\npartition = 'shard'\nkafka = {{ 'bootstrap.servers' = '{}' }}",
-        scene.name,
-        scene.conninfo(),
-        scene.broker.address()
+        fixture.name,
+        fixture.conninfo(),
+        fixture.broker.address()
     );
     let file = config_file(settings);
     let walpost = crate::support::walpost::Invocation::new(["run", "--config"])
         .arg(file)
         .start();
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (77, '{aggregate}', 'k', '', 2)"
     ));
     walpost
         .finish()
         .expect_code(3)
         .expect_mentions(&["halted", &aggregate, "partition"]);
-    assert!(scene.confirmed() < scene.history()[0].end);
+    assert!(fixture.confirmed() < fixture.history()[0].end);
 }
 
 /// PgBouncer supports neither replication connections nor arbitrary startup parameters.
@@ -340,9 +341,13 @@ fn connection_pooler_is_named() {
             let _ = client.write_all(&[b"E", &length[..], REFUSAL].concat());
         }
     });
-    let scene = Scene::bare();
+    let fixture = Fixture::bare();
     let conninfo = format!("host=127.0.0.1 port={port} user=u dbname=d sslmode=disable");
-    let halted = scene.with_conninfo(&conninfo).run().finish().expect_code(3);
+    let halted = fixture
+        .with_conninfo(&conninfo)
+        .run()
+        .finish()
+        .expect_code(3);
     halted.expect_mentions(&[
         "unsupported startup parameter",
         "connection pooler",
@@ -394,21 +399,21 @@ fn pooler_without_parameters(server_port: &str) -> u16 {
 #[test]
 fn no_function_is_called_through_a_pooler_that_drops_parameters() {
     for major in [14, MAJOR, 18] {
-        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
-        scene.db.run(&format!(
+        let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
+        fixture.db.run(&format!(
             "CREATE SCHEMA plot; CREATE TABLE plot.calls (name text);
              CREATE FUNCTION plot.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS
                  $$ BEGIN INSERT INTO plot.calls VALUES ('set_config'); RETURN $2; END $$;
              ALTER DATABASE {} SET search_path = plot, pg_catalog",
-            scene.name
+            fixture.name
         ));
-        let direct = scene.server.tcp_conninfo(&scene.name);
+        let direct = fixture.server.tcp_conninfo(&fixture.name);
         let (_, port) = direct.split_once("port=").unwrap();
         let port = port.split(' ').next().unwrap();
         let pooled = format!("port={}", pooler_without_parameters(port));
         let conninfo = direct.replace(&format!("port={port}"), &pooled);
         for command in ["init", "check", "run", "skip"] {
-            let commands = scene.with_conninfo(&conninfo);
+            let commands = fixture.with_conninfo(&conninfo);
             let command = match command {
                 "init" => commands.init(),
                 "check" => commands.check(),
@@ -419,7 +424,7 @@ fn no_function_is_called_through_a_pooler_that_drops_parameters() {
             refused.expect_mentions(&["has search_path", "a connection pooler (as PgCat"]);
         }
         assert_eq!(
-            scene.db.number("SELECT count(*) FROM plot.calls"),
+            fixture.db.number("SELECT count(*) FROM plot.calls"),
             0,
             "{major}"
         );

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use crate::support::checker::Resends;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::proxy::ProxyMode;
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Walpost;
 
@@ -22,11 +22,11 @@ in_both_modes! {
 
 /// Asserts that the slot stays active for several times the idle timeout. PostgreSQL invalidates
 /// idle slots, including the oracle's, at a checkpoint.
-fn outlasts_checkpoints(scene: &Scene) {
-    wait_until("the slot to be taken", || scene.slot_is_active());
+fn outlasts_checkpoints(fixture: &Fixture) {
+    wait_until("the slot to be taken", || fixture.slot_is_active());
     assert_stays("held", Duration::from_secs(7), || {
-        scene.db.run("CHECKPOINT");
-        scene.slot_is_active()
+        fixture.db.run("CHECKPOINT");
+        fixture.slot_is_active()
     });
 }
 
@@ -34,37 +34,37 @@ fn slot_is_held_while_kafka_is_away_at_a_start(exactly_once: bool) {
     let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on_servers(&server, &broker)
+    let fixture = Fixture::on_servers(&server, &broker)
         .behind_proxy(&kafka)
         .in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     kafka.set_mode(ProxyMode::Refuse);
     for _ in 0..20 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
-    let walpost = scene.run().start();
-    outlasts_checkpoints(&scene);
+    let walpost = fixture.run().start();
+    outlasts_checkpoints(&fixture);
     kafka.set_mode(ProxyMode::Pass);
-    scene.wait_for_records(20);
-    scene.wait_until_confirmed();
+    fixture.wait_for_records(20);
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    assert_eq!(scene.records().len(), 20);
+    assert_eq!(fixture.records().len(), 20);
 }
 
 fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let mut scene = Scene::on_servers(&server, &broker)
+    let mut fixture = Fixture::on_servers(&server, &broker)
         .behind_proxy(&kafka)
         .in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     kafka.set_mode(ProxyMode::Refuse);
     for _ in 0..20 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
-    let mut walpost = scene.run().start();
-    wait_until("the slot to be taken", || scene.slot_is_active());
+    let mut walpost = fixture.run().start();
+    wait_until("the slot to be taken", || fixture.slot_is_active());
     server.begin_stop(Stop::Fast);
     assert!(
         server.has_stopped(Duration::from_secs(15)),
@@ -74,23 +74,23 @@ fn postgresql_stops_in_seconds_while_kafka_is_waited_for_at_a_start(exactly_once
     server.start();
     kafka.set_mode(ProxyMode::Pass);
     walpost.wait_for_log("connected to PostgreSQL again");
-    scene.reconnect();
-    scene.settle(walpost, &[], Resends::AtMost(1));
+    fixture.reconnect();
+    fixture.settle(walpost, &[], Resends::AtMost(1));
 }
 
 fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bool) {
     let server = Server::private(WITH_IDLE_TIMEOUT, IDLE_TIMEOUT);
-    let scene = Scene::on_servers(&server, Broker::shared()).in_mode(exactly_once);
+    let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
     wait_until("the slot to be given up", || {
-        scene.db.run("CHECKPOINT");
-        scene.db.is_true(&format!(
+        fixture.db.run("CHECKPOINT");
+        fixture.db.is_true(&format!(
             "SELECT invalidation_reason = 'idle_timeout' FROM pg_replication_slots WHERE slot_name = '{}'",
-            scene.slot()
+            fixture.slot()
         ))
     });
-    scene.run().finish().expect_code(3).expect_mentions(&[
+    fixture.run().finish().expect_code(3).expect_mentions(&[
         "halted",
-        &scene.slot(),
+        &fixture.slot(),
         "is lost",
         "ALTER SYSTEM SET idle_replication_slot_timeout = 0",
         "pg_drop_replication_slot",
@@ -103,22 +103,22 @@ fn slot_that_nobody_streamed_from_for_too_long_is_named_as_such(exactly_once: bo
 fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::bare_on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
-    scene.db.run("CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)");
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::bare_on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    fixture.db.run("CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)");
+    let aggregate = fixture.aggregate(1);
     for _ in 0..20 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
-    scene.init().finish().expect_code(0);
-    let scene = scene.exactly_once();
-    scene.insert(&aggregate, "k");
+    fixture.init().finish().expect_code(0);
+    let fixture = fixture.exactly_once();
+    fixture.insert(&aggregate, "k");
     kafka.set_mode(ProxyMode::Refuse);
-    let mut waiting = scene.run().start();
+    let mut waiting = fixture.run().start();
     assert_stays("waiting", Duration::from_secs(3), || waiting.is_running());
     waiting.kill();
     kafka.set_mode(ProxyMode::Pass);
-    let walpost = scene.start();
-    assert_eq!(scene.wait_for_records(21).len(), 21);
+    let walpost = fixture.start();
+    assert_eq!(fixture.wait_for_records(21).len(), 21);
     walpost.terminate().expect_code(0);
 }
 
@@ -126,33 +126,33 @@ fn rows_that_are_older_than_the_slot_are_copied_though_kafka_was_away() {
 /// do it.
 #[test]
 fn standby_instance_fences_no_producer_while_another_has_the_slot() {
-    let scene = Scene::new().exactly_once();
-    let aggregate = scene.aggregate(1);
-    let first = scene.start_and_confirm_one(&aggregate, "k");
-    let mut second = scene.run().start();
+    let fixture = Fixture::new().exactly_once();
+    let aggregate = fixture.aggregate(1);
+    let first = fixture.start_and_confirm_one(&aggregate, "k");
+    let mut second = fixture.run().start();
     second.wait_for_log("standing by");
     for _ in 0..3 {
-        scene.insert(&aggregate, "k");
-        scene.wait_until_confirmed();
+        fixture.insert(&aggregate, "k");
+        fixture.wait_until_confirmed();
     }
     assert_eq!(first.logged("reconnecting"), 0, "{}", first.log());
     second.terminate().expect_code(0);
-    assert_eq!(scene.settle(first, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(first, &[], Resends::Never).repeated, 0);
 }
 
 /// Starts a reader of the slot that identifies itself as a program other than Walpost, confirms
 /// what it has read, and records no positions.
-fn start_other_reader(scene: &Scene) -> Walpost {
-    scene
+fn start_other_reader(fixture: &Fixture) -> Walpost {
+    fixture
         .db
         .run("ALTER TABLE walpost.slot_state RENAME TO hidden");
-    let conninfo = format!("{} application_name=pg_recvlogical", scene.conninfo());
-    let stranger = scene
+    let conninfo = format!("{} application_name=pg_recvlogical", fixture.conninfo());
+    let stranger = fixture
         .with_conninfo(&conninfo)
         .invoke("run")
         .args(["--sink", "stdout", "--snapshot", "never"])
         .start_streaming();
-    scene
+    fixture
         .db
         .run("ALTER TABLE walpost.hidden RENAME TO slot_state");
     stranger
@@ -164,21 +164,21 @@ in_both_modes! {
 
 #[test]
 fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let stranger = start_other_reader(&scene);
-    let pid = scene.db.number(&format!(
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let stranger = start_other_reader(&fixture);
+    let pid = fixture.db.number(&format!(
         "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
-        scene.slot()
+        fixture.slot()
     ));
     // This role can see few details of other roles' sessions.
-    let role = format!("{}_r", scene.name);
-    scene.db.run(&format!(
+    let role = format!("{}_r", fixture.name);
+    fixture.db.run(&format!(
         "CREATE ROLE {role} LOGIN REPLICATION; GRANT SELECT ON outbox TO {role};
          GRANT USAGE ON SCHEMA walpost TO {role}; GRANT SELECT, INSERT ON walpost.journal TO {role}"
     ));
-    let conninfo = scene.conninfo_as(&role);
-    let mut walpost = scene
+    let conninfo = fixture.conninfo_as(&role);
+    let mut walpost = fixture
         .with_conninfo(&conninfo)
         .run()
         .args(["--http", "127.0.0.1:0"])
@@ -195,20 +195,20 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
     let ready = http.get("/readyz");
     assert_eq!(ready.code, 503, "{ready:?}");
     assert!(ready.body.contains(&held), "{ready:?}");
-    let status = |address: &str| scene.invoke("status").args(["--http", address]).finish();
+    let status = |address: &str| fixture.invoke("status").args(["--http", address]).finish();
     for address in [http.address(), "off"] {
         status(address)
             .expect_code(1)
             .expect_mentions(&[&held, name, &command]);
     }
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["FAILED", &held]);
 
     stranger.terminate().expect_code(0);
     walpost.wait_for_log("streaming");
-    scene.insert(&aggregate, "k");
-    scene.settle(walpost, &[], scene.resends(0));
-    scene
+    fixture.insert(&aggregate, "k");
+    fixture.settle(walpost, &[], fixture.resends(0));
+    fixture
         .db
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
@@ -216,15 +216,15 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
 /// If another instance of the pipeline confirms events, it has delivered them. This does not apply
 /// to other programs.
 fn what_something_else_has_read_is_not_passed_over(exactly_once: bool) {
-    let scene = Scene::new().in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_and_confirm_one(&aggregate, "before");
+    let fixture = Fixture::new().in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_and_confirm_one(&aggregate, "before");
     walpost.freeze();
-    wait_until("a walsender to end", || scene.end_walsender());
-    wait_until("the slot to be free", || !scene.slot_is_active());
-    let stranger = start_other_reader(&scene);
-    scene.insert(&aggregate, "read by something else");
-    scene.wait_until_confirmed();
+    wait_until("a walsender to end", || fixture.end_walsender());
+    wait_until("the slot to be free", || !fixture.slot_is_active());
+    let stranger = start_other_reader(&fixture);
+    fixture.insert(&aggregate, "read by something else");
+    fixture.wait_until_confirmed();
     walpost.thaw();
     walpost.wait_for_log("which is no Walpost");
     stranger.terminate().expect_code(0);
@@ -236,5 +236,5 @@ fn what_something_else_has_read_is_not_passed_over(exactly_once: bool) {
         .finish()
         .expect_code(3)
         .expect_mentions(&["halted", expected]);
-    assert_eq!(scene.records().len(), 1);
+    assert_eq!(fixture.records().len(), 1);
 }

@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost};
@@ -22,36 +22,36 @@ in_both_modes! {
 }
 
 /// Opens a session of a role that may only insert into the outbox.
-fn attacker(scene: &Scene) -> Session {
-    let role = format!("{}_attacker", scene.name);
-    scene.db.run(&format!(
+fn attacker(fixture: &Fixture) -> Session {
+    let role = format!("{}_attacker", fixture.name);
+    fixture.db.run(&format!(
         "CREATE ROLE {role} LOGIN; GRANT INSERT ON outbox TO {role}"
     ));
-    scene.server.session_as(&role, &scene.name)
+    fixture.server.session_as(&role, &fixture.name)
 }
 
-fn drop_attacker(scene: &Scene, session: Session) {
+fn drop_attacker(fixture: &Fixture, session: Session) {
     drop(session);
-    let role = format!("{}_attacker", scene.name);
-    scene
+    let role = format!("{}_attacker", fixture.name);
+    fixture
         .db
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
-fn dead_letter_topic(scene: &Scene) -> String {
-    let topic = format!("{}.dead", scene.name);
-    scene.topic(&topic, 3, &[]);
+fn dead_letter_topic(fixture: &Fixture) -> String {
+    let topic = format!("{}.dead", fixture.name);
+    fixture.topic(&topic, 3, &[]);
     topic
 }
 
 /// Starts Walpost with all dead letter settings enabled.
-fn start(scene: &Scene, dead: &str, more: &str) -> Walpost {
-    let mode = if scene.is_exactly_once() {
+fn start(fixture: &Fixture, dead: &str, more: &str) -> Walpost {
+    let mode = if fixture.is_exactly_once() {
         "exactly-once"
     } else {
         "at-least-once"
     };
-    scene.start_with_file(&format!(
+    fixture.start_with_file(&format!(
         "on_unroutable = 'dead-letter'\non_oversize = 'dead-letter'\ndead_letter_topic = '{dead}'\n\
          delivery = '{mode}'\n{more}"
     ))
@@ -73,29 +73,35 @@ fn errors<'r>(records: &'r [Record], topic: &str) -> Vec<&'r str> {
 
 /// Inserts each row, followed by a row of another tenant, and asserts that all events of the other
 /// tenant are delivered.
-fn withstands(scene: &Scene, more: &str, good: &str, topic: &str, rows: &[&str]) -> Vec<Record> {
-    let dead = dead_letter_topic(scene);
-    let attacker = attacker(scene);
-    let walpost = start(scene, &dead, more);
+fn withstands(
+    fixture: &Fixture,
+    more: &str,
+    good: &str,
+    topic: &str,
+    rows: &[&str],
+) -> Vec<Record> {
+    let dead = dead_letter_topic(fixture);
+    let attacker = attacker(fixture);
+    let walpost = start(fixture, &dead, more);
     for (number, row) in rows.iter().enumerate() {
         attacker.run(&format!("INSERT INTO outbox VALUES {row}"));
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox VALUES ('good', '{good}', 'k', '{number}', NULL, NULL, 0)"
         ));
     }
-    let records = scene.wait_for_records(rows.len() * 2);
-    scene.wait_until_confirmed();
+    let records = fixture.wait_for_records(rows.len() * 2);
+    fixture.wait_until_confirmed();
     let expected: Vec<_> = (0..rows.len()).map(|number| number.to_string()).collect();
     assert_eq!(payloads(&records, topic), expected);
     assert_eq!(errors(&records, &dead).len(), rows.len());
     walpost.terminate().expect_code(0);
-    drop_attacker(scene, attacker);
+    drop_attacker(fixture, attacker);
     records
 }
 
 fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
-    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
     let row = |values: &str| values.replace("GOOD", &format!("'{aggregate}'"));
     let rows = [
         "('1', 'nobody.made.this', 'k', 'p', NULL, NULL, 0)",
@@ -130,7 +136,7 @@ fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
     let topic = format!("outbox.event.{aggregate}");
     let rows: Vec<_> = rows.iter().map(String::as_str).collect();
     let more = "timestamp = 'at'\npartition = 'shard'\nmax_row_bytes = '64MiB'";
-    let records = withstands(&scene, more, &aggregate, &topic, &rows);
+    let records = withstands(&fixture, more, &aggregate, &topic, &rows);
     let letter = |id: &str| {
         let found = records.iter().find(|record| {
             record.header_names().contains(&"walpost-error") && record.header("id") == id
@@ -151,8 +157,8 @@ fn rows_of_a_role_with_nothing_but_insert_stop_nobody(exactly_once: bool) {
 }
 
 fn topic_of_the_row_alone_stops_nobody(exactly_once: bool) {
-    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
-    let topic = format!("outbox.event.{}", scene.aggregate(1));
+    let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
+    let topic = format!("outbox.event.{}", fixture.aggregate(1));
     let rows = [
         "('1', '', 'k', 'p', NULL, NULL, 0)",
         "('2', '.', 'k', 'p', NULL, NULL, 0)",
@@ -163,26 +169,26 @@ fn topic_of_the_row_alone_stops_nobody(exactly_once: bool) {
         "('7', 'nobody.made.this', 'k', 'p', NULL, NULL, 0)",
         "('8', E'a\\nb', 'k', 'p', NULL, NULL, 0)",
     ];
-    withstands(&scene, "topic = '{aggregatetype}'", &topic, &topic, &rows);
+    withstands(&fixture, "topic = '{aggregatetype}'", &topic, &topic, &rows);
 }
 
 /// Each row has its own topic: waiting for each of them would take hours.
 #[test]
 fn thousands_of_missing_topics_do_not_hold_up_others() {
     const ROWS: usize = 5000;
-    let scene = Scene::with_table(TABLE);
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::with_table(TABLE);
+    let aggregate = fixture.aggregate(1);
     let topic = format!("outbox.event.{aggregate}");
-    let dead = dead_letter_topic(&scene);
-    let attacker = attacker(&scene);
-    let walpost = start(&scene, &dead, "");
+    let dead = dead_letter_topic(&fixture);
+    let attacker = attacker(&fixture);
+    let walpost = start(&fixture, &dead, "");
     let good = |number: usize| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox VALUES ('good', '{aggregate}', 'k', '{number}', NULL, NULL, 0)"
         ));
     };
     good(0);
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     let memory = walpost.resident_bytes();
     let began = Instant::now();
     attacker.run(&format!(
@@ -192,9 +198,9 @@ fn thousands_of_missing_topics_do_not_hold_up_others() {
          END LOOP; END $$"
     ));
     good(1);
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     let took = began.elapsed();
-    let records = scene.wait_for_records(ROWS + 2);
+    let records = fixture.wait_for_records(ROWS + 2);
     assert_eq!(payloads(&records, &topic), ["0", "1"]);
     assert_eq!(errors(&records, &dead).len(), ROWS);
     // Walpost waits for the first topic, and looks the others up with it or shortly afterwards.
@@ -202,28 +208,28 @@ fn thousands_of_missing_topics_do_not_hold_up_others() {
     let grown = walpost.resident_bytes().saturating_sub(memory);
     assert!(grown < 64 << 20, "{grown} bytes");
     walpost.terminate().expect_code(0);
-    drop_attacker(&scene, attacker);
+    drop_attacker(&fixture, attacker);
 }
 
 #[test]
 fn topic_that_is_created_later_is_used_without_a_restart() {
-    let scene = Scene::with_table(TABLE);
-    let dead = dead_letter_topic(&scene);
-    let aggregate = format!("{}.later", scene.name);
-    let walpost = start(&scene, &dead, "");
+    let fixture = Fixture::with_table(TABLE);
+    let dead = dead_letter_topic(&fixture);
+    let aggregate = format!("{}.later", fixture.name);
+    let walpost = start(&fixture, &dead, "");
     let insert = || {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox VALUES ('1', '{aggregate}', 'k', 'p', NULL, NULL, 0)"
         ));
-        scene.wait_until_confirmed();
+        fixture.wait_until_confirmed();
     };
     insert();
-    assert_eq!(errors(&scene.records(), &dead).len(), 1);
+    assert_eq!(errors(&fixture.records(), &dead).len(), 1);
     let topic = format!("outbox.event.{aggregate}");
-    scene.topic(&topic, 1, &[]);
+    fixture.topic(&topic, 1, &[]);
     wait_until("the topic to be used", || {
         insert();
-        !payloads(&scene.records(), &topic).is_empty()
+        !payloads(&fixture.records(), &topic).is_empty()
     });
     walpost.terminate().expect_code(0);
 }
@@ -231,29 +237,29 @@ fn topic_that_is_created_later_is_used_without_a_restart() {
 /// If the brokers do not respond, it is unknown whether the topic exists.
 fn event_waits_while_brokers_do_not_answer_whether_its_topic_exists(exactly_once: bool) {
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
-    let [first, second] = [scene.aggregate(1), scene.aggregate(1)];
-    let dead = dead_letter_topic(&scene);
-    let mut walpost = start(&scene, &dead, "");
-    scene.insert(&first, "k");
-    scene.wait_until_confirmed();
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+    let [first, second] = [fixture.aggregate(1), fixture.aggregate(1)];
+    let dead = dead_letter_topic(&fixture);
+    let mut walpost = start(&fixture, &dead, "");
+    fixture.insert(&first, "k");
+    fixture.wait_until_confirmed();
     broker.freeze();
-    scene.insert(&second, "k");
+    fixture.insert(&second, "k");
     // Longer than Walpost waits for a missing topic.
     walpost.wait_for_log("Kafka is unreachable");
     broker.thaw();
-    scene.wait_until_confirmed();
-    assert_eq!(errors(&scene.records(), &dead), Vec::<&str>::new());
+    fixture.wait_until_confirmed();
+    assert_eq!(errors(&fixture.records(), &dead), Vec::<&str>::new());
     walpost.terminate().expect_code(0);
-    scene.check_delivered(&[], scene.resends(0));
+    fixture.check_delivered(&[], fixture.resends(0));
 }
 
 #[test]
 fn topic_without_permission_delays_no_other_topic() {
     static BROKER: std::sync::LazyLock<Broker> = std::sync::LazyLock::new(Broker::with_rights);
-    let scene = Scene::on_servers(Server::shared(MAJOR), &BROKER);
-    let [allowed, denied, describable] = [(); 3].map(|()| scene.aggregate(1));
-    let dead = dead_letter_topic(&scene);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &BROKER);
+    let [allowed, denied, describable] = [(); 3].map(|()| fixture.aggregate(1));
+    let dead = dead_letter_topic(&fixture);
     let acls = |rights: &str| {
         let rights = format!("--add --allow-principal User:{SASL_USER} {rights}");
         let rights: Vec<_> = rights.split_whitespace().collect();
@@ -265,8 +271,8 @@ fn topic_without_permission_delays_no_other_topic() {
     acls(&format!(
         "--operation Describe --topic outbox.event.{describable}"
     ));
-    let run = Invocation::new(["run", "--pipeline", &scene.name])
-        .args(["--postgres", &scene.conninfo()])
+    let run = Invocation::new(["run", "--pipeline", &fixture.name])
+        .args(["--postgres", &fixture.conninfo()])
         .args(["--kafka", &BROKER.sasl_address()])
         .args(["-X", "security.protocol=sasl_plaintext"])
         .args(["-X", "sasl.mechanism=PLAIN"])
@@ -280,10 +286,10 @@ fn topic_without_permission_delays_no_other_topic() {
         .env("WALPOST_KAFKA_SASL_PASSWORD", sasl_password());
     let walpost = run.start_streaming();
     for aggregate in [&allowed, &denied, &describable, &allowed] {
-        scene.insert(aggregate, "k");
+        fixture.insert(aggregate, "k");
     }
-    scene.wait_until_confirmed();
-    let records = scene.records();
+    fixture.wait_until_confirmed();
+    let records = fixture.records();
     let good = format!("outbox.event.{allowed}");
     assert_eq!(payloads(&records, &good).len(), 2);
     let errors = errors(&records, &dead);
@@ -299,26 +305,26 @@ fn topic_without_permission_delays_no_other_topic() {
 /// metric names would collide.
 #[test]
 fn topic_that_brokers_refuse_to_create_delays_no_other_topic() {
-    let scene = Scene::with_table(TABLE);
-    let aggregate = format!("{}.a", scene.name);
+    let fixture = Fixture::with_table(TABLE);
+    let aggregate = format!("{}.a", fixture.name);
     let topic = format!("outbox.event.{aggregate}");
-    let dead = dead_letter_topic(&scene);
-    let attacker = attacker(&scene);
+    let dead = dead_letter_topic(&fixture);
+    let attacker = attacker(&fixture);
     let more = "create_topics = { partitions = 1, replication = 1 }";
-    let walpost = start(&scene, &dead, more);
+    let walpost = start(&fixture, &dead, more);
     let insert = |session: &Session, aggregate: &str, payload: &str| {
         session.run(&format!(
             "INSERT INTO outbox VALUES ('1', '{aggregate}', 'k', '{payload}', NULL, NULL, 0)"
         ));
     };
-    insert(&scene.db, &aggregate, "0");
+    insert(&fixture.db, &aggregate, "0");
     // The brokers reject the second of two names that collide, and one request can contain both.
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     insert(&attacker, &aggregate.replace('.', "_"), "p");
-    insert(&scene.db, &aggregate, "1");
-    scene.wait_until_confirmed();
-    scene.expect_topic(&topic);
-    let records = scene.records();
+    insert(&fixture.db, &aggregate, "1");
+    fixture.wait_until_confirmed();
+    fixture.expect_topic(&topic);
+    let records = fixture.records();
     assert_eq!(payloads(&records, &topic), ["0", "1"]);
     let errors = errors(&records, &dead);
     assert!(
@@ -326,16 +332,16 @@ fn topic_that_brokers_refuse_to_create_delays_no_other_topic() {
         "{errors:?}"
     );
     walpost.terminate().expect_code(0);
-    drop_attacker(&scene, attacker);
+    drop_attacker(&fixture, attacker);
 }
 
 /// The topic comes from the configuration, so its absence is for the operator to fix.
 #[test]
 fn missing_topic_that_the_configuration_names_halts() {
-    let scene = Scene::with_table(TABLE);
-    let dead = dead_letter_topic(&scene);
-    let walpost = start(&scene, &dead, "topic = 'nobody.made.this'");
-    scene
+    let fixture = Fixture::with_table(TABLE);
+    let dead = dead_letter_topic(&fixture);
+    let walpost = start(&fixture, &dead, "topic = 'nobody.made.this'");
+    fixture
         .db
         .run("INSERT INTO outbox VALUES ('1', 'a', 'k', 'p', NULL, NULL, 0)");
     walpost
@@ -347,13 +353,13 @@ fn missing_topic_that_the_configuration_names_halts() {
 #[test]
 fn columns_of_the_outbox_that_init_makes_are_bounded() {
     for partitioned in [false, true] {
-        let scene = Scene::bare();
-        let mut init = scene.init();
+        let fixture = Fixture::bare();
+        let mut init = fixture.init();
         if partitioned {
             init = init.arg("--partitioned");
         }
         init.finish().expect_code(0);
-        let attacker = attacker(&scene);
+        let attacker = attacker(&fixture);
         let insert = |kind: usize, id: usize, name: usize| {
             attacker.try_run(&format!(
                 "INSERT INTO outbox (aggregatetype, aggregateid, type)
@@ -373,17 +379,17 @@ fn columns_of_the_outbox_that_init_makes_are_bounded() {
                 Some(constraint)
             );
         }
-        drop_attacker(&scene, attacker);
+        drop_attacker(&fixture, attacker);
     }
 }
 
 #[test]
 fn parts_of_a_published_event_are_bounded() {
     for major in [14, MAJOR, 18] {
-        let scene =
-            Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let fixture =
+            Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
         let publish = |kind: usize, id: usize, name: usize| {
-            scene.db.try_run(&format!(
+            fixture.db.try_run(&format!(
                 "SELECT walpost.publish(repeat('x', {kind}), repeat('x', {id}), repeat('x', {name}), '1')"
             ))
         };
@@ -403,24 +409,24 @@ fn parts_of_a_published_event_are_bounded() {
 /// MiB.
 #[test]
 fn payload_of_many_members_takes_no_more_memory_than_deployments_have() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload jsonb)",
     );
-    let dead = dead_letter_topic(&scene);
-    let aggregate = scene.aggregate(1);
-    let session = attacker(&scene);
+    let dead = dead_letter_topic(&fixture);
+    let aggregate = fixture.aggregate(1);
+    let session = attacker(&fixture);
     session.run(&format!(
         "INSERT INTO outbox SELECT 1, '{aggregate}', 'k', jsonb_object_agg('k' || i, jsonb_build_array(jsonb_build_object('a', i)))
          FROM generate_series(1, 550000) i;
          INSERT INTO outbox VALUES (2, '{aggregate}', 'k', '{{\"a\": 1}}')"
     ));
     let walpost = start(
-        &scene,
+        &fixture,
         &dead,
         "expand_payload = true\nvalue_format = 'json-schema'\n",
     );
-    scene.wait_until_confirmed();
-    let records = scene.records();
+    fixture.wait_until_confirmed();
+    let records = fixture.records();
     let delivered = records.iter().filter(|record| record.topic != dead);
     let texts: Vec<_> = delivered.map(Record::text).collect();
     assert_eq!(texts.len(), 1);
@@ -429,25 +435,25 @@ fn payload_of_many_members_takes_no_more_memory_than_deployments_have() {
     let most = walpost.peak_memory();
     assert!(most < 200 << 20, "it took {most} bytes");
     walpost.terminate().expect_code(0);
-    drop_attacker(&scene, session);
+    drop_attacker(&fixture, session);
 }
 
 /// `walpost verify` considers a record with that header to have been sent again by an operator.
 #[test]
 fn row_does_not_pass_for_one_that_was_sent_again() {
-    let scene = Scene::with_table(TABLE);
-    let dead = dead_letter_topic(&scene);
-    let aggregate = scene.aggregate(1);
-    let session = attacker(&scene);
-    let walpost = start(&scene, &dead, "");
+    let fixture = Fixture::with_table(TABLE);
+    let dead = dead_letter_topic(&fixture);
+    let aggregate = fixture.aggregate(1);
+    let session = attacker(&fixture);
+    let walpost = start(&fixture, &dead, "");
     for header in ["walpost-replay", "walpost-error"] {
         session.run(&format!(
             "INSERT INTO outbox (id, aggregatetype, aggregateid, payload, headers)
              VALUES ('{header}', '{aggregate}', 'k', 'x', '{{\"{header}\": \"1\"}}')"
         ));
     }
-    scene.wait_until_confirmed();
-    let records = scene.records();
+    fixture.wait_until_confirmed();
+    let records = fixture.records();
     assert_eq!(records.len(), 2, "{records:?}");
     for record in &records {
         assert_eq!(record.topic, dead);
@@ -457,27 +463,27 @@ fn row_does_not_pass_for_one_that_was_sent_again() {
         );
     }
     walpost.terminate().expect_code(0);
-    drop_attacker(&scene, session);
+    drop_attacker(&fixture, session);
 }
 
 /// This limits all batches from then on, so the operator must be able to find the topic that causes
 /// it.
 #[test]
 fn topic_that_takes_next_to_nothing_is_warned_of() {
-    let scene = Scene::with_table(TABLE);
-    let dead = dead_letter_topic(&scene);
-    let narrow = format!("{}-narrow", scene.name);
+    let fixture = Fixture::with_table(TABLE);
+    let dead = dead_letter_topic(&fixture);
+    let narrow = format!("{}-narrow", fixture.name);
     let topic = format!("outbox.event.{narrow}");
-    scene.topic(&topic, 1, &[("max.message.bytes", "300")]);
-    let mut walpost = start(&scene, &dead, "");
-    scene.db.run(&format!(
+    fixture.topic(&topic, 1, &[("max.message.bytes", "300")]);
+    let mut walpost = start(&fixture, &dead, "");
+    fixture.db.run(&format!(
         "INSERT INTO outbox (id, aggregatetype, aggregateid, payload)
          SELECT i, '{narrow}', 'k', repeat('x', 100) FROM generate_series(1, 20) i"
     ));
     let line = walpost.wait_for_log("slow down delivery to all topics");
     assert!(line.contains("WARN") && line.contains(&topic), "{line}");
-    scene.wait_until_confirmed();
-    let records = scene.records();
+    fixture.wait_until_confirmed();
+    let records = fixture.records();
     assert_eq!(
         records
             .iter()

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use crate::support::fixture::Fixture;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 /// A proxy to a real server that inserts `count` messages at the start of the first replication
@@ -51,8 +51,8 @@ impl Flood {
         Self { port, is_over }
     }
 
-    fn conninfo(&self, scene: &Scene<'_>) -> String {
-        let (port, database) = (self.port, &scene.name);
+    fn conninfo(&self, fixture: &Fixture<'_>) -> String {
+        let (port, database) = (self.port, &fixture.name);
         format!("host=127.0.0.1 port={port} user=postgres dbname={database} sslmode=disable")
     }
 
@@ -133,13 +133,16 @@ fn relation(oid: u32, name: &str) -> Vec<u8> {
 
 /// Delivers an event after the flood, and returns Walpost's peak memory.
 fn survive(count: u32, message: fn(u32) -> Vec<u8>) -> u64 {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let flood = Flood::start(scene.server.port, count, message);
-    let walpost = scene.with_conninfo(&flood.conninfo(&scene)).run().start();
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let flood = Flood::start(fixture.server.port, count, message);
+    let walpost = fixture
+        .with_conninfo(&flood.conninfo(&fixture))
+        .run()
+        .start();
     flood.wait_until_over();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     let most = walpost.peak_memory();
     walpost.terminate().expect_code(0);
     most
@@ -161,17 +164,17 @@ fn server_that_describes_ever_new_tables_takes_no_memory() {
 
 #[test]
 fn server_that_sends_notices_without_end_fills_no_log() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let flood = Flood::start(scene.server.port, 100_000, |_| {
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let flood = Flood::start(fixture.server.port, 100_000, |_| {
         framed(b'N', &[b"SNOTICE\0C00000\0M", &[b'x'; 2000], b"\0\0"])
     });
     let log = reaper::folder("log").join("log");
-    let run = scene.with_conninfo(&flood.conninfo(&scene)).run();
+    let run = fixture.with_conninfo(&flood.conninfo(&fixture)).run();
     let walpost = run.log_to(File::create(&log).unwrap()).start();
     flood.wait_until_over();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);
     let text = fs::read_to_string(&log).unwrap();
     assert!(text.contains("notice from PostgreSQL"), "{text:.1000}");

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, wait_until};
 
 for_each_outbox! {
@@ -15,21 +15,21 @@ for_each_outbox! {
 }
 
 /// Writes two megabytes of WAL that does not concern the outbox.
-fn write_elsewhere(scene: &Scene) {
-    scene.db.run(
+fn write_elsewhere(fixture: &Fixture) {
+    fixture.db.run(
         "CREATE TABLE IF NOT EXISTS elsewhere (note text);
          INSERT INTO elsewhere SELECT repeat('x', 200) FROM generate_series(1, 10000)",
     );
 }
 
 fn slot_moves_while_only_other_tables_are_written(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox);
-    let walpost = scene.start();
+    let fixture = Fixture::with_outbox(outbox);
+    let walpost = fixture.start();
     for _ in 0..3 {
-        let before = scene.confirmed();
-        write_elsewhere(&scene);
-        let written = scene.wal_position();
-        wait_until("the slot to follow", || scene.confirmed() >= written);
+        let before = fixture.confirmed();
+        write_elsewhere(&fixture);
+        let written = fixture.wal_position();
+        wait_until("the slot to follow", || fixture.confirmed() >= written);
         assert!(written > before);
     }
     walpost.terminate().expect_code(0);
@@ -37,29 +37,29 @@ fn slot_moves_while_only_other_tables_are_written(outbox: Outbox) {
 
 #[test]
 fn slot_moves_while_only_another_database_is_written() {
-    let scene = Scene::new();
-    let walpost = scene.start();
-    let other = Scene::bare();
+    let fixture = Fixture::new();
+    let walpost = fixture.start();
+    let other = Fixture::bare();
     write_elsewhere(&other);
-    let written = scene.wal_position();
-    wait_until("the slot to follow", || scene.confirmed() >= written);
+    let written = fixture.wal_position();
+    wait_until("the slot to follow", || fixture.confirmed() >= written);
     walpost.terminate().expect_code(0);
 }
 
 fn slot_does_not_pass_an_event_that_kafka_has_not_taken(outbox: Outbox) {
     let broker = Broker::borrowed();
-    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "first");
-    scene.wait_for_records(1);
+    let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "first");
+    fixture.wait_for_records(1);
     broker.freeze();
-    scene.insert(&aggregate, "not taken");
-    let open = scene.history().pop().unwrap().end;
-    write_elsewhere(&scene);
+    fixture.insert(&aggregate, "not taken");
+    let open = fixture.history().pop().unwrap().end;
+    write_elsewhere(&fixture);
     assert_stays("before the event", Duration::from_secs(3), || {
-        scene.confirmed() < open
+        fixture.confirmed() < open
     });
     broker.thaw();
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.settle(walpost, &[], Resends::Never);
 }

@@ -4,15 +4,15 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server, debian_binaries};
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 /// Lists everything in the database that `init` could create.
-pub(crate) fn objects(scene: &Scene) -> Vec<Vec<Option<String>>> {
-    scene.db.rows(
+pub(crate) fn objects(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
+    fixture.db.rows(
         "SELECT 'table', c.oid::regclass::text FROM pg_class c
              JOIN pg_namespace n ON n.oid = c.relnamespace
              WHERE n.nspname IN ('public', 'walpost') AND relkind IN ('r', 'p', 'i')
@@ -36,15 +36,15 @@ pub(crate) const WRITE: &str =
 #[test]
 fn init_makes_everything_and_twice_does_no_harm() {
     for major in MAJORS {
-        let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
-        assert_eq!(objects(&scene), Vec::<Vec<_>>::new());
-        scene.init().finish().expect_code(0);
-        let made = objects(&scene);
+        let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
+        assert_eq!(objects(&fixture), Vec::<Vec<_>>::new());
+        fixture.init().finish().expect_code(0);
+        let made = objects(&fixture);
         for (kind, name) in [
             ("table", "outbox"),
             ("table", "walpost.journal"),
-            ("publication", &*scene.slot()),
-            ("slot", &*scene.slot()),
+            ("publication", &*fixture.slot()),
+            ("slot", &*fixture.slot()),
         ] {
             let wanted = vec![Some(kind.to_owned()), Some(name.to_owned())];
             assert!(
@@ -52,23 +52,26 @@ fn init_makes_everything_and_twice_does_no_harm() {
                 "{major}: no {kind} {name} in {made:?}"
             );
         }
-        let confirmed = scene.confirmed();
-        scene.insert("kept", "k");
-        scene.db.run(WRITE);
-        scene.init().finish().expect_code(0);
-        assert_eq!(objects(&scene), made, "{major}");
+        let confirmed = fixture.confirmed();
+        fixture.insert("kept", "k");
+        fixture.db.run(WRITE);
+        fixture.init().finish().expect_code(0);
+        assert_eq!(objects(&fixture), made, "{major}");
         assert_eq!(
-            scene.confirmed(),
+            fixture.confirmed(),
             confirmed,
             "{major}: the slot was touched"
         );
-        assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
+        assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
         let actions = "SELECT action FROM walpost.journal ORDER BY id";
         let one = |text: &str| vec![Some(text.to_owned())];
-        assert_eq!(scene.db.rows(actions), [one("snapshot"), one("skip")]);
+        assert_eq!(fixture.db.rows(actions), [one("snapshot"), one("skip")]);
         let published = "SELECT tablename FROM pg_publication_tables";
-        assert_eq!(scene.db.rows(published), [vec![Some("outbox".to_owned())]]);
-        let publication = scene.db.rows(
+        assert_eq!(
+            fixture.db.rows(published),
+            [vec![Some("outbox".to_owned())]]
+        );
+        let publication = fixture.db.rows(
             "SELECT pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot FROM pg_publication",
         );
         assert_eq!(
@@ -80,32 +83,32 @@ fn init_makes_everything_and_twice_does_no_harm() {
 
 #[test]
 fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
-    let scene = Scene::bare();
-    let finished = scene.init().arg("--print").finish().expect_code(0);
-    assert_eq!(objects(&scene), Vec::<Vec<_>>::new());
+    let fixture = Fixture::bare();
+    let finished = fixture.init().arg("--print").finish().expect_code(0);
+    assert_eq!(objects(&fixture), Vec::<Vec<_>>::new());
     let sql = finished.stdout;
     for part in [
         "CREATE TABLE",
         "CREATE PUBLICATION",
         "pg_create_logical_replication_slot",
-        &scene.slot(),
+        &fixture.slot(),
     ] {
         assert!(sql.contains(part), "no {part} in:\n{sql}");
     }
     let file = reaper::folder("printed").join("init.sql");
     fs::write(&file, sql).unwrap();
-    psql(&scene, &file);
-    let printed = objects(&scene);
-    let other = Scene::new();
-    let made = format!("{:?}", objects(&other)).replace(&other.name, &scene.name);
+    psql(&fixture, &file);
+    let printed = objects(&fixture);
+    let other = Fixture::new();
+    let made = format!("{:?}", objects(&other)).replace(&other.name, &fixture.name);
     assert_eq!(format!("{printed:?}"), made);
 }
 
 #[test]
 fn init_refuses_an_update_of_an_event() {
-    let scene = Scene::new();
-    scene.insert("a", "k");
-    let refused = scene
+    let fixture = Fixture::new();
+    fixture.insert("a", "k");
+    let refused = fixture
         .db
         .try_run("UPDATE outbox SET type = 'changed'")
         .unwrap_err();
@@ -114,17 +117,17 @@ fn init_refuses_an_update_of_an_event() {
         message.contains("UPDATE") && message.contains("outbox"),
         "{message}"
     );
-    let conflict = scene
+    let conflict = fixture
         .insert_sql("a", "k")
         .replace("gen_random_uuid()", "(SELECT id FROM outbox LIMIT 1)");
     let conflict = conflict.trim_end_matches(';');
-    scene
+    fixture
         .db
         .try_run(&format!(
             "{conflict} ON CONFLICT (id) DO UPDATE SET type = 'changed'"
         ))
         .unwrap_err();
-    scene
+    fixture
         .db
         .run(&format!("{conflict} ON CONFLICT (id) DO NOTHING"));
 }
@@ -132,42 +135,42 @@ fn init_refuses_an_update_of_an_event() {
 #[test]
 fn init_times_out_on_a_lock_and_leaves_no_partial_slot() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::bare_on_servers(&server, Broker::shared());
-    let other = server.session(&scene.name);
+    let fixture = Fixture::bare_on_servers(&server, Broker::shared());
+    let other = server.session(&fixture.name);
     other.run("CREATE TABLE busy (); BEGIN; INSERT INTO busy DEFAULT VALUES");
-    let finished = scene.init().args(["--lock-timeout", "1s"]).finish();
+    let finished = fixture.init().args(["--lock-timeout", "1s"]).finish();
     finished
         .expect_code(3)
         .expect_mentions(&["transaction", "Everything but the slot is there"]);
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE plugin = 'pgoutput'";
     // The server reports the error before it drops the unfinished slot.
-    wait_until("the slot to be gone", || scene.db.number(slots) == 0);
+    wait_until("the slot to be gone", || fixture.db.number(slots) == 0);
     other.run("COMMIT");
-    scene.init().finish().expect_code(0);
-    assert_eq!(scene.db.number(slots), 1);
+    fixture.init().finish().expect_code(0);
+    assert_eq!(fixture.db.number(slots), 1);
 }
 
 #[test]
 fn run_init_creates_missing_objects_first() {
-    let scene = Scene::bare();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(&["--init"]);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    let fixture = Fixture::bare();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(&["--init"]);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);
 }
 
 /// Runs one of the SQL files of the repository.
-pub(crate) fn psql_file(scene: &Scene, name: &str) {
+pub(crate) fn psql_file(fixture: &Fixture, name: &str) {
     psql(
-        scene,
+        fixture,
         &Path::new(env!("CARGO_MANIFEST_DIR")).join("sql").join(name),
     );
 }
 
 /// Runs a file with psql, as an operator would.
-pub(crate) fn psql(scene: &Scene, file: &Path) {
-    let output = try_psql(scene, file);
+pub(crate) fn psql(fixture: &Fixture, file: &Path) {
+    let output = try_psql(fixture, file);
     assert!(
         output.status.success(),
         "{}: {}",
@@ -177,8 +180,8 @@ pub(crate) fn psql(scene: &Scene, file: &Path) {
 }
 
 /// As [`psql`], but returns the output even if psql fails.
-pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
-    let name = scene.slot();
+pub(crate) fn try_psql(fixture: &Fixture, file: &Path) -> Output {
+    let name = fixture.slot();
     let installed = debian_binaries(MAJOR).join("psql");
     let program = if installed.exists() {
         installed
@@ -186,16 +189,16 @@ pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
         "psql".into()
     };
     Command::new(program)
-        .args(["--no-psqlrc", "--dbname", &scene.conninfo()])
+        .args(["--no-psqlrc", "--dbname", &fixture.conninfo()])
         .args([
             "-v",
             &format!("publication={name}"),
             "-v",
             &format!("slot={name}"),
         ])
-        .args(["-v", &format!("pipeline={}", scene.name)])
+        .args(["-v", &format!("pipeline={}", fixture.name)])
         .args(["-v", "writer=postgres", "-v", "owner=postgres"])
-        .args(["-v", &format!("role={}", scene.name), "--file"])
+        .args(["-v", &format!("role={}", fixture.name), "--file"])
         .arg(file)
         .output()
         .expect("psql runs")
@@ -206,12 +209,12 @@ pub(crate) fn try_psql(scene: &Scene, file: &Path) -> Output {
 fn several_at_once_all_succeed() {
     for count in [2, 5] {
         for _ in 0..4 {
-            let scene = Scene::bare();
-            let started: Vec<_> = (0..count).map(|_| scene.init().start()).collect();
+            let fixture = Fixture::bare();
+            let started: Vec<_> = (0..count).map(|_| fixture.init().start()).collect();
             for init in started {
                 init.finish().expect_code(0);
             }
-            let walpost = scene.start_and_confirm_one(&scene.aggregate(1), "k");
+            let walpost = fixture.start_and_confirm_one(&fixture.aggregate(1), "k");
             walpost.terminate().expect_code(0);
         }
     }
@@ -221,30 +224,30 @@ fn several_at_once_all_succeed() {
 #[test]
 fn several_at_once_in_different_databases_create_one_role() {
     for _ in 0..4 {
-        let scenes = [Scene::bare(), Scene::bare(), Scene::bare()];
-        let role = format!("role_of_{}", scenes[0].name);
-        let started: Vec<_> = scenes
+        let fixtures = [Fixture::bare(), Fixture::bare(), Fixture::bare()];
+        let role = format!("role_of_{}", fixtures[0].name);
+        let started: Vec<_> = fixtures
             .iter()
-            .map(|scene| scene.invoke("init").args(["--role", &role]).start())
+            .map(|fixture| fixture.invoke("init").args(["--role", &role]).start())
             .collect();
         for init in started {
             init.finish().expect_code(0);
         }
-        for scene in &scenes {
-            scene.db.run(&format!("DROP OWNED BY {role}"));
+        for fixture in &fixtures {
+            fixture.db.run(&format!("DROP OWNED BY {role}"));
         }
-        scenes[0].db.drop_role(&role);
+        fixtures[0].db.drop_role(&role);
     }
 }
 
 #[test]
 fn session_that_keeps_the_lock_of_init_is_named() {
     const KEY: &str = "x'77616c70'::int, 0";
-    let scene = Scene::bare();
-    let other = scene.server.session(&scene.name);
+    let fixture = Fixture::bare();
+    let other = fixture.server.session(&fixture.name);
     other.run(&format!("SELECT pg_advisory_lock({KEY})"));
     let pid = other.number("SELECT pg_backend_pid()");
-    scene
+    fixture
         .init()
         .args(["--lock-timeout", "300ms"])
         .finish()
@@ -254,7 +257,7 @@ fn session_that_keeps_the_lock_of_init_is_named() {
             &format!("SELECT pg_catalog.pg_terminate_backend({pid})"),
             "Nothing was changed",
         ]);
-    let init = scene.init().start();
+    let init = fixture.init().start();
     other.run(&format!("SELECT pg_advisory_unlock({KEY})"));
     init.finish().expect_code(0);
 }
@@ -262,8 +265,8 @@ fn session_that_keeps_the_lock_of_init_is_named() {
 #[test]
 fn sql_files_run_by_hand_create_what_init_creates() {
     for major in MAJORS {
-        let by_init = Scene::on_servers(Server::shared(major), Broker::shared());
-        let by_hand = Scene::bare_on_servers(Server::shared(major), Broker::shared());
+        let by_init = Fixture::on_servers(Server::shared(major), Broker::shared());
+        let by_hand = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
         for _ in 0..2 {
             for file in [
                 "guard.sql",
@@ -276,7 +279,8 @@ fn sql_files_run_by_hand_create_what_init_creates() {
                 psql_file(&by_hand, file);
             }
         }
-        let made = |scene: &Scene| format!("{:?}", objects(scene)).replace(&scene.name, "NAME");
+        let made =
+            |fixture: &Fixture| format!("{:?}", objects(fixture)).replace(&fixture.name, "NAME");
         assert_eq!(made(&by_hand), made(&by_init), "{major}");
         let aggregate = by_hand.aggregate(1);
         let walpost = by_hand.start();
@@ -298,11 +302,11 @@ fn sql_files_run_by_hand_create_what_init_creates() {
 #[test]
 fn sql_file_of_the_role_can_be_run_twice() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
-    psql_file(&scene, "role.sql");
-    psql_file(&scene, "role.sql");
-    let conninfo = scene.conninfo_as(&scene.name);
-    let walpost = scene.with_conninfo(&conninfo).run().start_streaming();
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    psql_file(&fixture, "role.sql");
+    psql_file(&fixture, "role.sql");
+    let conninfo = fixture.conninfo_as(&fixture.name);
+    let walpost = fixture.with_conninfo(&conninfo).run().start_streaming();
     walpost.terminate().expect_code(0);
 }
 
@@ -318,11 +322,11 @@ fn journal_of_another_make_is_refused() {
             "column id integer, column at date",
         ),
     ] {
-        let scene = Scene::bare();
-        scene.db.run(&format!(
+        let fixture = Fixture::bare();
+        fixture.db.run(&format!(
             "CREATE SCHEMA walpost; CREATE TABLE walpost.journal ({columns})"
         ));
-        let finished = scene.init().finish().expect_code(3);
+        let finished = fixture.init().finish().expect_code(3);
         finished.expect_mentions(&[says]);
     }
 }
@@ -330,25 +334,25 @@ fn journal_of_another_make_is_refused() {
 #[test]
 fn id_of_an_event_is_a_uuid_that_rises_with_time() {
     for major in MAJORS {
-        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
+        let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
         for _ in 0..2 {
-            scene.db.run(
+            fixture.db.run(
                 "INSERT INTO outbox (aggregatetype, aggregateid, type) VALUES ('a', 'k', 't')",
             );
         }
         let version = "SELECT count(*) FROM outbox WHERE substr(id::text, 15, 1) = '7'";
-        assert_eq!(scene.db.number(version), 2, "{major}");
+        assert_eq!(fixture.db.number(version), 2, "{major}");
         let seconds = "SELECT abs(extract(epoch FROM now())::bigint
              - ('x' || left(replace(max(id::text), '-', ''), 12))::bit(48)::bigint / 1000) FROM outbox";
-        assert!(scene.db.number(seconds) < 60, "{major}");
+        assert!(fixture.db.number(seconds) < 60, "{major}");
     }
 }
 
 #[test]
 fn event_that_is_too_large_is_refused_to_its_writer() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let insert = |bytes: usize| {
-        scene.db.try_run(&format!(
+        fixture.db.try_run(&format!(
             "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
              VALUES ('a', 'k', 't', to_jsonb(repeat('x', {bytes})))"
         ))
@@ -368,16 +372,16 @@ fn writer_may_send_events_and_do_nothing_else_to_the_table() {
             "",
             "CREATE TABLE outbox (id bigserial PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
         ] {
-            let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
-            let shop = format!("{}_shop", scene.name);
-            scene.db.run(&format!(
+            let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
+            let shop = format!("{}_shop", fixture.name);
+            fixture.db.run(&format!(
                 "CREATE ROLE {shop} LOGIN; REVOKE ALL ON SCHEMA public FROM PUBLIC; {create}"
             ));
-            let shop_session = scene.server.session_as(&shop, &scene.name);
+            let shop_session = fixture.server.session_as(&shop, &fixture.name);
             let insert = "INSERT INTO outbox (aggregatetype, aggregateid, type, payload) VALUES ('a', 'k', 't', '{}')";
-            scene.init().finish().expect_code(0);
+            fixture.init().finish().expect_code(0);
             shop_session.try_run(insert).unwrap_err();
-            let init = || scene.init().env("WALPOST_WRITER", &shop).finish();
+            let init = || fixture.init().env("WALPOST_WRITER", &shop).finish();
             init().expect_code(0);
             init().expect_code(0);
             shop_session.run(insert);
@@ -391,7 +395,7 @@ fn writer_may_send_events_and_do_nothing_else_to_the_table() {
                 shop_session.try_run(refused).expect_err(refused);
             }
             drop(shop_session);
-            scene
+            fixture
                 .db
                 .run(&format!("DROP OWNED BY {shop}; DROP ROLE {shop}"));
         }
@@ -400,30 +404,30 @@ fn writer_may_send_events_and_do_nothing_else_to_the_table() {
 
 #[test]
 fn table_that_existed_before_is_not_locked_for_a_trigger_that_is_not_added() {
-    let scene = Scene::bare();
-    scene.db.run(
+    let fixture = Fixture::bare();
+    fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
     );
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "ALTER DATABASE {} SET lock_timeout = '2s'",
-        scene.name
+        fixture.name
     ));
-    let writer = scene.server.session(&scene.name);
+    let writer = fixture.server.session(&fixture.name);
     writer.run("BEGIN; INSERT INTO outbox VALUES (1, 'a', 'k', 't', 'p')");
-    psql_file(&scene, "no_update.sql");
+    psql_file(&fixture, "no_update.sql");
     writer.run("COMMIT");
 }
 
 /// Whoever created the role could log in as it.
 #[test]
 fn hint_about_an_existing_role_says_that_its_creator_may_know_the_password() {
-    let scene = Scene::bare();
-    let role = format!("{}_role", scene.name);
-    scene
+    let fixture = Fixture::bare();
+    let role = format!("{}_role", fixture.name);
+    fixture
         .db
         .run(&format!("CREATE ROLE {role} LOGIN PASSWORD 'known'"));
-    let init = scene.invoke("init").args(["--role", &role]).finish();
-    scene.db.run(&format!("DROP ROLE {role}"));
+    let init = fixture.invoke("init").args(["--role", &role]).finish();
+    fixture.db.run(&format!("DROP ROLE {role}"));
     init.expect_mentions(&[
         "exists without LOGIN and REPLICATION",
         "may know its password",

@@ -8,11 +8,11 @@ use std::thread;
 
 use serde_json::Value;
 
+use crate::support::fixture::Fixture;
 use crate::support::http::Http;
 use crate::support::kafka::Broker;
 use crate::support::lsn::lsn_text;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::wait::{WAIT_TIMEOUT, wait_for, wait_until};
 use crate::support::walpost::{Finished, Invocation};
 
@@ -233,25 +233,25 @@ fn server_errors_cannot_forge_log_lines_responses_or_systemd_status() {
 /// The id of an event is chosen by the writer.
 #[test]
 fn event_ids_are_escaped_everywhere() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id text PRIMARY KEY, aggregatetype text, aggregateid text, payload text,
          created_at timestamptz DEFAULT now())",
     );
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let id = literal(EVIL);
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES ({id}, 'not a topic', 'k', '{{}}')"
     ));
     let mut findings = Findings::default();
-    let halted = scene.run().finish().expect_code(3);
+    let halted = fixture.run().finish().expect_code(3);
     findings.check_output("a halt", &halted);
-    let end = lsn_text(scene.history()[0].end);
-    let skip = scene.skip(&end).arg("--dry-run").finish().expect_code(0);
+    let end = lsn_text(fixture.history()[0].end);
+    let skip = fixture.skip(&end).arg("--dry-run").finish().expect_code(0);
     findings.check_output("skip", &skip);
-    let verified = scene.verify().finish().expect_code(1);
+    let verified = fixture.verify().finish().expect_code(1);
     findings.check_output("verify: unroutable", &verified);
     let file = reaper::folder("verify").join("findings.json");
-    let json = scene
+    let json = fixture
         .verify()
         .arg("--json")
         .arg("--output")
@@ -263,22 +263,22 @@ fn event_ids_are_escaped_everywhere() {
     assert!(json.to_string().contains("fake line"), "{json}");
 
     // The event would now be sent, but has never been.
-    scene
+    fixture
         .db
         .run(&format!("UPDATE outbox SET aggregatetype = '{aggregate}'"));
     // Without the row, nothing detects that the slot was moved.
-    scene.db.run("DELETE FROM walpost.slot_state");
-    scene.db.rows(&format!(
+    fixture.db.run("DELETE FROM walpost.slot_state");
+    fixture.db.rows(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{}', pg_current_wal_lsn())",
-        scene.slot()
+        fixture.slot()
     ));
     // Without a running pipeline, `verify` would count the event as still to come.
-    let walpost = scene.start();
-    let missing = scene.verify().finish().expect_code(1);
+    let walpost = fixture.start();
+    let missing = fixture.verify().finish().expect_code(1);
     walpost.terminate().expect_code(0);
     assert!(missing.stdout.contains("MISSING"), "{missing:?}");
     findings.check_output("verify: missing", &missing);
-    let replay = scene.replay(&[
+    let replay = fixture.replay(&[
         "--dry-run",
         "--id",
         EVIL,
@@ -291,21 +291,21 @@ fn event_ids_are_escaped_everywhere() {
 
 #[test]
 fn checkpoint_escapes_the_id_of_the_last_event() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id text PRIMARY KEY, aggregatetype text, aggregateid text, payload text)",
     )
     .exactly_once();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     let id = literal(EVIL);
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '{{}}')"
     ));
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    let shown = scene.checkpoint("show").finish().expect_code(0);
+    let shown = fixture.checkpoint("show").finish().expect_code(0);
     expect_shown_tame("checkpoint show", &shown);
-    let json = scene
+    let json = fixture
         .checkpoint("show")
         .arg("--json")
         .finish()
@@ -318,14 +318,14 @@ fn checkpoint_escapes_the_id_of_the_last_event() {
 /// Names of tables are chosen by their owners, including those that retention finds.
 #[test]
 fn table_and_column_names_are_escaped() {
-    let scene = Scene::bare();
+    let fixture = Fixture::bare();
     let name = format!("out{EVIL}").replace('\0', "");
     let cut: String = name.chars().take(40).collect();
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE TABLE \"{cut}\" (id int, aggregatetype text, aggregateid text, payload text)"
     ));
     let table = format!("public.\"{cut}\"");
-    let with_table = |command: &str| scene.invoke(command).args(["--table", &table]);
+    let with_table = |command: &str| fixture.invoke(command).args(["--table", &table]);
     let mut findings = Findings::default();
     let made = with_table("init").finish().expect_code(0);
     findings.check_output("init", &made);
@@ -340,7 +340,7 @@ fn table_and_column_names_are_escaped() {
         forged.is_none_or(|line| line.contains("over")),
         "{forged:?}"
     );
-    let checked = with_table("check").args(["--kafka", &scene.broker.address()]);
+    let checked = with_table("check").args(["--kafka", &fixture.broker.address()]);
     findings.check_output("check", &checked.finish());
     let kept = with_table("maintain").args(["--retention", "1s"]).finish();
     findings.check_output("maintain", &kept);
@@ -350,8 +350,8 @@ fn table_and_column_names_are_escaped() {
 /// Any program that listens on Walpost's address can answer `walpost status`.
 #[test]
 fn status_escapes_responses_of_other_programs() {
-    let scene = Scene::new();
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let fixture = Fixture::new();
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
     wait_until("readiness", || http.get("/readyz").code == 200);
     let mut status = http.status();
@@ -406,15 +406,15 @@ fn page_escapes_an_error() {
 /// A record is data and has to be delivered unchanged, even if standard output is a terminal.
 #[test]
 fn records_on_standard_output_are_escaped_json_with_the_same_values() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
-    let walpost = scene
+    let walpost = fixture
         .invoke("run")
         .args(["--sink", "stdout"])
         .start_streaming();
     let evil = literal(EVIL);
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, 'order', {evil}, {evil})"
     ));
     let line = wait_for("a record", || {

@@ -1,9 +1,9 @@
 //! Brokers that answer with error codes unknown to librdkafka, because they are newer or hostile.
 
 use crate::support::error_codes::ResponseKind;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
@@ -21,11 +21,11 @@ fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker)
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker)
         .behind_proxy(&kafka)
         .in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_and_confirm_one(&aggregate, "k");
     let mut answers = vec![ResponseKind::Produce, ResponseKind::Metadata];
     if exactly_once {
         answers.extend([
@@ -39,16 +39,16 @@ fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once
     for answer in answers {
         for code in CODES {
             codes.replace(answer, code);
-            scene.insert(&aggregate, "k");
+            fixture.insert(&aggregate, "k");
             // Makes the pipeline start again and repeat all of its requests.
             kafka.cut();
-            scene.end_walsender();
+            fixture.end_walsender();
             wait_until("an answer with another code", || {
                 survives(&mut walpost, (answer, code));
                 codes.changed_responses() > 0
             });
             codes.stop_replacing();
-            scene.wait_until_confirmed();
+            fixture.wait_until_confirmed();
             survives(&mut walpost, (answer, code));
         }
     }
@@ -58,7 +58,7 @@ fn error_codes_that_librdkafka_does_not_know_do_not_end_the_process(exactly_once
         walpost.log()
     );
     walpost.terminate().expect_code(0);
-    scene.wait_for_ids(&scene.history());
+    fixture.wait_for_ids(&fixture.history());
 }
 
 /// A fleet has pipelines of several owners, each with their own brokers.
@@ -67,15 +67,15 @@ fn brokers_of_one_pipeline_do_not_end_the_others() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
-    let hostile = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
-    let other = Scene::new();
+    let hostile = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let other = Fixture::new();
     let (attacked, aggregate) = (hostile.aggregate(1), other.aggregate(1));
-    let pipeline = |scene: &Scene| {
+    let pipeline = |fixture: &Fixture| {
         format!(
             "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\nkafka = {{ \"bootstrap.servers\" = \"{}\" }}\n",
-            scene.name,
-            scene.conninfo(),
-            scene.kafka()
+            fixture.name,
+            fixture.conninfo(),
+            fixture.kafka()
         )
     };
     let file = config_file(pipeline(&hostile) + &pipeline(&other));
@@ -102,10 +102,10 @@ fn topic_that_a_broker_refuses_to_create_with_an_unknown_code_does_not_end_the_p
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
     let codes = kafka.error_codes();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     codes.replace(ResponseKind::CreateTopics, 9999);
-    let mut walpost = scene.start_with(&["--create-topics", "1:1"]);
-    scene.insert("new", "k");
+    let mut walpost = fixture.start_with(&["--create-topics", "1:1"]);
+    fixture.insert("new", "k");
     wait_until("an answer with another code", || {
         codes.changed_responses() > 0
     });

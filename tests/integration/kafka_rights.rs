@@ -2,39 +2,39 @@
 
 use std::sync::LazyLock;
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
 /// A broker that grants the SASL user nothing by default.
 static BROKER: LazyLock<Broker> = LazyLock::new(Broker::with_rights);
 
 struct RestrictedBroker {
-    scene: Scene<'static>,
+    fixture: Fixture<'static>,
     /// The topic of the events.
     topic: String,
 }
 
 impl RestrictedBroker {
     fn new() -> Self {
-        let scene = Scene::on_servers(Server::shared(MAJOR), &BROKER);
-        let aggregate = scene.aggregate(1);
-        scene.insert(&aggregate, "k");
+        let fixture = Fixture::on_servers(Server::shared(MAJOR), &BROKER);
+        let aggregate = fixture.aggregate(1);
+        fixture.insert(&aggregate, "k");
         let topic = format!("outbox.event.{aggregate}");
-        Self { scene, topic }
+        Self { fixture, topic }
     }
 
     fn insert_event(&self) {
         let aggregate = self.topic.strip_prefix("outbox.event.").unwrap();
-        self.scene.insert(aggregate, "again");
+        self.fixture.insert(aggregate, "again");
     }
 
     /// Returns a command that connects as the SASL user.
     fn command(&self, words: &[&str]) -> Invocation {
         Invocation::new(words)
-            .args(["--pipeline", &self.scene.name])
-            .args(["--postgres", &self.scene.conninfo()])
+            .args(["--pipeline", &self.fixture.name])
+            .args(["--postgres", &self.fixture.conninfo()])
             .args(["--kafka", &BROKER.sasl_address()])
             .args(["-X", "security.protocol=sasl_plaintext"])
             .args(["-X", "sasl.mechanism=PLAIN"])
@@ -44,7 +44,7 @@ impl RestrictedBroker {
 
     fn expect_delivery(&self, words: &[&str]) {
         let walpost = self.command(words).start_streaming();
-        self.scene.wait_until_confirmed();
+        self.fixture.wait_until_confirmed();
         walpost.terminate().expect_code(0);
         assert!(BROKER.count(std::slice::from_ref(&self.topic)) > 0);
     }
@@ -111,7 +111,7 @@ fn at_least_once_needs_write_on_its_topics() {
     guest.revoke("Write", &topic);
     guest.grant("Describe", &topic);
     guest
-        .scene
+        .fixture
         .insert(guest.topic.strip_prefix("outbox.event.").unwrap(), "again");
     assert_eq!(guest.grant_missing_right(&["run"]), needed);
     guest.expect_delivery(&["run"]);
@@ -124,10 +124,10 @@ fn create_topics_needs_create_on_them() {
         "--add --allow-principal User:{SASL_USER} --operation Write --topic {}",
         guest.topic
     ));
-    let aggregate = format!("{}.new", guest.scene.name);
+    let aggregate = format!("{}.new", guest.fixture.name);
     let topic = format!("outbox.event.{aggregate}");
     guest.grant("Describe", &format!("--topic {topic}"));
-    guest.scene.insert(&aggregate, "k");
+    guest.fixture.insert(&aggregate, "k");
     let run = ["run", "--create-topics", "1:1"];
     let needed = format!("--operation Create --operation Write --topic {topic}");
     assert_eq!(guest.grant_missing_right(&run), needed);
@@ -143,7 +143,7 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
     BROKER.limit_batches(&guest.topic, "100000");
     let check = ["check", "--topic", &guest.topic];
     let delivers_a_backlog = |refused: usize| {
-        guest.scene.db.run(&format!(
+        guest.fixture.db.run(&format!(
             "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
              SELECT gen_random_uuid(), '{}', 'k', 't', to_jsonb(string_agg(md5(random()::text), ''))
              FROM generate_series(1, 1000) i, generate_series(1, 32) GROUP BY i",
@@ -152,7 +152,7 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
         let walpost = guest
             .command(&["run", "-X", "compression.type=none"])
             .start_streaming();
-        guest.scene.wait_until_confirmed();
+        guest.fixture.wait_until_confirmed();
         let log = walpost.terminate().expect_code(0).stderr;
         assert_eq!(
             log.matches("Kafka has refused the rows").count(),
@@ -173,7 +173,7 @@ fn describe_configs_on_a_topic_spares_it_batches_that_are_refused() {
 fn dead_letters_need_write_on_their_topic() {
     let guest = RestrictedBroker::new();
     guest.grant("Write", &format!("--topic {}", guest.topic));
-    let dead = format!("{}.dead", guest.scene.name);
+    let dead = format!("{}.dead", guest.fixture.name);
     BROKER.create_topic(&dead, 1, &[]);
     let letters = [
         "--on-unroutable",
@@ -186,8 +186,8 @@ fn dead_letters_need_write_on_their_topic() {
     let needed = format!("--operation Write --topic {dead}");
     assert_eq!(guest.grant_missing_right(&check), needed);
     guest.revoke("Write", &format!("--topic {dead}"));
-    guest.scene.accept_any_name("outbox");
-    guest.scene.insert("no topic", "k");
+    guest.fixture.accept_any_name("outbox");
+    guest.fixture.insert("no topic", "k");
     assert_eq!(guest.grant_missing_right(&run), needed);
     guest.expect_delivery(&run);
     assert_eq!(BROKER.count(&[dead]), 1);
@@ -196,10 +196,10 @@ fn dead_letters_need_write_on_their_topic() {
 #[test]
 fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
     let guest = RestrictedBroker::new();
-    let checkpoints = format!("{}-checkpoints", guest.scene.name);
+    let checkpoints = format!("{}-checkpoints", guest.fixture.name);
     let text = format!(
         "[[pipeline]]\nname = '{}'\ncheckpoint = {{ topic = '{checkpoints}' }}\n",
-        guest.scene.name
+        guest.fixture.name
     );
     let config = config_file(text);
     let config = config.display().to_string();
@@ -211,8 +211,8 @@ fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
     let topic = format!("--topic {checkpoints}");
     let id = format!(
         "--transactional-id walpost-{}-{}",
-        guest.scene.name,
-        guest.scene.slot()
+        guest.fixture.name,
+        guest.fixture.slot()
     );
     BROKER.create_topic(&checkpoints, 1, &[("cleanup.policy", "compact")]);
     let keeps = format!("--operation Read --operation Write --operation DescribeConfigs {topic}");
@@ -240,7 +240,7 @@ fn exactly_once_needs_its_checkpoints_and_its_transactional_id_too() {
     guest.revoke("Write", &format!("--topic {}", guest.topic));
     guest.grant("Describe", &format!("--topic {}", guest.topic));
     guest
-        .scene
+        .fixture
         .insert(guest.topic.strip_prefix("outbox.event.").unwrap(), "again");
     assert_eq!(guest.grant_missing_right(&run), writes);
     guest.expect_delivery(&run);

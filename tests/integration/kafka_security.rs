@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::certificates::{Authority, write_private};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::AUTHORITY;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::walpost::Invocation;
 
@@ -17,8 +17,8 @@ use crate::support::walpost::Invocation;
 const SLOW_RECONNECT: [&str; 2] = ["-X", "reconnect.backoff.ms=1000"];
 
 /// Returns `walpost run` with this listener of the shared broker and these properties.
-fn run(scene: &Scene, address: &str, properties: &[&str]) -> Invocation {
-    let run = scene
+fn run(fixture: &Fixture, address: &str, properties: &[&str]) -> Invocation {
+    let run = fixture
         .invoke("run")
         .args(["--kafka", address])
         .args(SLOW_RECONNECT);
@@ -27,13 +27,13 @@ fn run(scene: &Scene, address: &str, properties: &[&str]) -> Invocation {
         .fold(run, |run, property| run.args(["-X", property]))
 }
 
-fn delivers(scene: &Scene, run: Invocation) {
-    let aggregate = scene.aggregate(1);
-    let before = scene.broker.count(&scene.topics());
+fn delivers(fixture: &Fixture, run: Invocation) {
+    let aggregate = fixture.aggregate(1);
+    let before = fixture.broker.count(&fixture.topics());
     let walpost = run.start_streaming();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(before + 1);
-    scene.wait_until_confirmed();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(before + 1);
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
 }
 
@@ -47,27 +47,27 @@ fn sasl(mechanism: &str) -> Vec<String> {
 
 #[test]
 fn sasl_plain_and_scram_are_passed_through() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let password = format!("sasl.password={}", sasl_password());
     for mechanism in ["PLAIN", "SCRAM-SHA-256"] {
         let mut properties = sasl(mechanism);
         properties.push(password.clone());
         let properties: Vec<&str> = properties.iter().map(String::as_str).collect();
         delivers(
-            &scene,
-            run(&scene, &scene.broker.sasl_address(), &properties),
+            &fixture,
+            run(&fixture, &fixture.broker.sasl_address(), &properties),
         );
     }
 }
 
 #[test]
 fn sasl_password_comes_from_the_environment() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let properties = sasl("PLAIN");
     let properties: Vec<&str> = properties.iter().map(String::as_str).collect();
-    let run = run(&scene, &scene.broker.sasl_address(), &properties);
+    let run = run(&fixture, &fixture.broker.sasl_address(), &properties);
     delivers(
-        &scene,
+        &fixture,
         run.env("WALPOST_KAFKA_SASL_PASSWORD", sasl_password())
             .args(["--log-level", "trace"]),
     );
@@ -75,13 +75,13 @@ fn sasl_password_comes_from_the_environment() {
 
 #[test]
 fn wrong_sasl_password_halts() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let mut properties = sasl("PLAIN");
     properties.push(format!("sasl.password={SECRET}-wrong"));
     let properties: Vec<&str> = properties.iter().map(String::as_str).collect();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    let finished = run(&scene, &scene.broker.sasl_address(), &properties).finish();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    let finished = run(&fixture, &fixture.broker.sasl_address(), &properties).finish();
     finished
         .expect_code(3)
         .expect_mentions(&["halted", "authentication"]);
@@ -89,19 +89,19 @@ fn wrong_sasl_password_halts() {
 
 #[test]
 fn tls_is_verified_against_the_configured_authority() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let root = format!("ssl.ca.location={}", AUTHORITY.root.display());
-    let address = scene.broker.tls_address();
+    let address = fixture.broker.tls_address();
     delivers(
-        &scene,
-        run(&scene, &address, &["security.protocol=ssl", &root]),
+        &fixture,
+        run(&fixture, &address, &["security.protocol=ssl", &root]),
     );
 
     let stranger = Authority::new("Another CA");
     let root = format!("ssl.ca.location={}", stranger.root.display());
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    let finished = run(&scene, &address, &["security.protocol=ssl", &root]).finish();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    let finished = run(&fixture, &address, &["security.protocol=ssl", &root]).finish();
     finished
         .expect_code(3)
         .expect_mentions(&["halted", "certificate"]);
@@ -111,11 +111,11 @@ fn tls_is_verified_against_the_configured_authority() {
 #[test]
 fn authorities_of_the_system_are_trusted_unless_others_are_named() {
     const BUNDLE: &str = "/etc/ssl/certs/ca-certificates.crt";
-    let scene = Scene::new();
-    let conninfo = scene.server.tcp_conninfo(&scene.name);
+    let fixture = Fixture::new();
+    let conninfo = fixture.server.tcp_conninfo(&fixture.name);
     let check = |root: &Path| {
-        let check = scene.with_conninfo(&conninfo).invoke("check");
-        let check = check.args(["--kafka", &scene.broker.tls_address()]);
+        let check = fixture.with_conninfo(&conninfo).invoke("check");
+        let check = check.args(["--kafka", &fixture.broker.tls_address()]);
         let check = check.args(["-X", "security.protocol=ssl"]);
         let check = check
             .without_env("SSL_CERT_FILE")
@@ -168,20 +168,25 @@ fn no_command_talks_to_a_broker_whose_certificate_does_not_hold() {
             &["replay", "--all", "--yes"],
         ];
         for commands in [&streaming[..], &exactly_once, &others] {
-            let scene = Scene::new();
-            scene.insert(&scene.aggregate(1), "k");
+            let fixture = Fixture::new();
+            fixture.insert(&fixture.aggregate(1), "k");
             let start = |words: &&[&str]| {
                 Invocation::new(*words)
-                    .args(["--pipeline", &scene.name, "--postgres", &scene.conninfo()])
+                    .args([
+                        "--pipeline",
+                        &fixture.name,
+                        "--postgres",
+                        &fixture.conninfo(),
+                    ])
                     .args(["--kafka", &address])
                     .args(["-X", "security.protocol=ssl", "-X", root])
                     .args(SLOW_RECONNECT)
                     .start()
             };
             let started: Vec<_> = commands.iter().map(start).collect();
-            running.push((scene, started));
+            running.push((fixture, started));
         }
-        for (_scene, started) in running {
+        for (_fixture, started) in running {
             for walpost in started {
                 let finished = walpost.finish().expect_code(3);
                 finished.expect_mentions(&[

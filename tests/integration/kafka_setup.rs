@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 
 const SASL: [&str; 6] = [
     "-X",
@@ -15,27 +15,27 @@ const SASL: [&str; 6] = [
 
 #[test]
 fn missing_password_is_named_with_its_variable() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let missing = ["sasl.password is missing", "WALPOST_KAFKA_SASL_PASSWORD"];
-    scene
+    fixture
         .check()
         .args(SASL)
         .finish()
         .expect_code(3)
         .expect_mentions(&missing);
-    let offline = scene.check().arg("--offline").args(SASL).finish();
+    let offline = fixture.check().arg("--offline").args(SASL).finish();
     offline.expect_code(0).expect_mentions(&missing);
 }
 
 #[test]
 fn missing_certificate_file_is_named() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let file = "/nowhere/kafka-ca.pem";
     let location = format!("ssl.ca.location={file}");
     let flags = ["-X", "security.protocol=ssl", "-X", &location];
-    let found = scene.check().args(flags).finish().expect_code(3);
+    let found = fixture.check().args(flags).finish().expect_code(3);
     found.expect_mentions(&["FAILED", "ssl.ca.location", file]);
-    let offline = scene.check().arg("--offline").args(flags).finish();
+    let offline = fixture.check().arg("--offline").args(flags).finish();
     offline
         .expect_code(0)
         .expect_mentions(&["WARNING", "ssl.ca.location", file]);
@@ -43,11 +43,11 @@ fn missing_certificate_file_is_named() {
 
 #[test]
 fn closed_port_is_distinguished_from_other_causes() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nowhere.local_addr().unwrap().to_string();
     drop(nowhere);
-    let found = scene
+    let found = fixture
         .invoke("check")
         .args(["--kafka", &address])
         .finish()

@@ -6,9 +6,9 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use crate::support::fixture::Fixture;
 use crate::support::http::Http;
 use crate::support::process::free_port;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
@@ -17,22 +17,22 @@ const DROPPED_METRIC: &str = "walpost_log_lines_dropped_total";
 const VERBOSE: [&str; 4] = ["--log-level", "trace", "-X", "debug=all"];
 
 /// Starts Walpost with a pipe as its standard error.
-fn start(scene: &Scene, arguments: &[&str]) -> (Walpost, Http, PipeReader) {
+fn start(fixture: &Fixture, arguments: &[&str]) -> (Walpost, Http, PipeReader) {
     let (reader, writer) = std::io::pipe().unwrap();
     let address = format!("127.0.0.1:{}", free_port());
-    let run = scene.run().args(["--http", &address]).args(arguments);
+    let run = fixture.run().args(["--http", &address]).args(arguments);
     let walpost = run.log_to(File::from(OwnedFd::from(writer))).start();
     wait_until("its HTTP server", || TcpStream::connect(&address).is_ok());
     (walpost, Http::at(&address), reader)
 }
 
-fn deliver_and_stop(scene: &Scene, walpost: Walpost) {
-    let aggregate = scene.aggregate(1);
+fn deliver_and_stop(fixture: &Fixture, walpost: Walpost) {
+    let aggregate = fixture.aggregate(1);
     for _ in 0..43 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
-    scene.wait_until_confirmed();
-    assert!(scene.records().len() >= 43);
+    fixture.wait_until_confirmed();
+    assert!(fixture.records().len() >= 43);
     let began = Instant::now();
     walpost.terminate().expect_code(0);
     let took = began.elapsed();
@@ -41,37 +41,37 @@ fn deliver_and_stop(scene: &Scene, walpost: Walpost) {
 
 #[test]
 fn delivers_events_after_the_reader_of_the_log_has_exited() {
-    let scene = Scene::new();
-    let (walpost, http, reader) = start(&scene, &[]);
+    let fixture = Fixture::new();
+    let (walpost, http, reader) = start(&fixture, &[]);
     let mut lines = BufReader::new(reader).lines();
     assert!(lines.any(|line| line.unwrap().contains("streaming")));
     drop(lines);
     walpost.signal("HUP");
     wait_until("a dropped line", || http.metrics()[DROPPED_METRIC] > 0.0);
-    deliver_and_stop(&scene, walpost);
+    deliver_and_stop(&fixture, walpost);
 }
 
 #[test]
 fn delivers_events_and_stops_while_the_log_is_not_read() {
-    let scene = Scene::new();
-    let (walpost, http, reader) = start(&scene, &VERBOSE);
-    deliver_and_stop(&scene, walpost);
+    let fixture = Fixture::new();
+    let (walpost, http, reader) = start(&fixture, &VERBOSE);
+    deliver_and_stop(&fixture, walpost);
     drop((http, reader));
 }
 
 #[test]
 fn reports_how_many_log_lines_were_dropped() {
-    let scene = Scene::new();
-    let (walpost, http, reader) = start(&scene, &VERBOSE);
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::new();
+    let (walpost, http, reader) = start(&fixture, &VERBOSE);
+    let aggregate = fixture.aggregate(1);
     wait_until("dropped lines", || {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
         http.metrics()[DROPPED_METRIC] > 0.0
     });
     let mut lines = BufReader::new(reader).lines();
     assert!(lines.any(|line| line.unwrap().contains("log lines were dropped")));
     // Reads the rest of the log so that it can be written until the end.
     let rest = std::thread::spawn(move || lines.map_while(Result::ok).count());
-    deliver_and_stop(&scene, walpost);
+    deliver_and_stop(&fixture, walpost);
     rest.join().unwrap();
 }

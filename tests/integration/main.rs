@@ -41,27 +41,27 @@ macro_rules! in_both_modes {
 }
 
 /// Generates a test for each way of delivery from functions that take a
-/// [`Scene`](support::scene::Scene) on the shared servers: `name::table` and `name::log` for
+/// [`Fixture`](support::fixture::Fixture) on the shared servers: `name::table` and `name::log` for
 /// at-least-once mode, and `name::exactly_once`.
-macro_rules! for_each_scene {
+macro_rules! for_each_fixture {
     ($($name:ident)*) => { $(
         mod $name {
             use $crate::support::event::Outbox;
-            use $crate::support::scene::Scene;
+            use $crate::support::fixture::Fixture;
 
             #[test]
             fn table() {
-                super::$name(Scene::with_outbox(Outbox::Table));
+                super::$name(Fixture::with_outbox(Outbox::Table));
             }
 
             #[test]
             fn log() {
-                super::$name(Scene::with_outbox(Outbox::Messages));
+                super::$name(Fixture::with_outbox(Outbox::Messages));
             }
 
             #[test]
             fn exactly_once() {
-                super::$name(Scene::new().exactly_once());
+                super::$name(Fixture::new().exactly_once());
             }
         }
     )* };

@@ -1,7 +1,7 @@
 //! Columns are mapped to topic, key, headers, timestamp and partition.
 
+use crate::support::fixture::Fixture;
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
 fn only(records: Vec<Record>) -> Record {
@@ -11,17 +11,17 @@ fn only(records: Vec<Record>) -> Record {
 
 #[test]
 fn debezium_table_needs_no_change() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid NOT NULL PRIMARY KEY, aggregatetype varchar(255) NOT NULL,
              aggregateid varchar(255) NOT NULL, type varchar(255) NOT NULL, payload jsonb)",
     );
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.db.run(&format!(
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES
          ('406c07f3-26f0-4eea-a50c-109940064b8f', '{aggregate}', '1', 'OrderCreated', '{{\"id\": 1}}')"
     ));
-    let record = only(scene.wait_for_records(1));
+    let record = only(fixture.wait_for_records(1));
     assert_eq!(record.key(), "1");
     assert_eq!(record.text(), "{\"id\": 1}");
     assert_eq!(record.header_names(), ["id", "walpost-position"]);
@@ -31,7 +31,7 @@ fn debezium_table_needs_no_change() {
 
 #[test]
 fn type_that_can_not_serve_is_named() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TYPE order_status AS ENUM ('placed');
          CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload order_status,
              shard numeric(3, 0))",
@@ -46,7 +46,7 @@ fn type_that_can_not_serve_is_named() {
             "column \"shard\" of table public.outbox has type numeric(3,0), but partition needs",
         ),
     ] {
-        let file = scene.file(settings);
+        let file = fixture.file(settings);
         for subcommand in ["run", "check"] {
             let walpost = Invocation::new([subcommand, "--config"])
                 .arg(&file)
@@ -59,21 +59,21 @@ fn type_that_can_not_serve_is_named() {
 #[test]
 fn trace_context_in_columns_becomes_headers_where_none_are_set() {
     const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload text,
              traceparent text, tracestate varchar(512))",
     );
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let insert = |id: u32, trace: &str| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', 'p', {trace})"
         ));
     };
-    let walpost = scene.start();
+    let walpost = fixture.start();
     insert(1, &format!("'{TRACE}', 'vendor=1'"));
     insert(2, &format!("'{TRACE}', NULL"));
     insert(3, "NULL, NULL");
-    let records = scene.wait_for_records(3);
+    let records = fixture.wait_for_records(3);
     let names = ["id", "traceparent", "tracestate", "walpost-position"];
     assert_eq!(records[0].header_names(), names);
     assert_eq!(records[0].header("traceparent"), TRACE);
@@ -83,51 +83,51 @@ fn trace_context_in_columns_becomes_headers_where_none_are_set() {
     assert_eq!(records[2].header_names(), ["id", "walpost-position"]);
     walpost.terminate().expect_code(0);
     // If headers are configured, only those are set.
-    let walpost = scene.start_with(&["--header", "about={aggregateid}"]);
+    let walpost = fixture.start_with(&["--header", "about={aggregateid}"]);
     insert(4, &format!("'{TRACE}', 'vendor=1'"));
-    let records = scene.wait_for_records(4);
+    let records = fixture.wait_for_records(4);
     assert_eq!(records[3].header_names(), ["about", "walpost-position"]);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn composite_key_and_literals_come_from_templates() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, tenant text, aggregatetype text, aggregateid bigint, payload text)",
     );
-    let topic = format!("{}-events.v1", scene.name);
-    scene.topic(&topic, 1, &[]);
-    let walpost = scene.start_with_file(
+    let topic = format!("{}-events.v1", fixture.name);
+    fixture.topic(&topic, 1, &[]);
+    let walpost = fixture.start_with_file(
         "topic = '{aggregatetype}-events.v1'
          key = '{{{tenant}}}:{aggregateid}'
          headers = { id = '{id}', source = 'shop', route = '{tenant}/{aggregatetype}' }",
     );
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (7, 'Zürich', '{}', 42, 'p')",
-        scene.name
+        fixture.name
     ));
-    let record = only(scene.wait_for_records(1));
+    let record = only(fixture.wait_for_records(1));
     assert_eq!(record.topic, topic);
     assert_eq!(record.key(), "{Zürich}:42");
     assert_eq!(record.header("id"), "7");
     assert_eq!(record.header("source"), "shop");
-    assert_eq!(record.header("route"), format!("Zürich/{}", scene.name));
+    assert_eq!(record.header("route"), format!("Zürich/{}", fixture.name));
     walpost.terminate().expect_code(0);
 }
 
 /// Both for a row older than the slot and for one from the stream; `verify` and `replay` find both.
 #[test]
 fn formats_of_connect_have_what_the_catalog_says_of_columns() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid bigint NOT NULL,
              payload jsonb NOT NULL, tenant varchar(10) DEFAULT 'acme')",
     );
-    let topic = format!("{}-events", scene.name);
-    scene.topic(&topic, 1, &[]);
+    let topic = format!("{}-events", fixture.name);
+    fixture.topic(&topic, 1, &[]);
     let insert = |n: u32| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox VALUES ('00000000-0000-4000-8000-00000000000{n}', '{}', {n}, '{{\"a\": 1.50}}', NULL)",
-            scene.name
+            fixture.name
         ));
     };
     insert(1);
@@ -138,9 +138,9 @@ fn formats_of_connect_have_what_the_catalog_says_of_columns() {
          null_default = true
          header_format = 'json'
          headers = [['tenant', '{tenant}'], ['id', '{id}']]";
-    let walpost = scene.start_with_file(settings);
+    let walpost = fixture.start_with_file(settings);
     insert(2);
-    let records = scene.wait_for_records(2);
+    let records = fixture.wait_for_records(2);
     for (n, record) in (1..).zip(&records) {
         assert_eq!(record.topic, topic);
         let key = r#"{"schema":{"type":"int64","optional":false},"payload":"#;
@@ -155,22 +155,22 @@ fn formats_of_connect_have_what_the_catalog_says_of_columns() {
         assert_eq!(record.header("id"), id);
     }
     walpost.terminate().expect_code(0);
-    let file = scene.file(settings);
+    let file = fixture.file(settings);
     let verify = Invocation::new(["verify", "--config"]).arg(&file);
     verify.finish().expect_code(0);
     let position = records[1].header("walpost-position").to_owned();
     let replay = Invocation::new(["replay", "--yes", "--from", &position, "--config"]).arg(&file);
     replay.finish().expect_code(0);
-    let again = scene.wait_for_records(3);
+    let again = fixture.wait_for_records(3);
     let (sent, first) = (&again[2], &records[1]);
     assert_eq!((sent.key(), sent.text()), (first.key(), first.text()));
 }
 
 #[test]
 fn flags_give_templates_too() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(&[
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(&[
         "--key",
         "{type}-{aggregateid}",
         "--header",
@@ -178,8 +178,8 @@ fn flags_give_templates_too() {
         "--header",
         "about={aggregateid}",
     ]);
-    scene.insert(&aggregate, "a");
-    let record = only(scene.wait_for_records(1));
+    fixture.insert(&aggregate, "a");
+    let record = only(fixture.wait_for_records(1));
     assert_eq!(record.key(), "Happened-a");
     assert_eq!(record.headers.len(), 3, "instead of the default header id");
     assert_eq!(
@@ -191,16 +191,16 @@ fn flags_give_templates_too() {
 
 #[test]
 fn key_is_absent_where_all_its_columns_are_null() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, a text, b text, payload text)",
     );
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(&["--key", "{a}.{b}"]);
-    scene.db.run(&format!(
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(&["--key", "{a}.{b}"]);
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', NULL, NULL, ''), (2, '{aggregate}', NULL, 'x', ''),
                                    (3, '{aggregate}', '', '', '')"
     ));
-    let keys: Vec<_> = scene
+    let keys: Vec<_> = fixture
         .wait_for_records(3)
         .into_iter()
         .map(|record| record.key)
@@ -211,37 +211,37 @@ fn key_is_absent_where_all_its_columns_are_null() {
 
 #[test]
 fn keys_in_unicode_and_in_bytes_arrive_unchanged() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, raw bytea, payload text)",
     );
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.db.run(&format!(
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'ключ-鍵-🔑', '', '')"
     ));
-    assert_eq!(only(scene.wait_for_records(1)).key(), "ключ-鍵-🔑");
+    assert_eq!(only(fixture.wait_for_records(1)).key(), "ключ-鍵-🔑");
     walpost.terminate().expect_code(0);
 
-    let walpost = scene.start_with(&["--key", "{raw}"]);
-    scene.db.run(&format!(
+    let walpost = fixture.start_with(&["--key", "{raw}"]);
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (2, '{aggregate}', '', '\\x00fffe', '')"
     ));
-    let records = scene.wait_for_records(2);
+    let records = fixture.wait_for_records(2);
     assert_eq!(records[1].key.as_deref(), Some(&[0x00, 0xff, 0xfe][..]));
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn headers_column_gives_each_member_as_a_header() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.db.run(&format!(
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.db.run(&format!(
         "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, headers) VALUES
          ('{aggregate}', 'k', 't', '{{}}', '{{\"trace\": \"ä\\\"b\", \"n\": 1.50, \"gone\": null, \"o\": {{\"x\": [true]}}}}'),
          ('{aggregate}', 'k', 't', '{{}}', NULL)"
     ));
-    let records = scene.wait_for_records(2);
+    let records = fixture.wait_for_records(2);
     assert_eq!(records[0].header("trace"), "ä\"b");
     assert_eq!(records[0].header("n"), "1.50");
     assert_eq!(records[0].header("o"), "{\"x\": [true]}");
@@ -256,25 +256,29 @@ fn headers_column_gives_each_member_as_a_header() {
 
 #[test]
 fn trace_context_is_passed_on_from_the_headers_column_and_from_a_column_of_its_own() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers jsonb, traceparent text)",
     );
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let insert = |headers: &str, traceparent: &str| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', '', {headers}, {traceparent})"
         ));
     };
-    let walpost = scene.start();
+    let walpost = fixture.start();
     insert(&format!("'{{\"traceparent\": \"{context}\"}}'"), "NULL");
-    assert_eq!(scene.wait_for_records(1)[0].header("traceparent"), context);
+    assert_eq!(
+        fixture.wait_for_records(1)[0].header("traceparent"),
+        context
+    );
     walpost.terminate().expect_code(0);
 
-    let walpost = scene.start_with_file("headers = { id = '{id}', traceparent = '{traceparent}' }");
+    let walpost =
+        fixture.start_with_file("headers = { id = '{id}', traceparent = '{traceparent}' }");
     insert("NULL", &format!("'{context}'"));
     insert("NULL", "NULL");
-    let records = scene.wait_for_records(3);
+    let records = fixture.wait_for_records(3);
     assert_eq!(records[1].header("traceparent"), context);
     let without = ("traceparent".to_owned(), None);
     assert!(
@@ -287,27 +291,27 @@ fn trace_context_is_passed_on_from_the_headers_column_and_from_a_column_of_its_o
 
 #[test]
 fn headers_column_can_be_turned_off_and_named() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, headers json, meta json)",
     );
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let insert = |id: u32| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '', '{{\"h\": \"1\"}}', '{{\"m\": \"2\"}}')"
         ));
     };
-    let walpost = scene.start_with_file("headers_column = ''");
+    let walpost = fixture.start_with_file("headers_column = ''");
     insert(1);
     assert_eq!(
-        scene.wait_for_records(1)[0].header_names(),
+        fixture.wait_for_records(1)[0].header_names(),
         ["id", "walpost-position"]
     );
     walpost.terminate().expect_code(0);
 
-    let walpost = scene.start_with_file("headers_column = 'meta'");
+    let walpost = fixture.start_with_file("headers_column = 'meta'");
     insert(2);
     assert_eq!(
-        scene.wait_for_records(2)[1].header_names(),
+        fixture.wait_for_records(2)[1].header_names(),
         ["id", "walpost-position", "m"]
     );
     walpost.terminate().expect_code(0);
@@ -315,15 +319,15 @@ fn headers_column_can_be_turned_off_and_named() {
 
 #[test]
 fn header_of_a_null_column_has_no_value() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text, trace text)",
     );
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(&["--header", "id={id}", "--header", "trace={trace}"]);
-    scene.db.run(&format!(
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(&["--header", "id={id}", "--header", "trace={trace}"]);
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', '', NULL)"
     ));
-    let record = only(scene.wait_for_records(1));
+    let record = only(fixture.wait_for_records(1));
     assert!(
         record.headers.contains(&("trace".to_owned(), None)),
         "{:?}",
@@ -334,20 +338,20 @@ fn header_of_a_null_column_has_no_value() {
 
 #[test]
 fn timestamp_and_partition_come_from_columns() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text,
              zoned timestamptz, local timestamp, millis bigint, shard smallint)",
     );
-    let aggregate = scene.aggregate(4);
+    let aggregate = fixture.aggregate(4);
     for (delivered, column) in ["zoned", "local", "millis"].iter().enumerate() {
         let walpost =
-            scene.start_with_file(&format!("timestamp = '{column}'\npartition = 'shard'"));
-        scene.db.run(&format!(
+            fixture.start_with_file(&format!("timestamp = '{column}'\npartition = 'shard'"));
+        fixture.db.run(&format!(
             "SET TIME ZONE 'Asia/Kolkata';
              INSERT INTO outbox VALUES ({delivered}, '{aggregate}', 'k', '',
                  '2026-03-04 05:06:07.089123+00', '2026-03-04 05:06:07.089123', 1772600767089, {delivered})"
         ));
-        let records = scene.wait_for_records(delivered + 1);
+        let records = fixture.wait_for_records(delivered + 1);
         let record = &records[delivered];
         assert_eq!(record.timestamp, 1_772_600_767_089, "{column}");
         assert_eq!(usize::try_from(record.partition).unwrap(), delivered);
@@ -357,14 +361,14 @@ fn timestamp_and_partition_come_from_columns() {
 
 #[test]
 fn timestamp_is_the_time_of_production_where_none_is_configured() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     let millis = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
-    let before = scene.db.number(millis);
-    scene.insert(&aggregate, "k");
-    let record = only(scene.wait_for_records(1));
-    let now = scene.db.number(millis);
+    let before = fixture.db.number(millis);
+    fixture.insert(&aggregate, "k");
+    let record = only(fixture.wait_for_records(1));
+    let now = fixture.db.number(millis);
     assert!(
         (before..=now).contains(&record.timestamp),
         "{before} <= {} <= {now}",

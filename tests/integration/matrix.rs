@@ -2,55 +2,55 @@
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{Server, Stop};
-use crate::support::scene::Scene;
 
 /// Runs init and run, then kills Walpost and restarts Walpost and the server, all under load.
 fn main_path(outbox: Outbox, major: u32) {
     let server = Server::private(major, "");
-    let scene = Scene::with_outbox_on(outbox, &server, Broker::shared());
-    go(scene, Resends::AtMost);
+    let fixture = Fixture::with_outbox_on(outbox, &server, Broker::shared());
+    go(fixture, Resends::AtMost);
 }
 
 fn main_path_exactly_once(major: u32) {
     let server = Server::private(major, "");
-    let scene = Scene::on_servers(&server, Broker::shared()).exactly_once();
-    go(scene, |_| Resends::Never);
+    let fixture = Fixture::on_servers(&server, Broker::shared()).exactly_once();
+    go(fixture, |_| Resends::Never);
 }
 
 /// `resends` returns which repetitions are allowed after a number of interruptions.
-fn go(mut scene: Scene<'_>, resends: impl Fn(usize) -> Resends) {
-    let server = scene.server;
-    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-    scene.check().finish().expect_code(0);
-    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+fn go(mut fixture: Fixture<'_>, resends: impl Fn(usize) -> Resends) {
+    let server = fixture.server;
+    let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
+    fixture.check().finish().expect_code(0);
+    let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let mut deaths = Vec::new();
     for _ in 0..3 {
-        let walpost = scene.start();
+        let walpost = fixture.start();
         load.wait_for_transactions(40);
-        deaths.push(scene.kill(walpost));
+        deaths.push(fixture.kill(walpost));
     }
-    let walpost = scene.start();
+    let walpost = fixture.start();
     load.stop();
-    scene.settle(walpost, &deaths, resends(deaths.len()));
+    fixture.settle(walpost, &deaths, resends(deaths.len()));
 
     // Up to version 16, a server does not save the slot when it shuts down, and afterwards sends
     // again everything confirmed since the last checkpoint.
-    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
-    let mut walpost = scene.start();
+    let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
+    let mut walpost = fixture.start();
     load.wait_for_transactions(40);
     server.stop(Stop::Fast);
     server.start();
     walpost.wait_for_logs("streaming", 2);
     load.wait_for_transactions(40);
     load.stop();
-    scene.reconnect();
-    scene.settle(walpost, &[], resends(deaths.len() + 1));
+    fixture.reconnect();
+    fixture.settle(walpost, &[], resends(deaths.len() + 1));
 
-    let walpost = scene.start();
-    scene.insert(&aggregates[0], "after all");
-    scene.settle(walpost, &[], resends(deaths.len() + 1));
+    let walpost = fixture.start();
+    fixture.insert(&aggregates[0], "after all");
+    fixture.settle(walpost, &[], resends(deaths.len() + 1));
 }
 
 for_each_outbox! {

@@ -2,7 +2,7 @@
 //! crashes and outages are tested for both kinds of outbox in the tests for tables.
 
 use crate::support::event::Outbox;
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::session::Session;
 
 mod foreign;
@@ -10,29 +10,32 @@ mod init;
 mod publish;
 mod rights;
 
-fn as_messages() -> Scene<'static> {
-    Scene::with_outbox(Outbox::Messages)
+fn as_messages() -> Fixture<'static> {
+    Fixture::with_outbox(Outbox::Messages)
 }
 
-/// Returns a call of `walpost.publish` with these arguments and the scene's prefix.
-fn publish(scene: &Scene, arguments: &str) -> String {
+/// Returns a call of `walpost.publish` with these arguments and the fixture's prefix.
+fn publish(fixture: &Fixture, arguments: &str) -> String {
     format!(
         "SELECT walpost.publish({arguments}, prefix => 'walpost_{}');",
-        scene.name
+        fixture.name
     )
 }
 
 /// Roles of one test, dropped with this value. Roles are shared by all databases of a server.
-struct Roles<'s>(&'s Scene<'static>, Vec<String>);
+struct Roles<'s>(&'s Fixture<'static>, Vec<String>);
 
 impl<'s> Roles<'s> {
-    fn new<const N: usize>(scene: &'s Scene<'static>, names: [&str; N]) -> (Self, [Session; N]) {
-        let roles = names.map(|name| format!("{}_{name}", scene.name));
+    fn new<const N: usize>(
+        fixture: &'s Fixture<'static>,
+        names: [&str; N],
+    ) -> (Self, [Session; N]) {
+        let roles = names.map(|name| format!("{}_{name}", fixture.name));
         let sessions = roles.each_ref().map(|role| {
-            scene.db.run(&format!("CREATE ROLE {role} LOGIN"));
-            scene.server.session_as(role, &scene.name)
+            fixture.db.run(&format!("CREATE ROLE {role} LOGIN"));
+            fixture.server.session_as(role, &fixture.name)
         });
-        (Self(scene, roles.to_vec()), sessions)
+        (Self(fixture, roles.to_vec()), sessions)
     }
 }
 

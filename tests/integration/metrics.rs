@@ -4,37 +4,37 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::http::Http;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-for_each_scene! {
+for_each_fixture! {
     counts_are_those_of_what_was_delivered
 }
 
-fn start(scene: &Scene<'_>) -> (Walpost, Http) {
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+fn start(fixture: &Fixture<'_>) -> (Walpost, Http) {
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
     (walpost, http)
 }
 
-fn counts_are_those_of_what_was_delivered(scene: Scene<'_>) {
+fn counts_are_those_of_what_was_delivered(fixture: Fixture<'_>) {
     const EVENTS: usize = 500;
-    let aggregate = scene.aggregate(2);
-    let (walpost, http) = start(&scene);
-    let name = scene.name.as_str();
+    let aggregate = fixture.aggregate(2);
+    let (walpost, http) = start(&fixture);
+    let name = fixture.name.as_str();
     let metric = |metric: &str| http.metric(metric, name);
     assert_eq!(metric("walpost_events_delivered_total"), Some(0.0));
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     let payload = "jsonb_build_object('n', n)";
     let many = EVENTS - 1;
-    scene
+    fixture
         .db
-        .run(&scene.events().insert_many(&aggregate, many, payload));
-    scene.wait_for_records(EVENTS);
-    scene.wait_until_confirmed();
-    let confirmed = scene.confirmed() as f64;
+        .run(&fixture.events().insert_many(&aggregate, many, payload));
+    fixture.wait_for_records(EVENTS);
+    fixture.wait_until_confirmed();
+    let confirmed = fixture.confirmed() as f64;
     wait_until("the last of them to be counted", || {
         metric("walpost_events_delivered_total") == Some(EVENTS as f64)
             && metric("walpost_commit_to_delivery_seconds_count") == Some(2.0)
@@ -65,24 +65,24 @@ fn counts_are_those_of_what_was_delivered(scene: Scene<'_>) {
     });
     let samples = http.metrics();
     let of = |name: &str, label: &str| {
-        samples[&format!("{name}{{pipeline=\"{}\",{label}}}", scene.name)]
+        samples[&format!("{name}{{pipeline=\"{}\",{label}}}", fixture.name)]
     };
     assert!((of("walpost_pipeline_state", "state=\"streaming\"") - 1.0).abs() < f64::EPSILON);
     assert!((of("walpost_slot_wal_status", "status=\"reserved\"") - 1.0).abs() < f64::EPSILON);
     let kafka_commits = metric("walpost_kafka_commit_seconds_count").unwrap();
     let checkpoint = metric("walpost_checkpoint_timestamp_seconds");
-    assert_eq!(kafka_commits > 0.0, scene.is_exactly_once());
-    assert_eq!(checkpoint.is_some(), scene.is_exactly_once());
+    assert_eq!(kafka_commits > 0.0, fixture.is_exactly_once());
+    assert_eq!(checkpoint.is_some(), fixture.is_exactly_once());
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn promtool_finds_nothing_to_complain_of() {
-    let scene = Scene::with_outbox(Outbox::Table).exactly_once();
-    let aggregate = scene.aggregate(1);
-    let (walpost, http) = start(&scene);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    let fixture = Fixture::with_outbox(Outbox::Table).exactly_once();
+    let aggregate = fixture.aggregate(1);
+    let (walpost, http) = start(&fixture);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     wait_until("all metrics", || {
         let metrics = http.get("/metrics").body;
         metrics.contains("walpost_lag_bytes") && metrics.contains("walpost_kafka_retries_total")
@@ -113,41 +113,41 @@ fn promtool_finds_nothing_to_complain_of() {
 
 #[test]
 fn partitions_of_the_outbox_are_counted() {
-    let scene = Scene::bare();
-    scene.init().arg("--partitioned").finish().expect_code(0);
-    let (walpost, http) = start(&scene);
-    let expected = scene
+    let fixture = Fixture::bare();
+    fixture.init().arg("--partitioned").finish().expect_code(0);
+    let (walpost, http) = start(&fixture);
+    let expected = fixture
         .db
         .number("SELECT count(*) FROM pg_partition_tree('outbox') WHERE isleaf");
     assert!(expected > 1);
     wait_until("the partitions", || {
-        http.metric("walpost_outbox_partitions", &scene.name) == Some(expected as f64)
+        http.metric("walpost_outbox_partitions", &fixture.name) == Some(expected as f64)
     });
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn records_in_flight_of_a_replaced_producer_do_not_stay_in_flight() {
-    let scene = Scene::new().exactly_once();
-    let aggregate = scene.aggregate(1);
-    let (mut walpost, http) = start(&scene);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    let fixture = Fixture::new().exactly_once();
+    let aggregate = fixture.aggregate(1);
+    let (mut walpost, http) = start(&fixture);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     // Exactly-once mode creates a new producer for each session.
-    wait_until("the walsender to be ended", || scene.end_walsender());
+    wait_until("the walsender to be ended", || fixture.end_walsender());
     walpost.wait_for_logs("streaming", 2);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(2);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(2);
     wait_until("nothing in flight", || {
-        http.metric("walpost_in_flight_events", &scene.name) == Some(0.0)
-            && http.metric("walpost_events_delivered_total", &scene.name) >= Some(2.0)
+        http.metric("walpost_in_flight_events", &fixture.name) == Some(0.0)
+            && http.metric("walpost_events_delivered_total", &fixture.name) >= Some(2.0)
     });
     assert_eq!(
-        http.metric("walpost_in_flight_bytes", &scene.name),
+        http.metric("walpost_in_flight_bytes", &fixture.name),
         Some(0.0)
     );
     assert_eq!(
-        http.metric("walpost_reconnects_total", &scene.name),
+        http.metric("walpost_reconnects_total", &fixture.name),
         Some(1.0)
     );
     walpost.terminate().expect_code(0);

@@ -3,19 +3,19 @@
 use std::net::TcpListener;
 use std::thread;
 
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::walpost::Invocation;
 
 #[test]
 fn broker_that_closes_connections_may_have_another_security_protocol() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = other.local_addr().unwrap().port();
     // The thread ends with the test program.
     thread::spawn(move || other.incoming().for_each(drop));
-    let check = Invocation::new(["check", "--postgres", &scene.conninfo()]);
+    let check = Invocation::new(["check", "--postgres", &fixture.conninfo()]);
     let broker = format!("127.0.0.1:{port}");
-    let check = check.args(["--kafka", &broker, "--pipeline", &scene.name]);
+    let check = check.args(["--kafka", &broker, "--pipeline", &fixture.name]);
     let unreachable = check.finish().expect_code(1);
     let line = unreachable
         .stdout
@@ -29,16 +29,16 @@ fn broker_that_closes_connections_may_have_another_security_protocol() {
 
 #[test]
 fn missing_function_is_not_a_wrong_flag_and_is_created_by_the_printed_command() {
-    let scene = Scene::bare();
+    let fixture = Fixture::bare();
     // A role makes the privileges of the schema explicit.
-    let role = format!("{}_role", scene.name);
-    let init = || scene.invoke("init").args(["--role", &role]);
+    let role = format!("{}_role", fixture.name);
+    let init = || fixture.invoke("init").args(["--role", &role]);
     init().finish().expect_code(0);
-    scene
+    fixture
         .db
         .run("DROP FUNCTION walpost.lock_and_examine(text, text, text)");
     let replay = |from: &str| {
-        let replay = scene.invoke("replay").args(["--kafka", scene.kafka()]);
+        let replay = fixture.invoke("replay").args(["--kafka", fixture.kafka()]);
         replay.args(["--from", from, "--dry-run"]).finish()
     };
     for from in ["1h", "01a223e1-cb31-7174-aaed-e736c31686f6"] {
@@ -52,17 +52,19 @@ fn missing_function_is_not_a_wrong_flag_and_is_created_by_the_printed_command() 
     }
     init().finish().expect_code(0);
     replay("1h").expect_code(0);
-    scene
+    fixture
         .db
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
 #[test]
 fn missing_journal_is_created_by_the_printed_command() {
-    let scene = Scene::new();
-    scene.db.run("ALTER TABLE walpost.journal RENAME TO diary");
+    let fixture = Fixture::new();
+    fixture
+        .db
+        .run("ALTER TABLE walpost.journal RENAME TO diary");
     let replay = || {
-        let replay = scene.invoke("replay").args(["--kafka", scene.kafka()]);
+        let replay = fixture.invoke("replay").args(["--kafka", fixture.kafka()]);
         replay.args(["--from", "1h", "--dry-run"]).finish()
     };
     let failed = replay().expect_code(3).expect_mentions(&[
@@ -70,15 +72,17 @@ fn missing_journal_is_created_by_the_printed_command() {
         "; or run sql/journal.sql and sql/role.sql in this database",
     ]);
     assert!(!failed.mentions("--config FILE"), "{}", failed.stderr);
-    scene.db.run("ALTER TABLE walpost.diary RENAME TO journal");
+    fixture
+        .db
+        .run("ALTER TABLE walpost.diary RENAME TO journal");
     replay().expect_code(0);
 }
 
 #[test]
 fn slot_name_of_another_database_is_refused_with_the_command_that_names_another() {
-    let scene = Scene::new();
-    let other = Scene::bare();
-    let slot = scene
+    let fixture = Fixture::new();
+    let other = Fixture::bare();
+    let slot = fixture
         .db
         .value(
             "SELECT slot_name::text FROM pg_replication_slots WHERE database = current_database() AND plugin = 'pgoutput'",
@@ -93,17 +97,19 @@ fn slot_name_of_another_database_is_refused_with_the_command_that_names_another(
 
 #[test]
 fn init_by_a_role_without_rights_names_the_command_of_the_superuser() {
-    let scene = Scene::bare();
-    let role = format!("{}_role", scene.name);
-    scene
+    let fixture = Fixture::bare();
+    let role = format!("{}_role", fixture.name);
+    fixture
         .db
         .run(&format!("CREATE ROLE {role} LOGIN REPLICATION"));
-    let init = Invocation::new(["init", "--postgres", &scene.conninfo_as(&role)]);
-    let init = init.args(["--pipeline", &scene.name, "--no-role"]).finish();
+    let init = Invocation::new(["init", "--postgres", &fixture.conninfo_as(&role)]);
+    let init = init
+        .args(["--pipeline", &fixture.name, "--no-role"])
+        .finish();
     let failed = init.expect_code(3).expect_mentions(&[
         "permission denied",
         "or as a superuser: sudo -u postgres walpost init --postgres 'host=",
-        &format!("user=postgres' --table public.outbox --publication walpost_{0} --slot walpost_{0} --pipeline {0}", scene.name),
+        &format!("user=postgres' --table public.outbox --publication walpost_{0} --slot walpost_{0} --pipeline {0}", fixture.name),
     ]);
     let from = failed.stderr.find("walpost init --postgres").unwrap();
     let command = &failed.stderr[from + "walpost ".len()..];
@@ -118,25 +124,25 @@ fn init_by_a_role_without_rights_names_the_command_of_the_superuser() {
         .arg("--no-role")
         .finish()
         .expect_code(0);
-    scene.db.run(&format!("DROP ROLE {role}"));
+    fixture.db.run(&format!("DROP ROLE {role}"));
 }
 
 #[test]
 fn key_that_is_the_name_of_a_column_is_a_warning() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let warning = "key = \"aggregateid\" is the same text for all events";
-    let check = scene.check().args(["--key", "aggregateid"]).finish();
+    let check = fixture.check().args(["--key", "aggregateid"]).finish();
     check
         .expect_code(0)
         .expect_mentions(&[warning, "key = \"{aggregateid}\""]);
-    let check = scene.check().finish().expect_code(0);
+    let check = fixture.check().finish().expect_code(0);
     assert!(!check.mentions("is the same text"), "{}", check.stdout);
 }
 
 #[test]
 fn table_that_does_not_exist_is_not_to_be_added_to_the_publication() {
-    let scene = Scene::new();
-    let check = scene.check().args(["--table", "public.outbx"]).finish();
+    let fixture = Fixture::new();
+    let check = fixture.check().args(["--table", "public.outbx"]).finish();
     let check = check
         .expect_code(3)
         .expect_mentions(&["table public.outbx does not exist in database"]);
@@ -145,18 +151,18 @@ fn table_that_does_not_exist_is_not_to_be_added_to_the_publication() {
 
 #[test]
 fn missing_privilege_on_slot_state_is_not_reported_for_the_outbox() {
-    let scene = Scene::bare();
-    let role = format!("{}_role", scene.name);
-    let init = scene.invoke("init").args(["--role", &role]);
+    let fixture = Fixture::bare();
+    let role = format!("{}_role", fixture.name);
+    let init = fixture.invoke("init").args(["--role", &role]);
     init.finish().expect_code(0);
     // A superuser's table is not locked by other roles.
-    let owner = format!("{}_owner", scene.name);
-    scene.db.run(&format!(
+    let owner = format!("{}_owner", fixture.name);
+    fixture.db.run(&format!(
         "CREATE ROLE {owner}; ALTER TABLE outbox OWNER TO {owner}; REVOKE ALL ON walpost.slot_state FROM {role}"
     ));
     let check = || {
-        let check = Invocation::new(["check", "--postgres", &scene.conninfo_as(&role)]);
-        let check = check.args(["--kafka", scene.kafka(), "--pipeline", &scene.name]);
+        let check = Invocation::new(["check", "--postgres", &fixture.conninfo_as(&role)]);
+        let check = check.args(["--kafka", fixture.kafka(), "--pipeline", &fixture.name]);
         check.finish()
     };
     let found = check();
@@ -172,14 +178,14 @@ fn missing_privilege_on_slot_state_is_not_reported_for_the_outbox() {
         "{}",
         found.stdout
     );
-    scene.db.run(&grant);
+    fixture.db.run(&grant);
     let found = check();
     assert!(
         !found.stdout.contains("permission denied"),
         "{}",
         found.stdout
     );
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "DROP OWNED BY {role}; DROP ROLE {role}; DROP OWNED BY {owner} CASCADE; DROP ROLE {owner}"
     ));
 }

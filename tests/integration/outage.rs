@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::process::{freeze, thaw};
 use crate::support::proxy::ProxyMode;
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, wait_until};
 
 const MEGABYTE: u64 = 1 << 20;
@@ -23,10 +23,10 @@ for_each_outbox! {
 
 fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
     let broker = Broker::private();
-    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
-    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-    let walpost = scene.start();
-    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let fixture = Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker);
+    let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
+    let walpost = fixture.start();
+    let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     load.wait_for_transactions(100);
     broker.stop();
     load.wait_for_transactions(200);
@@ -36,23 +36,24 @@ fn broker_that_stops_and_starts_under_load_costs_nothing(outbox: Outbox) {
     load.wait_for_transactions(200);
     broker.start();
     load.stop();
-    scene.settle(walpost, &[], Resends::AtMost(2));
+    fixture.settle(walpost, &[], Resends::AtMost(2));
 }
 
 fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Outbox) {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::with_outbox_on(outbox, Server::shared(MAJOR), &broker).behind_proxy(&kafka);
-    let aggregate = scene.aggregate(2);
-    let walpost = scene.start_with(&["--window-bytes", "8MiB"]);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    let fixture =
+        Fixture::with_outbox_on(outbox, Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let aggregate = fixture.aggregate(2);
+    let walpost = fixture.start_with(&["--window-bytes", "8MiB"]);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     let lines = walpost.log().lines().count();
     kafka.set_mode(ProxyMode::Refuse);
     let payload = "jsonb_build_object('n', repeat('x', 1000))";
-    scene
+    fixture
         .db
-        .run(&scene.events().insert_many(&aggregate, 60_000, payload));
+        .run(&fixture.events().insert_many(&aggregate, 60_000, payload));
     let cpu_before = walpost.cpu_seconds();
     assert_stays("below 100 MB", Duration::from_secs(10), || {
         walpost.resident_bytes() < 100 * MEGABYTE
@@ -66,21 +67,21 @@ fn broker_that_is_away_is_told_once_and_costs_neither_memory_nor_time(outbox: Ou
         walpost.log()
     );
     kafka.set_mode(ProxyMode::Pass);
-    scene.settle(walpost, &[], Resends::AtMost(1));
+    fixture.settle(walpost, &[], Resends::AtMost(1));
 }
 
 #[test]
 fn connector_that_starts_before_the_broker_waits_for_it() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let aggregate = fixture.aggregate(1);
     kafka.set_mode(ProxyMode::Refuse);
-    scene.insert(&aggregate, "k");
-    let mut walpost = scene.run().start();
+    fixture.insert(&aggregate, "k");
+    let mut walpost = fixture.run().start();
     assert_stays("running", Duration::from_secs(3), || walpost.is_running());
     kafka.set_mode(ProxyMode::Pass);
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.settle(walpost, &[], Resends::Never);
 }
 
 in_both_modes! { brokers_that_stop_and_name_none_are_connected_to_again }
@@ -90,50 +91,50 @@ in_both_modes! { brokers_that_stop_and_name_none_are_connected_to_again }
 fn brokers_that_stop_and_name_none_are_connected_to_again(exactly_once: bool) {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker)
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker)
         .behind_proxy(&kafka)
         .in_mode(exactly_once);
-    let aggregate = scene.aggregate(2);
+    let aggregate = fixture.aggregate(2);
     let broker_removal = kafka.remove_brokers();
     let often = "topic.metadata.refresh.interval.ms=500";
-    let walpost = scene.start_with(&["-X", often]);
-    scene.insert(&aggregate, "k");
-    scene.wait_until_confirmed();
+    let walpost = fixture.start_with(&["-X", often]);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_until_confirmed();
     broker_removal.set_enabled(true);
     wait_until("an answer that names no broker", || {
         broker_removal.changed_responses() > 0
     });
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     kafka.cut();
     broker_removal.set_enabled(false);
-    scene.insert(&aggregate, "k");
-    scene.settle(walpost, &[], scene.resends(1));
+    fixture.insert(&aggregate, "k");
+    fixture.settle(walpost, &[], fixture.resends(1));
 }
 
 #[test]
 fn connector_that_starts_before_postgresql_waits_for_it() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
+    let mut fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
     server.stop(Stop::Fast);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("reconnecting");
     assert_stays("told once", Duration::from_secs(4), || {
         walpost.log().lines().count() <= 2
     });
     server.start();
     walpost.wait_for_log("streaming");
-    scene.reconnect();
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.reconnect();
+    fixture.settle(walpost, &[], Resends::Never);
 }
 
 fn loses_nothing_when_postgresql_restarts_under_load(outbox: Outbox) {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::with_outbox_on(outbox, &server, Broker::shared());
-    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-    let mut walpost = scene.start();
-    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let mut fixture = Fixture::with_outbox_on(outbox, &server, Broker::shared());
+    let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
+    let mut walpost = fixture.start();
+    let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     let stops = [
         Stop::Fast,
         Stop::Immediate,
@@ -149,8 +150,8 @@ fn loses_nothing_when_postgresql_restarts_under_load(outbox: Outbox) {
     }
     load.wait_for_transactions(100);
     load.stop();
-    scene.reconnect();
-    scene.settle(walpost, &[], Resends::AtMost(stops.len()));
+    fixture.reconnect();
+    fixture.settle(walpost, &[], Resends::AtMost(stops.len()));
 }
 
 #[test]
@@ -158,14 +159,14 @@ fn postgresql_stops_in_seconds_while_kafka_is_away() {
     let server = Server::private(MAJOR, "");
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let mut scene = Scene::on_servers(&server, &broker).behind_proxy(&kafka);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    let mut fixture = Fixture::on_servers(&server, &broker).behind_proxy(&kafka);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     kafka.set_mode(ProxyMode::Refuse);
     for _ in 0..100 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
     server.begin_stop(Stop::Fast);
     assert!(
@@ -176,52 +177,52 @@ fn postgresql_stops_in_seconds_while_kafka_is_away() {
     server.start();
     kafka.set_mode(ProxyMode::Pass);
     walpost.wait_for_logs("streaming", 2);
-    scene.reconnect();
-    scene.settle(walpost, &[], Resends::AtMost(1));
+    fixture.reconnect();
+    fixture.settle(walpost, &[], Resends::AtMost(1));
 }
 
 fn walsender_that_is_terminated_is_connected_to_again(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox);
-    let aggregate = scene.aggregate(2);
-    let mut walpost = scene.start();
-    let load = scene.load(&[&aggregate]);
+    let fixture = Fixture::with_outbox(outbox);
+    let aggregate = fixture.aggregate(2);
+    let mut walpost = fixture.start();
+    let load = fixture.load(&[&aggregate]);
     for round in 0..3 {
         load.wait_for_transactions(50);
-        assert!(scene.end_walsender());
+        assert!(fixture.end_walsender());
         walpost.wait_for_logs("streaming", round + 2);
     }
     load.stop();
-    scene.settle(walpost, &[], Resends::AtMost(3));
+    fixture.settle(walpost, &[], Resends::AtMost(3));
 }
 
 #[test]
 fn link_that_is_dead_is_given_up_after_the_timeout() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(&["--link-timeout", "2s"]);
-    let walsender = scene.db.number(&format!(
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_with(&["--link-timeout", "2s"]);
+    let walsender = fixture.db.number(&format!(
         "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
-        scene.slot()
+        fixture.slot()
     ));
     let walsender = u32::try_from(walsender).unwrap();
     freeze(walsender);
     walpost.wait_for_log("reconnecting");
     thaw(walsender);
     walpost.wait_for_logs("streaming", 2);
-    scene.insert(&aggregate, "k");
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.insert(&aggregate, "k");
+    fixture.settle(walpost, &[], Resends::Never);
 }
 
 #[test]
 fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     kafka.set_mode(ProxyMode::Refuse);
     walpost.wait_for_log("Kafka is unreachable");
     kafka.set_mode(ProxyMode::Pass);
@@ -236,17 +237,17 @@ fn idle_outage_of_kafka_is_a_line_when_it_begins_and_one_when_it_ends() {
 fn process_sleeps_while_brokers_take_their_time() {
     let broker = Broker::borrowed();
     for exactly_once in [false, true] {
-        let scene = Scene::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start();
-        scene.insert(&aggregate, "k");
-        scene.wait_for_records(1);
+        let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).in_mode(exactly_once);
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start();
+        fixture.insert(&aggregate, "k");
+        fixture.wait_for_records(1);
         broker.freeze();
         // One request contains the first messages; the others wait for longer than linger.ms.
         for count in [10, 1_000] {
-            scene
+            fixture
                 .db
-                .run(&scene.events().insert_many(&aggregate, count, "'{}'"));
+                .run(&fixture.events().insert_many(&aggregate, count, "'{}'"));
         }
         let measure = Duration::from_secs(2);
         thread::sleep(measure / 4);
@@ -255,25 +256,25 @@ fn process_sleeps_while_brokers_take_their_time() {
         let busy = (walpost.cpu_seconds() - before) / measure.as_secs_f64();
         broker.thaw();
         assert!(busy < 0.3, "{busy} of a processor");
-        scene.settle(walpost, &[], scene.resends(0));
+        fixture.settle(walpost, &[], fixture.resends(0));
     }
 }
 
 #[test]
 fn connection_outlives_an_outage_of_kafka_that_is_longer_than_the_link_timeout() {
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(&["--link-timeout", "2s", "--window-records", "5"]);
-    scene.insert(&aggregate, "k");
-    scene.wait_until_confirmed();
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(&["--link-timeout", "2s", "--window-records", "5"]);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_until_confirmed();
     broker.freeze();
     for _ in 0..20 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
     assert_stays("connected", Duration::from_secs(7), || {
-        walpost.logged("reconnecting") == 0 && scene.slot_is_active()
+        walpost.logged("reconnecting") == 0 && fixture.slot_is_active()
     });
     broker.thaw();
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.settle(walpost, &[], Resends::Never);
 }

@@ -2,15 +2,15 @@
 
 use crate::init::objects;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJORS, Server};
-use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
 /// An empty database with its own roles, whose names have to be quoted in SQL.
 struct Place {
-    scene: Scene<'static>,
+    fixture: Fixture<'static>,
     owner: String,
     writer: String,
     /// A DBA who is not a superuser.
@@ -23,17 +23,17 @@ impl Place {
     }
 
     fn of(outbox: Outbox, major: u32) -> Self {
-        let scene = Scene::bare_with(outbox, Server::shared(major), Broker::shared(), "");
+        let fixture = Fixture::bare_with(outbox, Server::shared(major), Broker::shared(), "");
         let [owner, writer, dba] =
-            ["Owner", "Writer", "Dba"].map(|what| format!("{}-{what}", scene.name));
-        scene.db.run(&format!(
+            ["Owner", "Writer", "Dba"].map(|what| format!("{}-{what}", fixture.name));
+        fixture.db.run(&format!(
             "CREATE ROLE \"{owner}\" LOGIN; CREATE ROLE \"{writer}\" LOGIN; CREATE ROLE \"{dba}\" LOGIN REPLICATION;
              GRANT CREATE ON DATABASE {} TO \"{dba}\"; REVOKE ALL ON SCHEMA public FROM PUBLIC;
              GRANT ALL ON SCHEMA public TO \"{dba}\"",
-            scene.name
+            fixture.name
         ));
         Self {
-            scene,
+            fixture,
             owner,
             writer,
             dba,
@@ -41,23 +41,23 @@ impl Place {
     }
 
     fn session(&self, role: &str) -> Session {
-        self.scene.server.session_as(role, &self.scene.name)
+        self.fixture.server.session_as(role, &self.fixture.name)
     }
 
     fn init(&self) -> Invocation {
-        self.scene.init().args(["--owner", &self.owner])
+        self.fixture.init().args(["--owner", &self.owner])
     }
 
     /// Returns `init` run by the DBA who is not a superuser.
     fn init_as_dba(&self) -> Invocation {
-        let conninfo = self.scene.conninfo_as(&self.dba);
-        let init = self.scene.with_conninfo(&conninfo).init();
+        let conninfo = self.fixture.conninfo_as(&self.dba);
+        let init = self.fixture.with_conninfo(&conninfo).init();
         init.args(["--owner", &self.owner])
     }
 
     /// Returns the tables, functions and publications that belong to the owner.
     fn owned(&self) -> Vec<String> {
-        let rows = self.scene.db.rows(&format!(
+        let rows = self.fixture.db.rows(&format!(
             "SELECT c.oid::regclass::text FROM pg_class c WHERE relkind IN ('r', 'p')
                  AND relowner = (SELECT oid FROM pg_roles WHERE rolname = '{0}')
              UNION ALL SELECT p.oid::regprocedure::text FROM pg_proc p
@@ -74,7 +74,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         for role in [&self.owner, &self.writer, &self.dba] {
-            self.scene.db.drop_role(role);
+            self.fixture.db.drop_role(role);
         }
     }
 }
@@ -97,7 +97,7 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
             };
             let first = init().expect_code(0);
             first.expect_mentions(&["from now on", &place.owner]);
-            let made = objects(&place.scene);
+            let made = objects(&place.fixture);
             let owned = place.owned();
             match partitioned {
                 // The partitioned table, its default partition and weekly partitions.
@@ -109,12 +109,12 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
                 "{owned:?}"
             );
 
-            let aggregate = place.scene.aggregate(1);
+            let aggregate = place.fixture.aggregate(1);
             let (owner, writer) = (place.session(&place.owner), place.session(&place.writer));
-            let walpost = place.scene.start();
+            let walpost = place.fixture.start();
             owner.run(&event(&aggregate));
             writer.run(&event(&aggregate));
-            place.scene.wait_for_records(2);
+            place.fixture.wait_for_records(2);
             walpost.terminate().expect_code(0);
             for refused in [
                 "SELECT * FROM public.outbox",
@@ -134,9 +134,9 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
                 .expect_err("the journal is Walpost's");
 
             if partitioned {
-                place.scene.db.run("DROP TABLE outbox_default");
+                place.fixture.db.run("DROP TABLE outbox_default");
                 let add = "CREATE TABLE outbox_default PARTITION OF outbox DEFAULT";
-                place.scene.db.run(add);
+                place.fixture.db.run(add);
             }
             let again = init().expect_code(0);
             assert_eq!(
@@ -144,9 +144,9 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
                 partitioned,
                 "{again:?}"
             );
-            assert_eq!(objects(&place.scene), made, "{major}");
+            assert_eq!(objects(&place.fixture), made, "{major}");
             assert_eq!(place.owned(), owned, "{major}");
-            place.scene.check().finish().expect_code(0);
+            place.fixture.check().finish().expect_code(0);
         }
     }
 }
@@ -154,7 +154,7 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
 #[test]
 fn table_that_an_earlier_init_has_made_can_be_given_to_its_owner() {
     let place = Place::new(15);
-    place.scene.init().finish().expect_code(0);
+    place.fixture.init().finish().expect_code(0);
     assert!(place.owned().is_empty());
     place.init().finish().expect_code(0);
     assert_eq!(place.owned(), ["outbox"]);
@@ -164,12 +164,12 @@ fn table_that_an_earlier_init_has_made_can_be_given_to_its_owner() {
 fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
     for major in MAJORS {
         let place = Place::new(major);
-        let (db, owner, dba) = (&place.scene.db, &place.owner, &place.dba);
+        let (db, owner, dba) = (&place.fixture.db, &place.owner, &place.dba);
         let refused = |says: &[&str]| {
             let init = place.init_as_dba().finish().expect_code(3);
             init.expect_mentions(says)
                 .expect_mentions(&["Nothing was changed"]);
-            assert!(objects(&place.scene).is_empty(), "{major}: {says:?}");
+            assert!(objects(&place.fixture).is_empty(), "{major}: {says:?}");
             let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'walpost'";
             assert_eq!(db.number(schemas), 0, "{major}: {says:?}");
         };
@@ -204,7 +204,7 @@ fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
         init()
             .expect_code(3)
             .expect_mentions(&["can't be let send events", &usage(&place.writer)]);
-        assert!(objects(&place.scene).is_empty(), "{major}");
+        assert!(objects(&place.fixture).is_empty(), "{major}");
         db.run(&format!(
             "GRANT USAGE ON SCHEMA public TO \"{dba}\" WITH GRANT OPTION"
         ));
@@ -220,7 +220,7 @@ fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
 #[test]
 fn owner_and_writer_that_are_not_there_are_named_and_nothing_is_changed() {
     let place = Place::new(15);
-    let init = |arguments: &[&str]| place.scene.init().args(arguments).finish().expect_code(3);
+    let init = |arguments: &[&str]| place.fixture.init().args(arguments).finish().expect_code(3);
     for (flag, to) in [
         ("--owner", "is to own table"),
         ("--writer", "is to send events"),
@@ -230,14 +230,14 @@ fn owner_and_writer_that_are_not_there_are_named_and_nothing_is_changed() {
             "CREATE ROLE \"it's nobody\" LOGIN",
             "Nothing was changed",
         ]);
-        assert!(objects(&place.scene).is_empty(), "{flag}");
+        assert!(objects(&place.fixture).is_empty(), "{flag}");
     }
 }
 
 #[test]
 fn table_of_another_role_or_make_is_not_given_away() {
     let place = Place::new(15);
-    let (db, writer) = (&place.scene.db, &place.writer);
+    let (db, writer) = (&place.fixture.db, &place.writer);
     db.run("CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)");
     let refused = |says: &str| {
         let init = place.init().finish().expect_code(3);
@@ -256,5 +256,5 @@ fn outbox_without_a_table_has_no_owner() {
     let place = Place::of(Outbox::Messages, 15);
     let init = place.init().finish().expect_code(2);
     init.expect_mentions(&["--owner is for a table"]);
-    assert!(objects(&place.scene).is_empty());
+    assert!(objects(&place.fixture).is_empty());
 }

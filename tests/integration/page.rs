@@ -7,22 +7,22 @@ use serde_json::Value;
 
 use super::budget;
 use crate::support::browser::{self, Tab};
+use crate::support::fixture::Fixture;
 use crate::support::http::Http;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::proxy::ProxyMode;
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, poll_until, wait_until};
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
-/// Starts a process with a pipeline for each of the scenes.
-fn start(scenes: &[&Scene<'_>]) -> (Walpost, Http) {
+/// Starts a process with a pipeline for each of the fixtures.
+fn start(fixtures: &[&Fixture<'_>]) -> (Walpost, Http) {
     let mut text = format!(
         "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
         Broker::shared().address()
     );
-    for scene in scenes {
-        let (name, conninfo) = (&scene.name, scene.conninfo());
+    for fixture in fixtures {
+        let (name, conninfo) = (&fixture.name, fixture.conninfo());
         text += &format!("[[pipeline]]\nname = \"{name}\"\npostgres = \"{conninfo}\"\n");
     }
     let file = config_file(text);
@@ -31,7 +31,7 @@ fn start(scenes: &[&Scene<'_>]) -> (Walpost, Http) {
         .without_env("WALPOST_HTTP")
         .start();
     let http = walpost.http();
-    walpost.wait_for_logs(" streaming ", scenes.len());
+    walpost.wait_for_logs(" streaming ", fixtures.len());
     (walpost, http)
 }
 
@@ -109,7 +109,7 @@ fn rows(tab: &mut Tab) -> Vec<[String; 2]> {
 /// stream.
 #[test]
 fn page_of_many_pipelines_has_trouble_first_and_is_short() {
-    let (halted, healthy) = (Scene::new(), Scene::bare());
+    let (halted, healthy) = (Fixture::new(), Fixture::bare());
     let mut text = format!(
         "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
         Broker::shared().address()
@@ -118,7 +118,7 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
         text += &format!("[[pipeline]]\nname = \"{name}\"\npostgres = \"{conninfo}\"\n");
         name.to_owned()
     };
-    // Short names as operators choose them, unlike the names of the tests' scenes.
+    // Short names as operators choose them, unlike the names of the tests' fixtures.
     let prefix = healthy.name.split('_').next().unwrap();
     let named = |suffix: &str| format!("{prefix}_{suffix}");
     let streaming: Vec<_> = (1..=9)
@@ -231,8 +231,8 @@ fn page_of_many_pipelines_has_trouble_first_and_is_short() {
 /// With as few as three pipelines, no card is collapsed.
 #[test]
 fn page_of_few_pipelines_has_no_overview() {
-    let scene = Scene::new();
-    let (walpost, http) = start(&[&scene]);
+    let fixture = Fixture::new();
+    let (walpost, http) = start(&[&fixture]);
     for width in [1280, 390] {
         let mut tab = Tab::open(&url(&http), width, 900);
         let size = tab.evaluate(
@@ -246,10 +246,10 @@ fn page_of_few_pipelines_has_no_overview() {
 
 #[test]
 fn page_shows_each_pipeline_and_its_rate() {
-    let scenes = [Scene::new(), Scene::new()];
-    let aggregate = scenes[0].aggregate(2);
-    let (walpost, http) = start(&scenes.each_ref());
-    let load = scenes[0].load(&[&aggregate]);
+    let fixtures = [Fixture::new(), Fixture::new()];
+    let aggregate = fixtures[0].aggregate(2);
+    let (walpost, http) = start(&fixtures.each_ref());
+    let load = fixtures[0].load(&[&aggregate]);
     load.wait_for_transactions(300);
     wait_until("a rate and the slot", || {
         let pipeline = http.pipeline();
@@ -258,7 +258,7 @@ fn page_shows_each_pipeline_and_its_rate() {
     });
     let document = browser::document(&url(&http));
     load.stop();
-    let busy = card(&document, &scenes[0].name);
+    let busy = card(&document, &fixtures[0].name);
     let after = |title: &str| busy.split_once(title).unwrap().1;
     let rate = after("Events per second|").split('|').next().unwrap();
     let number: f64 = rate
@@ -269,7 +269,7 @@ fn page_shows_each_pipeline_and_its_rate() {
         .parse()
         .unwrap();
     assert!(number > 0.0, "{busy}");
-    let slot = scenes[0].slot();
+    let slot = fixtures[0].slot();
     for text in [
         "streaming",
         "Commit to delivery",
@@ -288,7 +288,7 @@ fn page_shows_each_pipeline_and_its_rate() {
         document.matches("class=\"first\"").count() >= 6,
         "{document}"
     );
-    let idle = card(&document, &scenes[1].name);
+    let idle = card(&document, &fixtures[1].name);
     assert!(
         idle.contains("streaming") && idle.contains("Events delivered|0"),
         "{idle}"
@@ -302,12 +302,12 @@ fn page_shows_each_pipeline_and_its_rate() {
 fn page_shows_how_long_a_pipeline_has_been_stalled() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     let ago = |key: &str| {
         let at = http.pipeline()[key].as_f64()?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -316,11 +316,11 @@ fn page_shows_how_long_a_pipeline_has_been_stalled() {
     wait_until("it to stream for a while", || ago("since") > Some(15.0));
     kafka.set_mode(ProxyMode::Refuse);
     let killed = Instant::now();
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     wait_until("it to be stuck", || ago("not_ready_since").is_some());
     let document = browser::document(&url(&http));
     let most = killed.elapsed().as_secs_f64() + 1.0;
-    let stuck = card(&document, &scene.name);
+    let stuck = card(&document, &fixture.name);
     let (_, lasts) = stuck.split_once("stuck|for ").expect(&stuck);
     let (lasts, _) = lasts.split_once('|').unwrap_or((lasts, ""));
     let (number, unit) = lasts.split_once(' ').expect(lasts);
@@ -339,13 +339,13 @@ fn page_shows_how_long_a_pipeline_has_been_stalled() {
 /// The error contains text from a row, which the page shows as text, not as HTML.
 #[test]
 fn page_shows_an_error_with_its_remedy_and_never_executes_its_content() {
-    let scenes = [Scene::new(), Scene::new()];
-    let (mut walpost, http) = start(&scenes.each_ref());
-    scenes[0].accept_any_name("outbox");
-    scenes[0].insert("<img src=x onerror=document.title=1>", "k");
+    let fixtures = [Fixture::new(), Fixture::new()];
+    let (mut walpost, http) = start(&fixtures.each_ref());
+    fixtures[0].accept_any_name("outbox");
+    fixtures[0].insert("<img src=x onerror=document.title=1>", "k");
     walpost.wait_for_log("halted: ");
     let document = browser::document(&url(&http));
-    let halted = card(&document, &scenes[0].name);
+    let halted = card(&document, &fixtures[0].name);
     for text in ["halted", "&lt;img src=x onerror=", "restart it"] {
         assert!(halted.contains(text), "{text} in {halted}");
     }
@@ -361,8 +361,8 @@ fn page_shows_an_error_with_its_remedy_and_never_executes_its_content() {
 
 #[test]
 fn page_takes_nothing_from_anywhere_else() {
-    let scene = Scene::new();
-    let (walpost, http) = start(&[&scene]);
+    let fixture = Fixture::new();
+    let (walpost, http) = start(&[&fixture]);
     let page = http.get("/");
     assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
     let policy = &page.headers["content-security-policy"];
@@ -389,10 +389,10 @@ fn page_takes_nothing_from_anywhere_else() {
 #[test]
 #[ignore = "writes to docs/"]
 fn capture_page() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(3);
-    let (walpost, http) = start(&[&scene]);
-    let load = scene.load(&[&aggregate]);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(3);
+    let (walpost, http) = start(&[&fixture]);
+    let load = fixture.load(&[&aggregate]);
     assert_stays("running", Duration::from_secs(150), || {
         http.get("/healthz").code == 200
     });
@@ -404,16 +404,16 @@ fn capture_page() {
 
 #[test]
 fn page_lists_dropped_slots() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    budget::drop_slot(&scene);
-    budget::new_slot(&scene);
-    let (walpost, http) = start(&[&scene]);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    budget::drop_slot(&fixture);
+    budget::new_slot(&fixture);
+    let (walpost, http) = start(&[&fixture]);
     wait_until("the database to be asked", || {
         http.pipeline()["dropped_slots"].is_array()
     });
-    let listed = card(&browser::document(&url(&http)), &scene.name);
+    let listed = card(&browser::document(&url(&http)), &fixture.name);
     for text in [
         "committed after",
         "entry ",

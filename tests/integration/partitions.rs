@@ -1,8 +1,8 @@
 //! Partitioned outbox tables of every kind, with partitions added while events are written.
 
 use crate::support::checker::Resends;
+use crate::support::fixture::Fixture;
 use crate::support::records::keys;
-use crate::support::scene::Scene;
 
 const COLUMNS: &str = "id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
     at timestamptz DEFAULT now(), shard int DEFAULT random() * 8";
@@ -13,21 +13,21 @@ fn deliver(create: &str, add: &[&str]) {
 }
 
 fn deliver_in_mode(create: &str, add: &[&str], exactly_once: bool) {
-    let scene = Scene::with_table(&format!("CREATE TABLE outbox ({COLUMNS}) {create}"));
-    let scene = scene.in_mode(exactly_once);
-    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-    let walpost = scene.start();
-    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let fixture = Fixture::with_table(&format!("CREATE TABLE outbox ({COLUMNS}) {create}"));
+    let fixture = fixture.in_mode(exactly_once);
+    let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
+    let walpost = fixture.start();
+    let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     for statement in add {
         load.wait_for_transactions(50);
-        scene.db.run(statement);
+        fixture.db.run(statement);
         assert_eq!(walpost.logged("halted"), 0, "{}", walpost.log());
     }
     load.wait_for_transactions(50);
     load.stop();
-    let summary = scene.settle(walpost, &[], Resends::Never);
+    let summary = fixture.settle(walpost, &[], Resends::Never);
     assert_eq!(summary.repeated, 0);
-    let filled = scene
+    let filled = fixture
         .db
         .number("SELECT count(DISTINCT tableoid) FROM outbox WHERE tableoid <> 'outbox'::regclass");
     assert!(filled > 1, "the test must fill more than one partition");
@@ -111,42 +111,42 @@ fn partition_with_columns_in_another_order() {
 
 #[test]
 fn rows_of_a_dropped_partition_that_were_not_yet_sent_arrive() {
-    let scene = Scene::with_table(&format!(
+    let fixture = Fixture::with_table(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY LIST (shard);
          CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES IN (0);
          CREATE TABLE outbox_rest PARTITION OF outbox DEFAULT"
     ));
-    let aggregate = scene.aggregate(1);
-    scene
+    let aggregate = fixture.aggregate(1);
+    fixture
         .db
         .run("ALTER TABLE outbox ALTER COLUMN shard SET DEFAULT 0");
-    scene.insert(&aggregate, "before the drop");
-    scene
+    fixture.insert(&aggregate, "before the drop");
+    fixture
         .db
         .run("ALTER TABLE outbox DETACH PARTITION outbox_0; DROP TABLE outbox_0");
-    scene.insert(&aggregate, "after the drop");
-    let walpost = scene.start();
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.insert(&aggregate, "after the drop");
+    let walpost = fixture.start();
+    fixture.settle(walpost, &[], Resends::Never);
     assert_eq!(
-        keys(&scene.records()),
+        keys(&fixture.records()),
         ["before the drop", "after the drop"]
     );
 }
 
 #[test]
 fn table_of_init_partitioned_is_delivered() {
-    let scene = Scene::bare();
-    scene.init().arg("--partitioned").finish().expect_code(0);
-    let kind = scene
+    let fixture = Fixture::bare();
+    fixture.init().arg("--partitioned").finish().expect_code(0);
+    let kind = fixture
         .db
         .value("SELECT relkind FROM pg_class WHERE oid = 'outbox'::regclass");
     assert_eq!(kind.as_deref(), Some("p"));
-    let aggregate = scene.aggregate(2);
-    let walpost = scene.start();
-    let load = scene.load(&[&aggregate]);
+    let aggregate = fixture.aggregate(2);
+    let walpost = fixture.start();
+    let load = fixture.load(&[&aggregate]);
     load.wait_for_transactions(50);
-    scene.init().arg("--partitioned").finish().expect_code(0);
+    fixture.init().arg("--partitioned").finish().expect_code(0);
     load.wait_for_transactions(50);
     load.stop();
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.settle(walpost, &[], Resends::Never);
 }

@@ -2,22 +2,22 @@
 
 use openssl::sha::sha256;
 
+use crate::support::fixture::Fixture;
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 
 /// Creates a table whose payload has this type, inserts a row whose payload is the SQL expression,
 /// and returns its record.
 fn deliver(payload_type: &str, expression: &str, arguments: &[&str]) -> Record {
-    let scene = Scene::with_table(&format!(
+    let fixture = Fixture::with_table(&format!(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload {payload_type})"
     ));
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(arguments);
-    scene.db.run(&format!(
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(arguments);
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', {expression})"
     ));
-    let mut records = scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    let mut records = fixture.wait_for_records(1);
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     records.remove(0)
 }
@@ -83,41 +83,41 @@ fn null_payload_is_a_tombstone_by_default() {
 
 #[test]
 fn payload_column_can_have_another_name() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, body text, payload text)",
     );
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(&["--payload", "body"]);
-    scene.db.run(&format!(
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(&["--payload", "body"]);
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'this', 'not this')"
     ));
-    assert_eq!(scene.wait_for_records(1)[0].text(), "this");
+    assert_eq!(fixture.wait_for_records(1)[0].text(), "this");
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn rows_of_ten_megabytes_are_delivered() {
     const LENGTH: usize = 10 << 20;
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text);
          ALTER TABLE outbox ALTER COLUMN payload SET STORAGE EXTERNAL",
     );
-    let topic = format!("outbox.event.{}", scene.name);
-    scene.topic(&topic, 1, &[("max.message.bytes", "26214400")]);
-    let walpost = scene.start_with(&["-X", "message.max.bytes=26214400"]);
+    let topic = format!("outbox.event.{}", fixture.name);
+    fixture.topic(&topic, 1, &[("max.message.bytes", "26214400")]);
+    let walpost = fixture.start_with(&["-X", "message.max.bytes=26214400"]);
     for id in 1..=4 {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox VALUES ({id}, '{}', 'k', repeat('{id}23456789ä', {LENGTH} / 11))",
-            scene.name
+            fixture.name
         ));
     }
-    let records = scene.wait_for_records(4);
+    let records = fixture.wait_for_records(4);
     for (record, id) in records.iter().zip(1..) {
         let sent = format!("{id}23456789ä").repeat(LENGTH / 11);
         let payload = record.payload.as_deref().unwrap();
         assert_eq!(payload.len(), sent.len());
         assert_eq!(sha256(payload), sha256(sent.as_bytes()), "row {id}");
     }
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
 }

@@ -3,9 +3,9 @@
 //! with the role that it ran as.
 
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::Server;
-use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::walpost::Invocation;
 
@@ -57,7 +57,7 @@ mod tables;
 
 /// A database with an attacker's role, and one for `walpost run`.
 struct Shop {
-    scene: Scene<'static>,
+    fixture: Fixture<'static>,
     /// The attacker's role. It may create objects in any schema, as every role could in public up
     /// to PostgreSQL 14.
     mallory: String,
@@ -72,16 +72,16 @@ struct Shop {
 impl Shop {
     /// Creates a database without any of Walpost's objects.
     fn bare(outbox: Outbox, major: u32) -> Self {
-        let scene = Scene::bare_with(outbox, Server::shared(major), Broker::shared(), "");
-        let (mallory, walpost) = (format!("{}_m", scene.name), format!("{}_w", scene.name));
-        let log_length = scene.server.log_length();
-        scene.db.run(&format!(
+        let fixture = Fixture::bare_with(outbox, Server::shared(major), Broker::shared(), "");
+        let (mallory, walpost) = (format!("{}_m", fixture.name), format!("{}_w", fixture.name));
+        let log_length = fixture.server.log_length();
+        fixture.db.run(&format!(
             "CREATE ROLE {mallory} LOGIN; GRANT CREATE ON SCHEMA public TO PUBLIC;
              GRANT CREATE ON DATABASE {} TO {mallory};
              SET search_path = pg_catalog",
-            scene.name
+            fixture.name
         ));
-        let theirs = scene.server.session_as(&mallory, &scene.name);
+        let theirs = fixture.server.session_as(&mallory, &fixture.name);
         theirs.run(
             "CREATE SCHEMA plot; GRANT USAGE ON SCHEMA plot TO PUBLIC;
              CREATE FUNCTION plot.note(what text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
@@ -91,7 +91,7 @@ impl Shop {
                  PERFORM plot.note('trigger'); RETURN NULL; END $$",
         );
         Self {
-            scene,
+            fixture,
             mallory,
             walpost,
             theirs,
@@ -109,9 +109,9 @@ impl Shop {
     /// Creates a database in which the attacker owns the table outbox, with a row in it.
     fn theirs(major: u32) -> Self {
         let shop = Self::new(Outbox::Table, major);
-        let scene = &shop.scene;
-        scene.insert(&scene.aggregate(1), "k");
-        scene.db.run(&format!(
+        let fixture = &shop.fixture;
+        fixture.insert(&fixture.aggregate(1), "k");
+        fixture.db.run(&format!(
             "ALTER TABLE public.outbox OWNER TO {}; ALTER TABLE public.outbox DISABLE TRIGGER USER;
              DELETE FROM walpost.journal",
             shop.mallory
@@ -120,7 +120,7 @@ impl Shop {
     }
 
     fn init(&self) -> Invocation {
-        self.scene.invoke("init").args(["--role", &self.walpost])
+        self.fixture.invoke("init").args(["--role", &self.walpost])
     }
 
     /// Returns a command that connects as Walpost's role.
@@ -129,25 +129,25 @@ impl Shop {
     }
 
     fn command_as(&self, role: &str, words: &[&str]) -> Invocation {
-        let conninfo = self.scene.conninfo_as(role);
+        let conninfo = self.fixture.conninfo_as(role);
         let command = self
-            .scene
+            .fixture
             .with_conninfo(&conninfo)
             .invoke(words[0])
             .args(&words[1..]);
         match words[0] {
             "maintain" | "init" => command,
-            _ => command.args(["--kafka", &self.scene.broker.address()]),
+            _ => command.args(["--kafka", &self.fixture.broker.address()]),
         }
     }
 
     /// Returns every log line about planted code that ran as a role other than its author.
     fn ran(&self) -> Vec<String> {
         let (ours, theirs) = (
-            format!(" in {} ran as ", self.scene.name),
+            format!(" in {} ran as ", self.fixture.name),
             format!(" ran as {}.", self.mallory),
         );
-        let log = self.scene.server.log_after(self.log_length);
+        let log = self.fixture.server.log_after(self.log_length);
         let lines = log.lines().filter(|line| {
             line.contains("PLANTED") && line.contains(&ours) && !line.contains(&theirs)
         });
@@ -155,7 +155,7 @@ impl Shop {
     }
 
     fn expect_nothing_ran(&self, after: &str) {
-        let (ran, major) = (self.ran(), self.scene.server.major);
+        let (ran, major) = (self.ran(), self.fixture.server.major);
         assert!(
             ran.is_empty(),
             "PostgreSQL {major}, after {after}: {ran:#?}"
@@ -166,7 +166,7 @@ impl Shop {
 impl Drop for Shop {
     fn drop(&mut self) {
         for role in [&self.mallory, &self.walpost] {
-            self.scene.db.drop_role(role);
+            self.fixture.db.drop_role(role);
         }
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use crate::support::certificates::{Authority, Identity, Validity, write_private};
+use crate::support::fixture::Fixture;
 use crate::support::intercepting_proxy::{
     InterceptAction, InterceptingProxy, non_loopback_address,
 };
@@ -11,7 +12,6 @@ use crate::support::kafka::Broker;
 use crate::support::postgres::{AUTHORITY, MAJOR, Server};
 use crate::support::process::free_port;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
@@ -47,46 +47,46 @@ fn quoted(value: &str) -> String {
 }
 
 struct Guarded {
-    scene: Scene<'static>,
+    fixture: Fixture<'static>,
     aggregate: String,
 }
 
 impl Guarded {
     fn new() -> Self {
         LazyLock::force(&ROLES);
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         // The roles exist on the whole server, and each of them may run the pipeline in this
         // database.
-        scene
+        fixture
             .db
             .run("GRANT USAGE ON SCHEMA walpost TO PUBLIC; GRANT SELECT, INSERT ON walpost.journal TO PUBLIC; \
                  GRANT SELECT, INSERT, UPDATE ON walpost.slot_state, walpost.table_state TO PUBLIC");
-        let aggregate = scene.aggregate(1);
-        scene.insert(&aggregate, "k");
-        Self { scene, aggregate }
+        let aggregate = fixture.aggregate(1);
+        fixture.insert(&aggregate, "k");
+        Self { fixture, aggregate }
     }
 
     /// Returns a conninfo for the role over TCP, with more parameters.
     fn tcp(&self, role: &str, parameters: &str) -> String {
-        let port = self.scene.server.port;
+        let port = self.fixture.server.port;
         format!(
             "host=localhost port={port} user={role} dbname={} {parameters}",
-            self.scene.name
+            self.fixture.name
         )
     }
 
     fn run(&self, conninfo: &str) -> Invocation {
-        self.scene.with_conninfo(conninfo).run()
+        self.fixture.with_conninfo(conninfo).run()
     }
 
     /// Asserts that `run` delivers an event.
     fn delivers(&self, run: Invocation) {
-        let topics = self.scene.topics();
-        let before = self.scene.broker.count(&topics);
+        let topics = self.fixture.topics();
+        let before = self.fixture.broker.count(&topics);
         let walpost = run.start_streaming();
-        self.scene.insert(&self.aggregate, "k");
-        self.scene.wait_for_records(before + 1);
-        self.scene.wait_until_confirmed();
+        self.fixture.insert(&self.aggregate, "k");
+        self.fixture.wait_for_records(before + 1);
+        self.fixture.wait_until_confirmed();
         walpost.terminate().expect_code(0);
     }
 
@@ -122,7 +122,7 @@ fn password_in_a_url_is_decoded() {
     let guarded = Guarded::new();
     let url = format!(
         "postgresql://scram_user:{SECRET}%20of%20scram_user%27s@localhost:{}/{}?sslmode=prefer",
-        guarded.scene.server.port, guarded.scene.name
+        guarded.fixture.server.port, guarded.fixture.name
     );
     guarded.delivers(guarded.run(&url).args(["--log-level", "trace"]));
 }
@@ -132,7 +132,7 @@ fn check_shows_no_password() {
     let guarded = Guarded::new();
     for password in [password_of("scram_user"), format!("{SECRET}-wrong")] {
         let url = guarded.tcp("scram_user", &format!("password={}", quoted(&password)));
-        let check = guarded.scene.with_conninfo(&url).check();
+        let check = guarded.fixture.with_conninfo(&url).check();
         let check = check.args(["--json", "--log-level", "trace"]);
         assert!(!check.finish().stdout.is_empty());
     }
@@ -148,7 +148,7 @@ fn password_comes_from_the_environment_or_a_file() {
     let home = reaper::folder("home");
     let line = format!(
         "# of everyone\nelsewhere:*:*:*:wrong\n*:{}:{}:scram_user:{password}\n",
-        guarded.scene.server.port, guarded.scene.name
+        guarded.fixture.server.port, guarded.fixture.name
     );
     write_private(&home.join(".pgpass"), line.as_bytes());
     guarded.delivers(guarded.run(&conninfo).env("HOME", &home));
@@ -180,19 +180,19 @@ fn password_file_that_others_may_read_is_not_used() {
 /// disables all algorithms.
 #[test]
 fn configuration_file_of_openssl_is_not_loaded() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let file = reaper::folder("openssl").join("openssl.cnf");
     let text = "openssl_conf = all\n[all]\nalg_section = algorithms\n[algorithms]\ndefault_properties = fips=yes\n";
     write_private(&file, text.as_bytes());
-    let conninfo = scene
+    let conninfo = fixture
         .server
-        .tcp_conninfo(&scene.name)
+        .tcp_conninfo(&fixture.name)
         .replace("sslmode=disable", "sslmode=require");
-    let check = scene
+    let check = fixture
         .with_conninfo(&conninfo)
         .invoke("check")
         .env("OPENSSL_CONF", &file);
-    let check = check.args(["--kafka", &scene.broker.address()]).finish();
+    let check = check.args(["--kafka", &fixture.broker.address()]).finish();
     check.expect_code(0);
 }
 
@@ -235,18 +235,18 @@ fn files_that_others_can_write_are_not_used() {
 #[test]
 fn connection_is_named_by_libpq_variables_alone() {
     let guarded = Guarded::new();
-    let scene = &guarded.scene;
+    let fixture = &guarded.fixture;
     let run = Invocation::new([
         "run",
         "--pipeline",
-        &scene.name,
+        &fixture.name,
         "--kafka",
-        &scene.broker.address(),
+        &fixture.broker.address(),
     ])
-    .env("PGHOST", &scene.server.socket)
-    .env("PGPORT", scene.server.port.to_string())
+    .env("PGHOST", &fixture.server.socket)
+    .env("PGPORT", fixture.server.port.to_string())
     .env("PGUSER", "postgres")
-    .env("PGDATABASE", &scene.name);
+    .env("PGDATABASE", &fixture.name);
     guarded.delivers(run);
 }
 
@@ -277,9 +277,9 @@ fn stream_itself_is_encrypted() {
     let password = quoted(&password_of("tls_user"));
     let conninfo = guarded.tcp("tls_user", &format!("password={password} sslmode=require"));
     let walpost = guarded.run(&conninfo).start_streaming();
-    let encrypted = guarded.scene.db.is_true(&format!(
+    let encrypted = guarded.fixture.db.is_true(&format!(
         "SELECT ssl FROM pg_stat_ssl JOIN pg_replication_slots ON active_pid = pid WHERE slot_name = '{}'",
-        guarded.scene.slot()
+        guarded.fixture.slot()
     ));
     assert!(encrypted);
     walpost.terminate().expect_code(0);
@@ -312,10 +312,10 @@ fn server_of_another_authority_or_name_is_refused() {
 }
 
 /// Returns every command that connects to the database.
-fn commands(scene: &Scene, conninfo: &str) -> Vec<Invocation> {
-    let kafka = scene.broker.address();
+fn commands(fixture: &Fixture, conninfo: &str) -> Vec<Invocation> {
+    let kafka = fixture.broker.address();
     let command = |words: &[&str]| {
-        Invocation::new(words).args(["--pipeline", &scene.name, "--postgres", conninfo])
+        Invocation::new(words).args(["--pipeline", &fixture.name, "--postgres", conninfo])
     };
     let with_kafka = |words| command(words).args(["--kafka", &kafka]);
     vec![
@@ -332,17 +332,17 @@ fn commands(scene: &Scene, conninfo: &str) -> Vec<Invocation> {
 #[test]
 fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
+    let fixture = Fixture::on_servers(&server, Broker::shared());
     let (right, stranger) = (root(), Authority::new("Another CA"));
     let stranger = quoted(&stranger.root.display().to_string());
     let conninfo = |host: &str, mode: &str, root: &str| {
-        let (port, name) = (server.port, &scene.name);
+        let (port, name) = (server.port, &fixture.name);
         format!(
             "host={host} port={port} user=postgres dbname={name} sslmode={mode} sslrootcert={root}"
         )
     };
     let refused = |conninfo: &str, reason: &str| {
-        for command in commands(&scene, conninfo) {
+        for command in commands(&fixture, conninfo) {
             let finished = command.finish().expect_code(3);
             finished.expect_mentions(&["certificate", reason]);
         }
@@ -360,7 +360,7 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
         refused(&conninfo("localhost", "verify-full", &right), reason);
         // As in libpq, `require` checks the certificate if there is a root certificate.
         for mode in ["verify-ca", "require"] {
-            let run = scene
+            let run = fixture
                 .with_conninfo(&conninfo("localhost", mode, &right))
                 .run()
                 .finish();
@@ -369,7 +369,7 @@ fn no_command_talks_to_a_server_whose_certificate_does_not_hold() {
     }
     server.present_certificate(&AUTHORITY.sign("localhost", &["localhost"]));
     let conninfo = conninfo("localhost", "verify-full", &right);
-    scene
+    fixture
         .with_conninfo(&conninfo)
         .init()
         .finish()
@@ -394,13 +394,13 @@ fn client_certificate_authenticates() {
 #[test]
 fn first_host_that_takes_writes_is_used() {
     let guarded = Guarded::new();
-    let scene = &guarded.scene;
+    let fixture = &guarded.fixture;
     let conninfo = format!(
         "host=127.0.0.1,{} port={},{} user=postgres dbname={} target_session_attrs=read-write",
-        scene.server.socket.display(),
+        fixture.server.socket.display(),
         free_port(),
-        scene.server.port,
-        scene.name
+        fixture.server.port,
+        fixture.name
     );
     guarded.delivers(guarded.run(&conninfo));
 }
@@ -416,7 +416,7 @@ fn through(
     format!(
         "{} user={role} dbname={} password={password} {parameters}",
         interceptor.parameters(),
-        guarded.scene.name
+        guarded.fixture.name
     )
 }
 
@@ -426,7 +426,7 @@ fn intercepting_proxy_does_not_get_the_password() {
         return;
     };
     let guarded = Guarded::new();
-    let port = guarded.scene.server.port;
+    let port = guarded.fixture.server.port;
     for (deed, method) in [
         (InterceptAction::RequestPassword, "password"),
         (InterceptAction::RequestHash, "md5"),
@@ -444,7 +444,7 @@ fn intercepting_proxy_does_not_get_the_password() {
             let conninfo = through(&guarded, interceptor, "scram_user", "");
             let opt_in = format!("require_auth={method}");
             let check = guarded
-                .scene
+                .fixture
                 .with_conninfo(&conninfo)
                 .check()
                 .finish()
@@ -477,7 +477,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         return;
     };
     let guarded = Guarded::new();
-    let interceptor = InterceptingProxy::start(address, guarded.scene.server.port, |_| {
+    let interceptor = InterceptingProxy::start(address, guarded.fixture.server.port, |_| {
         InterceptAction::Pass
     });
     let conninfo = through(&guarded, &interceptor, "scram_user", "");
@@ -486,12 +486,12 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         interceptor.address
     );
     let mut walpost = guarded.run(&conninfo).start_streaming();
-    wait_until("a walsender to end", || guarded.scene.end_walsender());
+    wait_until("a walsender to end", || guarded.fixture.end_walsender());
     walpost.wait_for_logs("streaming", 2);
     assert_eq!(walpost.logged(&warning), 1, "{}", walpost.log());
     walpost.terminate().expect_code(0);
 
-    let check = guarded.scene.with_conninfo(&conninfo).check().finish();
+    let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
     let finding = format!("encryption: {warning}");
     let lines: Vec<_> = check
         .stdout
@@ -502,7 +502,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     assert!(lines[0].starts_with("WARNING"), "{lines:?}");
 
     // TLS, and the settings that make it sufficient.
-    let tunnel = InterceptingProxy::tunnel(address, guarded.scene.server.port);
+    let tunnel = InterceptingProxy::tunnel(address, guarded.fixture.server.port);
     let root = root();
     for (parameters, is_open) in [
         ("sslmode=prefer".to_owned(), true),
@@ -515,7 +515,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         ),
     ] {
         let conninfo = through(&guarded, &tunnel, "tls_user", &parameters);
-        let check = guarded.scene.with_conninfo(&conninfo).check().finish();
+        let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
         assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
         let text = "has TLS that checks no certificate";
         for found in [&check.stdout, &check.stderr] {
@@ -532,7 +532,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
             quoted(&password_of("scram_user"))
         ),
     );
-    let check = guarded.scene.with_conninfo(&conninfo).check().finish();
+    let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
     assert!(!check.stdout.contains("encryption"), "{}", check.stdout);
     assert!(!check.stderr.contains("has no TLS"), "{}", check.stderr);
 }
@@ -599,12 +599,12 @@ fn answer_of_900_megabytes_is_refused_and_not_kept() {
 
 #[test]
 fn comment_of_100_megabytes_takes_no_memory() {
-    let scene = Scene::new();
-    scene.db.run(
+    let fixture = Fixture::new();
+    fixture.db.run(
         "CREATE FUNCTION public.long() RETURNS void LANGUAGE plpgsql AS $$ BEGIN EXECUTE format( \
          'COMMENT ON TABLE public.outbox IS %L', repeat('x', 100000000)); END $$; SELECT public.long()",
     );
-    let maintain = scene
+    let maintain = fixture
         .invoke("maintain")
         .args(["--retention=1h", "--delete-rows"]);
     let mut walpost = maintain.start();
@@ -638,7 +638,7 @@ fn check_warns_of_a_password_in_clear_text_on_the_loopback_interface() {
     ] {
         let password = quoted(&password_of(role));
         let conninfo = guarded.tcp(role, &format!("password={password} {parameters}"));
-        let check = guarded.scene.with_conninfo(&conninfo).check().finish();
+        let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
         assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
         let found = check.stdout.contains(warning);
         assert_eq!(found, is_warned, "{role} {parameters}: {}", check.stdout);

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use crate::budget::{drop_slot, expect_everything};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::secrets::{self, Stream};
 use crate::support::wait::wait_for;
 use crate::support::walpost::Invocation;
@@ -56,9 +56,9 @@ fn paste_expecting_success(command: &str, more: &str) {
     assert!(output.status.success(), "{command} {more}: {said}");
 }
 
-/// Returns the path of the scene's walpost.toml.
-fn with_file(scene: &Scene<'_>) -> String {
-    scene.file("").display().to_string()
+/// Returns the path of the fixture's walpost.toml.
+fn with_file(fixture: &Fixture<'_>) -> String {
+    fixture.file("").display().to_string()
 }
 
 fn run(file: &str) -> Invocation {
@@ -75,36 +75,36 @@ fn check(file: &str) -> String {
     format!("{}\n{}", finished.stdout, finished.stderr)
 }
 
-fn drop_slot_of(scene: &Scene<'_>) -> String {
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+fn drop_slot_of(fixture: &Fixture<'_>) -> String {
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "not delivered");
-    drop_slot(scene).stderr
+    fixture.insert(&aggregate, "not delivered");
+    drop_slot(fixture).stderr
 }
 
 #[test]
 fn init_and_replay_of_a_dropped_slot_work_as_the_log_prints_them_without_a_file() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
-    let log = drop_slot_of(&scene);
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    let log = drop_slot_of(&fixture);
     let init = printed(&log, "walpost init --slot");
     let replay = printed(&log, "walpost replay --dropped-slots");
     // Kafka was unreachable at this address when the command was printed.
-    let replay = replay.replace("127.0.0.1:9", scene.kafka());
+    let replay = replay.replace("127.0.0.1:9", fixture.kafka());
     paste_expecting_success(init, "");
-    let walpost = scene.start();
+    let walpost = fixture.start();
     paste_expecting_success(&replay, "--yes");
     walpost.terminate().expect_code(0);
-    expect_everything(&scene);
+    expect_everything(&fixture);
 }
 
 #[test]
 fn init_and_replay_of_a_dropped_slot_work_as_status_check_and_the_page_print_them() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
-    drop_slot_of(&scene);
-    let file = with_file(&scene);
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    drop_slot_of(&fixture);
+    let file = with_file(&fixture);
     paste_expecting_success(printed(&check(&file), "walpost init"), "");
     let remedies = [status(&file), check(&file)];
     let mut walpost = run(&file).args(["--http", "127.0.0.1:0"]).start_streaming();
@@ -120,16 +120,16 @@ fn init_and_replay_of_a_dropped_slot_work_as_status_check_and_the_page_print_the
     }
     paste_expecting_success(expected, "--yes");
     walpost.terminate().expect_code(0);
-    expect_everything(&scene);
+    expect_everything(&fixture);
 }
 
 #[test]
 fn init_works_as_status_and_the_log_print_it_where_the_slot_is_missing() {
     for place in ["status", "run"] {
-        let scene = Scene::bare();
-        scene.init().finish().expect_code(0);
-        scene.drop_slot();
-        let file = with_file(&scene);
+        let fixture = Fixture::bare();
+        fixture.init().finish().expect_code(0);
+        fixture.drop_slot();
+        let file = with_file(&fixture);
         let text = match place {
             "status" => status(&file),
             _ => run(&file).finish().expect_code(3).stderr,
@@ -140,8 +140,8 @@ fn init_works_as_status_and_the_log_print_it_where_the_slot_is_missing() {
 }
 
 /// Runs a pipeline that halts at a row whose topic is empty, and returns its log.
-fn halted(scene: &Scene<'_>, invocation: Invocation) -> String {
-    scene
+fn halted(fixture: &Fixture<'_>, invocation: Invocation) -> String {
+    fixture
         .db
         .run("INSERT INTO outbox VALUES (1, '', 'k', 'bad')");
     invocation.finish().expect_code(3).stderr
@@ -149,12 +149,12 @@ fn halted(scene: &Scene<'_>, invocation: Invocation) -> String {
 
 #[test]
 fn skip_works_as_the_log_prints_it_when_a_row_halts_the_pipeline() {
-    let scene = Scene::with_table(TABLE);
-    let file = scene
+    let fixture = Fixture::with_table(TABLE);
+    let file = fixture
         .file("topic = \"{aggregatetype}\"\n")
         .display()
         .to_string();
-    let log = halted(&scene, run(&file));
+    let log = halted(&fixture, run(&file));
     let skip = printed(&log, "walpost skip --to");
     paste_expecting_success(skip, "--yes");
     run(&file).start_streaming().terminate().expect_code(0);
@@ -162,25 +162,25 @@ fn skip_works_as_the_log_prints_it_when_a_row_halts_the_pipeline() {
 
 #[test]
 fn skip_works_as_printed_where_flags_alone_configure_the_pipeline() {
-    let scene = Scene::with_table(TABLE);
-    let log = halted(&scene, scene.run().args(["--topic", "{aggregatetype}"]));
+    let fixture = Fixture::with_table(TABLE);
+    let log = halted(&fixture, fixture.run().args(["--topic", "{aggregatetype}"]));
     paste_expecting_success(printed(&log, "walpost skip --to"), "--yes");
-    scene.start().terminate().expect_code(0);
+    fixture.start().terminate().expect_code(0);
 }
 
 #[test]
 fn adopt_works_as_check_and_the_log_print_it() {
     for place in ["check", "run"] {
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         // Data was read from the slot, so that the first exactly-once start does not create the
         // checkpoint by itself.
-        let aggregate = scene.aggregate(1);
-        let plain = Invocation::new(["run", "--config", &with_file(&scene)]).start_streaming();
-        scene.insert(&aggregate, "k");
-        scene.wait_for_records(1);
-        scene.wait_until_confirmed();
+        let aggregate = fixture.aggregate(1);
+        let plain = Invocation::new(["run", "--config", &with_file(&fixture)]).start_streaming();
+        fixture.insert(&aggregate, "k");
+        fixture.wait_for_records(1);
+        fixture.wait_until_confirmed();
         plain.terminate().expect_code(0);
-        let file = scene.file(&settings_of_exactly_once(&scene));
+        let file = fixture.file(&settings_of_exactly_once(&fixture));
         let file = file.display().to_string();
         let text = match place {
             "check" => check(&file),
@@ -191,36 +191,36 @@ fn adopt_works_as_check_and_the_log_print_it() {
     }
 }
 
-fn settings_of_exactly_once(scene: &Scene<'_>) -> String {
+fn settings_of_exactly_once(fixture: &Fixture<'_>) -> String {
     format!(
         "delivery = \"exactly-once\"\n[pipeline.checkpoint]\ntopic = \"checkpoints-{}\"\nreplication = 1\n",
-        scene.name
+        fixture.name
     )
 }
 
 #[test]
 fn replay_of_a_table_that_is_set_aside_works_as_the_log_and_check_print_it() {
-    let mut scene = Scene::bare();
-    scene.use_settings("tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\ntopic = \"{aggregatetype}\"\n");
-    scene.init().finish().expect_code(0);
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let mut fixture = Fixture::bare();
+    fixture.use_settings("tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\ntopic = \"{aggregatetype}\"\n");
+    fixture.init().finish().expect_code(0);
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "CREATE SCHEMA tenant_1;
          CREATE TABLE tenant_1.outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload text);
          SELECT walpost.add_outbox('tenant_1.outbox', '{publication}')"
     ));
-    let file = scene
+    let file = fixture
         .file("tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\ntopic = \"{aggregatetype}\"\n")
         .display()
         .to_string();
     let mut walpost = run(&file).start_streaming();
-    scene
+    fixture
         .db
         .run("INSERT INTO tenant_1.outbox VALUES (1, '', 'k', 'bad')");
     let log = walpost.wait_for_log("table set aside");
-    let aggregate = scene.aggregate(1);
-    scene.topic(&aggregate, 1, &[]);
-    scene.db.run(&format!(
+    let aggregate = fixture.aggregate(1);
+    fixture.topic(&aggregate, 1, &[]);
+    fixture.db.run(&format!(
         "UPDATE tenant_1.outbox SET aggregatetype = '{aggregate}'"
     ));
     let replay = printed(&log, "walpost replay --set-aside");

@@ -4,19 +4,19 @@
 use super::budget;
 use crate::init::WRITE;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
-use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 use crate::support::walpost_role::WalpostRole;
 
 /// The role's name has to be quoted in SQL.
-fn walpost_role<'s>(scene: &'s Scene<'s>) -> WalpostRole<'s> {
-    WalpostRole::new(scene, format!("{}-Clerk", scene.name))
+fn walpost_role<'s>(fixture: &'s Fixture<'s>) -> WalpostRole<'s> {
+    WalpostRole::new(fixture, format!("{}-Clerk", fixture.name))
 }
 
-fn of_major(outbox: Outbox, major: u32) -> Scene<'static> {
-    Scene::with_outbox_on(outbox, Server::shared(major), Broker::shared())
+fn of_major(outbox: Outbox, major: u32) -> Fixture<'static> {
+    Fixture::with_outbox_on(outbox, Server::shared(major), Broker::shared())
 }
 
 fn checkpoint(walpost_role: &WalpostRole, word: &str) -> Invocation {
@@ -26,37 +26,37 @@ fn checkpoint(walpost_role: &WalpostRole, word: &str) -> Invocation {
         .args((word == "adopt").then_some("--yes"))
 }
 
-fn expect_delivery(scene: &Scene, walpost_role: &WalpostRole, words: &[&str]) {
-    let aggregate = scene.aggregate(1);
+fn expect_delivery(fixture: &Fixture, walpost_role: &WalpostRole, words: &[&str]) {
+    let aggregate = fixture.aggregate(1);
     let walpost = walpost_role.command(words).start_streaming();
-    scene.insert(&aggregate, "k");
-    scene.wait_until_confirmed();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     let topic = format!("outbox.event.{aggregate}");
-    assert_eq!(scene.broker.read(&[topic]).len(), 1);
+    assert_eq!(fixture.broker.read(&[topic]).len(), 1);
 }
 
 for_each_outbox! { role_that_init_makes_is_enough_for_every_command }
 
 fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
-    let scene = of_major(outbox, 15);
-    let walpost_role = walpost_role(&scene);
+    let fixture = of_major(outbox, 15);
+    let walpost_role = walpost_role(&fixture);
     walpost_role.command(&["check"]).finish().expect_code(0);
-    expect_delivery(&scene, &walpost_role, &["run"]);
+    expect_delivery(&fixture, &walpost_role, &["run"]);
     checkpoint(&walpost_role, "adopt").finish().expect_code(0);
     checkpoint(&walpost_role, "show").finish().expect_code(0);
     walpost_role
         .command(&["check", "--exactly-once"])
         .finish()
         .expect_code(0);
-    expect_delivery(&scene, &walpost_role, &["run", "--exactly-once"]);
+    expect_delivery(&fixture, &walpost_role, &["run", "--exactly-once"]);
     if outbox == Outbox::Table {
         walpost_role.command(&["verify"]).finish().expect_code(0);
         let replay = walpost_role.command(&["replay", "--all", "--yes"]).finish();
         replay.expect_code(0).expect_mentions(&["2 rows of table"]);
     }
-    scene.insert(&scene.aggregate(1), "k");
-    let end = scene.db.value("SELECT pg_current_wal_flush_lsn()");
+    fixture.insert(&fixture.aggregate(1), "k");
+    let end = fixture.db.value("SELECT pg_current_wal_flush_lsn()");
     let skip = ["skip", "--exactly-once", "--yes", "--to", &end.unwrap()];
     walpost_role
         .command(&skip)
@@ -65,13 +65,13 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
         .expect_mentions(&["1 event would never be delivered"]);
     if outbox == Outbox::Table {
         // The role drops the slot, and replays the table.
-        scene.insert(&scene.aggregate(1), "k");
+        fixture.insert(&fixture.aggregate(1), "k");
         let run = walpost_role.commands().invoke("run");
         let run = run.args(["--kafka", "127.0.0.1:9"]).args(budget::DROP_SLOT);
         run.finish()
             .expect_code(3)
             .expect_mentions(&["was dropped"]);
-        budget::new_slot(&scene);
+        budget::new_slot(&fixture);
         let replay = walpost_role
             .command(&["replay", "--dropped-slots", "--yes"])
             .finish();
@@ -82,9 +82,9 @@ fn role_that_init_makes_is_enough_for_every_command(outbox: Outbox) {
 #[test]
 fn role_that_init_makes_has_no_right_that_is_not_needed() {
     for major in MAJORS {
-        let scene = of_major(Outbox::Table, major);
-        let walpost_role = walpost_role(&scene);
-        let (db, role) = (&scene.db, &walpost_role.role);
+        let fixture = of_major(Outbox::Table, major);
+        let walpost_role = walpost_role(&fixture);
+        let (db, role) = (&fixture.db, &walpost_role.role);
         let attributes = db.rows(&format!(
             "SELECT rolcanlogin, rolreplication, rolsuper, rolcreaterole, rolcreatedb, rolbypassrls
              FROM pg_roles WHERE rolname = '{role}'"
@@ -151,16 +151,16 @@ fn role_that_init_makes_has_no_right_that_is_not_needed() {
             as_role(refused).expect_err(refused);
         }
         walpost_role.command(&["check"]).finish().expect_code(0);
-        expect_delivery(&scene, &walpost_role, &["run"]);
+        expect_delivery(&fixture, &walpost_role, &["run"]);
         walpost_role.command(&["verify"]).finish().expect_code(0);
     }
 }
 
 #[test]
 fn verify_without_select_names_the_grant() {
-    let scene = of_major(Outbox::Table, MAJOR);
-    let walpost_role = walpost_role(&scene);
-    let (db, role) = (&scene.db, &walpost_role.role);
+    let fixture = of_major(Outbox::Table, MAJOR);
+    let walpost_role = walpost_role(&fixture);
+    let (db, role) = (&fixture.db, &walpost_role.role);
     for taken in [
         format!("REVOKE SELECT ON outbox FROM \"{role}\""),
         format!(
@@ -195,9 +195,9 @@ fn statement<'t>(said: &'t str, start: &str) -> &'t str {
 fn statement_in_the_error_restores_each_revoked_privilege() {
     // PostgreSQL 16 changed the error message about missing rights.
     for major in [15, 18] {
-        let scene = of_major(Outbox::Table, major);
-        let walpost_role = walpost_role(&scene);
-        let (db, role, database) = (&scene.db, &walpost_role.role, &scene.name);
+        let fixture = of_major(Outbox::Table, major);
+        let walpost_role = walpost_role(&fixture);
+        let (db, role, database) = (&fixture.db, &walpost_role.role, &fixture.name);
         for (taken, given) in [
             (format!("ALTER ROLE \"{role}\" NOLOGIN"), "ALTER ROLE"),
             (format!("ALTER ROLE \"{role}\" NOREPLICATION"), "ALTER ROLE"),
@@ -223,6 +223,6 @@ fn statement_in_the_error_restores_each_revoked_privilege() {
             db.run(&remedy);
             walpost_role.command(&["check"]).finish().expect_code(0);
         }
-        expect_delivery(&scene, &walpost_role, &["run"]);
+        expect_delivery(&fixture, &walpost_role, &["run"]);
     }
 }

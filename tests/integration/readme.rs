@@ -11,9 +11,9 @@ use std::fs;
 use self::consumers::Consumer;
 use self::markdown::{Example, in_repository, manual, page};
 use self::place::{Place, Service};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::session::Session;
 use crate::support::wait::{wait_until, within_a_day};
@@ -706,17 +706,17 @@ fn delivered_events_can_be_verified() {
 
 #[test]
 fn other_queries_answer_what_they_are_for() {
-    let scene = Scene::new();
-    let journal = scene.db.rows(&JOURNAL.one());
+    let fixture = Fixture::new();
+    let journal = fixture.db.rows(&JOURNAL.one());
     let [entry] = &journal[..] else {
         panic!("not one entry: {journal:?}");
     };
     assert_eq!(entry[2].as_deref(), Some("snapshot"));
-    let position = scene.db.rows(&POSITION.one());
+    let position = fixture.db.rows(&POSITION.one());
     assert_eq!(position, [vec![Some("0/16B3748".to_owned())]]);
-    let other = scene.server.session(&scene.name);
+    let other = fixture.server.session(&fixture.name);
     other.run("BEGIN; CREATE TABLE held_open ()");
-    let open = scene.db.rows(&OPEN_TRANSACTIONS.one());
+    let open = fixture.db.rows(&OPEN_TRANSACTIONS.one());
     let held =
         |row: &Vec<Option<String>>| row[4].as_deref().is_some_and(|q| q.contains("held_open"));
     assert!(open.iter().any(held), "{open:?}");

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use procfs::process::Process;
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::process::free_port;
 use crate::support::proxy::{Proxy, ProxyMode};
-use crate::support::scene::Scene;
 use crate::support::wait::{WAIT_TIMEOUT, assert_stays, poll_until, wait_until};
 use crate::support::walpost::{Invocation, Walpost};
 
@@ -34,11 +34,11 @@ in_both_modes! {
 fn server_that_answers_at_once_is_connected_to_soon_however_often_it_ended_the_session(
     exactly_once: bool,
 ) {
-    let scene = Scene::new().in_mode(exactly_once);
-    let mut walpost = scene.run().start_streaming();
+    let fixture = Fixture::new().in_mode(exactly_once);
+    let mut walpost = fixture.run().start_streaming();
     for count in 1..=9 {
         let ended = Instant::now();
-        wait_until("the walsender to end", || scene.end_walsender());
+        wait_until("the walsender to end", || fixture.end_walsender());
         walpost.wait_for_logs("streaming", count + 1);
         let lasted = ended.elapsed();
         assert!(lasted < Duration::from_secs(5), "{lasted:?} after {count}");
@@ -72,18 +72,18 @@ impl Footprint {
 }
 
 fn stays_small(exactly_once: bool) {
-    let scene = Scene::new().in_mode(exactly_once);
-    let aggregate = scene.aggregate(2);
-    let load = scene.load_with_pauses(&[&aggregate], Duration::from_millis(30));
-    let mut walpost = scene.start();
+    let fixture = Fixture::new().in_mode(exactly_once);
+    let aggregate = fixture.aggregate(2);
+    let load = fixture.load_with_pauses(&[&aggregate], Duration::from_millis(30));
+    let mut walpost = fixture.start();
     let mut before = None;
     for count in 1..=RECONNECTS {
         // Once something has been confirmed, the next attempt follows soon.
-        let confirmed = scene.confirmed();
+        let confirmed = fixture.confirmed();
         wait_until("something to be confirmed", || {
-            scene.confirmed() > confirmed
+            fixture.confirmed() > confirmed
         });
-        wait_until("a walsender to end", || scene.end_walsender());
+        wait_until("a walsender to end", || fixture.end_walsender());
         walpost.wait_for_logs("streaming", count + 1);
         if count == WARM_UP_RECONNECTS {
             before = Some(Footprint::of(&walpost));
@@ -100,7 +100,7 @@ fn stays_small(exactly_once: bool) {
         settled.is_some(),
         "after {WARM_UP_RECONNECTS} reconnects {before:?}, after {RECONNECTS} {after:?}"
     );
-    scene.settle(walpost, &[], scene.resends(RECONNECTS));
+    fixture.settle(walpost, &[], fixture.resends(RECONNECTS));
 }
 
 /// Settings that end sessions; each server version has some of them.
@@ -114,34 +114,34 @@ const TIMEOUTS: [&str; 4] = [
 #[test]
 fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
     for major in MAJORS {
-        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
-        let aggregate = scene.aggregate(1);
+        let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
+        let aggregate = fixture.aggregate(1);
         // More data than all buffers in between can hold, so that the walsender blocks within the
         // transaction.
         let payload = "jsonb_build_object('text', repeat('x', 2000))";
-        scene
+        fixture
             .db
-            .run(&scene.events().insert_many(&aggregate, 10_000, payload));
+            .run(&fixture.events().insert_many(&aggregate, 10_000, payload));
         let names = TIMEOUTS.map(|name| format!("'{name}'")).join(", ");
-        let known = scene.db.rows(&format!(
+        let known = fixture.db.rows(&format!(
             "SELECT name FROM pg_settings WHERE name IN ({names})"
         ));
         for name in known.iter().flatten().flatten() {
-            let database = &scene.name;
-            scene
+            let database = &fixture.name;
+            fixture
                 .db
                 .run(&format!("ALTER DATABASE {database} SET {name} = '1s'"));
         }
-        let address = scene.broker.address();
+        let address = fixture.broker.address();
         let (_, port) = address.rsplit_once(':').unwrap();
         let proxy = Proxy::start(free_port(), port.parse().unwrap());
         proxy.set_mode(ProxyMode::Swallow);
-        let mut walpost = scene
+        let mut walpost = fixture
             .invoke("run")
             .args(["--kafka", &format!("127.0.0.1:{}", proxy.port())])
             .start_streaming();
         let sessions = || {
-            scene.db.rows(
+            fixture.db.rows(
                 "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
                  AND backend_type <> 'autovacuum worker' ORDER BY pid",
             )
@@ -151,7 +151,7 @@ fn timeouts_of_the_database_end_no_session_while_kafka_is_away() {
             walpost.is_running() && sessions() == before
         });
         proxy.set_mode(ProxyMode::Pass);
-        scene.wait_for_records(10_000);
+        fixture.wait_for_records(10_000);
         assert_eq!(walpost.logged("reconnecting"), 0, "PostgreSQL {major}");
         walpost.terminate().expect_code(0);
     }
@@ -167,32 +167,32 @@ fn address_that_moves_between_two_connections_confirms_nothing_undelivered() {
         old.session("postgres")
             .run("SELECT pg_switch_wal(); CREATE TABLE t (); DROP TABLE t");
     }
-    let scene = Scene::on_servers(&old, Broker::shared());
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::on_servers(&old, Broker::shared());
+    let aggregate = fixture.aggregate(1);
     new.session("postgres")
-        .run(&format!("CREATE DATABASE {}", scene.name));
-    let there = new.conninfo(&scene.name);
-    Invocation::new(["init", "--pipeline", &scene.name, "--no-role"])
+        .run(&format!("CREATE DATABASE {}", fixture.name));
+    let there = new.conninfo(&fixture.name);
+    Invocation::new(["init", "--pipeline", &fixture.name, "--no-role"])
         .args(["--postgres", &there])
         .finish()
         .expect_code(0);
-    let session = new.session(&scene.name);
-    session.run(&scene.insert_sql(&aggregate, "k"));
+    let session = new.session(&fixture.name);
+    session.run(&fixture.insert_sql(&aggregate, "k"));
     let confirmed = || {
         session.number(&format!(
             "SELECT (confirmed_flush_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{}'",
-            scene.slot()
+            fixture.slot()
         ))
     };
     let end = session.number("SELECT (pg_current_wal_lsn() - '0/0')::bigint");
-    assert!(scene.confirmed() > u64::try_from(end).unwrap());
+    assert!(fixture.confirmed() > u64::try_from(end).unwrap());
     let proxy = Proxy::start(free_port(), old.port);
     proxy.move_after(1, new.port);
-    let walpost = scene
-        .with_conninfo(&proxy.conninfo(&scene.name))
+    let walpost = fixture
+        .with_conninfo(&proxy.conninfo(&fixture.name))
         .run()
         .start_streaming();
-    scene.wait_for_records(1);
+    fixture.wait_for_records(1);
     let reached = poll_until(WAIT_TIMEOUT, || (confirmed() >= end).then_some(()));
     assert!(reached.is_some(), "confirmed up to {:X}", confirmed());
     let written = session.number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");

@@ -3,8 +3,8 @@
 
 use std::path::PathBuf;
 
+use crate::support::fixture::Fixture;
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
 const TABLE: &str = "CREATE TABLE outbox (id text, aggregatetype text, aggregateid text, payload text, at timestamptz)";
@@ -17,20 +17,20 @@ in_both_modes! {
 }
 
 /// Returns a configuration that takes timestamps from a column and creates topics.
-fn file(scene: &Scene, settings: &str) -> PathBuf {
-    let mode = match scene.is_exactly_once() {
+fn file(fixture: &Fixture, settings: &str) -> PathBuf {
+    let mode = match fixture.is_exactly_once() {
         true => "exactly-once",
         false => "at-least-once",
     };
-    scene.file(&format!(
+    fixture.file(&format!(
         "timestamp = 'at'\ncreate_topics = {{ partitions = 1, replication = 1 }}\ndelivery = '{mode}'\n{settings}"
     ))
 }
 
 /// Inserts these rows, and asserts that the pipeline halts with these texts.
-fn halts(scene: &Scene, rows: &str, texts: &[&str]) {
-    scene.db.run(&format!("INSERT INTO outbox VALUES {rows}"));
-    let run = Invocation::new(["run", "--config"]).arg(file(scene, ""));
+fn halts(fixture: &Fixture, rows: &str, texts: &[&str]) {
+    fixture.db.run(&format!("INSERT INTO outbox VALUES {rows}"));
+    let run = Invocation::new(["run", "--config"]).arg(file(fixture, ""));
     run.finish()
         .expect_code(3)
         .expect_mentions(&["halted"])
@@ -43,15 +43,15 @@ fn of_topic(records: &[Record], topic: &str) -> Vec<String> {
 }
 
 fn timestamp_ahead_of_the_broker_halts_with_the_value_and_the_setting(exactly_once: bool) {
-    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    scene.db.run("SET timezone = 'UTC'");
-    let ahead = scene
+    let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    fixture.db.run("SET timezone = 'UTC'");
+    let ahead = fixture
         .db
         .value("SELECT to_char(date_trunc('second', now() + interval '2 hours'), 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"')")
         .unwrap();
     halts(
-        &scene,
+        &fixture,
         &format!(
             "('1', '{aggregate}', 'k', 'good', now()), ('2', '{aggregate}', 'k', 'ahead', '{ahead}')"
         ),
@@ -64,21 +64,21 @@ fn timestamp_ahead_of_the_broker_halts_with_the_value_and_the_setting(exactly_on
     );
     // In at-least-once mode, each pass that searches for the refused record sends the preceding one
     // again.
-    let mut delivered = of_topic(&scene.records(), &format!("outbox.event.{aggregate}"));
+    let mut delivered = of_topic(&fixture.records(), &format!("outbox.event.{aggregate}"));
     delivered.dedup();
     assert_eq!(delivered, ["good"]);
 }
 
 fn record_without_key_for_a_compacted_topic_halts_and_says_that_it_needs_one(exactly_once: bool) {
-    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
-    let aggregate = format!("{}-compacted", scene.name);
-    scene.topic(
+    let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = format!("{}-compacted", fixture.name);
+    fixture.topic(
         &format!("outbox.event.{aggregate}"),
         1,
         &[("cleanup.policy", "compact")],
     );
     halts(
-        &scene,
+        &fixture,
         &format!("('1', '{aggregate}', NULL, 'p', now())"),
         &[
             "id 1",
@@ -91,14 +91,14 @@ fn record_without_key_for_a_compacted_topic_halts_and_says_that_it_needs_one(exa
 }
 
 fn topic_that_collides_halts_and_names_the_other_topic(exactly_once: bool) {
-    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
-    let taken = format!("outbox.event.{}.orders", scene.name);
-    scene.topic(&taken, 1, &[]);
+    let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
+    let taken = format!("outbox.event.{}.orders", fixture.name);
+    fixture.topic(&taken, 1, &[]);
     halts(
-        &scene,
-        &format!("('1', '{}_orders', 'k', 'p', now())", scene.name),
+        &fixture,
+        &format!("('1', '{}_orders', 'k', 'p', now())", fixture.name),
         &[
-            &format!("outbox.event.{}_orders", scene.name),
+            &format!("outbox.event.{}_orders", fixture.name),
             "collides",
             &taken,
         ],
@@ -106,31 +106,31 @@ fn topic_that_collides_halts_and_names_the_other_topic(exactly_once: bool) {
 }
 
 fn refused_records_become_dead_letters(exactly_once: bool) {
-    let scene = Scene::with_table(TABLE).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let dead = format!("{}.dead", scene.name);
-    scene.topic(&dead, 1, &[]);
-    let compacted = format!("{}-compacted", scene.name);
-    scene.topic(
+    let fixture = Fixture::with_table(TABLE).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let dead = format!("{}.dead", fixture.name);
+    fixture.topic(&dead, 1, &[]);
+    let compacted = format!("{}-compacted", fixture.name);
+    fixture.topic(
         &format!("outbox.event.{compacted}"),
         1,
         &[("cleanup.policy", "compact")],
     );
-    scene.topic(&format!("outbox.event.{}.orders", scene.name), 1, &[]);
+    fixture.topic(&format!("outbox.event.{}.orders", fixture.name), 1, &[]);
     let settings = format!("on_unroutable = 'dead-letter'\ndead_letter_topic = '{dead}'");
     let walpost = Invocation::new(["run", "--config"])
-        .arg(file(&scene, &settings))
+        .arg(file(&fixture, &settings))
         .start_streaming();
-    let name = &scene.name;
-    scene.db.run(&format!(
+    let name = &fixture.name;
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES ('1', '{aggregate}', 'k', 'first', now()),
              ('2', '{aggregate}', 'k', 'ahead', now() + interval '2 hours'),
              ('3', '{compacted}', NULL, 'no key', now()),
              ('4', '{name}_orders', 'k', 'collides', now()),
              ('5', '{aggregate}', 'k', 'last', now())"
     ));
-    scene.wait_until_confirmed();
-    let records = scene.records();
+    fixture.wait_until_confirmed();
+    let records = fixture.records();
     let topic = format!("outbox.event.{aggregate}");
     // In at-least-once mode, each pass that searches for a refused record sends the preceding ones
     // again.

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::support::checker::Resends;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation, Walpost};
@@ -29,10 +29,10 @@ struct Process {
 
 impl Process {
     /// Starts a process with these pipelines in its file.
-    fn start(scenes: &[&Scene]) -> Self {
+    fn start(fixtures: &[&Fixture]) -> Self {
         let folder = reaper::folder("config");
-        replace(&folder.join("walpost.toml"), &file_of(scenes));
-        Self::start_in(folder, scenes.len())
+        replace(&folder.join("walpost.toml"), &file_of(fixtures));
+        Self::start_in(folder, fixtures.len())
     }
 
     fn start_in(folder: PathBuf, pipelines: usize) -> Self {
@@ -49,8 +49,8 @@ impl Process {
 
     /// Writes these pipelines to the file, and waits until the configuration has been reloaded for
     /// the `count`th time.
-    fn reload(&mut self, scenes: &[&Scene], count: usize) -> String {
-        replace(&self.file(), &file_of(scenes));
+    fn reload(&mut self, fixtures: &[&Fixture], count: usize) -> String {
+        replace(&self.file(), &file_of(fixtures));
         self.walpost.wait_for_logs(RELOADED, count)
     }
 
@@ -77,34 +77,34 @@ fn head() -> String {
     )
 }
 
-fn pipeline(scene: &Scene, more: &str) -> String {
+fn pipeline(fixture: &Fixture, more: &str) -> String {
     format!(
         "[[pipeline]]\nname = '{}'\npostgres = \"{}\"\n{more}\n",
-        scene.name,
-        scene.conninfo()
+        fixture.name,
+        fixture.conninfo()
     )
 }
 
-fn file_of(scenes: &[&Scene]) -> String {
-    let pipelines = scenes.iter().map(|scene| pipeline(scene, ""));
+fn file_of(fixtures: &[&Fixture]) -> String {
+    let pipelines = fixtures.iter().map(|fixture| pipeline(fixture, ""));
     head() + &pipelines.collect::<String>()
 }
 
 /// Returns the PID of the walsender that sends the pipeline its events.
-fn walsender(scene: &Scene) -> String {
-    scene.db.value(&format!(
+fn walsender(fixture: &Fixture) -> String {
+    fixture.db.value(&format!(
         "SELECT coalesce(active_pid::text, 'none') FROM pg_replication_slots WHERE slot_name = '{}'",
-        scene.slot()
+        fixture.slot()
     )).unwrap()
 }
 
-fn wait_until_streaming(scene: &Scene) {
-    wait_until("the slot to be active", || scene.slot_is_active());
+fn wait_until_streaming(fixture: &Fixture) {
+    wait_until("the slot to be active", || fixture.slot_is_active());
 }
 
 #[test]
 fn pipelines_come_and_go_with_the_file_and_the_others_do_not_notice() {
-    let [stays, comes] = [Scene::new(), Scene::new()];
+    let [stays, comes] = [Fixture::new(), Fixture::new()];
     let mut process = Process::start(&[&stays]);
     let aggregate = stays.aggregate(2);
     let load = stays.load(&[&aggregate]);
@@ -147,8 +147,8 @@ fn pipelines_come_and_go_with_the_file_and_the_others_do_not_notice() {
 
 #[test]
 fn status_reports_a_failed_reload_until_one_succeeds() {
-    let scene = Scene::new();
-    let mut process = Process::start(&[&scene]);
+    let fixture = Fixture::new();
+    let mut process = Process::start(&[&fixture]);
     let address = process.walpost.http().address().to_owned();
     let status = || Invocation::new(["status", "--http", &address]).finish();
     wait_until("a healthy status", || status().code == Some(0));
@@ -166,7 +166,7 @@ fn status_reports_a_failed_reload_until_one_succeeds() {
             failed.stdout
         );
     }
-    process.reload(&[&scene], 1);
+    process.reload(&[&fixture], 1);
     wait_until("a healthy status", || status().code == Some(0));
     process.walpost.terminate().expect_code(0);
 }
@@ -174,7 +174,7 @@ fn status_reports_a_failed_reload_until_one_succeeds() {
 #[test]
 fn pipeline_that_is_changed_restarts_alone_and_loses_nothing() {
     for exactly_once in [false, true] {
-        let [stays, changes] = [Scene::new(), Scene::new().in_mode(exactly_once)];
+        let [stays, changes] = [Fixture::new(), Fixture::new().in_mode(exactly_once)];
         let mode = match exactly_once {
             true => "delivery = 'exactly-once'\n",
             false => "",
@@ -211,21 +211,21 @@ fn pipeline_that_is_changed_restarts_alone_and_loses_nothing() {
 
 #[test]
 fn password_that_is_rotated_restarts_nothing() {
-    let scene = Scene::new();
-    let mut process = Process::start(&[&scene]);
-    let sender = walsender(&scene);
-    let rotated = file_of(&[&scene]).replace("user=postgres", "user=postgres password=new");
+    let fixture = Fixture::new();
+    let mut process = Process::start(&[&fixture]);
+    let sender = walsender(&fixture);
+    let rotated = file_of(&[&fixture]).replace("user=postgres", "user=postgres password=new");
     assert!(rotated.contains("password=new"), "{rotated}");
     replace(&process.file(), &rotated);
     let line = process.walpost.wait_for_log(RELOADED);
     assert!(line.contains(": 1 unchanged"), "{line}");
-    assert_eq!(walsender(&scene), sender);
+    assert_eq!(walsender(&fixture), sender);
     process.walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn invalid_file_is_reported_and_changes_nothing() {
-    let [one, other] = [Scene::new(), Scene::new()];
+    let [one, other] = [Fixture::new(), Fixture::new()];
     let mut process = Process::start(&[&one, &other]);
     let http = process.walpost.http();
     let senders = [&one, &other].map(walsender);
@@ -255,10 +255,10 @@ fn invalid_file_is_reported_and_changes_nothing() {
 
 #[test]
 fn removes_most_pipelines_only_if_accepted_by_the_operator() {
-    let scenes = [Scene::new(), Scene::new(), Scene::new()];
-    let mut process = Process::start(&scenes.each_ref());
-    let senders = scenes.each_ref().map(walsender);
-    for (times, text) in [file_of(&[&scenes[1]]), head(), String::new()]
+    let fixtures = [Fixture::new(), Fixture::new(), Fixture::new()];
+    let mut process = Process::start(&fixtures.each_ref());
+    let senders = fixtures.each_ref().map(walsender);
+    for (times, text) in [file_of(&[&fixtures[1]]), head(), String::new()]
         .iter()
         .enumerate()
     {
@@ -269,31 +269,31 @@ fn removes_most_pipelines_only_if_accepted_by_the_operator() {
             "{line}"
         );
     }
-    replace(&process.file(), &file_of(&[&scenes[1]]));
+    replace(&process.file(), &file_of(&[&fixtures[1]]));
     process.walpost.wait_for_logs(NOT_RELOADED, 4);
     process.walpost.signal("HUP");
     process.walpost.wait_for_logs(NOT_RELOADED, 5);
     let refused = process.ask(&["reload"]).expect_code(1);
-    refused.expect_mentions(&["2 pipelines would be removed", &scenes[0].name]);
-    assert_eq!(scenes.each_ref().map(walsender), senders);
+    refused.expect_mentions(&["2 pipelines would be removed", &fixtures[0].name]);
+    assert_eq!(fixtures.each_ref().map(walsender), senders);
     let accepted = process.ask(&["reload", "--accept"]).expect_code(0);
     accepted.expect_mentions(&["2 removed", "1 unchanged"]);
     wait_until("two slots to be released", || {
-        !scenes[0].slot_is_active() && !scenes[2].slot_is_active()
+        !fixtures[0].slot_is_active() && !fixtures[2].slot_is_active()
     });
-    assert_eq!(walsender(&scenes[1]), senders[1]);
+    assert_eq!(walsender(&fixtures[1]), senders[1]);
     process.walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn folder_has_a_pipeline_in_each_file() {
-    let [one, two, three] = [Scene::new(), Scene::new(), Scene::new()];
+    let [one, two, three] = [Fixture::new(), Fixture::new(), Fixture::new()];
     let folder = reaper::folder("config");
     let parts = folder.join("pipelines.d");
     fs::create_dir(&parts).unwrap();
     let source = "[[fleet.source]]\ndirectory = 'pipelines.d'\n";
     replace(&folder.join("walpost.toml"), &(head() + source));
-    let part = |name: &str, scene: &Scene| replace(&parts.join(name), &pipeline(scene, ""));
+    let part = |name: &str, fixture: &Fixture| replace(&parts.join(name), &pipeline(fixture, ""));
     part("one.toml", &one);
     // Temporary files of editors are not pipelines.
     fs::write(parts.join(".two.toml.swp"), "half").unwrap();
@@ -387,7 +387,7 @@ fn special_files_are_neither_waited_for_nor_read_indefinitely() {
 
 #[test]
 fn folder_that_others_can_write_later_changes_no_pipeline() {
-    let [one, other] = [Scene::new(), Scene::new()];
+    let [one, other] = [Fixture::new(), Fixture::new()];
     let (folder, parts) = with_parts();
     replace(&parts.join("one.toml"), &pipeline(&one, ""));
     let mut process = Process::start_in(folder, 1);
@@ -436,7 +436,7 @@ fn control_socket_is_not_made_where_others_can_create_files() {
 
 #[test]
 fn pipelines_are_stopped_and_started_by_the_control_socket() {
-    let [one, other] = [Scene::new(), Scene::new()];
+    let [one, other] = [Fixture::new(), Fixture::new()];
     let process = Process::start(&[&one, &other]);
     let aggregate = one.aggregate(1);
     let sender = walsender(&other);
@@ -484,7 +484,7 @@ fn pipelines_are_stopped_and_started_by_the_control_socket() {
 
 #[test]
 fn restarts_a_halted_pipeline_after_its_cause_is_fixed() {
-    let [halts, other] = [Scene::new(), Scene::new()];
+    let [halts, other] = [Fixture::new(), Fixture::new()];
     let mut process = Process::start(&[&halts, &other]);
     let aggregate = halts.aggregate(1);
     let late = format!("{aggregate}.late");
@@ -503,14 +503,14 @@ fn restarts_a_halted_pipeline_after_its_cause_is_fixed() {
 
 #[test]
 fn process_with_all_pipelines_stopped_keeps_running_until_asked_to_stop() {
-    let scene = Scene::new();
-    let mut process = Process::start(&[&scene]);
-    process.ask(&["stop", &scene.name]).expect_code(0);
+    let fixture = Fixture::new();
+    let mut process = Process::start(&[&fixture]);
+    process.ask(&["stop", &fixture.name]).expect_code(0);
     let http = process.walpost.http();
     // The pipeline's slot is still monitored, because PostgreSQL retains WAL for it.
-    scene.write_other_wal(40);
+    fixture.write_other_wal(40);
     wait_until("the retained WAL to be told", || {
-        let kept = http.metric("walpost_slot_retained_bytes", &scene.name);
+        let kept = http.metric("walpost_slot_retained_bytes", &fixture.name);
         kept > Some(f64::from(32 << 20))
     });
     assert!(process.walpost.is_running());
@@ -519,7 +519,7 @@ fn process_with_all_pipelines_stopped_keeps_running_until_asked_to_stop() {
 
 #[test]
 fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
-    let [restarts, other] = [Scene::new().exactly_once(), Scene::new()];
+    let [restarts, other] = [Fixture::new().exactly_once(), Fixture::new()];
     let folder = reaper::folder("config");
     let mode = "delivery = 'exactly-once'\n";
     let text = head() + &pipeline(&restarts, mode) + &pipeline(&other, "");
@@ -558,7 +558,7 @@ fn pipeline_that_is_restarted_many_times_leaves_nothing_behind() {
 
 #[test]
 fn reports_the_slot_that_a_change_leaves_unused() {
-    let [changes, other] = [Scene::new(), Scene::new()];
+    let [changes, other] = [Fixture::new(), Fixture::new()];
     let mut process = Process::start(&[&changes, &other]);
     let sender = walsender(&other);
     let text = head() + &pipeline(&changes, "slot = 'nobody_made_this'") + &pipeline(&other, "");

@@ -1,8 +1,8 @@
 //! A managed PostgreSQL service: no user is a superuser, and some rights have other names.
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::Server;
-use crate::support::scene::Scene;
 
 /// Imitates Amazon RDS, in this database only: members of a role may replicate, and the attribute
 /// is false for every role.
@@ -16,15 +16,15 @@ const HIDE: &str = "SET allow_system_table_mods = on;
 #[test]
 fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_right() {
     let server = Server::private(16, "");
-    let scene = Scene::bare_on_servers(&server, Broker::shared());
-    let (db, name) = (&scene.db, &scene.name);
+    let fixture = Fixture::bare_on_servers(&server, Broker::shared());
+    let (db, name) = (&fixture.db, &fixture.name);
     db.run(&format!(
         "CREATE ROLE rds_replication; CREATE ROLE dba LOGIN CREATEROLE; GRANT rds_replication TO dba WITH ADMIN OPTION;
          ALTER DATABASE {name} OWNER TO dba; {HIDE}"
     ));
-    let dba = scene.conninfo_as("dba");
+    let dba = fixture.conninfo_as("dba");
     let init = || {
-        let init = scene.with_conninfo(&dba).invoke("init");
+        let init = fixture.with_conninfo(&dba).invoke("init");
         init.args(["--role", "walpost"]).finish()
     };
     // Unlike RDS, this server grants the right by the attribute only, not by the membership.
@@ -40,18 +40,22 @@ fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_righ
         FROM pg_authid WHERE rolname = 'walpost'";
     assert_eq!(db.value(made).as_deref(), Some("t"));
 
-    let walpost = scene.conninfo_as("walpost");
-    let check = || scene.with_conninfo(&walpost).check().finish();
+    let walpost = fixture.conninfo_as("walpost");
+    let check = || fixture.with_conninfo(&walpost).check().finish();
     let remedy = "GRANT rds_replication TO walpost";
     let refused = check().expect_code(3);
     refused.expect_mentions(&["FAILED", "replication: ", remedy]);
-    let halted = scene.with_conninfo(&walpost).run().finish().expect_code(3);
+    let halted = fixture
+        .with_conninfo(&walpost)
+        .run()
+        .finish()
+        .expect_code(3);
     halted.expect_mentions(&["halted", remedy]);
 
     db.run("ALTER ROLE walpost REPLICATION");
     check().expect_code(0);
-    let streams = scene.with_conninfo(&walpost).run().start_streaming();
-    scene.insert(&scene.aggregate(1), "k");
-    scene.wait_for_records(1);
+    let streams = fixture.with_conninfo(&walpost).run().start_streaming();
+    fixture.insert(&fixture.aggregate(1), "k");
+    fixture.wait_for_records(1);
     streams.terminate().expect_code(0);
 }

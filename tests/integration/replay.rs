@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
+use crate::support::fixture::Fixture;
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::walpost::Finished;
 use crate::support::walpost_role::WalpostRole;
 
@@ -17,8 +17,8 @@ mod select;
 const HEADER: &str = "walpost-replay";
 
 /// Returns the state and the number of rows of each replay in the journal.
-fn journal(scene: &Scene) -> Vec<[String; 2]> {
-    let rows = scene.db.rows(
+fn journal(fixture: &Fixture) -> Vec<[String; 2]> {
+    let rows = fixture.db.rows(
         "SELECT detail ->> 'state', detail ->> 'sent' FROM walpost.journal WHERE action = 'replay' ORDER BY id",
     );
     let text = |text: Option<String>| text.unwrap();
@@ -38,8 +38,10 @@ fn is_replayed(record: &Record) -> bool {
 }
 
 /// Runs the replay, and returns the keys of the records that it writes to standard output.
-fn keys_to_stdout(scene: &Scene, arguments: &[&str]) -> Vec<String> {
-    let replay = scene.replay(arguments).args(["--yes", "--sink", "stdout"]);
+fn keys_to_stdout(fixture: &Fixture, arguments: &[&str]) -> Vec<String> {
+    let replay = fixture
+        .replay(arguments)
+        .args(["--yes", "--sink", "stdout"]);
     keys_of(&replay.finish().expect_code(0))
 }
 
@@ -54,6 +56,6 @@ fn keys_of(done: &Finished) -> Vec<String> {
 }
 
 /// A role that may write to the journal and is not a superuser.
-fn walpost_role<'s>(scene: &'s Scene<'s>) -> WalpostRole<'s> {
-    WalpostRole::new(scene, format!("{}_clerk", scene.name))
+fn walpost_role<'s>(fixture: &'s Fixture<'s>) -> WalpostRole<'s> {
+    WalpostRole::new(fixture, format!("{}_clerk", fixture.name))
 }

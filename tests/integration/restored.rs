@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, wait_until};
 
 /// Number of events that are in Kafka, but not in the copy.
@@ -18,9 +18,9 @@ const DELIVERED: usize = 3 * 500;
 /// Number of events in the other history.
 const NEW_EVENTS: usize = 20;
 
-/// A scene whose server has lost the events that were delivered last.
+/// A fixture whose server has lost the events that were delivered last.
 struct Restored<'a> {
-    scene: Scene<'a>,
+    fixture: Fixture<'a>,
     aggregate: String,
     copy: PathBuf,
     /// The checkpoint's safe LSN: everything up to it is in Kafka.
@@ -30,28 +30,28 @@ struct Restored<'a> {
 impl<'a> Restored<'a> {
     /// Takes a copy with one event, then delivers [`DELIVERED`] more.
     fn deliver(server: &'a Server, outbox: Outbox) -> Self {
-        let mut scene = Scene::with_outbox_on(outbox, server, Broker::shared()).exactly_once();
-        let aggregate = scene.aggregate(2);
-        let walpost = scene.start_and_confirm_one(&aggregate, "k");
+        let mut fixture = Fixture::with_outbox_on(outbox, server, Broker::shared()).exactly_once();
+        let aggregate = fixture.aggregate(2);
+        let walpost = fixture.start_and_confirm_one(&aggregate, "k");
         walpost.terminate().expect_code(0);
         server.stop(Stop::Fast);
         let copy = server.copy_data();
         server.start();
-        scene.reconnect();
-        let walpost = scene.start();
+        fixture.reconnect();
+        let walpost = fixture.start();
         for _ in 0..10 {
-            scene.db.run(
-                &scene
+            fixture.db.run(
+                &fixture
                     .events()
                     .insert_many(&aggregate, DELIVERED / 10, "'{}'"),
             );
         }
-        scene.wait_for_records(1 + DELIVERED);
-        scene.wait_until_confirmed();
+        fixture.wait_for_records(1 + DELIVERED);
+        fixture.wait_until_confirmed();
         walpost.terminate().expect_code(0);
-        let safe = scene.safe_lsn();
+        let safe = fixture.safe_lsn();
         Self {
-            scene,
+            fixture,
             aggregate,
             copy,
             safe,
@@ -60,23 +60,23 @@ impl<'a> Restored<'a> {
 
     /// Restores the copy.
     fn put_back(&mut self) {
-        self.scene.server.stop(Stop::Fast);
-        self.scene.server.restore_data(&self.copy);
-        self.scene.server.start();
-        self.scene.reconnect();
+        self.fixture.server.stop(Stop::Fast);
+        self.fixture.server.restore_data(&self.copy);
+        self.fixture.server.start();
+        self.fixture.reconnect();
     }
 
     fn insert_new(&self) {
         for _ in 0..NEW_EVENTS {
-            self.scene.insert(&self.aggregate, "new");
+            self.fixture.insert(&self.aggregate, "new");
         }
-        assert!(self.scene.wal_position() < self.safe);
+        assert!(self.fixture.wal_position() < self.safe);
     }
 
     /// Writes other WAL until it extends past the end of the abandoned history.
     fn outgrow(&self) {
-        while self.scene.wal_position() <= self.safe {
-            self.scene
+        while self.fixture.wal_position() <= self.safe {
+            self.fixture
                 .db
                 .run("CREATE TABLE other AS SELECT generate_series(1, 10000); DROP TABLE other");
         }
@@ -84,25 +84,25 @@ impl<'a> Restored<'a> {
 
     /// Asserts that Walpost halts with these texts, and that nothing was confirmed or delivered.
     fn expect_halt(&self, says: &[&str]) {
-        let confirmed = self.scene.confirmed();
+        let confirmed = self.fixture.confirmed();
         for _ in 0..2 {
-            let finished = self.scene.run().finish().expect_code(3);
+            let finished = self.fixture.run().finish().expect_code(3);
             finished.expect_mentions(says).expect_mentions(&[
                 "nothing was delivered or confirmed",
                 "walpost checkpoint adopt",
             ]);
-            assert_eq!(self.scene.confirmed(), confirmed);
-            assert_eq!(self.scene.records().len(), 1 + DELIVERED);
+            assert_eq!(self.fixture.confirmed(), confirmed);
+            assert_eq!(self.fixture.records().len(), 1 + DELIVERED);
         }
     }
 
     /// Adopts the server's WAL as it is, and asserts that the events after the slot's position are
     /// delivered.
     fn adopt(self, count: usize) {
-        let adopted = self.scene.checkpoint("adopt").arg("--yes").finish();
+        let adopted = self.fixture.checkpoint("adopt").arg("--yes").finish();
         adopted.expect_code(0);
-        let walpost = self.scene.start();
-        let records = self.scene.wait_for_records(1 + DELIVERED + count);
+        let walpost = self.fixture.start();
+        let records = self.fixture.wait_for_records(1 + DELIVERED + count);
         // Before version 17, a server may not save the slot's last position when it stops.
         assert!(records.len() <= 2 + DELIVERED + count);
         walpost.terminate().expect_code(0);
@@ -117,7 +117,7 @@ fn database_put_back_to_an_earlier_copy_halts_and_nothing_is_confirmed(major: u3
     restored.expect_halt(&[
         "ends at",
         "was put back to an earlier state",
-        &restored.scene.slot(),
+        &restored.fixture.slot(),
     ]);
     restored.adopt(NEW_EVENTS);
 }
@@ -142,7 +142,7 @@ fn halts_if_the_database_has_passed_the_checkpoint_without_its_last_event() {
     restored.outgrow();
     restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
     // Here an event follows the position of the last delivered one.
-    restored.scene.insert(&restored.aggregate, "new");
+    restored.fixture.insert(&restored.aggregate, "new");
     restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
     restored.adopt(NEW_EVENTS + 1);
 }
@@ -164,16 +164,16 @@ fn database_put_back_whose_slot_init_has_made_again_halts() {
     let server = Server::private(MAJOR, "");
     let mut restored = Restored::deliver(&server, Outbox::Table);
     restored.put_back();
-    let slot = restored.scene.slot();
+    let slot = restored.fixture.slot();
     let drop = format!("SELECT pg_catalog.pg_drop_replication_slot('{slot}')");
-    restored.scene.db.run(&drop);
+    restored.fixture.db.run(&drop);
     restored.insert_new();
-    restored.scene.init().finish().expect_code(0);
+    restored.fixture.init().finish().expect_code(0);
     restored.expect_halt(&["ends at", "was put back to an earlier state"]);
     // The slot is at a position before that of the records in Kafka.
     restored.outgrow();
     restored.expect_halt(&["the last that was published", "is not in WAL any more"]);
-    restored.scene.insert(&restored.aggregate, "seen");
+    restored.fixture.insert(&restored.aggregate, "seen");
     restored.adopt(1);
 }
 
@@ -182,15 +182,15 @@ fn database_put_back_whose_slot_init_has_made_again_halts() {
 fn database_put_back_under_a_running_pipeline_halts() {
     let server = Server::private(MAJOR, "");
     let mut restored = Restored::deliver(&server, Outbox::Table);
-    let walpost = restored.scene.start();
+    let walpost = restored.fixture.start();
     restored.put_back();
-    let confirmed = restored.scene.confirmed();
+    let confirmed = restored.fixture.confirmed();
     walpost
         .finish()
         .expect_code(3)
         .expect_mentions(&["was put back to an earlier state"]);
     restored.insert_new();
-    assert_eq!(restored.scene.confirmed(), confirmed);
+    assert_eq!(restored.fixture.confirmed(), confirmed);
     restored.adopt(NEW_EVENTS);
 }
 
@@ -199,41 +199,41 @@ fn database_put_back_under_a_running_pipeline_halts() {
 #[test]
 fn server_that_crashed_is_confirmed_again_without_a_new_event() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on_servers(&server, Broker::shared()).exactly_once();
-    let aggregate = scene.aggregate(2);
+    let mut fixture = Fixture::on_servers(&server, Broker::shared()).exactly_once();
+    let aggregate = fixture.aggregate(2);
     let mut sent = 0;
     let safe = loop {
-        let walpost = scene.start();
-        scene.db.run("CHECKPOINT");
+        let walpost = fixture.start();
+        fixture.db.run("CHECKPOINT");
         // The server saves the slot at the first position confirmed after the running transactions
         // recorded by a checkpoint, which is that of the first event. Later confirmations are only
         // in the server's memory.
         for events in [1, 50] {
             for _ in 0..events {
-                scene.insert(&aggregate, "k");
+                fixture.insert(&aggregate, "k");
             }
             sent += events;
-            scene.wait_for_records(sent);
-            scene.wait_until_confirmed();
+            fixture.wait_for_records(sent);
+            fixture.wait_until_confirmed();
         }
-        let (before, safe) = (scene.confirmed(), scene.safe_lsn());
+        let (before, safe) = (fixture.confirmed(), fixture.safe_lsn());
         walpost.kill();
         server.stop(Stop::Immediate);
         server.start();
-        scene.reconnect();
-        if scene.confirmed() < before {
+        fixture.reconnect();
+        if fixture.confirmed() < before {
             break safe;
         }
         // The server recorded the running transactions, as it does four times a minute, and saved
         // the slot with them.
         assert!(sent < 500, "the slot never goes back");
     };
-    let walpost = scene.start();
+    let walpost = fixture.start();
     wait_until("the slot to be confirmed again", || {
-        scene.confirmed() >= safe
+        fixture.confirmed() >= safe
     });
     assert_stays("delivered once", Duration::from_millis(300), || {
-        scene.records().len() == sent
+        fixture.records().len() == sent
     });
-    assert_eq!(scene.settle(walpost, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(walpost, &[], Resends::Never).repeated, 0);
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::{wait_until, within_a_day};
 use crate::support::walpost::Finished;
 
@@ -41,89 +41,89 @@ fn old_and_new(table: &str) -> String {
     )
 }
 
-/// Creates a scene with an outbox that has other partitions besides `outbox_old`, whose time range
+/// Creates a fixture with an outbox that has other partitions besides `outbox_old`, whose time range
 /// has passed.
-fn aged(server: &'static Server, more: &str) -> Scene<'static> {
+fn aged(server: &'static Server, more: &str) -> Fixture<'static> {
     within_a_day();
-    let scene = Scene::bare_on_servers(server, Broker::shared());
-    scene.db.run(&format!(
+    let fixture = Fixture::bare_on_servers(server, Broker::shared());
+    fixture.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at);
          {more}
          {}",
         old_and_new("outbox")
     ));
-    scene.init().finish().expect_code(0);
-    scene
+    fixture.init().finish().expect_code(0);
+    fixture
 }
 
 /// Makes later inserts go to the partition whose time range has passed, or to the current one.
-fn turn_clock_back(scene: &Scene, is_back: bool) {
+fn turn_clock_back(fixture: &Fixture, is_back: bool) {
     let by = if is_back { "2 days" } else { "0" };
     let default = format!("date_trunc('day', now(), 'UTC') - interval '{by}'");
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "ALTER TABLE outbox ALTER COLUMN created_at SET DEFAULT {default}"
     ));
 }
 
 /// Commits an event whose row is in `outbox_old`.
-fn insert_old(scene: &Scene, aggregate: &str, key: &str) {
-    turn_clock_back(scene, true);
-    scene.insert(aggregate, key);
-    turn_clock_back(scene, false);
+fn insert_old(fixture: &Fixture, aggregate: &str, key: &str) {
+    turn_clock_back(fixture, true);
+    fixture.insert(aggregate, key);
+    turn_clock_back(fixture, false);
 }
 
-fn maintain(scene: &Scene, arguments: &[&str]) -> Finished {
-    scene.invoke("maintain").args(arguments).finish()
+fn maintain(fixture: &Fixture, arguments: &[&str]) -> Finished {
+    fixture.invoke("maintain").args(arguments).finish()
 }
 
 /// Returns the partitions and former partitions with their comments.
-fn tables(scene: &Scene) -> Vec<Vec<Option<String>>> {
-    scene.db.rows(
+fn tables(fixture: &Fixture) -> Vec<Vec<Option<String>>> {
+    fixture.db.rows(
         "SELECT relname, relispartition, obj_description(oid, 'pg_class') FROM pg_class
          WHERE relkind = 'r' AND relname ~ '^outbox' ORDER BY relname",
     )
 }
 
 /// Returns whether the table exists and is, or is not, a partition.
-fn is(scene: &Scene, table: &str, partition: bool) -> bool {
-    scene.db.is_true(&format!(
+fn is(fixture: &Fixture, table: &str, partition: bool) -> bool {
+    fixture.db.is_true(&format!(
         "SELECT EXISTS (SELECT FROM pg_class WHERE relname = '{table}' AND relispartition = {partition})"
     ))
 }
 
-fn is_gone(scene: &Scene, table: &str) -> bool {
-    !is(scene, table, true) && !is(scene, table, false)
+fn is_gone(fixture: &Fixture, table: &str) -> bool {
+    !is(fixture, table, true) && !is(fixture, table, false)
 }
 
 /// Runs `maintain` with the shortest retention until `until` returns true.
-fn maintain_until(scene: &Scene, what: &str, mut until: impl FnMut() -> bool) {
+fn maintain_until(fixture: &Fixture, what: &str, mut until: impl FnMut() -> bool) {
     wait_until(what, || {
-        maintain(scene, &["--retention", "1s"]).expect_code(0);
+        maintain(fixture, &["--retention", "1s"]).expect_code(0);
         until()
     });
 }
 
 /// Runs `maintain` until `outbox_old` is marked as delivered. Its retention has not passed then.
-fn maintain_until_delivered(scene: &Scene) {
+fn maintain_until_delivered(fixture: &Fixture) {
     wait_until("the partition to be delivered", || {
-        let finished = maintain(scene, &["--retention", "1h"]).expect_code(0);
+        let finished = maintain(fixture, &["--retention", "1h"]).expect_code(0);
         finished
             .stdout
             .contains("outbox_old is delivered and kept until")
     });
 }
 
-/// Creates a scene whose partition is detached and has a row that is not delivered.
-fn detached_with_a_late_row() -> Scene<'static> {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "first");
-    maintain_until_delivered(&scene);
+/// Creates a fixture whose partition is detached and has a row that is not delivered.
+fn detached_with_a_late_row() -> Fixture<'static> {
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "first");
+    maintain_until_delivered(&fixture);
     walpost.terminate().expect_code(0);
     // After the partition was found to be delivered, and before it is detached.
-    insert_old(&scene, &aggregate, "late");
-    maintain_until(&scene, "the partition to be detached", || {
-        is(&scene, "outbox_old", false)
+    insert_old(&fixture, &aggregate, "late");
+    maintain_until(&fixture, "the partition to be detached", || {
+        is(&fixture, "outbox_old", false)
     });
-    scene
+    fixture
 }

@@ -5,10 +5,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::support::certificates::write_private;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
@@ -18,36 +18,36 @@ use crate::support::walpost_role::WalpostRole;
 /// Logged for each failed attempt to connect.
 const REFUSED_MESSAGE: &str = "and has refused it for";
 
-/// A scene with its own role, which needs a password.
+/// A fixture with its own role, which needs a password.
 struct Guarded {
-    scene: Scene<'static>,
+    fixture: Fixture<'static>,
     aggregate: String,
 }
 
 impl Guarded {
     fn new(exactly_once: bool) -> Self {
-        let scene = Scene::new().in_mode(exactly_once);
-        let role = &scene.name;
-        scene.db.run(&format!(
+        let fixture = Fixture::new().in_mode(exactly_once);
+        let role = &fixture.name;
+        fixture.db.run(&format!(
             "CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{}'",
             password(0)
         ));
-        let aggregate = scene.aggregate(1);
-        Self { scene, aggregate }
+        let aggregate = fixture.aggregate(1);
+        Self { fixture, aggregate }
     }
 
     /// Returns a conninfo over TCP, which requires a password.
     fn conninfo(&self) -> String {
         format!(
             "host=localhost port={} user={role} dbname={role}",
-            self.scene.server.port,
-            role = self.scene.name
+            self.fixture.server.port,
+            role = self.fixture.name
         )
     }
 
     fn change_password(&self, number: u32) {
-        let role = &self.scene.name;
-        self.scene.db.run(&format!(
+        let role = &self.fixture.name;
+        self.fixture.db.run(&format!(
             "ALTER ROLE {role} PASSWORD '{}'",
             password(number)
         ));
@@ -56,29 +56,29 @@ impl Guarded {
     /// Asserts that one event is delivered before the change, and two after `change` has given
     /// Walpost the new password, one of which was committed before that.
     fn is_rotated(&self, mut walpost: Walpost, place: &str, change: impl FnOnce(&mut Walpost)) {
-        let scene = &self.scene;
+        let fixture = &self.fixture;
         walpost.wait_for_log("streaming");
-        scene.insert(&self.aggregate, "before");
-        scene.wait_until_confirmed();
+        fixture.insert(&self.aggregate, "before");
+        fixture.wait_until_confirmed();
         self.change_password(1);
-        wait_until("a walsender to end", || scene.end_walsender());
+        wait_until("a walsender to end", || fixture.end_walsender());
         for count in 1..=3 {
             let line = walpost.wait_for_logs(REFUSED_MESSAGE, count);
-            for text in ["WARN", "localhost", "28P01", &scene.name, place] {
+            for text in ["WARN", "localhost", "28P01", &fixture.name, place] {
                 assert!(line.contains(text), "{text} in {line}");
             }
         }
-        scene.insert(&self.aggregate, "meanwhile");
+        fixture.insert(&self.aggregate, "meanwhile");
         change(&mut walpost);
         walpost.wait_for_logs("streaming", 2);
-        scene.insert(&self.aggregate, "after");
-        scene.settle(walpost, &[], scene.resends(1));
+        fixture.insert(&self.aggregate, "after");
+        fixture.settle(walpost, &[], fixture.resends(1));
     }
 }
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        self.scene.db.drop_role(&self.scene.name);
+        self.fixture.db.drop_role(&self.fixture.name);
     }
 }
 
@@ -111,7 +111,7 @@ in_both_modes! {
 fn password_file_is_read_again(exactly_once: bool) {
     let guarded = Guarded::new(exactly_once);
     let file = password_file(0);
-    let run = guarded.scene.with_conninfo(&guarded.conninfo()).run();
+    let run = guarded.fixture.with_conninfo(&guarded.conninfo()).run();
     let walpost = run.env("PGPASSFILE", &file).start();
     let place = format!("the password file {}", file.display());
     guarded.is_rotated(walpost, &place, |_| replace(&file, &line(1)));
@@ -120,12 +120,12 @@ fn password_file_is_read_again(exactly_once: bool) {
 #[test]
 fn password_in_the_configuration_file_is_read_again() {
     let guarded = Guarded::new(false);
-    let scene = &guarded.scene;
+    let fixture = &guarded.fixture;
     let with_password = |number| {
         format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{} password={}\"\n",
-            scene.broker.address(),
-            scene.name,
+            fixture.broker.address(),
+            fixture.name,
             guarded.conninfo(),
             password(number)
         )
@@ -135,7 +135,7 @@ fn password_in_the_configuration_file_is_read_again() {
     let walpost = Invocation::new(["run", "--config"]).arg(&file).start();
     let place = format!(
         "postgres of pipeline \\\"{}\\\" in {}",
-        scene.name,
+        fixture.name,
         file.display()
     );
     let place = place.replace('\\', "");
@@ -150,8 +150,8 @@ fn password_in_the_configuration_file_is_read_again() {
 #[test]
 fn password_in_a_row_of_a_source_is_read_again() {
     let guarded = Guarded::new(false);
-    let scene = &guarded.scene;
-    scene.db.run(&format!(
+    let fixture = &guarded.fixture;
+    fixture.db.run(&format!(
         "CREATE TABLE public.shards AS SELECT '{} password={}' AS url",
         guarded.conninfo(),
         password(0)
@@ -159,20 +159,20 @@ fn password_in_a_row_of_a_source_is_read_again() {
     let text = format!(
         "[kafka]\n'bootstrap.servers' = '{}'\n[[fleet.source]]\npostgres = \"{}\"\nquery = 'SELECT url FROM public.shards'
          every = '1s'\ntemplate = {{ name = '{}', postgres = '{{url}}' }}\n",
-        scene.broker.address(),
-        scene.conninfo(),
-        scene.name
+        fixture.broker.address(),
+        fixture.conninfo(),
+        fixture.name
     );
     let file = reaper::folder("config").join("walpost.toml");
     replace(&file, &text);
     let walpost = Invocation::new(["run", "--config"]).arg(&file).start();
     let place = format!(
         "postgres of pipeline \"{}\" in a query of {}",
-        scene.name,
+        fixture.name,
         file.display()
     );
     guarded.is_rotated(walpost, &place, |walpost| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "UPDATE public.shards SET url = replace(url, '{}', '{}')",
             password(0),
             password(1)
@@ -186,7 +186,7 @@ fn password_in_a_row_of_a_source_is_read_again() {
 #[test]
 fn program_that_prints_the_password_is_run_for_each_connection() {
     let guarded = Guarded::new(false);
-    let scene = &guarded.scene;
+    let fixture = &guarded.fixture;
     let folder = reaper::folder("program");
     let script = folder.join("password.sh");
     let prints = |lines: &str| {
@@ -202,8 +202,8 @@ fn program_that_prints_the_password_is_run_for_each_connection() {
     let text = format!(
         "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
          password_command = [\"/bin/sh\", \"{}\"]\n",
-        scene.broker.address(),
-        scene.name,
+        fixture.broker.address(),
+        fixture.name,
         guarded.conninfo(),
         script.display()
     );
@@ -213,15 +213,15 @@ fn program_that_prints_the_password_is_run_for_each_connection() {
         // A password from the environment is not used.
         .env("PGPASSWORD", password(9))
         .start_streaming();
-    scene.insert(&guarded.aggregate, "before");
-    scene.wait_until_confirmed();
+    fixture.insert(&guarded.aggregate, "before");
+    fixture.wait_until_confirmed();
     assert!(calls() >= 2, "a catalog connection, and a walsender");
     // The program prints its secret to standard error, in two encodings.
     prints(&format!(
         "echo '{0}'\necho 'got {0}' >&2\necho '{0}' | base64 >&2\nexit 3\n",
         password(0)
     ));
-    wait_until("a walsender to end", || scene.end_walsender());
+    wait_until("a walsender to end", || fixture.end_walsender());
     let line = walpost.wait_for_log("password_command /bin/sh has ended with exit status: 3");
     for text in ["run the program by hand", "localhost"] {
         assert!(line.contains(text), "{text} in {line}");
@@ -229,15 +229,15 @@ fn program_that_prints_the_password_is_run_for_each_connection() {
     guarded.change_password(1);
     prints(&echo(1));
     walpost.wait_for_logs("streaming", 2);
-    scene.insert(&guarded.aggregate, "after");
-    scene.settle(walpost, &[], scene.resends(1));
+    fixture.insert(&guarded.aggregate, "after");
+    fixture.settle(walpost, &[], fixture.resends(1));
 }
 
 /// `/opt/app/current -> /opt/releases/1`, where others can write `/opt/app`.
 #[test]
 fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
     let guarded = Guarded::new(false);
-    let scene = &guarded.scene;
+    let fixture = &guarded.fixture;
     let folder = reaper::folder("program");
     let [app, mark, descriptors] = ["app", "mark", "descriptors"].map(|name| folder.join(name));
     let link = app.join("current");
@@ -260,8 +260,8 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
     let text = format!(
         "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
          password_command = [\"{}/password\"]\n",
-        scene.broker.address(),
-        scene.name,
+        fixture.broker.address(),
+        fixture.name,
         guarded.conninfo(),
         link.display()
     );
@@ -269,12 +269,12 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(&file)
         .start_streaming();
-    scene.insert(&guarded.aggregate, "before");
-    scene.wait_until_confirmed();
+    fixture.insert(&guarded.aggregate, "before");
+    fixture.wait_until_confirmed();
     fs::set_permissions(&app, Permissions::from_mode(0o777)).unwrap();
     fs::remove_file(&link).unwrap();
     symlink("../releases/2", &link).unwrap();
-    wait_until("a walsender to end", || scene.end_walsender());
+    wait_until("a walsender to end", || fixture.end_walsender());
     let line = walpost.wait_for_log("password was not run: ");
     for text in [
         "can be written by others",
@@ -293,8 +293,8 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
     let inherited = fs::read_to_string(&descriptors).unwrap();
     // The fourth descriptor belongs to the folder that ls reads.
     assert_eq!(inherited.matches(" -> ").count(), 4, "{inherited}");
-    scene.insert(&guarded.aggregate, "after");
-    scene.settle(walpost, &[], scene.resends(1));
+    fixture.insert(&guarded.aggregate, "after");
+    fixture.settle(walpost, &[], fixture.resends(1));
 }
 
 /// A standby instance does not need the password yet, but has to use the new one when it takes
@@ -302,10 +302,10 @@ fn program_that_others_can_replace_while_walpost_runs_is_not_run() {
 #[test]
 fn standby_instance_also_waits_for_the_new_password() {
     let guarded = Guarded::new(false);
-    let scene = &guarded.scene;
-    let active = scene.start();
+    let fixture = &guarded.fixture;
+    let active = fixture.start();
     let file = password_file(0);
-    let mut other = scene
+    let mut other = fixture
         .with_conninfo(&guarded.conninfo())
         .run()
         .env("PGPASSFILE", &file)
@@ -316,28 +316,28 @@ fn standby_instance_also_waits_for_the_new_password() {
     replace(&file, &line(1));
     active.terminate().expect_code(0);
     other.wait_for_log("streaming");
-    scene.insert(&guarded.aggregate, "after");
-    scene.settle(other, &[], scene.resends(0));
+    fixture.insert(&guarded.aggregate, "after");
+    fixture.settle(other, &[], fixture.resends(0));
 }
 
 /// A private broker and a pipeline that authenticates with SCRAM, with the password in
 /// walpost.toml.
 struct ScramPipeline<'b> {
-    scene: Scene<'b>,
+    fixture: Fixture<'b>,
     file: PathBuf,
 }
 
 impl<'b> ScramPipeline<'b> {
     fn new(broker: &'b Broker, exactly_once: bool) -> Self {
-        let scene = Scene::on_servers(Server::shared(MAJOR), broker).in_mode(exactly_once);
+        let fixture = Fixture::on_servers(Server::shared(MAJOR), broker).in_mode(exactly_once);
         let file = reaper::folder("config").join("walpost.toml");
-        let scrambled = Self { scene, file };
+        let scrambled = Self { fixture, file };
         scrambled.write(&sasl_password());
         scrambled
     }
 
     fn write(&self, password: &str) {
-        let delivery = match self.scene.is_exactly_once() {
+        let delivery = match self.fixture.is_exactly_once() {
             true => "exactly-once",
             false => "at-least-once",
         };
@@ -346,21 +346,21 @@ impl<'b> ScramPipeline<'b> {
              \"sasl.mechanism\" = \"SCRAM-SHA-256\"\n\"sasl.username\" = \"{SASL_USER}\"\n\
              \"sasl.password\" = \"{password}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n\
              delivery = \"{delivery}\"\n",
-            self.scene.broker.sasl_address(),
-            self.scene.name,
-            self.scene.conninfo(),
+            self.fixture.broker.sasl_address(),
+            self.fixture.name,
+            self.fixture.conninfo(),
         );
         replace(&self.file, &text);
     }
 
     /// Starts Walpost, delivers one event, and restarts the broker with another password.
     fn start_and_change(&self, aggregate: &str, password: &str) -> Walpost {
-        let (scene, broker) = (&self.scene, self.scene.broker);
+        let (fixture, broker) = (&self.fixture, self.fixture.broker);
         let walpost = Invocation::new(["run", "--config"])
             .arg(&self.file)
             .start_streaming();
-        scene.insert(aggregate, "before");
-        scene.wait_until_confirmed();
+        fixture.insert(aggregate, "before");
+        fixture.wait_until_confirmed();
         let add = format!("SCRAM-SHA-256=[password={password}]");
         broker.tool(
             "kafka.admin.ConfigCommand",
@@ -389,33 +389,33 @@ in_both_modes! {
 fn password_of_kafka_is_read_again(exactly_once: bool) {
     let broker = Broker::private();
     let scrambled = ScramPipeline::new(&broker, exactly_once);
-    let scene = &scrambled.scene;
-    let aggregate = scene.aggregate(1);
+    let fixture = &scrambled.fixture;
+    let aggregate = fixture.aggregate(1);
     let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
-    scene.insert(&aggregate, "meanwhile");
+    fixture.insert(&aggregate, "meanwhile");
     let line = walpost.wait_for_log("Kafka refuses the connection that it accepted earlier");
     let place = format!("\"sasl.password\" in {}", scrambled.file.display());
     for text in ["WARN", &place] {
         assert!(line.contains(text), "{text} in {line}");
     }
     scrambled.write(&password(1));
-    scene.wait_for_records(2);
-    scene.insert(&aggregate, "after");
-    scene.settle(walpost, &[], scene.resends(1));
+    fixture.wait_for_records(2);
+    fixture.insert(&aggregate, "after");
+    fixture.settle(walpost, &[], fixture.resends(1));
 }
 
 /// A first start would give up after ten seconds.
 fn password_of_kafka_is_read_again_while_a_topic_is_looked_up(exactly_once: bool) {
     let broker = Broker::private();
     let scrambled = ScramPipeline::new(&broker, exactly_once);
-    let scene = &scrambled.scene;
-    let (aggregate, other) = (scene.aggregate(1), scene.aggregate(1));
+    let fixture = &scrambled.fixture;
+    let (aggregate, other) = (fixture.aggregate(1), fixture.aggregate(1));
     let mut walpost = scrambled.start_and_change(&aggregate, &password(1));
-    scene.insert(&other, "meanwhile");
+    fixture.insert(&other, "meanwhile");
     walpost.wait_for_log("Kafka still refuses the connection");
     scrambled.write(&password(1));
-    scene.wait_for_records(2);
-    scene.settle(walpost, &[], scene.resends(1));
+    fixture.wait_for_records(2);
+    fixture.settle(walpost, &[], fixture.resends(1));
 }
 
 in_both_modes! {
@@ -423,14 +423,14 @@ in_both_modes! {
 }
 
 fn rights_that_are_taken_away_for_a_while_halt_nothing(exactly_once: bool) {
-    let scene = Scene::new().in_mode(exactly_once);
-    let walpost_role = WalpostRole::new(&scene, format!("{}_clerk", scene.name));
-    let (database, role) = (&scene.name, &walpost_role.role);
-    let admin = Session::connect(&scene.server.conninfo("postgres")).unwrap();
+    let fixture = Fixture::new().in_mode(exactly_once);
+    let walpost_role = WalpostRole::new(&fixture, format!("{}_clerk", fixture.name));
+    let (database, role) = (&fixture.name, &walpost_role.role);
+    let admin = Session::connect(&fixture.server.conninfo("postgres")).unwrap();
     admin.run(&format!(
         "REVOKE CONNECT ON DATABASE {database} FROM PUBLIC"
     ));
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let mut walpost = walpost_role.commands().run().start();
     walpost.wait_for_log("streaming");
     let changes = [
@@ -452,15 +452,15 @@ fn rights_that_are_taken_away_for_a_while_halt_nothing(exactly_once: bool) {
     ];
     for (number, (change, code, remedy)) in changes.iter().enumerate() {
         admin.run(change);
-        wait_until("a walsender to end", || scene.end_walsender());
+        wait_until("a walsender to end", || fixture.end_walsender());
         let line = walpost.wait_for_log(remedy);
         for text in ["WARN", code, REFUSED_MESSAGE] {
             assert!(line.contains(text), "{text} in {line}");
         }
         admin.run(remedy);
         walpost.wait_for_logs("streaming", number + 2);
-        scene.insert(&aggregate, "k");
-        scene.wait_until_confirmed();
+        fixture.insert(&aggregate, "k");
+        fixture.wait_until_confirmed();
     }
-    scene.settle(walpost, &[], scene.resends(changes.len()));
+    fixture.settle(walpost, &[], fixture.resends(changes.len()));
 }

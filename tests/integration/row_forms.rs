@@ -1,9 +1,9 @@
 //! Rows whose form does not fit the settings: WAL contains them in that form, so the error names
 //! the position, and `skip` leaves the rows out.
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::walpost::Invocation;
 
 in_both_modes! {
@@ -16,46 +16,46 @@ const TABLE: &str =
     "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)";
 
 /// Skips to the position given in the log.
-fn skip_from(scene: &Scene<'_>, log: &str) {
+fn skip_from(fixture: &Fixture<'_>, log: &str) {
     let (_, at) = log.rsplit_once("walpost skip --to ").unwrap();
     let at = at.get(..28).expect("a position");
-    scene.skip(at).arg("--yes").finish().expect_code(0);
+    fixture.skip(at).arg("--yes").finish().expect_code(0);
 }
 
 fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exactly_once: bool) {
-    let scene = Scene::bare_on_servers(Server::shared(17), Broker::shared());
-    scene.db.run(TABLE);
-    scene.init().finish().expect_code(0);
-    let scene = scene.in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let first = scene.start();
-    scene.db.run(&format!(
+    let fixture = Fixture::bare_on_servers(Server::shared(17), Broker::shared());
+    fixture.db.run(TABLE);
+    fixture.init().finish().expect_code(0);
+    let fixture = fixture.in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let first = fixture.start();
+    fixture.db.run(&format!(
         "INSERT INTO outbox VALUES (1, '{aggregate}', 'k', 'first')"
     ));
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    fixture.wait_for_records(1);
+    fixture.wait_until_confirmed();
     first.terminate().expect_code(0);
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} SET TABLE outbox (id, aggregatetype, aggregateid)"
     ));
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["no column \"payload\"", "id, aggregatetype, aggregateid"]);
     for statement in [
         format!("INSERT INTO outbox VALUES (2, '{aggregate}', 'k', 'cut')"),
         format!("ALTER PUBLICATION {publication} SET TABLE outbox"),
         format!("INSERT INTO outbox VALUES (3, '{aggregate}', 'k', 'whole')"),
     ] {
-        scene.db.run(&statement);
+        fixture.db.run(&statement);
     }
     // SET TABLE removes the table and adds it again.
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["was not in publication"]);
-    let halted = scene.run().finish().expect_code(3);
+    let halted = fixture.run().finish().expect_code(3);
     let halted = halted.expect_mentions(&["halted", "no column \"payload\"", "walpost skip --to"]);
-    skip_from(&scene, &halted.stderr);
-    let walpost = scene.start();
-    let records = scene.wait_for_records(2);
+    skip_from(&fixture, &halted.stderr);
+    let walpost = fixture.start();
+    let records = fixture.wait_for_records(2);
     let found: Vec<_> = records.iter().map(|record| record.text()).collect();
     assert_eq!(found, ["first", "whole"]);
     walpost.terminate().expect_code(0);
@@ -65,13 +65,13 @@ fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exa
 fn row_of_a_table_that_lacks_a_column_halts_with_its_position_and_can_be_skipped(
     exactly_once: bool,
 ) {
-    let mut scene = Scene::bare();
-    scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
-    scene.init().finish().expect_code(0);
-    let scene = scene.in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let mut fixture = Fixture::bare();
+    fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    fixture.init().finish().expect_code(0);
+    let fixture = fixture.in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "CREATE SCHEMA tenant_1; CREATE SCHEMA tenant_2;
          CREATE TABLE tenant_1.outbox (id int, aggregatetype text, aggregateid text, payload text);
          SELECT walpost.add_outbox('tenant_1.outbox', '{publication}');
@@ -79,48 +79,48 @@ fn row_of_a_table_that_lacks_a_column_halts_with_its_position_and_can_be_skipped
          INSERT INTO tenant_2.outbox VALUES (1, '{aggregate}', 'k');
          SELECT walpost.add_outbox('tenant_2.outbox', '{publication}')"
     ));
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} DROP TABLE tenant_2.outbox"
     ));
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO tenant_1.outbox VALUES (2, '{aggregate}', 'k', 'of another tenant')"
     ));
-    let halted = scene.run().finish().expect_code(3);
+    let halted = fixture.run().finish().expect_code(3);
     let halted = halted.expect_mentions(&["halted", "tenant_2.outbox", "walpost skip --to"]);
-    skip_from(&scene, &halted.stderr);
-    let walpost = scene.start();
-    let records = scene.wait_for_records(1);
+    skip_from(&fixture, &halted.stderr);
+    let walpost = fixture.start();
+    let records = fixture.wait_for_records(1);
     assert_eq!(records[0].text(), "of another tenant");
     walpost.terminate().expect_code(0);
 }
 
 fn domains_over_supported_types_are_delivered(exactly_once: bool) {
-    let scene = Scene::bare();
-    scene.db.run(
+    let fixture = Fixture::bare();
+    fixture.db.run(
         "CREATE DOMAIN document AS jsonb; CREATE DOMAIN body AS document CHECK (VALUE <> '{}');
          CREATE DOMAIN headers_of_event AS json; CREATE DOMAIN moment AS timestamptz;
          CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload body,
              headers headers_of_event, at moment)",
     );
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let row = |id: u32| {
         format!(
             "INSERT INTO outbox VALUES ({id}, '{aggregate}', 'k', '{{\"n\": {id}}}', '{{\"a\": \"b\"}}', '2026-01-02 03:04:05Z')"
         )
     };
     // This row is older than the slot.
-    scene.db.run(&row(1));
-    scene.init().finish().expect_code(0);
-    scene.check().finish().expect_code(0);
-    let scene = scene.in_mode(exactly_once);
+    fixture.db.run(&row(1));
+    fixture.init().finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
+    let fixture = fixture.in_mode(exactly_once);
     let mode = if exactly_once {
         "exactly-once"
     } else {
         "at-least-once"
     };
-    let walpost = scene.start_with_file(&format!("timestamp = 'at'\ndelivery = '{mode}'"));
-    scene.db.run(&row(2));
-    let records = scene.wait_for_records(2);
+    let walpost = fixture.start_with_file(&format!("timestamp = 'at'\ndelivery = '{mode}'"));
+    fixture.db.run(&row(2));
+    let records = fixture.wait_for_records(2);
     for (record, id) in records.iter().zip(1..) {
         assert_eq!(record.text(), format!("{{\"n\": {id}}}"));
         assert_eq!(record.header("a"), "b");
@@ -130,22 +130,22 @@ fn domains_over_supported_types_are_delivered(exactly_once: bool) {
 
 #[test]
 fn domains_in_one_of_several_tables_are_delivered() {
-    let mut scene = Scene::bare();
-    scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
-    scene.init().finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.db.run(&format!(
+    let mut fixture = Fixture::bare();
+    fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    fixture.init().finish().expect_code(0);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.db.run(&format!(
         "CREATE DOMAIN body AS jsonb; CREATE SCHEMA tenant_1;
          CREATE TABLE tenant_1.outbox (id int, aggregatetype text, aggregateid text, payload body);
          INSERT INTO tenant_1.outbox VALUES (1, '{aggregate}', 'k', '1')"
     ));
-    let add = scene.init().args(["--table", "tenant_1.outbox"]);
+    let add = fixture.init().args(["--table", "tenant_1.outbox"]);
     add.finish().expect_code(0);
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO tenant_1.outbox VALUES (2, '{aggregate}', 'k', '2')"
     ));
-    let records = scene.wait_for_records(2);
+    let records = fixture.wait_for_records(2);
     let found: Vec<_> = records.iter().map(|record| record.text()).collect();
     assert_eq!(found, ["1", "2"]);
     walpost.terminate().expect_code(0);
@@ -153,36 +153,36 @@ fn domains_in_one_of_several_tables_are_delivered() {
 
 #[test]
 fn stored_generated_column_is_delivered_where_the_publication_has_it() {
-    let scene = Scene::bare_on_servers(Server::shared(18), Broker::shared());
-    scene.db.run(
+    let fixture = Fixture::bare_on_servers(Server::shared(18), Broker::shared());
+    fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, n int,
              payload text GENERATED ALWAYS AS ('event ' || n) STORED)",
     );
-    scene.init().finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
-    let check = scene.check().finish().expect_code(3);
+    fixture.init().finish().expect_code(0);
+    let aggregate = fixture.aggregate(1);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["no column \"payload\""]);
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)"
     ));
-    scene.check().finish().expect_code(0);
-    let walpost = scene.start();
-    scene.db.run(&format!(
+    fixture.check().finish().expect_code(0);
+    let walpost = fixture.start();
+    fixture.db.run(&format!(
         "INSERT INTO outbox (id, aggregatetype, aggregateid, n) VALUES (1, '{aggregate}', 'k', 7)"
     ));
-    assert_eq!(scene.wait_for_records(1)[0].text(), "event 7");
+    assert_eq!(fixture.wait_for_records(1)[0].text(), "event 7");
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn init_refuses_a_table_that_would_halt_the_others() {
-    let mut scene = Scene::bare_on_servers(Server::shared(MAJOR), Broker::shared());
-    scene.use_settings("tables = [\"tenant_*.outbox\"]\nmax_row_bytes = '1MiB'\n");
-    scene.init().finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.db.run(&format!(
+    let mut fixture = Fixture::bare_on_servers(Server::shared(MAJOR), Broker::shared());
+    fixture.use_settings("tables = [\"tenant_*.outbox\"]\nmax_row_bytes = '1MiB'\n");
+    fixture.init().finish().expect_code(0);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.db.run(&format!(
         "CREATE SCHEMA tenant_1; CREATE SCHEMA tenant_2; CREATE SCHEMA tenant_3;
          CREATE TABLE tenant_1.outbox (id int, aggregatetype text, aggregateid text);
          CREATE TABLE tenant_2.outbox (id int, aggregatetype text, aggregateid text, payload text);
@@ -190,7 +190,7 @@ fn init_refuses_a_table_that_would_halt_the_others() {
          CREATE TABLE tenant_3.outbox (LIKE tenant_2.outbox);
          INSERT INTO tenant_3.outbox VALUES (1, '{aggregate}', 'k', 'fits')"
     ));
-    let init = |table: &str| -> Invocation { scene.init().args(["--table", table]) };
+    let init = |table: &str| -> Invocation { fixture.init().args(["--table", table]) };
     let refused = init("tenant_1.outbox").finish().expect_code(3);
     refused.expect_mentions(&[
         "tenant_1.outbox",
@@ -203,11 +203,11 @@ fn init_refuses_a_table_that_would_halt_the_others() {
         "expected at most 1048576",
         "max_row_bytes",
     ]);
-    let published = scene.db.number(
+    let published = fixture.db.number(
         "SELECT count(*) FROM pg_publication_tables WHERE schemaname IN ('tenant_1', 'tenant_2')",
     );
     assert_eq!(published, 0);
     init("tenant_3.outbox").finish().expect_code(0);
-    assert_eq!(scene.wait_for_records(1)[0].text(), "fits");
+    assert_eq!(fixture.wait_for_records(1)[0].text(), "fits");
     walpost.terminate().expect_code(0);
 }

@@ -10,10 +10,10 @@ use openssl::pkey::PKey;
 use openssl::symm::Cipher;
 
 use crate::support::certificates::{Identity, write_private};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::{SASL_USER, sasl_password};
 use crate::support::postgres::AUTHORITY;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::secrets::{PAYLOAD_MARK, SECRET, Stream, expect_none, is_leak};
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation};
@@ -23,9 +23,9 @@ fn percent_encoded(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
 
-/// A scene in which every connection needs a password or a passphrase.
+/// A fixture in which every connection needs a password or a passphrase.
 struct Locked {
-    scene: Scene<'static>,
+    fixture: Fixture<'static>,
     identity: Identity,
     /// The identity's key, which is encrypted with the passphrase.
     key: PathBuf,
@@ -35,10 +35,10 @@ struct Locked {
 
 impl Locked {
     fn new() -> Self {
-        let scene = Scene::new();
-        let role = &scene.name;
+        let fixture = Fixture::new();
+        let role = &fixture.name;
         let password = format!("{SECRET} of the role");
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{password}'"
         ));
         let passphrase = format!("{SECRET} of the key");
@@ -50,7 +50,7 @@ impl Locked {
         let key = reaper::folder("key").join("client.key");
         write_private(&key, &pem);
         Self {
-            scene,
+            fixture,
             identity,
             key,
             password,
@@ -64,19 +64,19 @@ impl Locked {
             "postgresql://{role}:{}@localhost:{}/{role}?sslmode=verify-full&sslrootcert={}&sslcert={}&sslkey={}\
              &sslpassword={}",
             percent_encoded(password),
-            self.scene.server.port,
+            self.fixture.server.port,
             AUTHORITY.root.display(),
             self.identity.certificate.display(),
             self.key.display(),
             percent_encoded(passphrase),
-            role = self.scene.name,
+            role = self.fixture.name,
         )
     }
 
     /// Returns a command with the most verbose log level.
     fn command(&self, words: &[&str], url: &str) -> Invocation {
         Invocation::new(words)
-            .args(["--pipeline", &self.scene.name, "--postgres", url])
+            .args(["--pipeline", &self.fixture.name, "--postgres", url])
             .args(["--log-level", "trace"])
     }
 
@@ -87,7 +87,7 @@ impl Locked {
     /// Makes the command connect to Kafka with a password and librdkafka's most verbose logging.
     fn by_sasl(&self, command: Invocation, password: &str) -> Invocation {
         command
-            .args(["--kafka", &self.scene.broker.sasl_address()])
+            .args(["--kafka", &self.fixture.broker.sasl_address()])
             .args(["-Xdebug=all", "-Xsecurity.protocol=sasl_plaintext"])
             .args(["-Xsasl.mechanism=PLAIN"])
             .args([
@@ -100,7 +100,7 @@ impl Locked {
     fn by_key(&self, command: Invocation, passphrase: &str) -> Invocation {
         let file = |name, path: &Path| format!("-X{name}={}", path.display());
         command
-            .args(["--kafka", &self.scene.broker.tls_address()])
+            .args(["--kafka", &self.fixture.broker.tls_address()])
             .args(["-Xdebug=all", "-Xsecurity.protocol=ssl"])
             .args([
                 file("ssl.ca.location", &AUTHORITY.root),
@@ -113,7 +113,7 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        self.scene.db.drop_role(&self.scene.name);
+        self.fixture.db.drop_role(&self.fixture.name);
     }
 }
 
@@ -127,8 +127,8 @@ fn logged_much(finished: &Finished) {
 #[test]
 fn nothing_secret_is_printed_on_the_way_from_init_to_a_reconnect() {
     let locked = Locked::new();
-    let scene = &locked.scene;
-    let aggregate = scene.aggregate(1);
+    let fixture = &locked.fixture;
+    let aggregate = fixture.aggregate(1);
     let init = locked.with_right_url(&["init"]).arg("--no-role");
     logged_much(&init.finish().expect_code(0));
     let sasl = |words: &[&str]| {
@@ -148,16 +148,16 @@ fn nothing_secret_is_printed_on_the_way_from_init_to_a_reconnect() {
         locked.by_key(locked.with_right_url(&["run"]), &locked.passphrase),
     ];
     for run in runs {
-        let before = scene.broker.count(&scene.topics());
+        let before = fixture.broker.count(&fixture.topics());
         let mut walpost = run.start_streaming();
-        scene.insert(&aggregate, "before");
-        scene.wait_until_confirmed();
-        wait_until("a walsender to end", || scene.end_walsender());
+        fixture.insert(&aggregate, "before");
+        fixture.wait_until_confirmed();
+        wait_until("a walsender to end", || fixture.end_walsender());
         walpost.wait_for_logs("streaming", 2);
-        scene.insert(&aggregate, "after");
-        scene.wait_until_confirmed();
+        fixture.insert(&aggregate, "after");
+        fixture.wait_until_confirmed();
         logged_much(&walpost.terminate().expect_code(0));
-        assert!(scene.broker.count(&scene.topics()) > before);
+        assert!(fixture.broker.count(&fixture.topics()) > before);
     }
 }
 
@@ -175,7 +175,7 @@ fn nothing_secret_is_printed_where_it_is_wrong() {
             command.finish().expect_code(3).expect_mentions(&[reason]);
         }
     }
-    locked.scene.insert(&locked.scene.aggregate(1), "k");
+    locked.fixture.insert(&locked.fixture.aggregate(1), "k");
     let run = locked.by_sasl(locked.with_right_url(&["run"]), &wrong);
     run.finish()
         .expect_code(3)

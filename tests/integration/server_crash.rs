@@ -1,10 +1,10 @@
 //! A PostgreSQL process crashes while it reads the slot, which makes the server terminate all of
 //! its other processes.
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::process::signal;
-use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::wait_for;
 use crate::support::walpost::Walpost;
@@ -40,40 +40,40 @@ fn crash(server: &Server, walpost: &mut Walpost, times: usize) -> usize {
 #[test]
 fn server_that_crashes_at_the_same_position_is_not_crashed_again() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let mut fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
     // Decoding this takes longer than killing the walsender.
-    scene.db.run(
+    fixture.db.run(
         "CREATE TABLE other (n int, t text);
          INSERT INTO other SELECT n, repeat('x', 500) FROM generate_series(1, 600000) AS n",
     );
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     let crashes = crash(&server, &mut walpost, 12);
     let halted = walpost.finish().expect_code(3);
     assert!((3..12).contains(&crashes), "{crashes}");
     halted.expect_mentions(&["has crashed 3 times", "pg_replication_slot_advance"]);
-    scene.reconnect();
-    scene.insert(&aggregate, "l");
-    let walpost = scene.start();
-    scene.wait_for_records(2);
+    fixture.reconnect();
+    fixture.insert(&aggregate, "l");
+    let walpost = fixture.start();
+    fixture.wait_for_records(2);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn server_restarts_do_not_count_as_crashes() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let mut fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_and_confirm_one(&aggregate, "k");
     for count in 0..4 {
         walpost.wait_for_logs("streaming", count + 1);
         server.stop(Stop::Immediate);
         server.start();
     }
-    scene.reconnect();
-    scene.insert(&aggregate, "l");
-    scene.wait_for_records(2);
+    fixture.reconnect();
+    fixture.insert(&aggregate, "l");
+    fixture.wait_for_records(2);
     walpost.terminate().expect_code(0);
 }

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::proxy::{Proxy, ProxyMode};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
@@ -36,18 +36,18 @@ fn idle<'a>(
     (server, broker, proxy): (&'a Server, &'a Broker, &Proxy),
     exactly_once: bool,
     arguments: &[&str],
-) -> (Scene<'a>, Walpost, String) {
-    let scene = Scene::on_servers(server, broker)
+) -> (Fixture<'a>, Walpost, String) {
+    let fixture = Fixture::on_servers(server, broker)
         .behind_proxy(proxy)
         .in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(arguments);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(arguments);
     for _ in 0..20 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
-    scene.wait_for_records(20);
-    scene.wait_until_confirmed();
-    (scene, walpost, aggregate)
+    fixture.wait_for_records(20);
+    fixture.wait_until_confirmed();
+    (fixture, walpost, aggregate)
 }
 
 fn expect_stop(server: &Server, walpost: &Walpost) {
@@ -56,37 +56,37 @@ fn expect_stop(server: &Server, walpost: &Walpost) {
 }
 
 /// Asserts that everything is delivered once both servers are available again.
-fn expect_all(mut scene: Scene, mut walpost: Walpost) {
+fn expect_all(mut fixture: Fixture, mut walpost: Walpost) {
     walpost.wait_for_logs("streaming", 2);
-    scene.reconnect();
-    let resends = scene.resends(1);
-    scene.settle(walpost, &[], resends);
+    fixture.reconnect();
+    let resends = fixture.resends(1);
+    fixture.settle(walpost, &[], resends);
 }
 
 fn stops_while_an_idle_pipeline_waits_for_a_frozen_broker(exactly_once: bool) {
     for major in [MAJOR, 18] {
         with_servers(major, |server, broker, proxy| {
-            let (scene, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
+            let (fixture, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
             broker.freeze();
             expect_stop(server, &walpost);
             broker.thaw();
             server.start();
-            expect_all(scene, walpost);
+            expect_all(fixture, walpost);
         });
     }
 }
 
 fn stops_while_events_wait_for_a_frozen_broker(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
-        let (scene, walpost, aggregate) = idle((server, broker, proxy), exactly_once, &[]);
+        let (fixture, walpost, aggregate) = idle((server, broker, proxy), exactly_once, &[]);
         broker.freeze();
-        scene.insert(&aggregate, "k");
-        let event = scene.history().pop().unwrap().end;
-        wait_until("the event to be sent", || scene.has_sent(event));
+        fixture.insert(&aggregate, "k");
+        let event = fixture.history().pop().unwrap().end;
+        wait_until("the event to be sent", || fixture.has_sent(event));
         expect_stop(server, &walpost);
         broker.thaw();
         server.start();
-        expect_all(scene, walpost);
+        expect_all(fixture, walpost);
     });
 }
 
@@ -100,24 +100,24 @@ fn stops_while_the_broker_is_slow(exactly_once: bool) {
 
 fn stops_while_idle_behind(manner: ProxyMode, exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
-        let (scene, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
+        let (fixture, walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
         proxy.set_mode(manner);
         expect_stop(server, &walpost);
         proxy.set_mode(ProxyMode::Pass);
         server.start();
-        expect_all(scene, walpost);
+        expect_all(fixture, walpost);
     });
 }
 
 fn stops_while_a_pipeline_drains(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s"];
-        let (scene, mut walpost, aggregate) =
+        let (fixture, mut walpost, aggregate) =
             idle((server, broker, proxy), exactly_once, &arguments);
         broker.freeze();
-        scene.insert(&aggregate, "k");
-        let event = scene.history().pop().unwrap().end;
-        wait_until("the event to be sent", || scene.has_sent(event));
+        fixture.insert(&aggregate, "k");
+        let event = fixture.history().pop().unwrap().end;
+        wait_until("the event to be sent", || fixture.has_sent(event));
         walpost.signal("TERM");
         walpost.wait_for_log("draining");
         expect_stop(server, &walpost);
@@ -144,15 +144,15 @@ fn stops_while_a_pipeline_over_its_wal_budget_drains() {
             "--http",
             "127.0.0.1:0",
         ];
-        let (scene, mut walpost, aggregate) = idle((server, broker, proxy), false, &arguments);
+        let (fixture, mut walpost, aggregate) = idle((server, broker, proxy), false, &arguments);
         let http = walpost.http();
         broker.freeze();
-        scene.insert(&aggregate, "k");
-        let event = scene.history().pop().unwrap().end;
-        wait_until("the event to be sent", || scene.has_sent(event));
+        fixture.insert(&aggregate, "k");
+        let event = fixture.history().pop().unwrap().end;
+        wait_until("the event to be sent", || fixture.has_sent(event));
         walpost.signal("TERM");
         walpost.wait_for_log("draining");
-        scene
+        fixture
             .db
             .run("CREATE TABLE filler AS SELECT repeat('x', 900) FROM generate_series(1, 60000)");
         wait_until("the slot monitor to see it", || {
@@ -177,14 +177,14 @@ fn stops_while_a_pipeline_over_its_wal_budget_drains() {
 fn stopping_pipeline_does_not_log_a_reconnect() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s", "--window-records", "100"];
-        let (scene, mut walpost, aggregate) = idle((server, broker, proxy), false, &arguments);
+        let (fixture, mut walpost, aggregate) = idle((server, broker, proxy), false, &arguments);
         broker.freeze();
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload)
                  SELECT gen_random_uuid(), '{aggregate}', 'k', 't', '{{}}' FROM generate_series(1, 300)"
         ));
-        let event = scene.history().pop().unwrap().end;
-        wait_until("the events to be sent", || scene.has_sent(event));
+        let event = fixture.history().pop().unwrap().end;
+        wait_until("the events to be sent", || fixture.has_sent(event));
         walpost.signal("TERM");
         walpost.wait_for_log("draining");
         expect_stop(server, &walpost);
@@ -204,31 +204,31 @@ fn stopping_pipeline_does_not_log_a_reconnect() {
 fn stops_while_the_slot_is_held_for_a_new_producer() {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["-X", "transaction.timeout.ms=2000"];
-        let (scene, mut walpost, aggregate) = idle((server, broker, proxy), true, &arguments);
+        let (fixture, mut walpost, aggregate) = idle((server, broker, proxy), true, &arguments);
         proxy.set_mode(ProxyMode::Refuse);
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
         walpost.wait_for_log("reconnecting");
-        assert!(scene.slot_is_active(), "{}", walpost.log());
+        assert!(fixture.slot_is_active(), "{}", walpost.log());
         expect_stop(server, &walpost);
         proxy.set_mode(ProxyMode::Pass);
         server.start();
-        expect_all(scene, walpost);
+        expect_all(fixture, walpost);
     });
 }
 
 fn restart_with_everything_acknowledged_does_not_blame_kafka(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
-        let (mut scene, mut walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
+        let (mut fixture, mut walpost, _) = idle((server, broker, proxy), exactly_once, &[]);
         for round in 0..3 {
             server.stop(Stop::Fast);
             server.start();
             walpost.wait_for_logs("streaming", round + 2);
-            scene.reconnect();
-            scene.wait_until_confirmed();
+            fixture.reconnect();
+            fixture.wait_until_confirmed();
         }
         assert_eq!(walpost.logged("Kafka has"), 0, "{}", walpost.log());
-        let resends = scene.resends(3);
-        scene.settle(walpost, &[], resends);
+        let resends = fixture.resends(3);
+        fixture.settle(walpost, &[], resends);
     });
 }
 
@@ -237,21 +237,21 @@ fn restart_with_everything_acknowledged_does_not_blame_kafka(exactly_once: bool)
 fn drain_that_outlasts_the_server_loses_nothing(exactly_once: bool) {
     with_servers(MAJOR, |server, broker, proxy| {
         let arguments = ["--drain-timeout", "170s"];
-        let (mut scene, mut walpost, aggregate) =
+        let (mut fixture, mut walpost, aggregate) =
             idle((server, broker, proxy), exactly_once, &arguments);
         broker.freeze();
-        scene.insert(&aggregate, "k");
-        let event = scene.history().pop().unwrap().end;
-        wait_until("the event to be sent", || scene.has_sent(event));
+        fixture.insert(&aggregate, "k");
+        let event = fixture.history().pop().unwrap().end;
+        wait_until("the event to be sent", || fixture.has_sent(event));
         walpost.signal("TERM");
         walpost.wait_for_log("draining");
         server.stop(Stop::Immediate);
         broker.thaw();
         walpost.finish().expect_code(0);
         server.start();
-        scene.reconnect();
-        let walpost = scene.start();
-        let resends = scene.resends(1);
-        scene.settle(walpost, &[], resends);
+        fixture.reconnect();
+        let walpost = fixture.start();
+        let resends = fixture.resends(1);
+        fixture.settle(walpost, &[], resends);
     });
 }

@@ -7,11 +7,11 @@ use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
 use crate::init::psql_file;
 use crate::support::event::Writer;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::{Broker, SASL_USER, sasl_password};
 use crate::support::names::unique_name;
 use crate::support::oracle::Oracle;
 use crate::support::postgres::{AUTHORITY, MAJOR, MAJORS, Server, Stop};
-use crate::support::scene::Scene;
 use crate::support::wait::WAIT_TIMEOUT;
 
 #[test]
@@ -53,8 +53,8 @@ fn oracle_lists_events_in_commit_order() {
 
 #[test]
 fn oracle_lists_messages_of_one_prefix_with_their_place_among_all() {
-    let scene = Scene::bare();
-    let oracle = Oracle::new(&scene.db, &format!("second_{}", scene.name));
+    let fixture = Fixture::bare();
+    let oracle = Oracle::new(&fixture.db, &format!("second_{}", fixture.name));
     let id = "406c07f3-26f0-4eea-a50c-109940064b8f";
     let message = |transactional: bool, prefix: &str, id: &str| {
         format!(
@@ -62,14 +62,14 @@ fn oracle_lists_messages_of_one_prefix_with_their_place_among_all() {
         )
     };
     let other = id.replace('4', "5");
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "BEGIN; {} {} {} COMMIT; BEGIN; {} ROLLBACK",
         message(true, "theirs", &other),
         message(false, "ours", &other),
         message(true, "ours", id),
         message(true, "ours", &other),
     ));
-    let history = oracle.history(&scene.db, &Writer::Messages("ours".to_owned()));
+    let history = oracle.history(&fixture.db, &Writer::Messages("ours".to_owned()));
     let ids: Vec<_> = history.iter().map(|e| (e.id.as_str(), e.index)).collect();
     assert_eq!(ids, [(id, 1)]);
 }
@@ -135,19 +135,19 @@ fn secured_listeners_respond_to_authorized_clients() {
 
 #[test]
 fn load_is_in_the_history_as_far_as_it_was_committed() {
-    let scene = Scene::bare();
-    scene.db.run(
+    let fixture = Fixture::bare();
+    fixture.db.run(
         "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)",
     );
-    let load = scene.load(&["order"]);
+    let load = fixture.load(&["order"]);
     load.wait_for_transactions(100);
     load.stop();
-    let stored = scene.db.rows("SELECT id FROM outbox");
+    let stored = fixture.db.rows("SELECT id FROM outbox");
     let mut stored: Vec<&str> = stored
         .iter()
         .map(|row| row[0].as_deref().unwrap())
         .collect();
-    let history = scene.history();
+    let history = fixture.history();
     let mut events: Vec<&str> = history.iter().map(|event| event.id.as_str()).collect();
     stored.sort_unstable();
     events.sort_unstable();
@@ -159,27 +159,35 @@ fn load_is_in_the_history_as_far_as_it_was_committed() {
 fn names_the_users_of_all_slots() {
     // The oracle uses one slot.
     let server = Server::private(MAJOR, "max_replication_slots = 2\n");
-    let scene = Scene::bare_on_servers(&server, Broker::shared());
-    scene
+    let fixture = Fixture::bare_on_servers(&server, Broker::shared());
+    fixture
         .db
         .rows("SELECT pg_create_physical_replication_slot('of_a_standby')");
     let named = "max_replication_slots is 2, and all are in use: of_a_standby (not read), oracle_";
     let remedy = "ALTER SYSTEM SET max_replication_slots = 10";
     let says = &[named, "pg_drop_replication_slot", remedy];
-    scene.init().finish().expect_code(1).expect_mentions(says);
-    scene.check().finish().expect_code(3).expect_mentions(says);
+    fixture.init().finish().expect_code(1).expect_mentions(says);
+    fixture
+        .check()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(says);
 
     // With rows older than its slot, init needs one more.
-    psql_file(&scene, "outbox.sql");
-    scene.insert(&scene.aggregate(1), "k");
-    scene
+    psql_file(&fixture, "outbox.sql");
+    fixture.insert(&fixture.aggregate(1), "k");
+    fixture
         .db
         .rows("SELECT pg_catalog.pg_drop_replication_slot('of_a_standby')");
-    scene.init().finish().expect_code(0);
-    let own = format!("{} (not read)", scene.slot());
+    fixture.init().finish().expect_code(0);
+    let own = format!("{} (not read)", fixture.slot());
     let says = &["max_replication_slots is 2, and all are in use: ", &own];
-    scene.check().finish().expect_code(3).expect_mentions(says);
-    let mut walpost = scene.run().start();
+    fixture
+        .check()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(says);
+    let mut walpost = fixture.run().start();
     let line = walpost.wait_for_log(says[0]);
     for text in ["WARN", &own] {
         assert!(line.contains(text), "{text} in {line}");
@@ -190,8 +198,8 @@ fn names_the_users_of_all_slots() {
 #[test]
 fn names_the_users_of_all_walsenders() {
     let server = Server::private(MAJOR, "max_wal_senders = 1\n");
-    let first = Scene::on_servers(&server, Broker::shared());
-    let second = Scene::on_servers(&server, Broker::shared());
+    let first = Fixture::on_servers(&server, Broker::shared());
+    let second = Fixture::on_servers(&server, Broker::shared());
     let active = first.start();
     let pid = first.db.number("SELECT pid FROM pg_stat_replication");
     let named =

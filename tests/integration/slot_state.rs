@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::{lsn_text, parse_lsn};
 use crate::support::postgres::{MAJOR, Server, Stop, debian_binaries};
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::Walpost;
 
@@ -25,151 +25,151 @@ for_each_outbox! {
 const GAPS: &str = "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";
 
 /// Returns the recorded position.
-fn written(scene: &Scene) -> u64 {
-    let text = scene.db.value(&format!(
+fn written(fixture: &Fixture) -> u64 {
+    let text = fixture.db.value(&format!(
         "SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = '{}'",
-        scene.slot()
+        fixture.slot()
     ));
     text.map_or(0, |text| parse_lsn(&text))
 }
 
 /// Drops the slot, commits ten events, and creates the slot again.
-pub(crate) fn make_anew(scene: &Scene, aggregate: &str) {
-    let slot = scene.slot();
-    scene.drop_slot();
+pub(crate) fn make_anew(fixture: &Fixture, aggregate: &str) {
+    let slot = fixture.slot();
+    fixture.drop_slot();
     for _ in 0..10 {
-        scene.insert(aggregate, "k");
+        fixture.insert(aggregate, "k");
     }
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
     ));
 }
 
 /// Asserts that Walpost halts, has delivered nothing more, and names the command that resumes.
-fn expect_halt(scene: &Scene, walpost: Walpost, delivered: usize) {
+fn expect_halt(fixture: &Fixture, walpost: Walpost, delivered: usize) {
     walpost.finish().expect_code(3).expect_mentions(&[
         "moved or dropped and re-created by someone else",
         "walpost skip --to",
-        &format!("--pipeline {}", scene.name),
+        &format!("--pipeline {}", fixture.name),
     ]);
-    assert_eq!(scene.records().len(), delivered);
+    assert_eq!(fixture.records().len(), delivered);
 }
 
 fn slot_made_anew_while_another_stands_by_is_noticed(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox);
-    let aggregate = scene.aggregate(1);
-    let first = scene.start_and_confirm_one(&aggregate, "k");
-    let mut second = scene.run().start();
+    let fixture = Fixture::with_outbox(outbox);
+    let aggregate = fixture.aggregate(1);
+    let first = fixture.start_and_confirm_one(&aggregate, "k");
+    let mut second = fixture.run().start();
     second.wait_for_log("standing by");
     first.freeze();
     second.freeze();
-    make_anew(&scene, &aggregate);
+    make_anew(&fixture, &aggregate);
     first.kill();
     second.thaw();
-    expect_halt(&scene, second, 1);
+    expect_halt(&fixture, second, 1);
 }
 
 fn slot_made_anew_while_nobody_has_it_is_noticed_and_can_be_accepted(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::with_outbox(outbox);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    make_anew(&scene, &aggregate);
-    expect_halt(&scene, scene.run().start(), 1);
+    make_anew(&fixture, &aggregate);
+    expect_halt(&fixture, fixture.run().start(), 1);
     // `skip` accepts no position other than the slot's.
-    let found = scene.confirmed();
-    scene
+    let found = fixture.confirmed();
+    fixture
         .skip(&lsn_text(found - 8))
         .arg("--yes")
         .finish()
         .expect_code(2);
-    scene
+    fixture
         .skip(&lsn_text(found))
         .arg("--yes")
         .finish()
         .expect_code(0);
-    scene
+    fixture
         .skip(&lsn_text(found))
         .arg("--yes")
         .finish()
         .expect_code(2);
-    assert_eq!(scene.confirmed(), found);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    assert_eq!(scene.wait_for_records(2).len(), 2);
+    assert_eq!(fixture.confirmed(), found);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    assert_eq!(fixture.wait_for_records(2).len(), 2);
     walpost.terminate().expect_code(0);
 }
 
 /// The journal explains only a move up to the LSN that was skipped to.
 #[test]
 fn skip_does_not_excuse_a_later_move() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    make_anew(&scene, &aggregate);
-    let found = lsn_text(scene.confirmed());
-    scene.skip(&found).arg("--yes").finish().expect_code(0);
-    make_anew(&scene, &aggregate);
-    expect_halt(&scene, scene.run().start(), 1);
+    make_anew(&fixture, &aggregate);
+    let found = lsn_text(fixture.confirmed());
+    fixture.skip(&found).arg("--yes").finish().expect_code(0);
+    make_anew(&fixture, &aggregate);
+    expect_halt(&fixture, fixture.run().start(), 1);
 }
 
 /// A restored dump contains the journal of another cluster, whose LSNs do not apply to this slot.
 #[test]
 fn skip_on_another_cluster_does_not_excuse_a_move() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    make_anew(&scene, &aggregate);
-    scene.db.run(&format!(
+    make_anew(&fixture, &aggregate);
+    fixture.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, from_lsn, to_lsn, detail) \
          SELECT '{}', '{}', 'skip', '0/1', 'FFFFFFFF/0', detail::jsonb \
          FROM unnest(ARRAY['{{}}', '{{\"system_id\": \"1\"}}']) AS detail",
-        scene.name,
-        scene.slot()
+        fixture.name,
+        fixture.slot()
     ));
-    expect_halt(&scene, scene.run().start(), 1);
+    expect_halt(&fixture, fixture.run().start(), 1);
 }
 
 /// Of two instances, the one that lags must not overwrite the position recorded by the other.
 #[test]
 fn recorded_position_never_decreases() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    scene
+    fixture
         .db
         .run("UPDATE walpost.slot_state SET confirmed_lsn = 'FFFFFFFF/0'");
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(2);
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    assert_eq!(lsn_text(written(&scene)), "FFFFFFFF/0");
+    assert_eq!(lsn_text(written(&fixture)), "FFFFFFFF/0");
 }
 
 /// Either `init` died after it created the slot, or the slot was created by hand.
 #[test]
 fn init_records_a_gap_before_a_slot_that_exists_on_another_cluster() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    make_anew(&scene, &aggregate);
-    scene
+    make_anew(&fixture, &aggregate);
+    fixture
         .db
         .run("UPDATE walpost.slot_state SET system_id = '1'");
-    let init = scene.init().finish().expect_code(0);
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
-    scene.init().finish().expect_code(0);
+    fixture.init().finish().expect_code(0);
     // As if `init` had died before it recorded the new slot.
-    scene
+    fixture
         .db
         .run("UPDATE walpost.slot_state SET system_id = '1'");
-    scene.init().finish().expect_code(0);
-    assert_eq!(scene.db.number(GAPS), 1);
+    fixture.init().finish().expect_code(0);
+    assert_eq!(fixture.db.number(GAPS), 1);
 }
 
 #[test]
@@ -179,72 +179,72 @@ fn run_records_a_gap_before_a_slot_that_exists_on_another_history() {
         "system_id = '1'",
         "database_oid = 1",
     ] {
-        let scene = Scene::new();
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start_and_confirm_one(&aggregate, "k");
+        let fixture = Fixture::new();
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start_and_confirm_one(&aggregate, "k");
         walpost.terminate().expect_code(0);
-        make_anew(&scene, &aggregate);
-        scene
+        make_anew(&fixture, &aggregate);
+        fixture
             .db
             .run(&format!("UPDATE walpost.slot_state SET {history}"));
-        scene
+        fixture
             .check()
             .finish()
             .expect_code(3)
             .expect_mentions(&["another history of the database", "walpost init"]);
-        let mut walpost = scene.run().start();
+        let mut walpost = fixture.run().start();
         walpost.wait_for_log("may be missing");
         walpost.wait_for_log("streaming");
-        scene
+        fixture
             .check()
             .finish()
             .expect_code(3)
             .expect_mentions(&["walpost replay --dropped-slots"]);
-        scene
+        fixture
             .replay(&["--dropped-slots", "--yes"])
             .finish()
             .expect_code(0);
-        scene.wait_for_ids(&scene.history());
-        scene.check().finish().expect_code(0);
+        fixture.wait_for_ids(&fixture.history());
+        fixture.check().finish().expect_code(0);
         walpost.terminate().expect_code(0);
-        assert_eq!(scene.db.number(GAPS), 1, "{history}");
+        assert_eq!(fixture.db.number(GAPS), 1, "{history}");
     }
 }
 
 /// A slot that was synchronized to the new primary is not ahead of the recorded position.
 #[test]
 fn slot_that_has_followed_a_failover_has_no_gap() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    scene
+    fixture
         .db
         .run("UPDATE walpost.slot_state SET timeline = timeline + 1");
-    scene.init().finish().expect_code(0);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(2);
+    fixture.init().finish().expect_code(0);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(2);
     walpost.terminate().expect_code(0);
-    scene.check().finish().expect_code(0);
-    assert_eq!(scene.db.number(GAPS), 0);
+    fixture.check().finish().expect_code(0);
+    assert_eq!(fixture.db.number(GAPS), 0);
 }
 
 /// Nothing was read from the first slot, and there are no older rows to copy.
 #[test]
 fn second_init_without_a_run_reports_the_events_in_between() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    scene.drop_slot();
-    scene.insert(&aggregate, "k");
-    let init = scene.init().finish().expect_code(0);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    fixture.drop_slot();
+    fixture.insert(&aggregate, "k");
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
-    let walpost = scene.start();
-    scene
+    let walpost = fixture.start();
+    fixture
         .replay(&["--dropped-slots", "--yes"])
         .finish()
         .expect_code(0);
-    scene.wait_for_ids(&scene.history());
+    fixture.wait_for_ids(&fixture.history());
     walpost.terminate().expect_code(0);
 }
 
@@ -252,20 +252,20 @@ fn second_init_without_a_run_reports_the_events_in_between() {
 /// after it. Found by a walk of `./dev soak --shapes` with seed 197375611770554.
 #[test]
 fn slot_replaced_twice_reports_both_gaps() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
     for key in ["before the second", "before the third"] {
-        scene.insert(&aggregate, key);
-        scene.drop_slot();
-        let init = scene.init().finish().expect_code(0);
+        fixture.insert(&aggregate, key);
+        fixture.drop_slot();
+        let init = fixture.init().finish().expect_code(0);
         init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
-        let replay = scene.replay(&["--dropped-slots", "--yes"]);
+        let replay = fixture.replay(&["--dropped-slots", "--yes"]);
         replay.finish().expect_code(0);
-        assert!(scene.records().iter().any(|record| record.key() == key));
+        assert!(fixture.records().iter().any(|record| record.key() == key));
     }
-    scene.check().finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }
 
 /// The part of a database to copy.
@@ -274,10 +274,10 @@ pub(crate) enum Copied {
     Schema,
 }
 
-/// Copies the scene's database to another server, under the same name.
-pub(crate) fn copy_database(scene: &Scene, to: &Server, copied: Copied) {
+/// Copies the fixture's database to another server, under the same name.
+pub(crate) fn copy_database(fixture: &Fixture, to: &Server, copied: Copied) {
     to.session("postgres")
-        .run(&format!("CREATE DATABASE {}", scene.name));
+        .run(&format!("CREATE DATABASE {}", fixture.name));
     let flags = match copied {
         Copied::Everything => "",
         Copied::Schema => "--schema-only",
@@ -287,8 +287,8 @@ pub(crate) fn copy_database(scene: &Scene, to: &Server, copied: Copied) {
     let output = Command::new("sh")
         .args(["-c", &script])
         .arg(debian_binaries(MAJOR))
-        .arg(scene.conninfo())
-        .arg(to.conninfo(&scene.name))
+        .arg(fixture.conninfo())
+        .arg(to.conninfo(&fixture.name))
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -296,18 +296,18 @@ pub(crate) fn copy_database(scene: &Scene, to: &Server, copied: Copied) {
 
 /// Replays the events that may be missing before the new slot, and asserts that nothing is reported
 /// afterwards.
-fn replay_what_is_missing(scene: &Scene) {
-    let walpost = scene.start();
-    scene
+fn replay_what_is_missing(fixture: &Fixture) {
+    let walpost = fixture.start();
+    fixture
         .replay(&["--dropped-slots", "--yes"])
         .finish()
         .expect_code(0);
     wait_until("the row that was not delivered", || {
-        let records = scene.records();
+        let records = fixture.records();
         records.iter().any(|record| record.key() == "not delivered")
     });
     walpost.terminate().expect_code(0);
-    scene.check().finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }
 
 /// A copy of a server has the same system identifier, and its databases have the same OIDs. The row
@@ -315,20 +315,20 @@ fn replay_what_is_missing(scene: &Scene) {
 #[test]
 fn undelivered_rows_of_a_dump_are_named_on_a_copy_of_the_server_that_they_come_from() {
     let [first, second] = [(); 2].map(|()| Server::private(MAJOR, ""));
-    let mut scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    copy_database(&scene, &first, Copied::Everything);
-    scene.fail_over(&first, []);
+    let mut fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    copy_database(&fixture, &first, Copied::Everything);
+    fixture.fail_over(&first, []);
     first.session("postgres").run("SELECT pg_switch_wal()");
-    scene.init().finish().expect_code(0);
-    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+    fixture.init().finish().expect_code(0);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "not delivered");
-    copy_database(&scene, &second, Copied::Everything);
-    scene.fail_over(&second, []);
-    let init = scene.init().finish().expect_code(0);
+    fixture.insert(&aggregate, "not delivered");
+    copy_database(&fixture, &second, Copied::Everything);
+    fixture.fail_over(&second, []);
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
-    replay_what_is_missing(&scene);
+    replay_what_is_missing(&fixture);
 }
 
 /// A database that is moved by dump and restore has undelivered rows and no slot.
@@ -337,53 +337,53 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
     for exactly_once in [false, true] {
         // The tests' servers are copies of one cluster, so only the database differs.
         let restored = Server::private(MAJOR, "");
-        let mut scene = Scene::new();
+        let mut fixture = Fixture::new();
         if exactly_once {
-            scene = scene.exactly_once();
+            fixture = fixture.exactly_once();
         }
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
         walpost.terminate().expect_code(0);
-        scene.insert(&aggregate, "not delivered");
-        copy_database(&scene, &restored, Copied::Everything);
-        scene.fail_over(&restored, []);
-        let init = scene.init().finish().expect_code(0);
+        fixture.insert(&aggregate, "not delivered");
+        copy_database(&fixture, &restored, Copied::Everything);
+        fixture.fail_over(&restored, []);
+        let init = fixture.init().finish().expect_code(0);
         init.expect_mentions(&[
             "slot created in another database",
             "may be missing",
             "walpost replay --dropped-slots",
         ]);
-        scene
+        fixture
             .check()
             .finish()
             .expect_code(3)
             .expect_mentions(&["walpost replay --dropped-slots"]);
         if exactly_once {
-            scene.run().finish().expect_code(3);
-            let adopt = scene.checkpoint("adopt").arg("--yes");
+            fixture.run().finish().expect_code(3);
+            let adopt = fixture.checkpoint("adopt").arg("--yes");
             let adopt = adopt.finish().expect_code(0);
             assert!(
                 adopt.stdout.contains("walpost replay --dropped-slots"),
                 "{adopt:?}"
             );
         }
-        let walpost = scene.start();
-        scene
+        let walpost = fixture.start();
+        fixture
             .replay(&["--dropped-slots", "--yes"])
             .finish()
             .expect_code(0);
-        scene.insert(&aggregate, "new");
+        fixture.insert(&aggregate, "new");
         wait_until("the last event", || {
-            scene.records().iter().any(|record| record.key() == "new")
+            fixture.records().iter().any(|record| record.key() == "new")
         });
         walpost.terminate().expect_code(0);
         assert!(
-            scene
+            fixture
                 .records()
                 .iter()
                 .any(|record| record.key() == "not delivered")
         );
-        scene.check().finish().expect_code(0);
+        fixture.check().finish().expect_code(0);
     }
 }
 
@@ -393,28 +393,28 @@ fn undelivered_rows_of_a_restored_dump_are_named_and_sent_again() {
 fn undelivered_rows_of_an_upgraded_cluster_are_named_and_sent_again() {
     for exactly_once in [false, true] {
         let (old, upgraded) = (Server::private(MAJOR, ""), OnceCell::new());
-        let mut scene = Scene::on_servers(&old, Broker::shared()).in_mode(exactly_once);
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+        let mut fixture = Fixture::on_servers(&old, Broker::shared()).in_mode(exactly_once);
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
         walpost.terminate().expect_code(0);
-        scene.insert(&aggregate, "not delivered");
-        scene.fail_over(upgraded.get_or_init(|| old.upgraded()), []);
-        let missing = scene.run().finish().expect_code(3);
+        fixture.insert(&aggregate, "not delivered");
+        fixture.fail_over(upgraded.get_or_init(|| old.upgraded()), []);
+        let missing = fixture.run().finish().expect_code(3);
         missing.expect_mentions(&["does not exist", "walpost init"]);
-        let init = scene.init().finish().expect_code(0);
+        let init = fixture.init().finish().expect_code(0);
         init.expect_mentions(&[
             "slot created on another cluster",
             "walpost replay --dropped-slots",
         ]);
         if exactly_once {
-            scene.run().finish().expect_code(3);
-            scene
+            fixture.run().finish().expect_code(3);
+            fixture
                 .checkpoint("adopt")
                 .arg("--yes")
                 .finish()
                 .expect_code(0);
         }
-        replay_what_is_missing(&scene);
+        replay_what_is_missing(&fixture);
     }
 }
 
@@ -426,68 +426,68 @@ fn undelivered_rows_of_a_former_subscriber_are_named_and_sent_again() {
         MAJOR,
         "wal_level = logical\nmax_logical_replication_workers = 4\n",
     );
-    let mut scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+    let mut fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
     // The subscriber's sequence will return the ids of these entries again.
     for _ in 0..3 {
-        scene.drop_slot();
-        scene.init().finish().expect_code(0);
+        fixture.drop_slot();
+        fixture.init().finish().expect_code(0);
     }
-    copy_database(&scene, &green, Copied::Schema);
-    scene.db.run("CREATE PUBLICATION green FOR ALL TABLES");
-    let subscriber = green.session(&scene.name);
+    copy_database(&fixture, &green, Copied::Schema);
+    fixture.db.run("CREATE PUBLICATION green FOR ALL TABLES");
+    let subscriber = green.session(&fixture.name);
     subscriber.run(&format!(
         "CREATE SUBSCRIPTION green_{} CONNECTION '{}' PUBLICATION green",
-        scene.name,
-        scene.conninfo()
+        fixture.name,
+        fixture.conninfo()
     ));
-    scene.insert(&aggregate, "not delivered");
+    fixture.insert(&aggregate, "not delivered");
     wait_until("the subscriber to have all tables and both rows", || {
         subscriber.is_true("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel")
             && subscriber.is_true("SELECT count(*) = 2 FROM outbox")
     });
-    subscriber.run(&format!("DROP SUBSCRIPTION green_{}", scene.name));
+    subscriber.run(&format!("DROP SUBSCRIPTION green_{}", fixture.name));
     let journal = "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' LIKE 'slot %'";
     let before = subscriber.value(journal);
-    scene.fail_over(&green, []);
-    let init = scene.init().finish().expect_code(0);
+    fixture.fail_over(&green, []);
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
-    assert_ne!(scene.db.value(journal), before);
-    replay_what_is_missing(&scene);
+    assert_ne!(fixture.db.value(journal), before);
+    replay_what_is_missing(&fixture);
 }
 
 /// A slot that `walpost init` re-creates loses no events: the journal records those committed in
 /// between.
 #[test]
 fn init_names_the_replay_for_events_between_two_slots() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    let slot = scene.slot();
-    scene.db.run(&format!(
+    let slot = fixture.slot();
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
     ));
     for _ in 0..10 {
-        scene.insert(&aggregate, "k");
+        fixture.insert(&aggregate, "k");
     }
-    let init = scene.init().finish().expect_code(0);
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("events of a dropped slot were not sent again yet");
     walpost.wait_for_log("streaming");
-    scene
+    fixture
         .replay(&["--dropped-slots", "--yes"])
         .finish()
         .expect_code(0);
-    scene.wait_for_ids(&scene.history());
+    fixture.wait_for_ids(&fixture.history());
     walpost.terminate().expect_code(0);
     // The gap was reported once, and does not halt the pipeline later.
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_ids(&scene.history());
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_ids(&fixture.history());
     walpost.terminate().expect_code(0);
 }
 
@@ -500,85 +500,85 @@ fn slot_that_init_makes_on_another_history_has_all_events_replayed() {
         "system_id = '1'",
         "database_oid = 1",
     ] {
-        let scene = Scene::new();
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start_and_confirm_one(&aggregate, "k");
+        let fixture = Fixture::new();
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start_and_confirm_one(&aggregate, "k");
         walpost.terminate().expect_code(0);
-        scene.drop_slot();
+        fixture.drop_slot();
         for _ in 0..10 {
-            scene.insert(&aggregate, "k");
+            fixture.insert(&aggregate, "k");
         }
-        scene
+        fixture
             .db
             .run(&format!("UPDATE walpost.slot_state SET {history}"));
-        let init = scene.init().finish().expect_code(0);
+        let init = fixture.init().finish().expect_code(0);
         init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
-        let check = scene.check().finish().expect_code(3);
+        let check = fixture.check().finish().expect_code(3);
         assert!(
             check.stdout.contains("walpost replay --dropped-slots"),
             "{history}: {}",
             check.stdout
         );
-        scene
+        fixture
             .replay(&["--dropped-slots", "--yes"])
             .finish()
             .expect_code(0);
-        scene.wait_for_ids(&scene.history());
-        let ids: HashSet<_> = scene
+        fixture.wait_for_ids(&fixture.history());
+        let ids: HashSet<_> = fixture
             .records()
             .iter()
             .map(|record| record.header("id").to_owned())
             .collect();
         assert_eq!(ids.len(), 11, "{history}");
         // A slot created when nothing is missing is not reported to have a gap.
-        let check = scene.check().finish().expect_code(0);
+        let check = fixture.check().finish().expect_code(0);
         assert!(!check.stdout.contains("dropped-slots"), "{}", check.stdout);
     }
 }
 
 #[test]
 fn init_reports_messages_lost_with_a_re_created_slot() {
-    let scene = Scene::with_outbox(Outbox::Messages);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::with_outbox(Outbox::Messages);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    scene.drop_slot();
-    scene.insert(&aggregate, "k");
-    let init = scene.init().finish().expect_code(0);
+    fixture.drop_slot();
+    fixture.insert(&aggregate, "k");
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "publish them again"]);
     let entries =
         "SELECT count(*) FROM walpost.journal WHERE detail ->> 'reason' = 'slot re-created'";
-    assert_eq!(scene.db.number(entries), 1);
+    assert_eq!(fixture.db.number(entries), 1);
 }
 
 fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
-    let scene = Scene::with_outbox(outbox);
-    let aggregate = scene.aggregate(2);
-    let load = scene.load(&[&aggregate]);
+    let fixture = Fixture::with_outbox(outbox);
+    let aggregate = fixture.aggregate(2);
+    let load = fixture.load(&[&aggregate]);
     let mut deaths = Vec::new();
     for _ in 0..3 {
-        let walpost = scene.start();
-        let before = scene.confirmed();
+        let walpost = fixture.start();
+        let before = fixture.confirmed();
         for _ in 0..20 {
-            let confirmed = scene.confirmed();
-            assert!(written(&scene) >= confirmed);
+            let confirmed = fixture.confirmed();
+            assert!(written(&fixture) >= confirmed);
         }
-        wait_until("the slot to move", || scene.confirmed() > before);
-        deaths.push(scene.kill(walpost));
-        assert!(written(&scene) >= scene.confirmed());
+        wait_until("the slot to move", || fixture.confirmed() > before);
+        deaths.push(fixture.kill(walpost));
+        assert!(written(&fixture) >= fixture.confirmed());
     }
-    let walpost = scene.start();
+    let walpost = fixture.start();
     // While the row can't be written, nothing is confirmed, but events are still delivered.
-    let locker = scene.server.session(&scene.name);
+    let locker = fixture.server.session(&fixture.name);
     locker.run("BEGIN; LOCK TABLE walpost.slot_state IN ACCESS EXCLUSIVE MODE");
-    let (records, held) = (scene.records().len(), scene.confirmed());
-    wait_until("more events", || scene.records().len() > records + 50);
+    let (records, held) = (fixture.records().len(), fixture.confirmed());
+    wait_until("more events", || fixture.records().len() > records + 50);
     assert_stays("unconfirmed", Duration::from_secs(1), || {
-        scene.confirmed() <= held + (1 << 20)
+        fixture.confirmed() <= held + (1 << 20)
     });
     locker.run("COMMIT");
     load.stop();
-    scene.settle(walpost, &deaths, Resends::AtMost(3));
+    fixture.settle(walpost, &deaths, Resends::AtMost(3));
 }
 
 /// A pipeline generates little WAL by itself, and none while it is idle. This needs a private
@@ -586,13 +586,13 @@ fn nothing_is_confirmed_before_it_is_written_down(outbox: Outbox) {
 #[test]
 fn idle_pipeline_writes_nothing_down() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     let at = || {
-        scene.db.value(&format!(
+        fixture.db.value(&format!(
             "SELECT at FROM walpost.slot_state WHERE slot = '{}'",
-            scene.slot()
+            fixture.slot()
         ))
     };
     let mut before = at();
@@ -605,45 +605,45 @@ fn idle_pipeline_writes_nothing_down() {
 
 #[test]
 fn missing_table_is_logged_once_and_delivery_continues() {
-    let scene = Scene::new();
-    scene.db.run("DROP TABLE walpost.slot_state");
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    fixture.db.run("DROP TABLE walpost.slot_state");
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.wait_for_log("walpost.slot_state does not exist");
-    scene.end_walsender();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(2);
+    fixture.end_walsender();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(2);
     assert_eq!(walpost.logged("walpost.slot_state does not exist"), 1);
     walpost.terminate().expect_code(0);
-    scene
+    fixture
         .check()
         .finish()
         .expect_mentions(&["walpost.slot_state does not exist"]);
     // Another version of Walpost may leave the database in this state: `init` creates the table,
     // and the slot does not count as moved.
-    scene.init().finish().expect_code(0);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(3);
+    fixture.init().finish().expect_code(0);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(3);
     walpost.terminate().expect_code(0);
-    assert!(written(&scene) >= scene.confirmed());
+    assert!(written(&fixture) >= fixture.confirmed());
 }
 
 /// A row is locked by a transaction that someone left open.
 #[test]
 fn locked_row_delays_confirmation_and_is_reported() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_and_confirm_one(&aggregate, "k");
-    let other = scene.server.session(&scene.name);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_and_confirm_one(&aggregate, "k");
+    let other = fixture.server.session(&fixture.name);
     other.run("BEGIN; SELECT FROM walpost.slot_state FOR UPDATE");
-    scene.insert(&aggregate, "k");
-    let event = scene.history().pop().unwrap().end;
-    scene.wait_for_records(2);
+    fixture.insert(&aggregate, "k");
+    let event = fixture.history().pop().unwrap().end;
+    fixture.wait_for_records(2);
     walpost.wait_for_log("failed to record the delivered position in walpost.slot_state");
-    assert!(scene.confirmed() < event);
+    assert!(fixture.confirmed() < event);
     other.run("COMMIT");
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     assert_eq!(walpost.logged("reconnecting"), 0, "{}", walpost.log());
     walpost.terminate().expect_code(0);
 }
@@ -652,17 +652,17 @@ fn locked_row_delays_confirmation_and_is_reported() {
 #[test]
 fn database_that_is_read_only_by_default_is_delivered_and_confirmed() {
     for exactly_once in [false, true] {
-        let scene = Scene::new().in_mode(exactly_once);
-        let aggregate = scene.aggregate(1);
-        scene.insert(&aggregate, "k");
-        scene.db.run(&format!(
+        let fixture = Fixture::new().in_mode(exactly_once);
+        let aggregate = fixture.aggregate(1);
+        fixture.insert(&aggregate, "k");
+        fixture.db.run(&format!(
             "ALTER DATABASE {} SET default_transaction_read_only = on",
-            scene.name
+            fixture.name
         ));
-        let walpost = scene.start();
-        scene.insert(&aggregate, "k");
-        scene.wait_for_records(2);
-        scene.wait_until_confirmed();
+        let walpost = fixture.start();
+        fixture.insert(&aggregate, "k");
+        fixture.wait_for_records(2);
+        fixture.wait_until_confirmed();
         walpost.terminate().expect_code(0);
     }
 }
@@ -670,9 +670,9 @@ fn database_that_is_read_only_by_default_is_delivered_and_confirmed() {
 /// A row written on another cluster, database or timeline does not apply to this one.
 #[test]
 fn row_of_another_history_is_not_taken_for_ours() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
     for (count, other) in [
         (2, "system_id = '1'"),
@@ -680,57 +680,57 @@ fn row_of_another_history_is_not_taken_for_ours() {
         (4, "timeline = 77"),
         (5, "version = 77"),
     ] {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "UPDATE walpost.slot_state SET confirmed_lsn = '0/1', {other}"
         ));
-        let walpost = scene.start();
-        scene.insert(&aggregate, "k");
-        scene.wait_for_records(count);
+        let walpost = fixture.start();
+        fixture.insert(&aggregate, "k");
+        fixture.wait_for_records(count);
         walpost.terminate().expect_code(0);
-        assert!(written(&scene) >= scene.confirmed());
+        assert!(written(&fixture) >= fixture.confirmed());
     }
-    scene
+    fixture
         .db
         .run("UPDATE walpost.slot_state SET confirmed_lsn = '0/0'");
-    scene.run().finish().expect_code(3);
+    fixture.run().finish().expect_code(3);
 }
 
 /// Adopting a checkpoint is unnecessary if certainly nothing was delivered.
 #[test]
 fn exactly_once_starts_without_intervention_on_a_slot_created_by_init() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(2);
-    scene.insert(&aggregate, "k");
-    let mut walpost = scene.run().arg("--exactly-once").start();
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(2);
+    fixture.insert(&aggregate, "k");
+    let mut walpost = fixture.run().arg("--exactly-once").start();
     walpost.wait_for_log("the first start");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    fixture.wait_for_records(1);
+    fixture.wait_until_confirmed();
     walpost.kill();
-    let walpost = scene.run().arg("--exactly-once").start();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
+    let walpost = fixture.run().arg("--exactly-once").start();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(2);
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    scene.check_delivered(&[], Resends::Never);
+    fixture.check_delivered(&[], Resends::Never);
 }
 
 #[test]
 fn exactly_once_asks_where_something_may_have_been_delivered() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    let run = scene.run().arg("--exactly-once").finish();
+    let run = fixture.run().arg("--exactly-once").finish();
     run.expect_code(3)
         .expect_mentions(&["walpost checkpoint adopt"]);
     // The slot was moved after it was created.
-    let scene = Scene::new();
-    scene.insert(&scene.aggregate(1), "k");
-    scene.db.run(&format!(
+    let fixture = Fixture::new();
+    fixture.insert(&fixture.aggregate(1), "k");
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{}', pg_current_wal_lsn())",
-        scene.slot()
+        fixture.slot()
     ));
-    let run = scene.run().arg("--exactly-once").finish();
+    let run = fixture.run().arg("--exactly-once").finish();
     run.expect_code(3)
         .expect_mentions(&["walpost checkpoint adopt"]);
 }
@@ -739,75 +739,75 @@ fn exactly_once_asks_where_something_may_have_been_delivered() {
 /// read.
 #[test]
 fn detects_a_slot_re_created_before_anything_was_confirmed() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    scene.start().kill();
-    make_anew(&scene, &aggregate);
-    expect_halt(&scene, scene.run().start(), 0);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    fixture.start().kill();
+    make_anew(&fixture, &aggregate);
+    expect_halt(&fixture, fixture.run().start(), 0);
 }
 
 /// `init` found an empty table, so the first start copies nothing.
 #[test]
 fn slot_re_created_before_the_first_start_halts_if_no_rows_are_copied() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    make_anew(&scene, &aggregate);
-    expect_halt(&scene, scene.run().start(), 0);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    make_anew(&fixture, &aggregate);
+    expect_halt(&fixture, fixture.run().start(), 0);
 }
 
 /// Without a checkpoint nothing is in Kafka, however the first start ended.
 #[test]
 fn first_start_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {
-    let run = |scene: &Scene| scene.run().arg("--exactly-once").start();
+    let run = |fixture: &Fixture| fixture.run().arg("--exactly-once").start();
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on_servers(&server, Broker::shared());
+    let mut fixture = Fixture::on_servers(&server, Broker::shared());
     // On a private server there is nothing to confirm, and so no checkpoint.
-    let begun = |scene: &Scene| {
-        scene
+    let begun = |fixture: &Fixture| {
+        fixture
             .db
             .is_true("SELECT bool_or(begun) FROM walpost.slot_state")
     };
     for kills in 1..3 {
-        let mut walpost = run(&scene);
+        let mut walpost = run(&fixture);
         walpost.wait_for_log("streaming");
         walpost.kill();
         assert!(
-            !begun(&scene),
+            !begun(&fixture),
             "{kills}: the first checkpoint has to be missing"
         );
     }
-    let mut walpost = run(&scene);
+    let mut walpost = run(&fixture);
     walpost.wait_for_log("streaming");
-    scene.end_walsender();
+    fixture.end_walsender();
     walpost.wait_for_logs("streaming", 2);
     server.stop(Stop::Immediate);
     server.start();
-    scene.reconnect();
+    fixture.reconnect();
     walpost.wait_for_logs("streaming", 3);
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
-    assert!(begun(&scene));
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
+    fixture.wait_until_confirmed();
+    assert!(begun(&fixture));
     walpost.kill();
-    let walpost = run(&scene);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
+    let walpost = run(&fixture);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(2);
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    scene.check_delivered(&[], Resends::Never);
+    fixture.check_delivered(&[], Resends::Never);
 }
 
 /// As above, with rows that are older than the slot.
 #[test]
 fn first_copy_of_exactly_once_that_dies_before_its_first_checkpoint_is_repeated() {
-    let scene = crate::snapshot::filled(crate::snapshot::TABLE, 1000, false).0;
-    let mut walpost = scene.run().arg("--exactly-once").start();
+    let fixture = crate::snapshot::filled(crate::snapshot::TABLE, 1000, false).0;
+    let mut walpost = fixture.run().arg("--exactly-once").start();
     walpost.wait_for_log("starting a snapshot");
     walpost.kill();
-    let mut walpost = scene.run().arg("--exactly-once").start();
+    let mut walpost = fixture.run().arg("--exactly-once").start();
     walpost.wait_for_log("snapshot delivered");
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    crate::snapshot::expect_all(&scene, 1000, true);
+    crate::snapshot::expect_all(&fixture, 1000, true);
 }

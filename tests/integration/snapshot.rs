@@ -4,11 +4,11 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::support::checker::{self, Delivered, Resends};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::parse_lsn;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
@@ -23,29 +23,29 @@ pub(crate) const TABLE: &str =
     "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text,
     type text, payload jsonb, created_at timestamptz NOT NULL DEFAULT clock_timestamp())";
 
-/// Creates a scene whose table is older than its slot.
-fn cold(create: &str) -> Scene<'static> {
+/// Creates a fixture whose table is older than its slot.
+fn cold(create: &str) -> Fixture<'static> {
     cold_on(create, MAJOR)
 }
 
-fn cold_on(create: &str, major: u32) -> Scene<'static> {
-    let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
-    scene.db.run(create);
-    scene
+fn cold_on(create: &str, major: u32) -> Fixture<'static> {
+    let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
+    fixture.db.run(create);
+    fixture
 }
 
 /// Writes `count` events in one transaction.
-fn fill(scene: &Scene<'_>, aggregate: &str, count: usize) {
+fn fill(fixture: &Fixture<'_>, aggregate: &str, count: usize) {
     let payload = "jsonb_build_object('text', E'a\\tb\\\\c\\n' || n)";
-    scene
+    fixture
         .db
-        .run(&scene.events().insert_many(aggregate, count, payload));
+        .run(&fixture.events().insert_many(aggregate, count, payload));
 }
 
 /// Returns the state and the consistent point of each journal entry about the snapshot, except
 /// those of `init`.
-fn journal(scene: &Scene<'_>) -> Vec<(String, u64)> {
-    let entries = scene.db.rows(
+fn journal(fixture: &Fixture<'_>) -> Vec<(String, u64)> {
+    let entries = fixture.db.rows(
         "SELECT detail ->> 'state', to_lsn FROM walpost.journal WHERE action = 'snapshot' AND detail ->> 'state' <> 'due' ORDER BY id",
     );
     let text = |value: &Option<String>| value.clone().unwrap();
@@ -56,8 +56,8 @@ fn journal(scene: &Scene<'_>) -> Vec<(String, u64)> {
 }
 
 /// Returns the consistent point of the only snapshot, which is done.
-fn snapshot_lsn(scene: &Scene<'_>) -> u64 {
-    let entries = journal(scene);
+fn snapshot_lsn(fixture: &Fixture<'_>) -> u64 {
+    let entries = journal(fixture);
     let [(begun, snapshot_lsn), (done, same)] = &entries[..] else {
         panic!("not one snapshot: {entries:?}");
     };
@@ -68,12 +68,12 @@ fn snapshot_lsn(scene: &Scene<'_>) -> u64 {
 
 /// Asserts that each event was delivered once, from a snapshot with this consistent point or the
 /// stream after it. Returns how many came from the snapshot.
-fn judge(scene: &Scene<'_>, snapshot_lsn: u64) -> usize {
-    judge_records(scene, &scene.records(), snapshot_lsn)
+fn judge(fixture: &Fixture<'_>, snapshot_lsn: u64) -> usize {
+    judge_records(fixture, &fixture.records(), snapshot_lsn)
 }
 
-fn judge_records(scene: &Scene<'_>, records: &[Record], snapshot_lsn: u64) -> usize {
-    let history = scene.history();
+fn judge_records(fixture: &Fixture<'_>, records: &[Record], snapshot_lsn: u64) -> usize {
+    let history = fixture.history();
     let delivered: Vec<Delivered> = records.iter().map(Delivered::from).collect();
     // WAL records begin at multiples of eight, so there is no commit at this LSN.
     let (copied, streamed): (Vec<_>, Vec<_>) = delivered
@@ -113,16 +113,16 @@ fn judge_records(scene: &Scene<'_>, records: &[Record], snapshot_lsn: u64) -> us
 }
 
 /// Waits until everything is confirmed, and stops Walpost.
-pub(crate) fn settle(scene: &Scene<'_>, walpost: Walpost) {
-    scene.wait_until_confirmed();
+pub(crate) fn settle(fixture: &Fixture<'_>, walpost: Walpost) {
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
 }
 
 /// Waits until a snapshot is blocked by an open transaction.
-fn wait_until_blocked(scene: &Scene<'_>, by: &Session) {
+fn wait_until_blocked(fixture: &Fixture<'_>, by: &Session) {
     let pid = by.number("SELECT pg_backend_pid()");
     wait_until("a snapshot to wait", || {
-        scene.db.is_true(&format!(
+        fixture.db.is_true(&format!(
             "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type = 'walsender'
              AND datname = current_database() AND pg_blocking_pids(pid) = ARRAY[{pid}])"
         ))
@@ -130,9 +130,9 @@ fn wait_until_blocked(scene: &Scene<'_>, by: &Session) {
 }
 
 /// Opens a transaction with events, some of them in savepoints, and rolls some of those back.
-fn open(scene: &Scene<'_>, aggregate: &str) -> Session {
-    let session = scene.server.session(&scene.name);
-    let one = || scene.insert_sql(aggregate, "open");
+fn open(fixture: &Fixture<'_>, aggregate: &str) -> Session {
+    let session = fixture.server.session(&fixture.name);
+    let one = || fixture.insert_sql(aggregate, "open");
     session.run(&format!(
         "BEGIN; {} SAVEPOINT a; {} RELEASE a; SAVEPOINT b; {} ROLLBACK TO b; {}",
         one(),
@@ -143,27 +143,27 @@ fn open(scene: &Scene<'_>, aggregate: &str) -> Session {
     session
 }
 
-/// Creates a scene with this many older rows.
-pub(crate) fn filled(create: &str, rows: usize, exactly_once: bool) -> (Scene<'static>, String) {
-    let scene = cold(create);
-    let aggregate = scene.aggregate(2);
-    fill(&scene, &aggregate, rows);
-    scene.init().finish().expect_code(0);
-    (scene.in_mode(exactly_once), aggregate)
+/// Creates a fixture with this many older rows.
+pub(crate) fn filled(create: &str, rows: usize, exactly_once: bool) -> (Fixture<'static>, String) {
+    let fixture = cold(create);
+    let aggregate = fixture.aggregate(2);
+    fill(&fixture, &aggregate, rows);
+    fixture.init().finish().expect_code(0);
+    (fixture.in_mode(exactly_once), aggregate)
 }
 
 /// Starts Walpost and returns while it is copying a table with many rows.
-pub(crate) fn start_and_copy_some(scene: &Scene<'_>) -> Walpost {
-    let before = scene.records().len();
-    let mut walpost = scene.run().args(["--window-records", "20"]).start();
+pub(crate) fn start_and_copy_some(fixture: &Fixture<'_>) -> Walpost {
+    let before = fixture.records().len();
+    let mut walpost = fixture.run().args(["--window-records", "20"]).start();
     walpost.wait_for_log("copying");
-    scene.wait_for_records(before + 100);
+    fixture.wait_for_records(before + 100);
     walpost
 }
 
 /// Asserts that all events were delivered, each exactly once in that mode.
-pub(crate) fn expect_all(scene: &Scene<'_>, count: usize, exactly_once: bool) {
-    let records = scene.records();
+pub(crate) fn expect_all(fixture: &Fixture<'_>, count: usize, exactly_once: bool) {
+    let records = fixture.records();
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
     assert_eq!(ids.len(), count);
     assert!(!exactly_once || records.len() == count, "{}", records.len());

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use crate::slot_state;
 use crate::support::checker::{Committed, Summary};
 use crate::support::event::{Outbox, Writer};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::load::seed;
 use crate::support::postgres::{MAJORS, Server, Stop, copy_owned};
 use crate::support::process::free_port;
 use crate::support::proxy::{Proxy, ProxyMode};
-use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::poll_until;
 use crate::support::walpost::{Finished, Walpost};
@@ -103,7 +103,7 @@ struct RoundTargets<'a> {
 
 /// One of the two pipelines of a round.
 struct Pipeline<'a> {
-    scene: Scene<'a>,
+    fixture: Fixture<'a>,
     /// The topic of the last aggregate only accepts small batches.
     aggregates: [String; 3],
     is_exactly_once: bool,
@@ -112,7 +112,7 @@ struct Pipeline<'a> {
 impl Pipeline<'_> {
     /// Returns the role that Walpost connects as.
     fn role(&self) -> String {
-        format!("soak_{}", self.scene.name)
+        format!("soak_{}", self.fixture.name)
     }
 }
 
@@ -122,30 +122,30 @@ impl RoundTargets<'_> {
     fn round(&self, dice: &mut fastrand::Rng) -> [Summary; 2] {
         let pipelines = [false, true].map(|is_exactly_once| {
             let outbox = *dice.choice(&[Outbox::Table, Outbox::Messages]).unwrap();
-            let scene = Scene::with_outbox_on(outbox, self.server, self.broker);
-            let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-            let narrow = format!("{}.narrow", scene.name);
+            let fixture = Fixture::with_outbox_on(outbox, self.server, self.broker);
+            let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
+            let narrow = format!("{}.narrow", fixture.name);
             let limit = [("max.message.bytes", SMALL_TOPIC_BYTES)];
-            scene.topic(&format!("outbox.event.{narrow}"), 1, &limit);
+            fixture.topic(&format!("outbox.event.{narrow}"), 1, &limit);
             let [first, second] = aggregates;
             let pipeline = Pipeline {
-                scene: scene.in_mode(is_exactly_once),
+                fixture: fixture.in_mode(is_exactly_once),
                 aggregates: [first, second, narrow],
                 is_exactly_once,
             };
             let role = pipeline.role();
-            pipeline.scene.db.run(&format!(
+            pipeline.fixture.db.run(&format!(
                 "CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{role}'"
             ));
             pipeline
         });
         let loads = pipelines.each_ref().map(|pipeline| {
             let [first, second, _] = &pipeline.aggregates;
-            pipeline.scene.load(&[first, second])
+            pipeline.fixture.load(&[first, second])
         });
         let writers = pipelines
             .each_ref()
-            .map(|Pipeline { scene, .. }| (scene.name.clone(), scene.events().clone()));
+            .map(|Pipeline { fixture, .. }| (fixture.name.clone(), fixture.events().clone()));
         let aggregates = pipelines.each_ref().map(|p| p.aggregates.clone());
         let until = Instant::now() + ROUND_DURATION;
         let mut seeded = || fastrand::Rng::with_seed(dice.u64(..));
@@ -177,11 +177,11 @@ impl RoundTargets<'_> {
     /// Starts Walpost for a pipeline, behind both proxies.
     fn start(&self, pipeline: &Pipeline) -> Walpost {
         let user = format!("user={}", pipeline.role());
-        let postgres = self.postgres.conninfo(&pipeline.scene.name);
+        let postgres = self.postgres.conninfo(&pipeline.fixture.name);
         let postgres = postgres.replace("user=postgres", &user);
         let kafka = format!("bootstrap.servers=127.0.0.1:{}", self.kafka.port());
         pipeline
-            .scene
+            .fixture
             .with_conninfo(&postgres)
             .run()
             .env("PGPASSWORD", pipeline.role())
@@ -197,7 +197,7 @@ impl RoundTargets<'_> {
         dice: &mut fastrand::Rng,
         until: Instant,
     ) -> (Pipeline<'s>, Walpost) {
-        let name = &pipeline.scene.name;
+        let name = &pipeline.fixture.name;
         let mut walpost = self.start(&pipeline);
         while rest(dice, 100..5_000, until) {
             match dice.u32(..11) {
@@ -263,13 +263,16 @@ impl RoundTargets<'_> {
                     let aggregate = &pipeline.aggregates[0];
                     let topic = format!("outbox.event.{aggregate}");
                     let total = self.broker.partitions(&topic) + dice.usize(1..4);
-                    pipeline.scene.add_partitions(aggregate, total);
+                    pipeline.fixture.add_partitions(aggregate, total);
                 }
                 8 => {
                     let _are_up = (lock(&self.postgres_is_up), lock(&self.broker_is_up));
                     self.diary.fault("new topic", name);
-                    let aggregate = pipeline.scene.aggregate(2);
-                    let many = pipeline.scene.events().insert_many(&aggregate, 20, "'{}'");
+                    let aggregate = pipeline.fixture.aggregate(2);
+                    let many = pipeline
+                        .fixture
+                        .events()
+                        .insert_many(&aggregate, 20, "'{}'");
                     self.server.session(name).run(&many);
                 }
                 _ => {
@@ -291,7 +294,7 @@ impl RoundTargets<'_> {
 
     fn kill(&self, pipeline: &Pipeline, mut walpost: Walpost) {
         self.diary.check_memory(&mut walpost);
-        self.diary.log(&pipeline.scene.name, &walpost.kill());
+        self.diary.log(&pipeline.fixture.name, &walpost.kill());
     }
 
     /// Returns when nothing that a dead process sent can reach the broker any longer. Without
@@ -454,8 +457,8 @@ impl RoundTargets<'_> {
     fn change_history(&self, dice: &mut fastrand::Rng, pipelines: [Pipeline<'_>; 2]) {
         if dice.bool() {
             for pipeline in &pipelines {
-                self.diary.fault("slot re-created", &pipeline.scene.name);
-                slot_state::make_anew(&pipeline.scene, &pipeline.aggregates[1]);
+                self.diary.fault("slot re-created", &pipeline.fixture.name);
+                slot_state::make_anew(&pipeline.fixture, &pipeline.aggregates[1]);
                 self.expect_halt(pipeline);
             }
             return;
@@ -466,59 +469,63 @@ impl RoundTargets<'_> {
         self.server.start();
         let mut pipelines = pipelines;
         for pipeline in &mut pipelines {
-            pipeline.scene.reconnect();
+            pipeline.fixture.reconnect();
             let Pipeline {
-                scene, aggregates, ..
+                fixture,
+                aggregates,
+                ..
             } = &*pipeline;
             let walpost = self.start(pipeline);
-            scene
+            fixture
                 .db
-                .run(&scene.events().insert_many(&aggregates[1], 200, "'{}'"));
-            scene.wait_until_confirmed();
+                .run(&fixture.events().insert_many(&aggregates[1], 200, "'{}'"));
+            fixture.wait_until_confirmed();
             self.diary
-                .log(&scene.name, &walpost.terminate().expect_code(0));
+                .log(&fixture.name, &walpost.terminate().expect_code(0));
         }
         self.server.stop(Stop::Fast);
         self.server.restore_data(&copy);
         self.server.start();
         for pipeline in &mut pipelines {
-            pipeline.scene.reconnect();
+            pipeline.fixture.reconnect();
             let Pipeline {
-                scene, aggregates, ..
+                fixture,
+                aggregates,
+                ..
             } = &*pipeline;
-            let before = scene.records().len();
-            scene.insert(&aggregates[1], "new");
+            let before = fixture.records().len();
+            fixture.insert(&aggregates[1], "new");
             if pipeline.is_exactly_once {
                 self.expect_halt(pipeline);
             } else {
                 let walpost = self.start(pipeline);
-                scene.wait_for_ids(&scene.history());
+                fixture.wait_for_ids(&fixture.history());
                 self.diary
-                    .log(&scene.name, &walpost.terminate().expect_code(0));
-                assert!(scene.records().len() > before);
+                    .log(&fixture.name, &walpost.terminate().expect_code(0));
+                assert!(fixture.records().len() > before);
             }
         }
     }
 
     fn expect_halt(&self, pipeline: &Pipeline) {
-        let scene = &pipeline.scene;
-        let (confirmed, delivered) = (scene.confirmed(), scene.records().len());
+        let fixture = &pipeline.fixture;
+        let (confirmed, delivered) = (fixture.confirmed(), fixture.records().len());
         let finished = self.start(pipeline).finish();
-        self.diary.log(&scene.name, &finished);
+        self.diary.log(&fixture.name, &finished);
         finished.expect_code(3);
-        assert_eq!(scene.confirmed(), confirmed);
-        assert_eq!(scene.records().len(), delivered);
+        assert_eq!(fixture.confirmed(), confirmed);
+        assert_eq!(fixture.records().len(), delivered);
     }
 
     /// Waits until a pipeline has delivered and confirmed everything, and judges it.
     fn judge(&self, pipeline: &mut Pipeline, mut walpost: Walpost) -> Summary {
-        let scene = &mut pipeline.scene;
-        scene.reconnect();
-        let goal = scene.wal_position();
+        let fixture = &mut pipeline.fixture;
+        fixture.reconnect();
+        let goal = fixture.wal_position();
         let mut wait = || {
             poll_until(RECOVERY_TIMEOUT, || {
                 self.diary.check_memory(&mut walpost);
-                (scene.confirmed() >= goal).then_some(())
+                (fixture.confirmed() >= goal).then_some(())
             })
         };
         let confirmed = wait();
@@ -528,10 +535,10 @@ impl RoundTargets<'_> {
             walpost.log()
         );
         let finished = walpost.terminate().expect_code(0);
-        self.diary.log(&scene.name, &finished);
-        self.diary.list(scene);
-        let resends = scene.resends(self.diary.sessions(&scene.name));
-        scene.check_delivered(&[], resends)
+        self.diary.log(&fixture.name, &finished);
+        self.diary.list(fixture);
+        let resends = fixture.resends(self.diary.sessions(&fixture.name));
+        fixture.check_delivered(&[], resends)
     }
 }
 
@@ -603,15 +610,15 @@ impl RoundLog {
     }
 
     /// Writes lists of the committed and the delivered events.
-    fn list(&self, scene: &Scene) {
+    fn list(&self, fixture: &Fixture) {
         let mut text = String::new();
-        for Committed { id, end, index } in scene.history() {
+        for Committed { id, end, index } in fixture.history() {
             writeln!(text, "{id} {end:X} {index}").unwrap();
         }
-        let name = &scene.name;
+        let name = &fixture.name;
         fs::write(self.folder.join(format!("{name}.committed")), text).unwrap();
         let mut text = String::new();
-        for record in scene.records() {
+        for record in fixture.records() {
             let (topic, partition) = record.topic_partition();
             let (id, position) = (record.header("id"), record.header("walpost-position"));
             writeln!(

@@ -5,11 +5,11 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::process::effective_user;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::walpost::Invocation;
 
@@ -146,9 +146,9 @@ fn requirepeer_sends_nothing_to_another_user_and_waits_for_the_server() {
     }
 
     let broker = Broker::shared();
-    let scene = Scene::on_servers(&sockets.server, broker);
-    let conninfo = format!("{} requirepeer=nobody", scene.conninfo());
-    let mut walpost = scene.with_conninfo(&conninfo).run().start();
+    let fixture = Fixture::on_servers(&sockets.server, broker);
+    let conninfo = format!("{} requirepeer=nobody", fixture.conninfo());
+    let mut walpost = fixture.with_conninfo(&conninfo).run().start();
     walpost.wait_for_logs("requirepeer=nobody allows no other user", 1);
     walpost.terminate().expect_code(0);
 }

@@ -2,7 +2,7 @@
 
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::wait::{assert_stays, wait_until};
 
 use std::time::Duration;
@@ -13,20 +13,20 @@ for_each_outbox! {
 }
 
 fn second_instance_stands_by_and_takes_over_when_the_first_is_killed(outbox: Outbox) {
-    take_over_in_turn(&Scene::with_outbox(outbox), Resends::AtMost(5));
+    take_over_in_turn(&Fixture::with_outbox(outbox), Resends::AtMost(5));
 }
 
 #[test]
 fn second_instance_takes_over_exactly_once() {
-    take_over_in_turn(&Scene::new().exactly_once(), Resends::Never);
+    take_over_in_turn(&Fixture::new().exactly_once(), Resends::Never);
 }
 
-fn take_over_in_turn(scene: &Scene, resends: Resends) {
-    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
-    let mut first = scene.start();
+fn take_over_in_turn(fixture: &Fixture, resends: Resends) {
+    let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
+    let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
+    let mut first = fixture.start();
     for _ in 0..5 {
-        let mut second = scene.run().start();
+        let mut second = fixture.run().start();
         second.wait_for_log("standing by");
         load.wait_for_transactions(30);
         assert_eq!(second.logged("streaming"), 0, "{}", second.log());
@@ -36,58 +36,58 @@ fn take_over_in_turn(scene: &Scene, resends: Resends) {
         first = second;
     }
     load.stop();
-    scene.settle(first, &[], resends);
+    fixture.settle(first, &[], resends);
 }
 
 fn frozen_instance_confirms_nothing_when_another_has_taken_over(outbox: Outbox) {
-    take_over_from_a_frozen_one(&Scene::with_outbox(outbox), Resends::AtMost(1));
+    take_over_from_a_frozen_one(&Fixture::with_outbox(outbox), Resends::AtMost(1));
 }
 
 /// Freezes the active instance until another has acquired its slot. After it is thawed, it has to
 /// detect that.
-pub(crate) fn take_over_from_a_frozen_one(scene: &Scene, resends: Resends) {
-    let aggregate = scene.aggregate(1);
-    let mut frozen = scene.start_and_confirm_one(&aggregate, "k");
+pub(crate) fn take_over_from_a_frozen_one(fixture: &Fixture, resends: Resends) {
+    let aggregate = fixture.aggregate(1);
+    let mut frozen = fixture.start_and_confirm_one(&aggregate, "k");
     frozen.freeze();
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     wait_until("the walsender to end", || {
-        scene.end_walsender();
-        !scene.slot_is_active()
+        fixture.end_walsender();
+        !fixture.slot_is_active()
     });
-    let walpost = scene.start();
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
-    let confirmed = scene.confirmed();
+    let walpost = fixture.start();
+    fixture.wait_for_records(2);
+    fixture.wait_until_confirmed();
+    let confirmed = fixture.confirmed();
     frozen.thaw();
     frozen.wait_for_log("standing by");
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(3);
-    assert!(scene.confirmed() >= confirmed);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(3);
+    assert!(fixture.confirmed() >= confirmed);
     frozen.terminate().expect_code(0);
-    scene.settle(walpost, &[], resends);
+    fixture.settle(walpost, &[], resends);
 }
 
 #[test]
 fn standby_takes_over_without_repetition_when_the_first_is_stopped() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(3);
-    let load = scene.load(&[&aggregate]);
-    let first = scene.start();
-    let mut second = scene.run().start();
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(3);
+    let load = fixture.load(&[&aggregate]);
+    let first = fixture.start();
+    let mut second = fixture.run().start();
     second.wait_for_log("standing by");
     load.wait_for_transactions(50);
     first.terminate().expect_code(0);
     second.wait_for_log("streaming");
     load.wait_for_transactions(50);
     load.stop();
-    assert_eq!(scene.settle(second, &[], Resends::Never).repeated, 0);
+    assert_eq!(fixture.settle(second, &[], Resends::Never).repeated, 0);
 }
 
 #[test]
 fn standby_is_logged_once_and_stops_on_request() {
-    let scene = Scene::new();
-    let first = scene.start();
-    let mut second = scene.run().start();
+    let fixture = Fixture::new();
+    let first = fixture.start();
+    let mut second = fixture.run().start();
     second.wait_for_log("standing by");
     assert_stays("quiet", Duration::from_secs(4), || {
         second.logged("standing by") == 1

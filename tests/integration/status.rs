@@ -8,21 +8,21 @@ use std::thread;
 use serde_json::Value;
 
 use super::init::psql_file;
+use crate::support::fixture::Fixture;
 use crate::support::http::Http;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
-fn start(scene: &Scene<'_>) -> (Walpost, Http) {
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+fn start(fixture: &Fixture<'_>) -> (Walpost, Http) {
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
     (walpost, http)
 }
 
 /// Returns `walpost status` for this database and the process at this address.
-fn status(scene: &Scene<'_>, address: &str) -> Invocation {
-    scene.invoke("status").args(["--http", address])
+fn status(fixture: &Fixture<'_>, address: &str) -> Invocation {
+    fixture.invoke("status").args(["--http", address])
 }
 
 /// Returns the cells of the table row that begins with this name.
@@ -37,19 +37,19 @@ fn row<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
 
 #[test]
 fn running_pipeline_is_healthy_and_its_row_combines_process_and_database() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let (walpost, http) = start(&scene);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let (walpost, http) = start(&fixture);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
+    fixture.wait_until_confirmed();
     wait_until("readiness", || http.get("/readyz").code == 200);
-    let shown = status(&scene, http.address()).finish().expect_code(0);
-    let cells = row(&shown.stdout, &scene.name);
+    let shown = status(&fixture, http.address()).finish().expect_code(0);
+    let cells = row(&shown.stdout, &fixture.name);
     assert_eq!(cells[1], "streaming", "{cells:?}");
     assert_eq!(cells[10], "0", "in flight: {cells:?}");
     assert_eq!(cells[8], "reserved", "{cells:?}");
-    let json = status(&scene, http.address())
+    let json = status(&fixture, http.address())
         .arg("--json")
         .finish()
         .expect_code(0);
@@ -62,17 +62,17 @@ fn running_pipeline_is_healthy_and_its_row_combines_process_and_database() {
     let alone = Invocation::new(["status", "--http", http.address()])
         .finish()
         .expect_code(0);
-    assert_eq!(row(&alone.stdout, &scene.name)[1], "streaming");
+    assert_eq!(row(&alone.stdout, &fixture.name)[1], "streaming");
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn queries_only_the_database_without_a_running_process() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = nowhere.local_addr().unwrap().to_string();
     drop(nowhere);
-    let shown = status(&scene, &address)
+    let shown = status(&fixture, &address)
         .finish()
         .expect_code(1)
         .expect_mentions(&[
@@ -80,19 +80,19 @@ fn queries_only_the_database_without_a_running_process() {
             &address,
             "no process reads slot",
         ]);
-    let cells = row(&shown.stdout, &scene.name);
+    let cells = row(&shown.stdout, &fixture.name);
     assert_eq!(cells[1], "not read", "{cells:?}");
     assert!(cells.contains(&"reserved"), "{cells:?}");
     // The process runs, but does not serve HTTP.
-    let walpost = scene.start();
-    let shown = status(&scene, "off").finish().expect_code(0);
-    assert_eq!(row(&shown.stdout, &scene.name)[1], "in use");
+    let walpost = fixture.start();
+    let shown = status(&fixture, "off").finish().expect_code(0);
+    assert_eq!(row(&shown.stdout, &fixture.name)[1], "in use");
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn reports_every_problem() {
-    let bare = Scene::bare();
+    let bare = Fixture::bare();
     status(&bare, "off")
         .finish()
         .expect_code(1)
@@ -108,9 +108,9 @@ fn reports_every_problem() {
     .expect_code(1)
     .expect_mentions(&["catalog query failed", "/nowhere"]);
     // The running process has a different pipeline.
-    let scene = Scene::new();
-    let (walpost, http) = start(&scene);
-    let other = Scene::new();
+    let fixture = Fixture::new();
+    let (walpost, http) = start(&fixture);
+    let other = Fixture::new();
     status(&other, http.address())
         .finish()
         .expect_code(1)
@@ -162,10 +162,10 @@ fn server_that_is_not_walpost_is_reported() {
 
 #[test]
 fn watch_continues_until_interrupted() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let (walpost, http) = start(&scene);
-    let watch = status(&scene, http.address())
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let (walpost, http) = start(&fixture);
+    let watch = status(&fixture, http.address())
         .args(["--watch", "--json"])
         .start();
     let delivered = |n: usize| {
@@ -175,7 +175,7 @@ fn watch_continues_until_interrupted() {
         })
     };
     wait_until("the first look", || delivered(0));
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     wait_until("a later look", || delivered(1));
     watch.kill();
     walpost.terminate().expect_code(0);
@@ -185,9 +185,9 @@ fn watch_continues_until_interrupted() {
 /// parse it.
 #[test]
 fn watching_into_a_pipe_writes_no_escapes() {
-    let scene = Scene::new();
-    let (walpost, http) = start(&scene);
-    let watch = status(&scene, http.address()).arg("--watch").start();
+    let fixture = Fixture::new();
+    let (walpost, http) = start(&fixture);
+    let watch = status(&fixture, http.address()).arg("--watch").start();
     let tables = || watch.output().matches("PIPELINE  ").count();
     wait_until("a second table", || tables() >= 2);
     let shown = watch.kill().stdout;
@@ -199,8 +199,8 @@ fn watching_into_a_pipe_writes_no_escapes() {
 /// On a terminal, each frame overwrites the previous one and fits the screen.
 #[test]
 fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
-    let scene = Scene::new();
-    let (walpost, http) = start(&scene);
+    let fixture = Fixture::new();
+    let (walpost, http) = start(&fixture);
     // Nothing listens on this address: the reason is longer than a line.
     let nowhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = nowhere.local_addr().unwrap().to_string();
@@ -210,7 +210,7 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
         (&silent, 60, "no response"),
     ] {
         let file = reaper::folder("terminal").join("shown");
-        let watch = status(&scene, address)
+        let watch = status(&fixture, address)
             .arg("--watch")
             .on_terminal(columns, 12)
             .output_to(File::create(&file).unwrap())
@@ -239,32 +239,32 @@ fn watching_on_a_terminal_clears_no_screen_and_fits_it() {
 
 #[test]
 fn reason_of_the_last_halt_is_shown_when_the_process_has_ended() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    scene.accept_any_name("outbox");
-    let walpost = scene.start_and_confirm_one(&aggregate, "before");
-    scene.insert("no topic", "bad");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    fixture.accept_any_name("outbox");
+    let walpost = fixture.start_and_confirm_one(&aggregate, "before");
+    fixture.insert("no topic", "bad");
     let halted = walpost.finish().expect_code(3);
     let (_, at) = halted.stderr.rsplit_once("walpost skip --to ").unwrap();
     let at: String = at.chars().take_while(|c| !c.is_whitespace()).collect();
-    let from_database = || status(&scene, "off").finish();
+    let from_database = || status(&fixture, "off").finish();
     from_database().expect_code(1).expect_mentions(&[
         "halted at 20",
         "(Walpost 0.1.0): row with id",
         "can't be the name of a topic",
     ]);
-    let json = status(&scene, "off").arg("--json").finish();
+    let json = status(&fixture, "off").arg("--json").finish();
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
     let halt = &json["pipelines"][0]["database"]["last_halt"];
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     assert_eq!(halt["host"], host.trim(), "{json}");
 
-    scene.skip(&at).arg("--yes").finish().expect_code(0);
-    let walpost = scene.start();
+    fixture.skip(&at).arg("--yes").finish().expect_code(0);
+    let walpost = fixture.start();
     let shown = from_database().expect_code(0);
     assert!(!shown.stdout.contains("halted"), "{}", shown.stdout);
-    scene.insert(&aggregate, "after");
-    scene.wait_until_confirmed();
+    fixture.insert(&aggregate, "after");
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     let shown = from_database().expect_code(1);
     assert!(!shown.stdout.contains("halted"), "{}", shown.stdout);
@@ -272,16 +272,16 @@ fn reason_of_the_last_halt_is_shown_when_the_process_has_ended() {
 
 #[test]
 fn halt_that_the_role_may_not_record_is_a_halt_all_the_same() {
-    let scene = Scene::new();
-    scene.accept_any_name("outbox");
-    let role = scene.conninfo_as(&scene.name);
-    psql_file(&scene, "role.sql");
-    scene.db.run(&format!(
+    let fixture = Fixture::new();
+    fixture.accept_any_name("outbox");
+    let role = fixture.conninfo_as(&fixture.name);
+    psql_file(&fixture, "role.sql");
+    fixture.db.run(&format!(
         "REVOKE UPDATE ON walpost.slot_state FROM {}",
-        scene.name
+        fixture.name
     ));
-    scene.insert("no topic", "bad");
-    let halted = scene.with_conninfo(&role).run().finish().expect_code(3);
+    fixture.insert("no topic", "bad");
+    let halted = fixture.with_conninfo(&role).run().finish().expect_code(3);
     halted.expect_mentions(&[
         "halted: row with id",
         "failed to record the halt in walpost.slot_state",
@@ -291,30 +291,30 @@ fn halt_that_the_role_may_not_record_is_a_halt_all_the_same() {
 
 #[test]
 fn dead_letters_are_counted_and_the_last_is_shown() {
-    let scene = Scene::new();
-    scene.accept_any_name("outbox");
-    let topic = format!("{}.dead", scene.name);
-    scene.topic(&topic, 1, &[]);
+    let fixture = Fixture::new();
+    fixture.accept_any_name("outbox");
+    let topic = format!("{}.dead", fixture.name);
+    fixture.topic(&topic, 1, &[]);
     let flags = [
         "--on-unroutable",
         "dead-letter",
         "--dead-letter-topic",
         &topic,
     ];
-    let mut walpost = scene.start_with(&[&flags[..], &["--http", "127.0.0.1:0"]].concat());
+    let mut walpost = fixture.start_with(&[&flags[..], &["--http", "127.0.0.1:0"]].concat());
     let http = walpost.http();
-    scene.insert("no topic", "first");
-    scene.insert("nor this", "second");
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
+    fixture.insert("no topic", "first");
+    fixture.insert("nor this", "second");
+    fixture.wait_for_records(2);
+    fixture.wait_until_confirmed();
     wait_until("readiness", || http.get("/readyz").code == 200);
-    status(&scene, http.address())
+    status(&fixture, http.address())
         .finish()
         .expect_code(0)
         .expect_mentions(&[
             &format!(
                 "{}: 2 dead letters since the start in topic {topic:?}",
-                scene.name
+                fixture.name
             ),
             "the last for the event at 00000000/",
             "\"outbox.event.nor this\" can't be the name of a topic",
@@ -324,18 +324,18 @@ fn dead_letters_are_counted_and_the_last_is_shown() {
 
 #[test]
 fn slots_that_no_pipeline_has_are_shown() {
-    let scene = Scene::new();
-    let other = format!("walpost_{}_gone", scene.name);
-    scene.db.run(&format!(
+    let fixture = Fixture::new();
+    let other = format!("walpost_{}_gone", fixture.name);
+    fixture.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')"
     ));
     let file = config_file(format!(
         "[kafka]\n'bootstrap.servers' = '{}'\n[[pipeline]]\nname = '{}'\npostgres = \"{}\"\n",
-        scene.broker.address(),
-        scene.name,
-        scene.conninfo()
+        fixture.broker.address(),
+        fixture.name,
+        fixture.conninfo()
     ));
-    let walpost = scene.start();
+    let walpost = fixture.start();
     let shown = || {
         let status = Invocation::new(["status", "--http", "off", "--config"]);
         status.arg(&file).finish().expect_code(0).stdout
@@ -343,7 +343,7 @@ fn slots_that_no_pipeline_has_are_shown() {
     let found = shown();
     let drop_slot = format!("pg_catalog.pg_drop_replication_slot('{other}')");
     assert!(found.contains(&drop_slot), "{found}");
-    scene.db.run(&format!("SELECT {drop_slot}"));
+    fixture.db.run(&format!("SELECT {drop_slot}"));
     let found = shown();
     assert!(!found.contains(&other), "{found}");
     walpost.terminate().expect_code(0);

@@ -5,12 +5,12 @@ use std::os::fd::OwnedFd;
 
 use serde_json::{Value, json};
 
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::walpost::{Invocation, Walpost};
 
-fn run(scene: &Scene) -> Invocation {
-    scene.invoke("run").args(["--sink", "stdout"])
+fn run(fixture: &Fixture) -> Invocation {
+    fixture.invoke("run").args(["--sink", "stdout"])
 }
 
 /// Returns the first `count` lines of standard output.
@@ -23,11 +23,11 @@ fn lines(walpost: &Walpost, count: usize) -> Vec<String> {
 
 #[test]
 fn each_record_is_a_json_line_and_is_confirmed() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid text, payload text)",
     );
-    let walpost = run(&scene).start_streaming();
-    scene.db.run(
+    let walpost = run(&fixture).start_streaming();
+    fixture.db.run(
         "INSERT INTO outbox VALUES (1, 'order', 'ключ', E'line\\n\"quoted\"'), (2, 'order', NULL, NULL)",
     );
     let lines = lines(&walpost, 2);
@@ -43,7 +43,7 @@ fn each_record_is_a_json_line_and_is_confirmed() {
     let positions =
         [&first, &second].map(|line| line["headers"]["walpost-position"].as_str().unwrap());
     assert!(positions[0] < positions[1], "{positions:?}");
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     let finished = walpost.terminate().expect_code(0);
     assert_eq!(finished.stdout.lines().count(), 2);
     assert!(
@@ -51,8 +51,8 @@ fn each_record_is_a_json_line_and_is_confirmed() {
         "no key or payload in the log"
     );
 
-    let walpost = run(&scene).start();
-    scene
+    let walpost = run(&fixture).start();
+    fixture
         .db
         .run("INSERT INTO outbox VALUES (3, 'order', 'k', 'again')");
     let lines = self::lines(&walpost, 1);
@@ -65,11 +65,11 @@ fn each_record_is_a_json_line_and_is_confirmed() {
 
 #[test]
 fn encodes_non_text_bytes_in_base64() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id int, aggregatetype text, aggregateid bytea, payload bytea)",
     );
-    let walpost = run(&scene).start();
-    scene
+    let walpost = run(&fixture).start();
+    fixture
         .db
         .run("INSERT INTO outbox VALUES (1, 'order', '\\xfffe', '\\x00ff')");
     let line: Value = serde_json::from_str(&lines(&walpost, 1)[0]).unwrap();
@@ -85,36 +85,36 @@ const DRAIN_TIMEOUT: [&str; 2] = ["--drain-timeout", "1h"];
 
 #[test]
 fn halts_immediately_when_the_reader_closes_the_pipe() {
-    let scene = Scene::new();
-    let aggregate = &scene.name;
+    let fixture = Fixture::new();
+    let aggregate = &fixture.name;
     for _ in 0..3 {
-        scene.insert(aggregate, "k");
+        fixture.insert(aggregate, "k");
     }
-    let walpost = run(&scene).args(DRAIN_TIMEOUT).close_output().start();
+    let walpost = run(&fixture).args(DRAIN_TIMEOUT).close_output().start();
     walpost
         .finish()
         .expect_code(3)
         .expect_mentions(&["halted: standard output can't be written to"]);
-    assert!(scene.confirmed() < scene.history()[0].end);
+    assert!(fixture.confirmed() < fixture.history()[0].end);
 }
 
 #[test]
 fn stops_while_output_is_not_read() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // More than a pipe's buffer holds.
-    let many = scene
+    let many = fixture
         .events()
-        .insert_many(&scene.aggregate(1), 2000, "'{}'");
+        .insert_many(&fixture.aggregate(1), 2000, "'{}'");
     let (reader, writer) = std::io::pipe().unwrap();
     let output = File::from(OwnedFd::from(writer));
-    let mut walpost = run(&scene)
+    let mut walpost = run(&fixture)
         .args(["--drain-timeout", "1s", "--http", "127.0.0.1:0"])
         .output_to(output)
         .start_streaming();
     let http = walpost.http();
-    scene.db.run(&many);
-    let end = scene.history().pop().unwrap().end;
-    wait_until("the events to be sent", || scene.has_sent(end));
+    fixture.db.run(&many);
+    let end = fixture.history().pop().unwrap().end;
+    wait_until("the events to be sent", || fixture.has_sent(end));
     wait_until("events in flight", || {
         http.pipeline()["events"]["in_flight"].as_u64() > Some(0)
     });
@@ -122,53 +122,53 @@ fn stops_while_output_is_not_read() {
         .terminate()
         .expect_code(0)
         .expect_mentions(&["not all records were acknowledged in time"]);
-    assert!(scene.confirmed() < end);
+    assert!(fixture.confirmed() < end);
     drop(reader);
 }
 
 #[test]
 fn refuses_to_run_with_standard_output_closed() {
-    let scene = Scene::new();
-    scene.insert(&scene.name, "k");
+    let fixture = Fixture::new();
+    fixture.insert(&fixture.name, "k");
     let closed = "standard output is closed";
-    let finished = run(&scene).redirected(">&-").finish();
+    let finished = run(&fixture).redirected(">&-").finish();
     finished.expect_code(3).expect_mentions(&["halted", closed]);
-    assert!(scene.confirmed() < scene.history()[0].end);
-    let replay = scene.replay(&["--all", "--yes", "--sink", "stdout"]);
+    assert!(fixture.confirmed() < fixture.history()[0].end);
+    let replay = fixture.replay(&["--all", "--yes", "--sink", "stdout"]);
     let finished = replay.redirected(">&-").finish();
     finished.expect_code(3).expect_mentions(&[closed]);
 }
 
 #[test]
 fn halts_if_standard_output_is_open_for_reading_only() {
-    let scene = Scene::new();
-    scene.insert(&scene.name, "k");
-    let finished = run(&scene).redirected("1</dev/null").finish();
+    let fixture = Fixture::new();
+    fixture.insert(&fixture.name, "k");
+    let finished = run(&fixture).redirected("1</dev/null").finish();
     finished
         .expect_code(3)
         .expect_mentions(&["standard output can't be written to: Bad file descriptor"]);
-    assert!(scene.confirmed() < scene.history()[0].end);
+    assert!(fixture.confirmed() < fixture.history()[0].end);
 }
 
 #[test]
 fn discards_events_if_standard_output_is_redirected_to_dev_null() {
-    let scene = Scene::new();
-    let walpost = run(&scene).redirected(">/dev/null").start_streaming();
-    scene.insert(&scene.name, "k");
-    scene.wait_until_confirmed();
+    let fixture = Fixture::new();
+    let walpost = run(&fixture).redirected(">/dev/null").start_streaming();
+    fixture.insert(&fixture.name, "k");
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
 }
 
 /// The preceding rows are in the sink, which has not yet been flushed.
 #[test]
 fn writes_the_rows_before_one_that_halts_a_snapshot() {
-    let scene = Scene::bare();
-    scene.db.run(
+    let fixture = Fixture::bare();
+    fixture.db.run(
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, payload text);
          INSERT INTO outbox SELECT n, CASE WHEN n < 4 THEN 'order' END, 'k', 'v' FROM generate_series(1, 4) n",
     );
-    scene.init().finish().expect_code(0);
-    let walpost = run(&scene).args(DRAIN_TIMEOUT).start();
+    fixture.init().finish().expect_code(0);
+    let walpost = run(&fixture).args(DRAIN_TIMEOUT).start();
     let finished = walpost.finish().expect_code(3);
     assert_eq!(finished.stdout.lines().count(), 3, "{finished:?}");
 }

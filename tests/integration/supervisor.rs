@@ -5,92 +5,92 @@ use std::path::PathBuf;
 
 use crate::support::checker::Resends;
 use crate::support::event::{Outbox, Writer};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::load::Load;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::proxy::ProxyMode;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, Walpost, config_file};
 
-/// Creates a walpost.toml with a pipeline for each scene.
-fn file(scenes: &[&Scene]) -> PathBuf {
-    file_with(scenes, "")
+/// Creates a walpost.toml with a pipeline for each fixture.
+fn file(fixtures: &[&Fixture]) -> PathBuf {
+    file_with(fixtures, "")
 }
 
 /// As [`file`], with more settings for the first pipeline.
-fn file_with(scenes: &[&Scene], mut settings: &str) -> PathBuf {
+fn file_with(fixtures: &[&Fixture], mut settings: &str) -> PathBuf {
     let mut text = format!(
         "[kafka]\n'bootstrap.servers' = '{}'\n",
         Broker::shared().address()
     );
-    for scene in scenes {
+    for fixture in fixtures {
         text.push_str(&format!(
             "[[pipeline]]\nname = '{}'\ndelivery = '{}'\noutbox = '{}'\npostgres = \"{}\"\nkafka = {{ 'bootstrap.servers' = '{}' }}\n{settings}",
-            scene.name,
-            match scene.is_exactly_once() {
+            fixture.name,
+            match fixture.is_exactly_once() {
                 true => "exactly-once",
                 false => "at-least-once",
             },
-            match scene.events() {
+            match fixture.events() {
                 Writer::Table(_) | Writer::Tables { .. } => "table",
                 Writer::Messages(_) => "messages",
             },
-            scene.conninfo(),
-            scene.kafka()
+            fixture.conninfo(),
+            fixture.kafka()
         ));
         settings = "";
     }
     config_file(text)
 }
 
-fn start(scenes: &[&Scene]) -> Walpost {
+fn start(fixtures: &[&Fixture]) -> Walpost {
     let mut walpost = Invocation::new(["run", "--config"])
-        .arg(file(scenes))
+        .arg(file(fixtures))
         .start();
-    walpost.wait_for_logs("streaming", scenes.len());
+    walpost.wait_for_logs("streaming", fixtures.len());
     walpost
 }
 
-/// Starts sessions that write events, with one aggregate per scene.
-fn loads(scenes: &[Scene], aggregates: &[String]) -> Vec<Load> {
-    let both = scenes.iter().zip(aggregates);
-    both.map(|(scene, aggregate)| scene.load(&[aggregate]))
+/// Starts sessions that write events, with one aggregate per fixture.
+fn loads(fixtures: &[Fixture], aggregates: &[String]) -> Vec<Load> {
+    let both = fixtures.iter().zip(aggregates);
+    both.map(|(fixture, aggregate)| fixture.load(&[aggregate]))
         .collect()
 }
 
 #[test]
 fn each_pipeline_delivers_its_own() {
-    let scenes = [Outbox::Table, Outbox::Messages, Outbox::Table].map(Scene::with_outbox);
-    let walpost = start(&scenes.each_ref());
-    let aggregates = scenes.each_ref().map(|scene| scene.aggregate(2));
-    let loads = loads(&scenes, &aggregates);
+    let fixtures = [Outbox::Table, Outbox::Messages, Outbox::Table].map(Fixture::with_outbox);
+    let walpost = start(&fixtures.each_ref());
+    let aggregates = fixtures.each_ref().map(|fixture| fixture.aggregate(2));
+    let loads = loads(&fixtures, &aggregates);
     for load in loads {
         load.wait_for_transactions(50);
         load.stop();
     }
-    for scene in &scenes {
-        scene.wait_for_records(scene.history().len());
-        scene.wait_until_confirmed();
+    for fixture in &fixtures {
+        fixture.wait_for_records(fixture.history().len());
+        fixture.wait_until_confirmed();
     }
     walpost.terminate().expect_code(0);
-    for scene in &scenes {
-        assert_eq!(scene.check_delivered(&[], Resends::Never).repeated, 0);
+    for fixture in &fixtures {
+        assert_eq!(fixture.check_delivered(&[], Resends::Never).repeated, 0);
     }
 }
 
 #[test]
 fn one_that_halts_is_reported_and_leaves_the_others_running() {
-    let scenes = [Scene::new(), Scene::new()];
-    let mut walpost = start(&scenes.each_ref());
-    let aggregate = scenes[1].aggregate(1);
-    scenes[0].insert("nobody.made.this", "k");
+    let fixtures = [Fixture::new(), Fixture::new()];
+    let mut walpost = start(&fixtures.each_ref());
+    let aggregate = fixtures[1].aggregate(1);
+    fixtures[0].insert("nobody.made.this", "k");
     let line = walpost.wait_for_log("halted");
-    assert!(line.contains(&scenes[0].name), "{line}");
-    scenes[1].insert(&aggregate, "k");
-    scenes[1].wait_for_records(1);
-    scenes[1].wait_until_confirmed();
+    assert!(line.contains(&fixtures[0].name), "{line}");
+    fixtures[1].insert(&aggregate, "k");
+    fixtures[1].wait_for_records(1);
+    fixtures[1].wait_until_confirmed();
     assert!(walpost.is_running());
     walpost.terminate().expect_code(3);
 }
@@ -98,36 +98,39 @@ fn one_that_halts_is_reported_and_leaves_the_others_running() {
 #[test]
 fn slot_of_one_that_has_halted_is_watched_and_never_dropped() {
     let server = Server::private(MAJOR, "");
-    let scenes = [Scene::on_servers(&server, Broker::shared()), Scene::new()];
+    let fixtures = [
+        Fixture::on_servers(&server, Broker::shared()),
+        Fixture::new(),
+    ];
     let settings = "wal_budget = { max = '32MiB', on_max = 'drop-slot' }\n";
     let mut walpost = Invocation::new(["run", "--http", "127.0.0.1:0", "--config"])
-        .arg(file_with(&scenes.each_ref(), settings))
+        .arg(file_with(&fixtures.each_ref(), settings))
         .start();
     let http = walpost.http();
-    walpost.wait_for_logs("streaming", scenes.len());
-    scenes[0].accept_any_name("outbox");
-    scenes[0].insert("not a topic", "k");
+    walpost.wait_for_logs("streaming", fixtures.len());
+    fixtures[0].accept_any_name("outbox");
+    fixtures[0].insert("not a topic", "k");
     walpost.wait_for_log("halted");
-    scenes[0].write_other_wal(40);
+    fixtures[0].write_other_wal(40);
     let line = walpost.wait_for_log("than wal_budget.max, and it is held");
-    assert!(line.contains(&scenes[0].name), "{line}");
-    let kept = http.metric("walpost_slot_retained_bytes", &scenes[0].name);
+    assert!(line.contains(&fixtures[0].name), "{line}");
+    let kept = http.metric("walpost_slot_retained_bytes", &fixtures[0].name);
     assert!(kept > Some(f64::from(32 << 20)), "{kept:?}");
     assert_eq!(walpost.logged("was dropped"), 0);
     // The slot still exists, and has not passed the event at which the pipeline halted.
-    assert!(scenes[0].confirmed() < scenes[0].history()[0].end);
+    assert!(fixtures[0].confirmed() < fixtures[0].history()[0].end);
     walpost.terminate().expect_code(3);
 }
 
 #[test]
 fn process_ends_when_the_last_pipeline_has_halted() {
-    let scenes = [Scene::new(), Scene::new()];
-    let walpost = start(&scenes.each_ref());
-    for scene in &scenes {
-        scene.insert("nobody.made.this", "k");
+    let fixtures = [Fixture::new(), Fixture::new()];
+    let walpost = start(&fixtures.each_ref());
+    for fixture in &fixtures {
+        fixture.insert("nobody.made.this", "k");
     }
     let finished = walpost.finish().expect_code(3);
-    finished.expect_mentions(&[&scenes[0].name, &scenes[1].name]);
+    finished.expect_mentions(&[&fixtures[0].name, &fixtures[1].name]);
 }
 
 #[test]
@@ -160,42 +163,42 @@ fn process_that_ends_amid_handshakes_ends_with_its_code() {
 
 #[test]
 fn one_that_cannot_start_leaves_the_others_running() {
-    let scenes = [Scene::bare(), Scene::new()];
+    let fixtures = [Fixture::bare(), Fixture::new()];
     let mut walpost = Invocation::new(["run", "--config"])
-        .arg(file(&scenes.each_ref()))
+        .arg(file(&fixtures.each_ref()))
         .start();
     let line = walpost.wait_for_log("halted");
     assert!(
-        line.contains(&scenes[0].name) && line.contains("public.outbox"),
+        line.contains(&fixtures[0].name) && line.contains("public.outbox"),
         "{line}"
     );
-    let aggregate = scenes[1].aggregate(1);
-    scenes[1].insert(&aggregate, "k");
-    scenes[1].wait_for_records(1);
+    let aggregate = fixtures[1].aggregate(1);
+    fixtures[1].insert(&aggregate, "k");
+    fixtures[1].wait_for_records(1);
     walpost.terminate().expect_code(3);
 }
 
 /// The owner of one database can make its `init` fail whenever the process starts.
 #[test]
 fn run_init_that_fails_for_one_pipeline_leaves_the_others_running() {
-    let scenes = [Scene::bare(), Scene::bare()];
+    let fixtures = [Fixture::bare(), Fixture::bare()];
     let allow = |is_allowed: bool| {
         format!(
             "ALTER DATABASE \"{}\" ALLOW_CONNECTIONS {is_allowed}",
-            scenes[0].name
+            fixtures[0].name
         )
     };
-    scenes[1].db.run(&allow(false));
+    fixtures[1].db.run(&allow(false));
     let walpost = Invocation::new(["run", "--init", "--config"])
-        .arg(file(&scenes.each_ref()))
+        .arg(file(&fixtures.each_ref()))
         .start();
-    let aggregate = scenes[1].aggregate(1);
+    let aggregate = fixtures[1].aggregate(1);
     wait_until("the slot of the other pipeline", || {
-        scenes[1].slot_is_active()
+        fixtures[1].slot_is_active()
     });
-    scenes[1].insert(&aggregate, "k");
-    scenes[1].wait_for_records(1);
-    scenes[1].db.run(&allow(true));
+    fixtures[1].insert(&aggregate, "k");
+    fixtures[1].wait_for_records(1);
+    fixtures[1].db.run(&allow(true));
     walpost.terminate();
 }
 
@@ -203,10 +206,10 @@ fn run_init_that_fails_for_one_pipeline_leaves_the_others_running() {
 fn outage_of_one_broker_or_database_touches_only_its_own() {
     let broker = Broker::borrowed();
     let server = Server::private(MAJOR, "");
-    let healthy = Scene::new();
+    let healthy = Fixture::new();
     let kafka = broker.proxy();
-    let without_broker = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
-    let mut without_server = Scene::on_servers(&server, Broker::shared());
+    let without_broker = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let mut without_server = Fixture::on_servers(&server, Broker::shared());
     let aggregates = [
         healthy.aggregate(1),
         without_broker.aggregate(1),
@@ -247,14 +250,14 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
     const ROWS: usize = 20_000;
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let healthy = [(); 2].map(|()| Scene::new().in_mode(exactly_once));
-    let refused = Scene::new().in_mode(exactly_once);
-    let slow = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let healthy = [(); 2].map(|()| Fixture::new().in_mode(exactly_once));
+    let refused = Fixture::new().in_mode(exactly_once);
+    let slow = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
     let slow = slow.in_mode(exactly_once);
     let limited = format!("{}-limited", refused.name);
     let topic = format!("outbox.event.{limited}");
     refused.topic(&topic, 1, &[("max.message.bytes", "1000")]);
-    let aggregates = healthy.each_ref().map(|scene| scene.aggregate(2));
+    let aggregates = healthy.each_ref().map(|fixture| fixture.aggregate(2));
     let of_slow = slow.aggregate(2);
     let mut walpost = start(&[&healthy[0], &refused, &slow, &healthy[1]]);
 
@@ -274,17 +277,17 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
         load.wait_for_transactions(200);
         load.stop();
     }
-    for scene in &healthy {
-        scene.wait_for_records(scene.history().len());
-        scene.wait_until_confirmed();
+    for fixture in &healthy {
+        fixture.wait_for_records(fixture.history().len());
+        fixture.wait_until_confirmed();
     }
     let end = slow.history()[0].end;
     assert!(slow.confirmed() < end, "it was not slow");
     kafka.set_mode(ProxyMode::Pass);
     slow.wait_until_confirmed();
     walpost.terminate().expect_code(3);
-    for scene in &healthy {
-        assert_eq!(scene.check_delivered(&[], Resends::Never).repeated, 0);
+    for fixture in &healthy {
+        assert_eq!(fixture.check_delivered(&[], Resends::Never).repeated, 0);
     }
     let resends = slow.resends(1);
     assert_eq!(slow.check_delivered(&[], resends).committed, ROWS);
@@ -292,17 +295,17 @@ fn record_that_is_refused_and_slow_brokers_are_one_pipelines_trouble(exactly_onc
 
 #[test]
 fn pipelines_of_a_file_can_be_chosen_by_name() {
-    let scenes = [Scene::new(), Scene::bare()];
-    let walpost = Invocation::new(["run", "--pipeline", &scenes[0].name, "--config"])
-        .arg(file(&scenes.each_ref()))
+    let fixtures = [Fixture::new(), Fixture::bare()];
+    let walpost = Invocation::new(["run", "--pipeline", &fixtures[0].name, "--config"])
+        .arg(file(&fixtures.each_ref()))
         .start_streaming();
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn check_of_many_pipelines_lists_problems_first_and_summarizes_the_rest() {
-    let scenes = [(); 5].map(|()| Scene::new());
-    let file = file(&scenes.each_ref());
+    let fixtures = [(); 5].map(|()| Fixture::new());
+    let file = file(&fixtures.each_ref());
     let run = |words: &[&str]| {
         let invocation = Invocation::new(words).arg("--config").arg(&file);
         let finished = invocation.finish();
@@ -311,7 +314,7 @@ fn check_of_many_pipelines_lists_problems_first_and_summarizes_the_rest() {
     };
     let (_, lines) = run(&["check"]);
     assert!(lines[0].starts_with("5 pipelines: 5 "), "{lines:?}");
-    let gone = &scenes[3];
+    let gone = &fixtures[3];
     gone.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{}')",
         gone.slot()
@@ -333,14 +336,14 @@ fn check_of_many_pipelines_lists_problems_first_and_summarizes_the_rest() {
     // A finding that all pipelines share is printed once.
     let alike = lines.iter().filter(|line| line.contains("encrypt"));
     assert!(alike.count() <= 2, "{lines:?}");
-    let (_, lines) = run(&["check", "--pipeline", &scenes[0].name]);
+    let (_, lines) = run(&["check", "--pipeline", &fixtures[0].name]);
     assert!(
         lines.iter().any(|line| line.starts_with("ok ")),
         "{lines:?}"
     );
     let (_, lines) = run(&["check", "--json"]);
-    for scene in &scenes {
-        assert!(lines[0].contains(&scene.name), "{lines:?}");
+    for fixture in &fixtures {
+        assert!(lines[0].contains(&fixture.name), "{lines:?}");
     }
     let (finished, lines) = run(&["status", "--http", "off"]);
     finished.expect_code(1);
@@ -353,8 +356,8 @@ fn check_of_many_pipelines_lists_problems_first_and_summarizes_the_rest() {
 /// Otherwise, hundreds of idle pipelines would have thousands of threads.
 #[test]
 fn pipelines_behind_the_tenth_have_a_client_of_kafka_from_their_first_event_on() {
-    let scenes = [(); 12].map(|()| Scene::new());
-    let walpost = start(&scenes.each_ref());
+    let fixtures = [(); 12].map(|()| Fixture::new());
+    let walpost = start(&fixtures.each_ref());
     let clients = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", walpost.process_id())).unwrap();
         let names = tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")));
@@ -365,7 +368,7 @@ fn pipelines_behind_the_tenth_have_a_client_of_kafka_from_their_first_event_on()
             .count()
     };
     wait_until("the clients of ten pipelines", || clients() == 10);
-    let last = &scenes[11];
+    let last = &fixtures[11];
     let aggregate = last.aggregate(2);
     let load = last.load(&[&aggregate]);
     load.wait_for_transactions(10);

@@ -1,9 +1,9 @@
 //! Walpost matches `synchronous_standby_names`, so the server treats it as a synchronous standby.
 
 use crate::snapshot::TABLE;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 /// Sessions do not wait for a standby unless their database is configured to.
@@ -13,7 +13,7 @@ const WARNING: &str = "Walpost is a synchronous standby";
 #[test]
 fn check_and_run_warn_where_the_names_of_synchronous_standbys_have_walposts() {
     let server = Server::private(MAJOR, NO_SYNCHRONOUS_COMMIT);
-    let scene = Scene::on_servers(&server, Broker::shared());
+    let fixture = Fixture::on_servers(&server, Broker::shared());
     for (names, is_synchronous) in [
         ("*", true),
         ("\"*\"", true),
@@ -24,19 +24,19 @@ fn check_and_run_warn_where_the_names_of_synchronous_standbys_have_walposts() {
         ("FIRST 1 (walpost_2, \"walpost 2\")", false),
         ("\"\"\"walpost\"\"\"", false),
     ] {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "ALTER SYSTEM SET synchronous_standby_names = '{names}'"
         ));
-        scene.db.run("SELECT pg_catalog.pg_reload_conf()");
+        fixture.db.run("SELECT pg_catalog.pg_reload_conf()");
         wait_until("the setting", || {
-            scene.db.is_true(&format!(
+            fixture.db.is_true(&format!(
                 "SELECT current_setting('synchronous_standby_names') = '{names}'"
             ))
         });
-        let check = scene.check().finish().expect_code(0);
+        let check = fixture.check().finish().expect_code(0);
         let says = check.stdout.contains(WARNING);
         assert_eq!(says, is_synchronous, "{names}: {}", check.stdout);
-        let walpost = scene.start();
+        let walpost = fixture.start();
         let logged = walpost.logged(WARNING);
         assert_eq!(logged, usize::from(is_synchronous), "{names}");
         walpost.terminate().expect_code(0);
@@ -51,20 +51,20 @@ in_both_modes! {
 fn walpost_does_not_wait_for_itself(exactly_once: bool) {
     let settings = format!("{NO_SYNCHRONOUS_COMMIT}synchronous_standby_names = '*'\n");
     let server = Server::private(MAJOR, &settings);
-    let scene = Scene::bare_on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    scene.db.run(TABLE);
-    scene.insert(&aggregate, "k");
-    scene.db.run(&format!(
+    let fixture = Fixture::bare_on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    fixture.db.run(TABLE);
+    fixture.insert(&aggregate, "k");
+    fixture.db.run(&format!(
         "ALTER DATABASE {} SET synchronous_commit = on",
-        scene.name
+        fixture.name
     ));
-    scene.init().finish().expect_code(0);
-    let scene = scene.in_mode(exactly_once);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "k");
-    scene.wait_until_confirmed();
+    fixture.init().finish().expect_code(0);
+    let fixture = fixture.in_mode(exactly_once);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     let topic = format!("outbox.event.{aggregate}");
-    assert_eq!(scene.broker.read(&[topic]).len(), 2);
+    assert_eq!(fixture.broker.read(&[topic]).len(), 2);
 }

@@ -5,10 +5,10 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::wait::WAIT_TIMEOUT;
 
 /// A stand-in for systemd.
@@ -58,9 +58,9 @@ impl Manager {
 
 #[test]
 fn notifies_systemd_of_readiness_state_watchdog_and_stop() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let mut systemd = Manager::new();
-    let mut walpost = scene
+    let mut walpost = fixture
         .run()
         .env("NOTIFY_SOCKET", systemd.path())
         .env("WATCHDOG_USEC", "1000000")
@@ -82,17 +82,17 @@ fn notifies_systemd_of_readiness_state_watchdog_and_stop() {
 #[test]
 fn startup_completes_while_postgresql_is_down_and_the_status_line_shows_the_reason() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
+    let fixture = Fixture::on_servers(&server, Broker::shared());
     server.stop(Stop::Fast);
     let mut systemd = Manager::new();
-    let walpost = scene.run().env("NOTIFY_SOCKET", systemd.path()).start();
+    let walpost = fixture.run().env("NOTIFY_SOCKET", systemd.path()).start();
     systemd.wait_for("READY=1");
     let line = systemd
         .told
         .iter()
         .rfind(|line| line.starts_with("STATUS="));
     let line = line.expect("a line").clone();
-    for text in ["0 of 1 pipelines stream", &scene.name, "reconnecting"] {
+    for text in ["0 of 1 pipelines stream", &fixture.name, "reconnecting"] {
         assert!(line.contains(text), "{text} in {line}");
     }
     server.start();
@@ -104,9 +104,9 @@ fn startup_completes_while_postgresql_is_down_and_the_status_line_shows_the_reas
 
 #[test]
 fn pipeline_that_halts_at_once_is_never_ready() {
-    let scene = Scene::bare();
+    let fixture = Fixture::bare();
     let mut systemd = Manager::new();
-    scene
+    fixture
         .run()
         .env("NOTIFY_SOCKET", systemd.path())
         .finish()
@@ -125,10 +125,10 @@ fn pipeline_that_halts_at_once_is_never_ready() {
 
 #[test]
 fn removed_socket_stops_nothing() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
     let mut systemd = Manager::new();
-    let walpost = scene
+    let walpost = fixture
         .run()
         .env("NOTIFY_SOCKET", systemd.path())
         .env("WATCHDOG_USEC", "200000")
@@ -137,8 +137,8 @@ fn removed_socket_stops_nothing() {
     let path = systemd.path().to_owned();
     drop(systemd.socket);
     fs::remove_file(&path).unwrap();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     // As after a restart of systemd.
     systemd.socket = UnixDatagram::bind(&path).unwrap();
     systemd.socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();

@@ -15,11 +15,11 @@ use std::thread;
 
 use crate::support::checker::Resends;
 use crate::support::event::{Event, Writer};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::parse_position;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::{Record, keys};
-use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::support::walpost_role::WalpostRole;
@@ -36,37 +36,37 @@ fn writer(tables: &[&str]) -> Writer {
 
 /// Creates a database with a slot for several tables, and these tables, each set up by `walpost
 /// init`.
-fn scene_on(major: u32, settings: &str, tables: &[&str]) -> Scene<'static> {
-    let mut scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
-    scene.use_settings(settings);
-    scene.write_to(writer(tables));
-    scene.init().finish().expect_code(0);
+fn fixture_on(major: u32, settings: &str, tables: &[&str]) -> Fixture<'static> {
+    let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
+    fixture.use_settings(settings);
+    fixture.write_to(writer(tables));
+    fixture.init().finish().expect_code(0);
     for table in tables {
-        add(&scene, table, "");
+        add(&fixture, table, "");
     }
-    scene
+    fixture
 }
 
-fn scene(tables: &[&str]) -> Scene<'static> {
-    scene_on(MAJOR, SETTINGS, tables)
+fn fixture(tables: &[&str]) -> Fixture<'static> {
+    fixture_on(MAJOR, SETTINGS, tables)
 }
 
 /// Creates the table's schema, runs `create`, and sets up the table with `walpost init`.
-fn add(scene: &Scene<'_>, table: &str, create: &str) {
+fn add(fixture: &Fixture<'_>, table: &str, create: &str) {
     let (schema, _) = table.split_once('.').unwrap();
-    scene
+    fixture
         .db
         .run(&format!("CREATE SCHEMA IF NOT EXISTS {schema}; {create}"));
-    scene
+    fixture
         .init()
         .args(["--table", table])
         .finish()
         .expect_code(0);
 }
 
-fn walsender(scene: &Scene<'_>) -> i64 {
-    let slot = scene.slot();
-    scene.db.number(&format!(
+fn walsender(fixture: &Fixture<'_>) -> i64 {
+    let slot = fixture.slot();
+    fixture.db.number(&format!(
         "SELECT coalesce((SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{slot}'), 0)"
     ))
 }
@@ -88,36 +88,36 @@ fn events_of_all_tables_arrive_in_commit_order_through_deaths(exactly_once: bool
         "tenant_3.outbox",
         "tenant_odd.\"Out-box\"",
     ];
-    let scene = scene(&TABLES[..1]);
+    let fixture = fixture(&TABLES[..1]);
     add(
-        &scene,
+        &fixture,
         TABLES[1],
         "CREATE TABLE tenant_2.outbox (more int, payload jsonb, type text, aggregateid text, aggregatetype text, id uuid)",
     );
     add(
-        &scene,
+        &fixture,
         TABLES[2],
         "CREATE TABLE tenant_3.outbox (id uuid, aggregatetype text, aggregateid text, type text, payload text, part int DEFAULT 1)
             PARTITION BY LIST (part);
          CREATE TABLE tenant_3.one PARTITION OF tenant_3.outbox FOR VALUES IN (1)",
     );
-    add(&scene, TABLES[3], "");
-    let mut scene = scene.in_mode(exactly_once);
-    scene.write_to(writer(&TABLES));
-    let aggregate = scene.aggregate(3);
-    scene.check().finish().expect_code(0);
-    let mut walpost = scene.start();
-    let load = scene.load(&[&aggregate]);
+    add(&fixture, TABLES[3], "");
+    let mut fixture = fixture.in_mode(exactly_once);
+    fixture.write_to(writer(&TABLES));
+    let aggregate = fixture.aggregate(3);
+    fixture.check().finish().expect_code(0);
+    let mut walpost = fixture.start();
+    let load = fixture.load(&[&aggregate]);
     let mut deaths = Vec::new();
     for _ in 0..2 {
         load.wait_for_transactions(60);
-        deaths.push(scene.kill(walpost));
-        walpost = scene.start();
+        deaths.push(fixture.kill(walpost));
+        walpost = fixture.start();
     }
     load.wait_for_transactions(30);
     load.stop();
-    scene.settle(walpost, &deaths, scene.resends(2));
-    let records = scene.records();
+    fixture.settle(walpost, &deaths, fixture.resends(2));
+    let records = fixture.records();
     for (schema, name) in [
         ("tenant_1", "outbox"),
         ("tenant_2", "outbox"),
@@ -134,29 +134,29 @@ fn events_of_all_tables_arrive_in_commit_order_through_deaths(exactly_once: bool
 /// Tables are added by `walpost init` during the stream, dropped with their schemas, renamed and
 /// re-created.
 fn tables_come_and_go_under_load_and_the_stream_goes_on(exactly_once: bool) {
-    let mut scene = scene(&["tenant_1.outbox"]).in_mode(exactly_once);
-    let aggregate = scene.aggregate(3);
-    let walpost = scene.start();
-    let holder = walsender(&scene);
-    let load = scene.load(&[&aggregate]);
-    let publication = scene.slot();
+    let mut fixture = fixture(&["tenant_1.outbox"]).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(3);
+    let walpost = fixture.start();
+    let holder = walsender(&fixture);
+    let load = fixture.load(&[&aggregate]);
+    let publication = fixture.slot();
     for number in 2..5 {
         let table = format!("tenant_{number}.outbox");
-        add(&scene, &table, "");
+        add(&fixture, &table, "");
         let here = writer(&[&table]);
         let insert = |key: &str| here.insert_one(Event::new(&aggregate, key, "{}"));
-        scene.db.run(&insert("first"));
+        fixture.db.run(&insert("first"));
         load.wait_for_transactions(10);
         match number {
-            2 => scene.db.run(&format!(
+            2 => fixture.db.run(&format!(
                 "BEGIN; {} DROP SCHEMA tenant_2 CASCADE; COMMIT",
                 insert("with its schema")
             )),
-            3 => scene.db.run(&format!(
+            3 => fixture.db.run(&format!(
                 "BEGIN; {} ALTER TABLE tenant_3.outbox RENAME TO old; ALTER PUBLICATION {publication} DROP TABLE tenant_3.old; COMMIT",
                 insert("before its name")
             )),
-            _ => scene.db.run(&format!(
+            _ => fixture.db.run(&format!(
                 "BEGIN; {} DROP TABLE tenant_4.outbox;
                  CREATE TABLE tenant_4.outbox (payload text, id uuid, aggregateid text, aggregatetype text, type text);
                  ALTER PUBLICATION {publication} ADD TABLE tenant_4.outbox; {} COMMIT",
@@ -167,11 +167,11 @@ fn tables_come_and_go_under_load_and_the_stream_goes_on(exactly_once: bool) {
     }
     load.wait_for_transactions(10);
     load.stop();
-    wait_until("the stream to go on", || walsender(&scene) == holder);
+    wait_until("the stream to go on", || walsender(&fixture) == holder);
     assert_eq!(walpost.logged("reconnecting"), 0, "{}", walpost.log());
-    scene.write_to(writer(&["tenant_1.outbox"]));
-    scene.settle(walpost, &[], Resends::Never);
-    let records = scene.records();
+    fixture.write_to(writer(&["tenant_1.outbox"]));
+    fixture.settle(walpost, &[], Resends::Never);
+    let records = fixture.records();
     let of = |tenant: &str| {
         records
             .iter()
@@ -187,23 +187,23 @@ fn tables_come_and_go_under_load_and_the_stream_goes_on(exactly_once: bool) {
 #[test]
 fn init_makes_the_slot_and_adds_tables_on_every_version() {
     for major in [14, 15, 16, 17, 18] {
-        let scene = scene_on(major, SETTINGS, &["tenant_1.outbox"]);
+        let fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox"]);
         // A second `init` is harmless, also during the stream.
-        scene.init().finish().expect_code(0);
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start();
-        add(&scene, "tenant_2.outbox", "");
-        scene
+        fixture.init().finish().expect_code(0);
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start();
+        add(&fixture, "tenant_2.outbox", "");
+        fixture
             .init()
             .args(["--table", "tenant_2.outbox"])
             .finish()
             .expect_code(0);
         for table in ["tenant_1.outbox", "tenant_2.outbox"] {
             let event = Event::new(&aggregate, table, "{}");
-            scene.db.run(&writer(&[table]).insert_one(event));
+            fixture.db.run(&writer(&[table]).insert_one(event));
         }
-        scene.wait_for_records(2);
-        let refused = scene.init().args(["--table", "shop.outbox"]).finish();
+        fixture.wait_for_records(2);
+        let refused = fixture.init().args(["--table", "shop.outbox"]).finish();
         refused
             .expect_code(2)
             .expect_mentions(&["shop.outbox", "tenant_*.outbox"]);
@@ -214,9 +214,9 @@ fn init_makes_the_slot_and_adds_tables_on_every_version() {
 /// These rows are in WAL once, before any later row of the table, even if the process that delivers
 /// them is killed.
 fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool) {
-    let scene = scene(&["tenant_1.outbox"]).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    scene.db.run(
+    let fixture = fixture(&["tenant_1.outbox"]).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    fixture.db.run(
         "CREATE SCHEMA tenant_2;
          CREATE TABLE tenant_2.outbox (more bool DEFAULT true, id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text,
              payload jsonb, created_at timestamptz DEFAULT clock_timestamp())",
@@ -227,9 +227,9 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
         events.insert_one(Event::new(&aggregate, key, payload))
     };
     for key in ["1", "2", "3"] {
-        scene.db.run(&event(key));
+        fixture.db.run(&event(key));
     }
-    let check = scene.check().finish().expect_code(0);
+    let check = fixture.check().finish().expect_code(0);
     check.expect_mentions(&[
         "not in the publication",
         "walpost init --table tenant_2.outbox",
@@ -237,28 +237,28 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
 
     // `init` waits for a transaction that has written to the table, and treats its rows as older
     // rows.
-    let open = scene.server.session(&scene.name);
+    let open = fixture.server.session(&fixture.name);
     open.run(&format!("BEGIN; {}", event("4")));
-    let init = scene.init().args(["--table", "tenant_2.outbox"]).start();
+    let init = fixture.init().args(["--table", "tenant_2.outbox"]).start();
     wait_until("init to wait", || {
-        scene.db.is_true(
+        fixture.db.is_true(
             "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'tenant_2.outbox'::regclass)",
         )
     });
     open.run("COMMIT");
     init.finish().expect_code(0);
-    scene.db.run(&event("5"));
+    fixture.db.run(&event("5"));
 
     // The process is killed in the middle, several times.
-    let mut walpost = scene.start();
+    let mut walpost = fixture.start();
     for _ in 0..2 {
-        scene.kill(walpost);
-        walpost = scene.start();
+        fixture.kill(walpost);
+        walpost = fixture.start();
     }
     let last = |record: &Record| record.key() == "5";
-    wait_until("the last event", || scene.records().iter().any(last));
+    wait_until("the last event", || fixture.records().iter().any(last));
     walpost.terminate().expect_code(0);
-    let records = scene.records();
+    let records = fixture.records();
     let mut seen = Vec::new();
     for record in &records {
         assert_eq!(
@@ -272,18 +272,18 @@ fn rows_that_a_table_has_when_it_is_added_are_delivered_first(exactly_once: bool
     }
     assert_eq!(seen, ["1", "2", "3", "4", "5"]);
     assert!(records.len() == 5 || !exactly_once, "{}", records.len());
-    let left = scene.db.number("SELECT count(*) FROM walpost.outbox_row");
+    let left = fixture.db.number("SELECT count(*) FROM walpost.outbox_row");
     assert_eq!(left, 0);
 }
 
 /// Rows of the other tables, in their own topics, affect neither `verify` nor `replay`.
 fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_once: bool) {
     const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
-    let scene = scene(&TABLES).in_mode(exactly_once);
-    scene.accept_any_name(TABLES[1]);
-    let aggregates = [scene.aggregate(1), scene.aggregate(1)];
-    let dead = format!("{}.dead", scene.name);
-    scene.topic(&dead, 1, &[]);
+    let fixture = fixture(&TABLES).in_mode(exactly_once);
+    fixture.accept_any_name(TABLES[1]);
+    let aggregates = [fixture.aggregate(1), fixture.aggregate(1)];
+    let dead = format!("{}.dead", fixture.name);
+    fixture.topic(&dead, 1, &[]);
     let event = |table: usize, key: &str| {
         let event = Event::new(&aggregates[table], key, "{}");
         writer(&TABLES[table..=table]).insert_one(event)
@@ -294,19 +294,19 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
         "--dead-letter-topic",
         &dead,
     ];
-    let mut walpost = scene.start_with(&[&flags[..], &["--http", "127.0.0.1:0"]].concat());
+    let mut walpost = fixture.start_with(&[&flags[..], &["--http", "127.0.0.1:0"]].concat());
     let http = walpost.http();
     let both = format!("BEGIN; {} {} COMMIT", event(0, "1"), event(1, "2"));
-    scene.db.run(&both);
-    scene.db.run(
+    fixture.db.run(&both);
+    fixture.db.run(
         "INSERT INTO tenant_2.outbox (id, aggregatetype, aggregateid, type, payload)
              VALUES (gen_random_uuid(), 'no topic', 'k', 't', '{}')",
     );
-    let records = scene.wait_for_records(3);
+    let records = fixture.wait_for_records(3);
     let letter = records.iter().find(|record| record.topic == dead);
     let letter = letter.expect("a dead letter");
     assert_eq!(letter.header("walpost-source-table"), TABLES[1]);
-    scene
+    fixture
         .db
         .run("DELETE FROM tenant_2.outbox WHERE aggregatetype = 'no topic'");
     let rows = |table: &str| http.pipeline()["tables"][table].as_u64();
@@ -316,7 +316,7 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
     let metrics = http.metrics();
     let series = format!(
         "walpost_table_rows_total{{pipeline=\"{}\",table=",
-        scene.name
+        fixture.name
     );
     let of_tables = metrics.iter().filter(|(name, _)| name.starts_with(&series));
     let of_tables: Vec<_> = of_tables.map(|(_, rows)| *rows).collect();
@@ -325,7 +325,7 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
     // table count as pending for a while.
     let wait = if exactly_once { "1s" } else { "60s" };
     let verify = |table: &str| {
-        let verify = scene.verify().args(["--wait", wait, "--table", table]);
+        let verify = fixture.verify().args(["--wait", wait, "--table", table]);
         verify.finish()
     };
     for table in TABLES {
@@ -334,14 +334,14 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
             .expect_mentions(&["1 rows, 1 records"]);
     }
     // Written while the table is not in the publication.
-    let publication = scene.slot();
+    let publication = fixture.slot();
     for statement in [
         &format!("ALTER PUBLICATION {publication} DROP TABLE tenant_2.outbox"),
         &event(1, "lost"),
         &format!("ALTER PUBLICATION {publication} ADD TABLE tenant_2.outbox"),
         &event(0, "last"),
     ] {
-        scene.db.run(statement);
+        fixture.db.run(statement);
     }
     verify(TABLES[0])
         .expect_code(0)
@@ -351,10 +351,10 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
             .expect_code(1)
             .expect_mentions(&["MISSING"]);
     }
-    let again = scene.replay(&["--all", "--yes", "--table", TABLES[1]]);
+    let again = fixture.replay(&["--all", "--yes", "--table", TABLES[1]]);
     again.finish().expect_code(0);
     verify(TABLES[1]).expect_code(0);
-    let records = scene.records();
+    let records = fixture.records();
     let replayed = records
         .iter()
         .filter(|record| record.header_names().contains(&"walpost-replay"));
@@ -367,7 +367,7 @@ fn one_table_is_verified_and_sent_again_and_its_dead_letters_name_it(exactly_onc
         replayed,
         [("2", "tenant_2", &topic), ("lost", "tenant_2", &topic)]
     );
-    scene.db.run(
+    fixture.db.run(
         "CREATE SCHEMA tenant_3; CREATE TABLE tenant_3.outbox (LIKE tenant_2.outbox); INSERT INTO tenant_3.outbox TABLE tenant_2.outbox",
     );
     verify("tenant_3.outbox").expect_mentions(&["does not contain table tenant_3.outbox"]);
@@ -388,43 +388,43 @@ fn schema_that_is_renamed_is_not_published_as_another_tenant_on_every_version() 
 /// The owner of a schema renames it to the name of a removed tenant, and writes to it.
 fn schema_is_renamed(major: u32, exactly_once: bool) {
     let tables = ["tenant_1.outbox", "tenant_2.outbox"];
-    let mut scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
+    let mut fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
     // Topics are shared by all tests.
-    let prefix = &scene.name.clone();
+    let prefix = &fixture.name.clone();
     let topic = format!("{prefix}.{{table.schema}}.{{aggregatetype}}");
-    scene.use_settings(&format!(
+    fixture.use_settings(&format!(
         "tables = [\"tenant_*.outbox\"]\ntopic = \"{topic}\"\n"
     ));
-    scene.write_to(writer(&tables));
-    scene.init().finish().expect_code(0);
+    fixture.write_to(writer(&tables));
+    fixture.init().finish().expect_code(0);
     for table in tables {
-        add(&scene, table, "");
+        add(&fixture, table, "");
     }
-    let scene = scene.in_mode(exactly_once);
+    let fixture = fixture.in_mode(exactly_once);
     for tenant in [1, 2] {
-        scene.topic(&format!("{prefix}.tenant_{tenant}.orders"), 1, &[]);
+        fixture.topic(&format!("{prefix}.tenant_{tenant}.orders"), 1, &[]);
     }
     let insert = |table: &str, key: &str| {
         let event = writer(&[table]).insert_one(Event::new("orders", key, "{}"));
-        scene.db.run(&event);
+        fixture.db.run(&event);
     };
-    let mut walpost = scene.start();
+    let mut walpost = fixture.start();
     insert(tables[0], "first");
     insert(tables[1], "second");
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
-    scene
+    fixture.wait_for_records(2);
+    fixture.wait_until_confirmed();
+    fixture
         .db
         .run("DROP SCHEMA tenant_2 CASCADE; ALTER SCHEMA tenant_1 RENAME TO tenant_2");
     if major < 16 {
         // Before version 16, the new name is only sent after a reconnect.
-        scene.end_walsender();
+        fixture.end_walsender();
     }
     wait_until("the renamed table to be noticed", || {
         insert(tables[1], "forged");
         let is_forged =
             |record: &Record| record.topic.contains("tenant_2") && record.key() == "forged";
-        !walpost.is_running() || scene.records().iter().any(is_forged)
+        !walpost.is_running() || fixture.records().iter().any(is_forged)
     });
     let finished = walpost.finish().expect_code(3);
     finished.expect_mentions(&[
@@ -435,11 +435,11 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
     ]);
     let is_forged =
         |record: &&Record| record.topic.contains("tenant_2") && record.key() == "forged";
-    assert_eq!(scene.records().iter().filter(is_forged).count(), 0);
+    assert_eq!(fixture.records().iter().filter(is_forged).count(), 0);
     // A restart accepts the new name.
-    let walpost = scene.start();
+    let walpost = fixture.start();
     wait_until("the rows under the accepted name", || {
-        scene.records().iter().any(|record| is_forged(&record))
+        fixture.records().iter().any(|record| is_forged(&record))
     });
     walpost.terminate().expect_code(0);
 }
@@ -447,12 +447,12 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
 /// The owner of the publication removes a table, and adds it again.
 #[test]
 fn table_that_is_taken_out_of_the_publication_is_reported_until_it_is_back() {
-    let scene = scene(&["tenant_1.outbox", "tenant_2.outbox"]);
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let fixture = fixture(&["tenant_1.outbox", "tenant_2.outbox"]);
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
-    let publication = scene.slot();
+    let publication = fixture.slot();
     wait_until("readiness", || http.get("/readyz").code == 200);
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} SET TABLE tenant_1.outbox, walpost.outbox_row"
     ));
     let line = walpost.wait_for_log("watchdog: tables were taken out of publication");
@@ -474,31 +474,31 @@ fn table_that_is_taken_out_of_the_publication_is_reported_until_it_is_back() {
     assert_eq!(status["problems"][0]["kind"], "rows_left_out", "{status}");
     assert_eq!(status["summary"]["severity"], "critical", "{status}");
     assert_eq!(status["summary"]["state"], "streaming", "{status}");
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} ADD TABLE tenant_2.outbox"
     ));
     walpost.wait_for_log("rows_left_out resolved");
     walpost.wait_for_log("table tenant_2.outbox was not in publication");
     wait_until("readiness", || http.get("/readyz").code == 200);
     // A dropped table does not count as left out.
-    scene.db.run("DROP SCHEMA tenant_2 CASCADE");
+    fixture.db.run("DROP SCHEMA tenant_2 CASCADE");
     walpost.terminate().expect_code(0);
 }
 
 /// As read by Prometheus and by users who view /metrics in a terminal.
 #[test]
 fn metrics_have_no_control_character_of_the_name_of_a_table() {
-    let scene = scene_on(MAJOR, SETTINGS, &["tenant_1.outbox"]);
-    let aggregate = scene.aggregate(1);
+    let fixture = fixture_on(MAJOR, SETTINGS, &["tenant_1.outbox"]);
+    let aggregate = fixture.aggregate(1);
     let table = "\"tenant_\u{1b}[2J\u{202e}\u{9b}\".outbox";
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE SCHEMA \"tenant_\u{1b}[2J\u{202e}\u{9b}\"; CREATE TABLE {table} (LIKE tenant_1.outbox INCLUDING ALL);
          SELECT walpost.add_outbox('{table}', '{}')",
-        scene.slot()
+        fixture.slot()
     ));
-    scene
+    fixture
         .db
         .run(&writer(&[table]).insert_one(Event::new(&aggregate, "k", "{}")));
     let label = r#"table="\"tenant_\\u{1b}[2J\\u{202e}\\u{9b}\".outbox"} 1"#;
@@ -515,24 +515,24 @@ fn metrics_have_no_control_character_of_the_name_of_a_table() {
 
 #[test]
 fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
-    let scene = scene(&["tenant_1.outbox"]);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    let fixture = fixture(&["tenant_1.outbox"]);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     let event = |key| writer(&["tenant_2.outbox"]).insert_one(Event::new(&aggregate, key, "{}"));
     let add = format!(
         "SELECT walpost.add_outbox('tenant_2.outbox', 'walpost_{}')",
-        scene.name
+        fixture.name
     );
     let migrate = format!(
         "BEGIN; CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox (LIKE tenant_1.outbox INCLUDING ALL); {} {add}; {}",
         event("before"),
         event("after")
     );
-    scene.db.run(&format!("{migrate} ROLLBACK"));
-    scene.db.run(&format!("{migrate} COMMIT"));
+    fixture.db.run(&format!("{migrate} ROLLBACK"));
+    fixture.db.run(&format!("{migrate} COMMIT"));
     // On another call, the table has already been added.
-    assert_eq!(scene.db.value(&add), None);
-    assert_eq!(keys(&scene.wait_for_records(2)), ["before", "after"]);
+    assert_eq!(fixture.db.value(&add), None);
+    assert_eq!(keys(&fixture.wait_for_records(2)), ["before", "after"]);
     for (statement, word) in [
         (
             "SELECT walpost.add_outbox('tenant_1.outbox', 'nothing')",
@@ -543,22 +543,25 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
             "pg_stat_activity",
         ),
     ] {
-        let error = scene.db.try_run(statement).expect_err(statement);
+        let error = fixture.db.try_run(statement).expect_err(statement);
         let message = error.as_db_error().expect(statement).message();
         assert!(message.contains(word), "{message}");
     }
-    let replay = scene.replay(&["--all", "--yes"]).finish();
+    let replay = fixture.replay(&["--all", "--yes"]).finish();
     replay
         .expect_code(2)
         .expect_mentions(&["several tables", "--table SCHEMA.TABLE"]);
-    let replay = scene.replay(&["--all", "--yes", "--table", "tenant_2.outbox"]);
+    let replay = fixture.replay(&["--all", "--yes", "--table", "tenant_2.outbox"]);
     replay.finish().expect_code(0);
-    assert_eq!(scene.wait_for_records(4)[3].header("tenant"), "tenant_2");
-    let verify = scene.verify().finish();
+    assert_eq!(fixture.wait_for_records(4)[3].header("tenant"), "tenant_2");
+    let verify = fixture.verify().finish();
     verify
         .expect_code(2)
         .expect_mentions(&["several tables", "--table"]);
-    let verify = scene.verify().args(["--table", "tenant_2.outbox"]).finish();
+    let verify = fixture
+        .verify()
+        .args(["--table", "tenant_2.outbox"])
+        .finish();
     verify.expect_code(0);
     walpost.terminate().expect_code(0);
 }
@@ -566,9 +569,9 @@ fn table_is_added_in_a_migration_with_its_rows_or_not_at_all() {
 /// `walpost init` would lock the table itself before it calls the function.
 #[test]
 fn add_outbox_waits_for_writers_and_keeps_the_order() {
-    let scene = scene(&["tenant_1.outbox"]);
-    let aggregate = scene.aggregate(1);
-    scene.db.run(
+    let fixture = fixture(&["tenant_1.outbox"]);
+    let aggregate = fixture.aggregate(1);
+    fixture.db.run(
         "CREATE SCHEMA tenant_2;
          CREATE TABLE tenant_2.outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
              created_at timestamptz DEFAULT clock_timestamp(), n int GENERATED ALWAYS AS IDENTITY, PRIMARY KEY (n))",
@@ -578,42 +581,45 @@ fn add_outbox_waits_for_writers_and_keeps_the_order() {
     for key in ["4", "3", "2"] {
         let insert = event(key);
         // The order of the rows in the table differs from the order in which they were created.
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "BEGIN; {insert} UPDATE tenant_2.outbox SET created_at = '2020-01-0{key}' WHERE aggregateid = '{key}'; COMMIT"
         ));
     }
-    let open = scene.server.session(&scene.name);
+    let open = fixture.server.session(&fixture.name);
     open.run(&format!(
         "BEGIN; {} UPDATE tenant_2.outbox SET created_at = '2020-01-01' WHERE aggregateid = '1'",
         event("1")
     ));
     thread::scope(|threads| {
         let added = threads.spawn(|| {
-            let session = scene.server.session(&scene.name);
+            let session = fixture.server.session(&fixture.name);
             session.number(&format!(
                 "SELECT walpost.add_outbox('tenant_2.outbox', 'walpost_{}')",
-                scene.name
+                fixture.name
             ))
         });
         wait_until("add_outbox to wait or to end", || {
             added.is_finished()
-                || scene.db.is_true(
+                || fixture.db.is_true(
                     "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'tenant_2.outbox'::regclass)",
                 )
         });
         open.run("COMMIT");
         assert_eq!(added.join().unwrap(), 4);
     });
-    scene.db.run(&event("5"));
-    let walpost = scene.start();
-    assert_eq!(keys(&scene.wait_for_records(5)), ["1", "2", "3", "4", "5"]);
+    fixture.db.run(&event("5"));
+    let walpost = fixture.start();
+    assert_eq!(
+        keys(&fixture.wait_for_records(5)),
+        ["1", "2", "3", "4", "5"]
+    );
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn refuses_to_add_partitions_whose_rows_are_published_already() {
-    let scene = scene(&["tenant_1.outbox"]);
-    scene.db.run(
+    let fixture = fixture(&["tenant_1.outbox"]);
+    fixture.db.run(
         "CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox (LIKE tenant_1.outbox INCLUDING DEFAULTS) PARTITION BY LIST (type);
          CREATE TABLE tenant_2.rest PARTITION OF tenant_2.outbox DEFAULT;
          CREATE SCHEMA tenant_3; CREATE TABLE tenant_3.outbox (LIKE tenant_1.outbox INCLUDING DEFAULTS) PARTITION BY LIST (type);
@@ -622,11 +628,11 @@ fn refuses_to_add_partitions_whose_rows_are_published_already() {
     let add = |table| {
         format!(
             "SELECT walpost.add_outbox('{table}', 'walpost_{}')",
-            scene.name
+            fixture.name
         )
     };
-    scene.db.run(&add("tenant_2.outbox"));
-    scene.db.run(&add("tenant_3.rest"));
+    fixture.db.run(&add("tenant_2.outbox"));
+    fixture.db.run(&add("tenant_3.rest"));
     for (table, expected) in [
         (
             "tenant_2.rest",
@@ -637,26 +643,26 @@ fn refuses_to_add_partitions_whose_rows_are_published_already() {
             "partition tenant_3.rest of table tenant_3.outbox is in publication",
         ),
     ] {
-        let error = scene.db.try_run(&add(table)).expect_err(table);
+        let error = fixture.db.try_run(&add(table)).expect_err(table);
         let message = error.as_db_error().expect(table).message();
         assert!(message.contains(expected), "{message}");
     }
     // Adding a table twice does nothing.
-    assert_eq!(scene.db.value(&add("tenant_2.outbox")), None);
+    assert_eq!(fixture.db.value(&add("tenant_2.outbox")), None);
 }
 
 /// As described in docs/tables.md, with roles that have no other rights.
 #[test]
 fn only_members_of_the_publication_owner_may_add_their_tables() {
     for major in [14, MAJOR, 18] {
-        let scene = scene_on(major, SETTINGS, &["tenant_1.outbox"]);
-        let aggregate = scene.aggregate(1);
-        let (name, publication) = (&scene.name, scene.slot());
+        let fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox"]);
+        let aggregate = fixture.aggregate(1);
+        let (name, publication) = (&fixture.name, fixture.slot());
         let [publisher, migrator, other] =
             ["publisher", "migrator", "other"].map(|role| format!("{role}_{name}"));
-        let walpost_role = WalpostRole::new(&scene, format!("walpost_{name}"));
+        let walpost_role = WalpostRole::new(&fixture, format!("walpost_{name}"));
         let role = &walpost_role.role;
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "CREATE ROLE {publisher} NOLOGIN; CREATE ROLE {migrator} LOGIN; CREATE ROLE {other} LOGIN;
              GRANT CREATE ON DATABASE {name} TO {publisher}, {other};
              GRANT USAGE ON SCHEMA walpost TO {publisher};
@@ -668,7 +674,7 @@ fn only_members_of_the_publication_owner_may_add_their_tables() {
              GRANT {publisher} TO {migrator}"
         ));
         let walpost = walpost_role.commands().run().start_streaming();
-        let session = |role| Session::connect(&scene.conninfo_as(role)).unwrap();
+        let session = |role| Session::connect(&fixture.conninfo_as(role)).unwrap();
         let migrate = |number| {
             let table = format!("tenant_{number}.outbox");
             let event = writer(&[&table]).insert_one(Event::new(&aggregate, &table, "{}"));
@@ -679,11 +685,11 @@ fn only_members_of_the_publication_owner_may_add_their_tables() {
             )
         };
         session(&migrator).run(&migrate(2));
-        assert_eq!(keys(&scene.wait_for_records(1)), ["tenant_2.outbox"]);
+        assert_eq!(keys(&fixture.wait_for_records(1)), ["tenant_2.outbox"]);
         let error = session(&other).try_run(&migrate(3)).expect_err("no rights");
         let message = error.as_db_error().expect("an answer").message();
         assert!(message.contains("permission denied"), "{message}");
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "GRANT USAGE ON SCHEMA walpost TO {other}; GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO {other};
              GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {other}"
         ));
@@ -695,15 +701,15 @@ fn only_members_of_the_publication_owner_may_add_their_tables() {
         );
         // The migrator does not own this table.
         let add = format!("SELECT walpost.add_outbox('tenant_4.outbox', '{publication}')");
-        scene
+        fixture
             .db
             .run("CREATE SCHEMA tenant_4; CREATE TABLE tenant_4.outbox (LIKE tenant_1.outbox)");
         session(&migrator).try_run(&add).expect_err("no owner");
-        let init = scene.init().args(["--table", "tenant_4.outbox"]).finish();
+        let init = fixture.init().args(["--table", "tenant_4.outbox"]).finish();
         let message = format!("publication {publication} belongs to role {publisher}");
         init.expect_code(3).expect_mentions(&[&message]);
         walpost.terminate().expect_code(0);
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO CURRENT_USER; DROP OWNED BY {publisher}, {migrator}, {other} CASCADE;
              DROP ROLE {publisher}, {migrator}, {other}"
         ));
@@ -712,22 +718,22 @@ fn only_members_of_the_publication_owner_may_add_their_tables() {
 
 #[test]
 fn table_that_matches_no_pattern_halts_before_confirming_more() {
-    let scene = scene(&["tenant_1.outbox"]);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "before");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
-    let before = scene.confirmed();
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let fixture = fixture(&["tenant_1.outbox"]);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "before");
+    fixture.wait_for_records(1);
+    fixture.wait_until_confirmed();
+    let before = fixture.confirmed();
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "CREATE TABLE stranger (id int); ALTER PUBLICATION {publication} ADD TABLE stranger; INSERT INTO stranger VALUES (1)"
     ));
-    let lost = scene.wal_position();
+    let lost = fixture.wal_position();
     let finished = walpost.finish().expect_code(3);
     finished.expect_mentions(&["halted", "public.stranger", "tenant_*.outbox"]);
-    assert!(before <= scene.confirmed() && scene.confirmed() < lost);
-    let check = scene.check().finish().expect_code(3);
+    assert!(before <= fixture.confirmed() && fixture.confirmed() < lost);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&[
         "FAILED",
         "other tables than tenant_*.outbox",
@@ -737,18 +743,18 @@ fn table_that_matches_no_pattern_halts_before_confirming_more() {
 
 #[test]
 fn one_table_that_does_not_fit_is_named_and_halts() {
-    let scene = scene(&["tenant_1.outbox", "tenant_2.outbox"]);
-    scene
+    let fixture = fixture(&["tenant_1.outbox", "tenant_2.outbox"]);
+    fixture
         .db
         .run("ALTER TABLE tenant_2.outbox RENAME aggregateid TO other");
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&[
         "FAILED",
         "tenant_2.outbox",
         "aggregateid",
         "2 tables are in the publication",
     ]);
-    let finished = scene.run().finish().expect_code(3);
+    let finished = fixture.run().finish().expect_code(3);
     finished.expect_mentions(&["halted", "tenant_2.outbox", "aggregateid"]);
 }
 
@@ -757,23 +763,23 @@ fn queries_columns_of_an_added_table_if_records_depend_on_them() {
     let settings = format!(
         "{SETTINGS}null_default = true\nkey = \"{{table.schema}}\"\npayload = \"payload\"\n"
     );
-    let scene = scene_on(MAJOR, &settings, &["tenant_1.outbox"]);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    let fixture = fixture_on(MAJOR, &settings, &["tenant_1.outbox"]);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     for number in 2..4 {
         let table = format!("tenant_{number}.outbox");
         add(
-            &scene,
+            &fixture,
             &table,
             &format!(
                 "CREATE TABLE {table} (id uuid, aggregatetype text, payload text DEFAULT 'default of {number}')"
             ),
         );
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO {table} VALUES (gen_random_uuid(), '{aggregate}', NULL)"
         ));
     }
-    let records = scene.wait_for_records(2);
+    let records = fixture.wait_for_records(2);
     let found = records.iter().map(|record| (record.key(), record.text()));
     assert_eq!(
         found.collect::<Vec<_>>(),
@@ -788,9 +794,9 @@ fn queries_columns_of_an_added_table_if_records_depend_on_them() {
 
 #[test]
 fn command_about_all_tables_refuses_to_be_about_one() {
-    let scene = scene(&["tenant_1.outbox"]);
+    let fixture = fixture(&["tenant_1.outbox"]);
     for command in ["run", "check"] {
-        let refused = scene
+        let refused = fixture
             .invoke(command)
             .args(["--table", "tenant_1.outbox"])
             .finish();
@@ -798,7 +804,7 @@ fn command_about_all_tables_refuses_to_be_about_one() {
             .expect_code(2)
             .expect_mentions(&["--table", "all of them"]);
     }
-    let refused = scene.init().arg("--partitioned").finish();
+    let refused = fixture.init().arg("--partitioned").finish();
     refused
         .expect_code(2)
         .expect_mentions(&["--partitioned", "--table"]);
@@ -807,43 +813,43 @@ fn command_about_all_tables_refuses_to_be_about_one() {
 /// A tenant that existed before Walpost gets the same objects as from `walpost init --table`.
 #[test]
 fn init_adds_and_lists_all_matching_tables() {
-    let mut scene = Scene::bare();
-    scene.use_settings(SETTINGS);
-    scene.write_to(writer(&["tenant_1.outbox", "tenant_2.outbox"]));
+    let mut fixture = Fixture::bare();
+    fixture.use_settings(SETTINGS);
+    fixture.write_to(writer(&["tenant_1.outbox", "tenant_2.outbox"]));
     let columns =
         "(id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)";
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE SCHEMA tenant_1; CREATE TABLE tenant_1.outbox {columns};
          CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox {columns};
          CREATE SCHEMA tenant_3; CREATE TABLE tenant_3.outbox (id uuid);
          CREATE SCHEMA other; CREATE TABLE other.outbox {columns}"
     ));
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     for table in ["tenant_1.outbox", "tenant_2.outbox"] {
         let event = Event::new(&aggregate, table, "{}");
-        scene.db.run(&writer(&[table]).insert_one(event));
+        fixture.db.run(&writer(&[table]).insert_one(event));
     }
-    let printed = scene.init().arg("--print").finish().expect_code(0);
+    let printed = fixture.init().arg("--print").finish().expect_code(0);
     for table in ["tenant_1.outbox", "tenant_2.outbox", "tenant_3.outbox"] {
         let line = format!("-- {table} exists and is not in the publication");
         assert!(printed.stdout.contains(&line), "{}", printed.stdout);
     }
     assert!(!printed.stdout.contains("other.outbox"));
     // A table that does not fit does not prevent other tables from being added.
-    let init = scene.init().finish().expect_code(3);
+    let init = fixture.init().finish().expect_code(3);
     init.expect_mentions(&[
         "tenant_1.outbox",
         "tenant_2.outbox",
         "table tenant_3.outbox has no column \"aggregatetype\"",
     ]);
-    let published = scene.db.value(&format!(
+    let published = fixture.db.value(&format!(
         "SELECT string_agg(schemaname, ' ' ORDER BY schemaname) FROM pg_publication_tables
          WHERE pubname = '{}' AND schemaname LIKE 'tenant%'",
-        scene.slot()
+        fixture.slot()
     ));
     assert_eq!(published.as_deref(), Some("tenant_1 tenant_2"));
-    let walpost = scene.start();
-    let records = scene.wait_for_records(2);
+    let walpost = fixture.start();
+    let records = fixture.wait_for_records(2);
     assert_eq!(keys(&records), ["tenant_1.outbox", "tenant_2.outbox"]);
     walpost.terminate().expect_code(0);
 }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use crate::support::certificates::{Authority, write_private};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{AUTHORITY, MAJOR, Server};
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::tokens::{CLIENT, Endpoint, Issuer};
 use crate::support::under_load::UnderLoad;
@@ -15,12 +15,12 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
 /// Creates the walpost.toml of a pipeline that gets its tokens from the program.
-fn file(scene: &Scene, issuer: &Issuer) -> PathBuf {
+fn file(fixture: &Fixture, issuer: &Issuer) -> PathBuf {
     let file = reaper::folder("config").join("walpost.toml");
     let text = format!(
         "[kafka]\n\"security.protocol\" = \"sasl_plaintext\"\n\"sasl.mechanisms\" = \"OAUTHBEARER\"\n\
          [[pipeline]]\nname = \"{}\"\nkafka_token_command = {}\n",
-        scene.name,
+        fixture.name,
         issuer.command()
     );
     write_private(&file, text.as_bytes());
@@ -29,33 +29,33 @@ fn file(scene: &Scene, issuer: &Issuer) -> PathBuf {
 
 /// Returns flags for a command that gets its tokens from the program and connects to the listener
 /// that verifies signatures.
-fn flags(scene: &Scene, issuer: &Issuer) -> [String; 4] {
-    flags_at(&scene.broker.sasl_address(), scene, issuer)
+fn flags(fixture: &Fixture, issuer: &Issuer) -> [String; 4] {
+    flags_at(&fixture.broker.sasl_address(), fixture, issuer)
 }
 
-fn flags_at(address: &str, scene: &Scene, issuer: &Issuer) -> [String; 4] {
-    let file = file(scene, issuer).display().to_string();
+fn flags_at(address: &str, fixture: &Fixture, issuer: &Issuer) -> [String; 4] {
+    let file = file(fixture, issuer).display().to_string();
     let listener = format!("bootstrap.servers={address}");
     ["--config".to_owned(), file, "-X".to_owned(), listener]
 }
 
 /// Writes the walpost.toml of a pipeline that fetches its tokens from the endpoint with this
 /// secret.
-fn write_fetching(file: &Path, scene: &Scene, endpoint: &Endpoint, secret: &str) {
+fn write_fetching(file: &Path, fixture: &Fixture, endpoint: &Endpoint, secret: &str) {
     let text = format!(
         "[kafka]\n\"security.protocol\" = \"sasl_plaintext\"\n\"sasl.mechanisms\" = \"OAUTHBEARER\"\n\
          \"sasl.oauthbearer.method\" = \"oidc\"\n\"sasl.oauthbearer.token.endpoint.url\" = \"{}\"\n\
          \"sasl.oauthbearer.client.id\" = \"{CLIENT}\"\n\"sasl.oauthbearer.client.secret\" = \"{secret}\"\n\
          [[pipeline]]\nname = \"{}\"\n",
         endpoint.url(),
-        scene.name
+        fixture.name
     );
     write_private(file, text.as_bytes());
 }
 
 /// Returns flags for a command that fetches its tokens as configured in this file.
-fn fetching_flags(scene: &Scene, file: &Path) -> [String; 6] {
-    let listener = format!("bootstrap.servers={}", scene.broker.sasl_address());
+fn fetching_flags(fixture: &Fixture, file: &Path) -> [String; 6] {
+    let listener = format!("bootstrap.servers={}", fixture.broker.sasl_address());
     let authority = format!("https.ca.location={}", AUTHORITY.root.display());
     let file = file.display().to_string();
     ["--config", &file, "-X", &listener, "-X", &authority].map(str::to_owned)
@@ -65,17 +65,17 @@ fn fetching_flags(scene: &Scene, file: &Path) -> [String; 6] {
 fn settle(mut stream: UnderLoad) {
     stream.wait_for_transactions(20);
     stream.stop_load();
-    let scene = &stream.scene;
-    scene.wait_for_ids(&scene.history());
-    scene.wait_until_confirmed();
-    end(stream.walpost, scene);
+    let fixture = &stream.fixture;
+    fixture.wait_for_ids(&fixture.history());
+    fixture.wait_until_confirmed();
+    end(stream.walpost, fixture);
 }
 
 /// Judges everything after a period in which tokens were sometimes missing.
-fn end(walpost: Walpost, scene: &Scene) {
+fn end(walpost: Walpost, fixture: &Fixture) {
     let ended = walpost.terminate().expect_code(0);
     let breaks = ended.stderr.matches("reconnecting").count();
-    scene.check_delivered(&[], scene.resends(breaks));
+    fixture.check_delivered(&[], fixture.resends(breaks));
 }
 
 #[test]
@@ -83,12 +83,17 @@ fn tokens_that_are_fetched_are_renewed_under_load_in_both_modes() {
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
     let endpoint = Endpoint::start(5, SECRET);
     let streams = [false, true].map(|exactly_once| {
-        let scene = Scene::on_servers(server, broker).in_mode(exactly_once);
+        let fixture = Fixture::on_servers(server, broker).in_mode(exactly_once);
         let file = reaper::folder("config").join("walpost.toml");
-        write_fetching(&file, &scene, &endpoint, SECRET);
-        let flags = fetching_flags(&scene, &file);
-        let conninfo = scene.conninfo();
-        UnderLoad::start(scene, &conninfo, &flags.each_ref().map(String::as_str), &[])
+        write_fetching(&file, &fixture, &endpoint, SECRET);
+        let flags = fetching_flags(&fixture, &file);
+        let conninfo = fixture.conninfo();
+        UnderLoad::start(
+            fixture,
+            &conninfo,
+            &flags.each_ref().map(String::as_str),
+            &[],
+        )
     });
     let before = endpoint.calls();
     wait_until("tokens that are fetched again and again", || {
@@ -107,37 +112,37 @@ fn tokens_that_are_fetched_are_renewed_under_load_in_both_modes() {
 fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
     let other = &format!("{SECRET}-rotated");
     let rotate = |exactly_once| {
-        let scene = Scene::new().in_mode(exactly_once);
-        let aggregate = scene.aggregate(1);
+        let fixture = Fixture::new().in_mode(exactly_once);
+        let aggregate = fixture.aggregate(1);
         let endpoint = Endpoint::start(5, SECRET);
         let file = reaper::folder("config").join("walpost.toml");
-        let flags = fetching_flags(&scene, &file);
+        let flags = fetching_flags(&fixture, &file);
 
         // The secret is wrong from the start.
-        write_fetching(&file, &scene, &endpoint, other);
-        let mut walpost = scene.run().args(&flags).start();
-        scene.insert(&aggregate, "k");
+        write_fetching(&file, &fixture, &endpoint, other);
+        let mut walpost = fixture.run().args(&flags).start();
+        fixture.insert(&aggregate, "k");
         let line = walpost.wait_for_log("Kafka is unreachable");
         for text in [&endpoint.url(), "invalid_client"] {
             assert!(line.contains(text), "{text} in {line}");
         }
-        let check = scene.check().args(&flags).finish().expect_code(1);
+        let check = fixture.check().args(&flags).finish().expect_code(1);
         check.expect_mentions(&["UNREACHABLE", &endpoint.url(), "invalid_client"]);
-        write_fetching(&file, &scene, &endpoint, SECRET);
-        scene.wait_for_records(1);
-        scene.check().args(&flags).finish().expect_code(0);
+        write_fetching(&file, &fixture, &endpoint, SECRET);
+        fixture.wait_for_records(1);
+        fixture.check().args(&flags).finish().expect_code(0);
 
         // The secret is first changed at the endpoint.
         endpoint.rotate(other);
         let before = endpoint.refused_clients();
         wait_until("a refusal", || endpoint.refused_clients() > before);
-        write_fetching(&file, &scene, &endpoint, other);
+        write_fetching(&file, &fixture, &endpoint, other);
         let before = endpoint.calls();
         wait_until("a token", || endpoint.calls() > before);
-        scene.insert(&aggregate, "k");
-        scene.wait_for_records(2);
-        scene.wait_until_confirmed();
-        end(walpost, &scene);
+        fixture.insert(&aggregate, "k");
+        fixture.wait_for_records(2);
+        fixture.wait_until_confirmed();
+        end(walpost, &fixture);
     };
     // librdkafka requests another token only after ten seconds, so both modes run concurrently.
     thread::scope(|scope| {
@@ -148,26 +153,26 @@ fn secret_of_the_client_that_is_rotated_is_read_again_in_both_modes() {
 
 #[test]
 fn sends_no_secret_to_an_endpoint_with_an_invalid_certificate() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let endpoint = Endpoint::start(60, SECRET);
     let file = reaper::folder("config").join("walpost.toml");
-    write_fetching(&file, &scene, &endpoint, SECRET);
-    let flags = fetching_flags(&scene, &file);
+    write_fetching(&file, &fixture, &endpoint, SECRET);
+    let flags = fetching_flags(&fixture, &file);
     let of_the_system = &flags[..4];
-    let finished = scene.check().args(of_the_system).finish().expect_code(1);
+    let finished = fixture.check().args(of_the_system).finish().expect_code(1);
     finished.expect_mentions(&["UNREACHABLE", "certificate", "https.ca.location"]);
     assert_eq!((endpoint.calls(), endpoint.refused_clients()), (0, 0));
 
     let root = AUTHORITY.root.display().to_string();
-    let by_variable = scene.check().env("SSL_CERT_FILE", &root);
+    let by_variable = fixture.check().env("SSL_CERT_FILE", &root);
     by_variable.args(of_the_system).finish().expect_code(0);
-    scene.check().args(&flags).finish().expect_code(0);
+    fixture.check().args(&flags).finish().expect_code(0);
 
     // An authority that is named is trusted instead of the others, not in addition.
     let stranger = Authority::new("Another CA");
     let named = format!("https.ca.location={}", stranger.root.display());
     let calls = endpoint.calls();
-    let check = scene
+    let check = fixture
         .check()
         .env("SSL_CERT_FILE", &root)
         .args(of_the_system);
@@ -182,31 +187,36 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
     let (server, broker) = (Server::shared(MAJOR), Broker::shared());
     let issuers = [Issuer::new(5), Issuer::new(5)];
     let streams = [false, true].map(|exactly_once| {
-        let scene = Scene::on_servers(server, broker).in_mode(exactly_once);
-        let flags = flags(&scene, &issuers[usize::from(exactly_once)]);
-        let conninfo = scene.conninfo();
-        UnderLoad::start(scene, &conninfo, &flags.each_ref().map(String::as_str), &[])
+        let fixture = Fixture::on_servers(server, broker).in_mode(exactly_once);
+        let flags = flags(&fixture, &issuers[usize::from(exactly_once)]);
+        let conninfo = fixture.conninfo();
+        UnderLoad::start(
+            fixture,
+            &conninfo,
+            &flags.each_ref().map(String::as_str),
+            &[],
+        )
     });
     let before = issuers.each_ref().map(Issuer::calls);
 
     // Meanwhile, a program fails at first. This is not a refusal, which would halt the pipeline.
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let away = Issuer::new(60);
     away.start_failing();
-    let arguments = flags(&scene, &away);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.run().args(&arguments).start();
-    scene.insert(&aggregate, "k");
+    let arguments = flags(&fixture, &away);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.run().args(&arguments).start();
+    fixture.insert(&aggregate, "k");
     let line = walpost.wait_for_log("Kafka is unreachable");
     let failure = "kafka_token_command: /bin/sh has ended with exit status: 3";
     assert!(line.contains(failure), "{line}");
-    let check = scene.check().args(&arguments).finish().expect_code(1);
+    let check = fixture.check().args(&arguments).finish().expect_code(1);
     check.expect_mentions(&["UNREACHABLE", failure]);
     away.stop_failing();
-    scene.wait_for_records(1);
-    scene.check().args(&arguments).finish().expect_code(0);
-    scene.verify().args(&arguments).finish().expect_code(0);
-    scene.settle(walpost, &[], scene.resends(0));
+    fixture.wait_for_records(1);
+    fixture.check().args(&arguments).finish().expect_code(0);
+    fixture.verify().args(&arguments).finish().expect_code(0);
+    fixture.settle(walpost, &[], fixture.resends(0));
 
     for ((issuer, before), stream) in issuers.iter().zip(before).zip(&streams) {
         // On a busy machine a token can arrive too late, or so late that the broker, which accepts
@@ -222,22 +232,22 @@ fn tokens_that_expire_under_load_are_renewed_in_both_modes_and_a_program_that_fa
 
 #[test]
 fn token_without_a_signature_is_for_brokers_that_take_one() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
     let issuer = Issuer::unsecured(60);
-    let refused = scene.check().args(flags(&scene, &issuer)).finish();
+    let refused = fixture.check().args(flags(&fixture, &issuer)).finish();
     refused
         .expect_code(3)
         .expect_mentions(&["FAILED", "invalid_token"]);
-    let flags = flags_at(&scene.broker.unsecured_address(), &scene, &issuer);
-    scene.check().args(&flags).finish().expect_code(0);
-    let walpost = scene.run().args(&flags).start_streaming();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    let flags = flags_at(&fixture.broker.unsecured_address(), &fixture, &issuer);
+    fixture.check().args(&flags).finish().expect_code(0);
+    let walpost = fixture.run().args(&flags).start_streaming();
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);
 
     // librdkafka can generate such tokens by itself, for tests.
-    let address = format!("bootstrap.servers={}", scene.broker.unsecured_address());
+    let address = format!("bootstrap.servers={}", fixture.broker.unsecured_address());
     let properties = [
         &address,
         "security.protocol=sasl_plaintext",
@@ -245,11 +255,11 @@ fn token_without_a_signature_is_for_brokers_that_take_one() {
         "enable.sasl.oauthbearer.unsecure.jwt=true",
         "sasl.oauthbearer.config=principal=walpost",
     ];
-    let walpost = scene
+    let walpost = fixture
         .run()
         .args(properties.iter().flat_map(|property| ["-X", property]))
         .start_streaming();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(2);
-    scene.settle(walpost, &[], scene.resends(0));
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(2);
+    fixture.settle(walpost, &[], fixture.resends(0));
 }

@@ -1,9 +1,9 @@
 //! Missing topics are created, many with one request.
 
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::walpost::{Invocation, Walpost};
 
-for_each_scene! {
+for_each_fixture! {
     many_new_topics_are_created_together
 }
 
@@ -18,20 +18,22 @@ const TOPICS: usize = 200;
 const LOOKUPS_MAX: usize = TOPICS / 2;
 
 /// Returns a command that logs each request to create topics.
-fn run(scene: &Scene) -> Invocation {
-    let run = scene.run().args(["--create-topics", "1:1"]);
+fn run(fixture: &Fixture) -> Invocation {
+    let run = fixture.run().args(["--create-topics", "1:1"]);
     run.args(["--log-level", "walpost=debug"])
 }
 
 /// Writes one event for each of many missing topics, in one transaction.
-fn insert(scene: &Scene) -> Vec<String> {
-    let aggregates = (0..TOPICS).map(|number| format!("{}.{number}", scene.name));
+fn insert(fixture: &Fixture) -> Vec<String> {
+    let aggregates = (0..TOPICS).map(|number| format!("{}.{number}", fixture.name));
     let aggregates: Vec<_> = aggregates.collect();
     let rows: Vec<_> = aggregates
         .iter()
-        .map(|aggregate| scene.insert_sql(aggregate, "k"))
+        .map(|aggregate| fixture.insert_sql(aggregate, "k"))
         .collect();
-    scene.db.run(&format!("BEGIN; {}; COMMIT", rows.join("; ")));
+    fixture
+        .db
+        .run(&format!("BEGIN; {}; COMMIT", rows.join("; ")));
     let topics = aggregates.iter();
     topics
         .map(|aggregate| format!("outbox.event.{aggregate}"))
@@ -39,40 +41,40 @@ fn insert(scene: &Scene) -> Vec<String> {
 }
 
 /// Asserts that each topic has one record, and that topics were created together.
-fn judge(scene: &Scene, walpost: Walpost, topics: &[String]) {
-    scene.wait_until_confirmed();
+fn judge(fixture: &Fixture, walpost: Walpost, topics: &[String]) {
+    fixture.wait_until_confirmed();
     let requests = walpost.logged("creating topics");
     assert!((1..LOOKUPS_MAX).contains(&requests), "{requests} requests");
     walpost.terminate().expect_code(0);
-    let ends = scene.broker.ends(topics);
+    let ends = fixture.broker.ends(topics);
     assert_eq!(ends.len(), TOPICS);
     // Each Kafka transaction ends with a marker record.
-    let expected = if scene.is_exactly_once() { 2 } else { 1 };
+    let expected = if fixture.is_exactly_once() { 2 } else { 1 };
     for (place, end) in ends {
         assert_eq!(end, expected, "{place:?}");
     }
-    if scene.is_exactly_once() {
+    if fixture.is_exactly_once() {
         // Waiting for one topic after another does not count as idle time.
-        let checkpoints = scene.checkpoints().len();
+        let checkpoints = fixture.checkpoints().len();
         assert!(checkpoints < LOOKUPS_MAX, "{checkpoints} checkpoints");
     }
 }
 
-fn many_new_topics_are_created_together(scene: Scene<'static>) {
-    let walpost = run(&scene).start_streaming();
-    let topics = insert(&scene);
-    judge(&scene, walpost, &topics);
+fn many_new_topics_are_created_together(fixture: Fixture<'static>) {
+    let walpost = run(&fixture).start_streaming();
+    let topics = insert(&fixture);
+    judge(&fixture, walpost, &topics);
 }
 
 fn many_new_topics_of_a_snapshot_are_created_together(exactly_once: bool) {
-    let scene = Scene::bare();
-    scene.db.run(
+    let fixture = Fixture::bare();
+    fixture.db.run(
         "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
     );
-    let topics = insert(&scene);
-    scene.init().finish().expect_code(0);
-    let scene = scene.in_mode(exactly_once);
-    let mut walpost = run(&scene).start();
+    let topics = insert(&fixture);
+    fixture.init().finish().expect_code(0);
+    let fixture = fixture.in_mode(exactly_once);
+    let mut walpost = run(&fixture).start();
     walpost.wait_for_log("snapshot delivered");
-    judge(&scene, walpost, &topics);
+    judge(&fixture, walpost, &topics);
 }

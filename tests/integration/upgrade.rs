@@ -14,33 +14,33 @@ use crate::budget;
 use crate::replay::already_delivered::settled;
 use crate::snapshot::{self, filled, start_and_copy_some};
 use crate::support::checker::Resends;
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::tables::set_aside::set_aside_and_delivered_again;
 
 /// Exactly-once mode relies on its checkpoint instead.
 #[test]
 fn journal_that_a_newer_version_has_written_halts() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     let set = |version: u32| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "UPDATE walpost.journal SET detail = detail || '{{\"version\": {version}}}'"
         ));
     };
     set(2);
-    let before = scene.confirmed();
-    scene
+    let before = fixture.confirmed();
+    fixture
         .run()
         .finish()
         .expect_code(3)
         .expect_mentions(&["is of version 2", "a newer one has written it"]);
-    assert_eq!(scene.confirmed(), before);
+    assert_eq!(fixture.confirmed(), before);
     set(1);
-    let walpost = scene.start();
-    scene.settle(walpost, &[], Resends::Never);
+    let walpost = fixture.start();
+    fixture.settle(walpost, &[], Resends::Never);
 }
 
 /// Returns the names of the members of an object, including nested ones, with the types of their
@@ -70,49 +70,52 @@ type Forms = BTreeMap<String, BTreeSet<String>>;
 /// Returns each kind of persistent state that a pipeline leaves during its life.
 fn left() -> Vec<(String, Value)> {
     // Copied older rows in exactly-once mode, including an interrupted copy.
-    let (scene, aggregate) = filled(snapshot::TABLE, 20_000, true);
-    scene.kill(start_and_copy_some(&scene));
-    snapshot::settle(&scene, scene.start());
-    scene.insert(&aggregate, "k");
-    snapshot::settle(&scene, scene.start());
-    let mut left = left_in_kafka(&scene);
-    left.extend(left_in_the_journal(&scene));
+    let (fixture, aggregate) = filled(snapshot::TABLE, 20_000, true);
+    fixture.kill(start_and_copy_some(&fixture));
+    snapshot::settle(&fixture, fixture.start());
+    fixture.insert(&aggregate, "k");
+    snapshot::settle(&fixture, fixture.start());
+    let mut left = left_in_kafka(&fixture);
+    left.extend(left_in_the_journal(&fixture));
 
     // A skip, a dropped slot, and a replay of its events.
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "skipped");
-    let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
-    scene.skip(&to).arg("--yes").finish().expect_code(0);
-    scene.insert(&aggregate, "dropped");
-    budget::drop_slot(&scene);
-    scene.init().finish().expect_code(0);
-    scene
+    fixture.insert(&aggregate, "skipped");
+    let to = fixture
+        .db
+        .value("SELECT pg_current_wal_flush_lsn()")
+        .unwrap();
+    fixture.skip(&to).arg("--yes").finish().expect_code(0);
+    fixture.insert(&aggregate, "dropped");
+    budget::drop_slot(&fixture);
+    fixture.init().finish().expect_code(0);
+    fixture
         .replay(&["--dropped-slots", "--yes"])
         .finish()
         .expect_code(0);
-    scene.replay(&["--all", "--yes"]).finish().expect_code(0);
-    left.extend(left_in_kafka(&scene));
-    left.extend(left_in_the_journal(&scene));
+    fixture.replay(&["--all", "--yes"]).finish().expect_code(0);
+    left.extend(left_in_kafka(&fixture));
+    left.extend(left_in_the_journal(&fixture));
     // A table that is set aside.
     left.extend(left_in_the_journal(&set_aside_and_delivered_again()));
     // Tables whose slot was replaced, one of which had left the publication, and a gap that was
     // settled without sending.
-    let scene = settled();
-    left.extend(left_in_the_journal(&scene));
-    left.extend(left_in_states(&scene));
+    let fixture = settled();
+    left.extend(left_in_the_journal(&fixture));
+    left.extend(left_in_states(&fixture));
     left
 }
 
 /// Returns the rows of the state tables.
-fn left_in_states(scene: &Scene) -> Vec<(String, Value)> {
+fn left_in_states(fixture: &Fixture) -> Vec<(String, Value)> {
     let rows = |table: &str| {
-        let rows = scene.db.value(&format!(
+        let rows = fixture.db.value(&format!(
             "SELECT jsonb_agg(row_to_json(s) ORDER BY s)::text FROM walpost.{table} s"
         ));
-        let rows: Vec<Value> = serde_json::from_str(&named(scene, &rows.unwrap())).unwrap();
+        let rows: Vec<Value> = serde_json::from_str(&named(fixture, &rows.unwrap())).unwrap();
         rows.into_iter()
             .map(move |row| (table.to_owned(), row))
             .collect::<Vec<_>>()
@@ -120,12 +123,12 @@ fn left_in_states(scene: &Scene) -> Vec<(String, Value)> {
     [rows("slot_state"), rows("table_state")].concat()
 }
 
-fn left_in_the_journal(scene: &Scene) -> Vec<(String, Value)> {
-    let entries = scene.db.value(
+fn left_in_the_journal(fixture: &Fixture) -> Vec<(String, Value)> {
+    let entries = fixture.db.value(
         "SELECT jsonb_agg(jsonb_build_object('action', action, 'from', from_lsn, 'to', to_lsn,
              'detail', detail - 'version') ORDER BY id)::text FROM walpost.journal",
     );
-    let entries: Vec<Value> = serde_json::from_str(&named(scene, &entries.unwrap())).unwrap();
+    let entries: Vec<Value> = serde_json::from_str(&named(fixture, &entries.unwrap())).unwrap();
     let kind = |entry: &Value| format!("journal {}", entry["action"].as_str().unwrap());
     entries
         .into_iter()
@@ -133,12 +136,12 @@ fn left_in_the_journal(scene: &Scene) -> Vec<(String, Value)> {
         .collect()
 }
 
-fn left_in_kafka(scene: &Scene) -> Vec<(String, Value)> {
-    let checkpoints = scene.broker.read(&["walpost-checkpoints".to_owned()]);
+fn left_in_kafka(fixture: &Fixture) -> Vec<(String, Value)> {
+    let checkpoints = fixture.broker.read(&["walpost-checkpoints".to_owned()]);
     let ours = checkpoints
         .iter()
-        .filter(|record| record.key() == scene.name);
-    let checkpoint = |text: &str| -> Value { serde_json::from_str(&named(scene, text)).unwrap() };
+        .filter(|record| record.key() == fixture.name);
+    let checkpoint = |text: &str| -> Value { serde_json::from_str(&named(fixture, text)).unwrap() };
     let checkpoints = ours.map(|record| checkpoint(record.text()));
     // Some runs write a checkpoint between the last row of a copy and its end, others do not.
     let is_between = |checkpoint: &Value| {
@@ -147,7 +150,7 @@ fn left_in_kafka(scene: &Scene) -> Vec<(String, Value)> {
     };
     let checkpoints = checkpoints.filter(|checkpoint| !is_between(checkpoint));
     let checkpoints = checkpoints.map(|checkpoint| ("checkpoint".to_owned(), checkpoint));
-    let records = scene.records();
+    let records = fixture.records();
     let headers = records.iter().map(|record| {
         let headers = record.headers.iter().map(|(name, value)| {
             let value = value.as_ref().map(|value| String::from_utf8_lossy(value));
@@ -158,13 +161,13 @@ fn left_in_kafka(scene: &Scene) -> Vec<(String, Value)> {
     checkpoints.chain(headers).collect()
 }
 
-/// Returns the text with the scene's name replaced by a fixed one.
-fn named(scene: &Scene, text: &str) -> String {
-    let topics = scene.topics().into_iter().enumerate();
+/// Returns the text with the fixture's name replaced by a fixed one.
+fn named(fixture: &Fixture, text: &str) -> String {
+    let topics = fixture.topics().into_iter().enumerate();
     let text = topics.fold(text.to_owned(), |text, (n, topic)| {
         text.replace(&topic, &format!("topic-{n}"))
     });
-    text.replace(&scene.name, "orders")
+    text.replace(&fixture.name, "orders")
 }
 
 fn forms(left: impl IntoIterator<Item = (String, Value)>) -> Forms {

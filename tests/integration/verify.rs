@@ -4,9 +4,9 @@ use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 use serde_json::Value;
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 use crate::support::walpost::Finished;
 
@@ -55,15 +55,15 @@ impl Verdict {
 }
 
 /// Runs `verify`, and checks the exit code against the result.
-fn verify_with(scene: &Scene<'_>, arguments: &[&str]) -> Verdict {
-    let finished = scene.verify().arg("--json").args(arguments).finish();
+fn verify_with(fixture: &Fixture<'_>, arguments: &[&str]) -> Verdict {
+    let finished = fixture.verify().arg("--json").args(arguments).finish();
     let verdict = Verdict::of(&finished);
     finished.expect_code(i32::from(!verdict.ok));
     verdict
 }
 
-fn verify(scene: &Scene<'_>) -> Verdict {
-    verify_with(scene, &[])
+fn verify(fixture: &Fixture<'_>) -> Verdict {
+    verify_with(fixture, &[])
 }
 
 /// A record created by the test.
@@ -127,35 +127,35 @@ impl<'f> Forged<'f> {
 }
 
 /// Produces a copy of the record.
-fn produce_again(scene: &Scene<'_>, record: &Record) {
+fn produce_again(fixture: &Fixture<'_>, record: &Record) {
     let aggregate = record.topic.strip_prefix("outbox.event.").unwrap();
     let mut again = Forged::new(aggregate, record.key(), record.header("id"));
     let position = record.header("walpost-position").to_owned();
     again.headers.push(("walpost-position", position));
-    again.produce(scene.broker);
+    again.produce(fixture.broker);
 }
 
 /// Commits rows in one transaction; returns their ids in order.
-fn insert_rows(scene: &Scene<'_>, aggregate: &str, keys: &[&str]) -> Vec<String> {
+fn insert_rows(fixture: &Fixture<'_>, aggregate: &str, keys: &[&str]) -> Vec<String> {
     let rows: String = keys
         .iter()
-        .map(|key| scene.insert_sql(aggregate, key))
+        .map(|key| fixture.insert_sql(aggregate, key))
         .collect();
-    scene.db.run(&format!("BEGIN; {rows} COMMIT"));
+    fixture.db.run(&format!("BEGIN; {rows} COMMIT"));
     let ids = keys.iter().map(|key| {
         let query = format!("SELECT id FROM outbox WHERE aggregateid = '{key}'");
-        scene.db.value(&query).expect("a row")
+        fixture.db.value(&query).expect("a row")
     });
     ids.collect()
 }
 
 /// Moves the slot past everything committed, which loses the undelivered events.
-pub(crate) fn advance_slot(scene: &Scene<'_>) {
-    let slot = scene.slot();
-    wait_until("the slot to be free", || !scene.slot_is_active());
-    scene.db.run(&format!(
+pub(crate) fn advance_slot(fixture: &Fixture<'_>) {
+    let slot = fixture.slot();
+    wait_until("the slot to be free", || !fixture.slot_is_active());
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
     // Otherwise Walpost would detect the move by itself.
-    scene.db.run("DELETE FROM walpost.slot_state");
+    fixture.db.run("DELETE FROM walpost.slot_state");
 }

@@ -1,18 +1,21 @@
 //! The watchdog reports each problem that stops a pipeline's progress once, with its remedy.
 
 use crate::support::browser;
+use crate::support::fixture::Fixture;
 use crate::support::http::Http;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
-use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::{wait_until, within_a_day};
 
 const PROBLEMS: &str = "walpost_watchdog_problem";
 
 /// Returns whether `/metrics` reports this problem for the pipeline.
-fn sees(http: &Http, scene: &Scene<'_>, kind: &str) -> bool {
-    let series = format!("{PROBLEMS}{{pipeline=\"{}\",kind=\"{kind}\"}}", scene.name);
+fn sees(http: &Http, fixture: &Fixture<'_>, kind: &str) -> bool {
+    let series = format!(
+        "{PROBLEMS}{{pipeline=\"{}\",kind=\"{kind}\"}}",
+        fixture.name
+    );
     http.metrics()[&series] > 0.0
 }
 
@@ -24,39 +27,39 @@ fn write_segments(db: &Session, count: usize) {
 }
 
 /// Opens a transaction that has written WAL.
-fn open_transaction(scene: &Scene<'_>, aggregate: &str) -> (Session, String) {
-    let session = scene.server.session(&scene.name);
-    session.run(&format!("BEGIN; {}", scene.insert_sql(aggregate, "k")));
+fn open_transaction(fixture: &Fixture<'_>, aggregate: &str) -> (Session, String) {
+    let session = fixture.server.session(&fixture.name);
+    session.run(&format!("BEGIN; {}", fixture.insert_sql(aggregate, "k")));
     let pid = session.value("SELECT pg_backend_pid()").unwrap();
     (session, pid)
 }
 
 /// Returns a conninfo for the role that `walpost init` creates, which can see little of other
 /// sessions.
-fn as_plain_role(scene: &Scene<'_>) -> String {
-    scene.invoke("init").finish().expect_code(0);
-    scene.conninfo_as("walpost")
+fn as_plain_role(fixture: &Fixture<'_>) -> String {
+    fixture.invoke("init").finish().expect_code(0);
+    fixture.conninfo_as("walpost")
 }
 
 #[test]
 fn stalled_delivery_is_logged_once_and_when_it_resumes() {
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
-    assert!(!sees(&http, &scene, "delivery_stuck"));
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
+    assert!(!sees(&http, &fixture, "delivery_stuck"));
     broker.freeze();
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     let line = walpost.wait_for_log("watchdog: 1 events are in flight");
     assert!(line.contains("min.insync.replicas"), "{line}");
-    assert!(sees(&http, &scene, "delivery_stuck"));
+    assert!(sees(&http, &fixture, "delivery_stuck"));
     let problem = &http.pipeline()["problems"][0];
     assert_eq!(problem["kind"], "delivery_stuck", "{problem}");
     assert!(problem["since"].is_number(), "{problem}");
-    let shown = scene
+    let shown = fixture
         .invoke("status")
         .args(["--http", http.address()])
         .finish()
@@ -69,7 +72,7 @@ fn stalled_delivery_is_logged_once_and_when_it_resumes() {
     );
     broker.thaw();
     walpost.wait_for_log("delivery_stuck resolved");
-    assert!(!sees(&http, &scene, "delivery_stuck"));
+    assert!(!sees(&http, &fixture, "delivery_stuck"));
     assert_eq!(walpost.logged("1 events are in flight"), 1);
     walpost.terminate().expect_code(0);
 }
@@ -78,32 +81,32 @@ fn stalled_delivery_is_logged_once_and_when_it_resumes() {
 fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_little() {
     for major in [MAJORS[0], MAJORS[MAJORS.len() - 1]] {
         let server = Server::private(major, "max_slot_wal_keep_size = 128MB\n");
-        let scene = Scene::on_servers(&server, Broker::shared());
-        let aggregate = scene.aggregate(1);
-        let mut walpost = scene
-            .with_conninfo(&as_plain_role(&scene))
+        let fixture = Fixture::on_servers(&server, Broker::shared());
+        let aggregate = fixture.aggregate(1);
+        let mut walpost = fixture
+            .with_conninfo(&as_plain_role(&fixture))
             .run()
             .args(["--http", "127.0.0.1:0"])
             .start();
         let http = walpost.http();
         walpost.wait_for_log("streaming");
-        let (session, pid) = open_transaction(&scene, &aggregate);
-        write_segments(&scene.db, 3);
+        let (session, pid) = open_transaction(&fixture, &aggregate);
+        write_segments(&fixture.db, 3);
         let line = walpost.wait_for_log("has a transaction open for ");
         for text in [
             &format!("PID {pid} "),
             "role \"postgres\"",
-            &format!("database \"{}\"", scene.name),
+            &format!("database \"{}\"", fixture.name),
             &format!("pg_catalog.pg_terminate_backend({pid})"),
         ] {
             assert!(line.contains(text), "{text} in {line}");
         }
-        assert!(sees(&http, &scene, "long_transaction"));
+        assert!(sees(&http, &fixture, "long_transaction"));
         assert_eq!(http.get("/readyz").code, 200);
         session.run("COMMIT");
         walpost.wait_for_log("long_transaction resolved");
-        assert!(!sees(&http, &scene, "long_transaction"));
-        scene.wait_for_records(1);
+        assert!(!sees(&http, &fixture, "long_transaction"));
+        fixture.wait_for_records(1);
         walpost.terminate().expect_code(0);
     }
 }
@@ -112,12 +115,12 @@ fn transaction_that_keeps_much_log_is_named_by_its_pid_to_a_role_that_may_see_li
 fn prepared_transaction_that_keeps_much_log_is_named() {
     let settings = "max_slot_wal_keep_size = 128MB\nmax_prepared_transactions = 2\n";
     let server = Server::private(MAJOR, settings);
-    let scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start();
-    let (session, _) = open_transaction(&scene, &aggregate);
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start();
+    let (session, _) = open_transaction(&fixture, &aggregate);
     session.run("PREPARE TRANSACTION 'forgotten'");
-    write_segments(&scene.db, 3);
+    write_segments(&fixture.db, 3);
     let line = walpost.wait_for_log("prepared transaction \"forgotten\"");
     assert!(line.contains("ROLLBACK PREPARED 'forgotten'"), "{line}");
     session.run("ROLLBACK PREPARED 'forgotten'");
@@ -128,31 +131,31 @@ fn prepared_transaction_that_keeps_much_log_is_named() {
 #[test]
 fn slot_about_to_be_lost_is_reported_with_the_remedy() {
     let server = Server::private(MAJOR, "max_slot_wal_keep_size = 48MB\n");
-    let scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
-    let (session, _) = open_transaction(&scene, &aggregate);
-    write_segments(&scene.db, 6);
+    let (session, _) = open_transaction(&fixture, &aggregate);
+    write_segments(&fixture.db, 6);
     let line = walpost.wait_for_log("is unreserved");
     assert!(
         line.contains("ALTER SYSTEM SET max_slot_wal_keep_size"),
         "{line}"
     );
-    assert!(sees(&http, &scene, "slot_unreserved"));
-    scene
+    assert!(sees(&http, &fixture, "slot_unreserved"));
+    fixture
         .invoke("status")
         .args(["--http", http.address()])
         .finish()
         .expect_code(1)
         .expect_mentions(&["is unreserved", "ALTER SYSTEM SET"]);
-    scene
+    fixture
         .db
         .run("ALTER SYSTEM SET max_slot_wal_keep_size = '10GB'");
-    scene.db.run("SELECT pg_catalog.pg_reload_conf()");
+    fixture.db.run("SELECT pg_catalog.pg_reload_conf()");
     walpost.wait_for_log("slot_unreserved resolved");
     session.run("COMMIT");
-    scene.wait_for_records(1);
+    fixture.wait_for_records(1);
     wait_until("nothing to be wrong", || {
         http.pipeline()["problems"] == serde_json::json!([])
     });
@@ -160,32 +163,32 @@ fn slot_about_to_be_lost_is_reported_with_the_remedy() {
 }
 
 /// A table with a partition for today in UTC, and a default partition.
-fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> Scene<'s> {
+fn partitioned_by<'s>(server: &'s Server, column_type: &str, settings: &str) -> Fixture<'s> {
     within_a_day();
-    let scene = Scene::bare_on_servers(server, Broker::shared());
+    let fixture = Fixture::bare_on_servers(server, Broker::shared());
     let today = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD')";
-    let today = scene.db.value(&format!("SELECT {today}")).unwrap();
+    let today = fixture.db.value(&format!("SELECT {today}")).unwrap();
     let zone = if column_type == "timestamptz" {
         " 00:00+00"
     } else {
         ""
     };
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE TABLE outbox (id uuid DEFAULT gen_random_uuid(), aggregatetype text, aggregateid text, type text,
              payload jsonb, at {column_type} DEFAULT now(), PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
          CREATE TABLE outbox_rest PARTITION OF outbox DEFAULT;"
     ));
-    let tomorrow = scene
+    let tomorrow = fixture
         .db
         .value(&format!("SELECT ('{today}'::date + 1)::text"));
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE TABLE outbox_today PARTITION OF outbox FOR VALUES FROM ('{today}{zone}') TO ('{}{zone}');
          ALTER DATABASE {} {settings};",
         tomorrow.unwrap(),
-        scene.name
+        fixture.name
     ));
-    scene.init().finish().expect_code(0);
-    scene
+    fixture.init().finish().expect_code(0);
+    fixture
 }
 
 #[test]
@@ -193,33 +196,33 @@ fn reports_ending_partitions_until_more_are_created() {
     let types = ["timestamptz", "timestamp", "date", "timestamptz", "date"];
     for (major, column_type) in MAJORS.into_iter().zip(types) {
         let settings = "SET TimeZone = 'America/New_York'";
-        let scene = partitioned_by(Server::shared(major), column_type, settings);
-        let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+        let fixture = partitioned_by(Server::shared(major), column_type, settings);
+        let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
         let http = walpost.http();
         let line = walpost.wait_for_log("the last partition of table public.outbox ends at ");
         assert!(line.contains("T00:00:00Z: rows of a later time"), "{line}");
         assert!(line.contains("walpost maintain"), "{line}");
-        assert!(sees(&http, &scene, "partitions_run_out"));
+        assert!(sees(&http, &fixture, "partitions_run_out"));
         if major == 18 {
             let page = browser::document(&format!("http://{}/", http.address()));
             let problem = "the last partition of table public.outbox ends at ";
             assert!(page.contains(problem), "{page}");
         }
         let end = "SELECT (extract(epoch FROM date_trunc('day', now() AT TIME ZONE 'UTC')) + 86400)::int8";
-        let end = scene.db.number(end) as f64;
-        let metric = |name: &str| http.metric(name, &scene.name);
+        let end = fixture.db.number(end) as f64;
+        let metric = |name: &str| http.metric(name, &fixture.name);
         assert_eq!(
             metric("walpost_partitions_end_timestamp_seconds"),
             Some(end)
         );
         assert_eq!(metric("walpost_partitions_ahead"), Some(0.0));
-        scene
+        fixture
             .invoke("status")
             .args(["--http", "off"])
             .finish()
             .expect_code(1)
             .expect_mentions(&["the last partition of table public.outbox"]);
-        scene
+        fixture
             .invoke("maintain")
             .args(["--partitions-ahead", "3"])
             .finish()
@@ -239,17 +242,17 @@ fn reports_ending_partitions_until_more_are_created() {
 #[test]
 fn end_of_partitions_is_known_if_each_of_them_has_one() {
     let style = "SET DateStyle = 'SQL, DMY'";
-    let scene = partitioned_by(Server::shared(MAJOR), "timestamptz", style);
-    let mut walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    let fixture = partitioned_by(Server::shared(MAJOR), "timestamptz", style);
+    let mut walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     let http = walpost.http();
     wait_until("the end to be known", || {
-        sees(&http, &scene, "partitions_run_out") && !http.pipeline()["partitions_end"].is_null()
+        sees(&http, &fixture, "partitions_run_out") && !http.pipeline()["partitions_end"].is_null()
     });
-    scene.db.run(
+    fixture.db.run(
         "CREATE TABLE outbox_later PARTITION OF outbox FOR VALUES FROM ('3000-01-01 00:00+00') TO (MAXVALUE)",
     );
     wait_until("the end to be unknown", || {
-        http.pipeline()["partitions_end"].is_null() && !sees(&http, &scene, "partitions_run_out")
+        http.pipeline()["partitions_end"].is_null() && !sees(&http, &fixture, "partitions_run_out")
     });
     walpost.terminate().expect_code(0);
 }

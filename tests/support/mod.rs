@@ -1,6 +1,6 @@
 //! Fixtures that run real servers, and the tools that check Walpost's behavior against them.
 //!
-//! [`postgres`] and [`kafka`] start servers; [`scene`] combines a database, topics and a pipeline;
+//! [`postgres`] and [`kafka`] start servers; [`fixture`] combines a database, topics and a pipeline;
 //! [`under_load`] streams under load in both delivery modes; [`event`] writes events to either kind
 //! of outbox; [`walpost`] runs the built binary; [`oracle`] records what was committed; [`checker`]
 //! compares that with what was delivered. Every process started here ends when the process that
@@ -24,6 +24,7 @@ pub(crate) mod cluster;
 pub(crate) mod disk;
 pub(crate) mod error_codes;
 pub(crate) mod event;
+pub(crate) mod fixture;
 pub(crate) mod http;
 pub(crate) mod intercepting_proxy;
 pub(crate) mod kafka;
@@ -37,7 +38,6 @@ pub(crate) mod process;
 pub(crate) mod proxy;
 pub(crate) mod reaper;
 pub(crate) mod records;
-pub(crate) mod scene;
 pub(crate) mod secrets;
 pub(crate) mod session;
 pub(crate) mod tokens;

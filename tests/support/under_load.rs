@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
+use super::fixture::Fixture;
 use super::kafka::Broker;
 use super::load::Load;
 use super::postgres::Server;
-use super::scene::Scene;
 use super::walpost::Walpost;
 
-/// A scene with writers and a streaming Walpost.
+/// A fixture with writers and a streaming Walpost.
 pub(crate) struct UnderLoad<'a> {
-    pub(crate) scene: Scene<'a>,
+    pub(crate) fixture: Fixture<'a>,
     pub(crate) walpost: Walpost,
     load: Option<Load>,
     aggregates: [String; 2],
@@ -20,32 +20,32 @@ impl<'a> UnderLoad<'a> {
     /// Starts a stream in each mode, at-least-once and exactly-once, so that one fault tests both.
     pub(crate) fn in_both_modes(server: &'a Server, broker: &'a Broker) -> [Self; 2] {
         [false, true].map(|exactly_once| {
-            let scene = Scene::on_servers(server, broker).in_mode(exactly_once);
-            let conninfo = scene.conninfo();
-            Self::start(scene, &conninfo, &[], &[])
+            let fixture = Fixture::on_servers(server, broker).in_mode(exactly_once);
+            let conninfo = fixture.conninfo();
+            Self::start(fixture, &conninfo, &[], &[])
         })
     }
 
     /// Starts Walpost with the given connection string and flags, and creates topics with the given
     /// settings.
     pub(crate) fn start(
-        scene: Scene<'a>,
+        fixture: Fixture<'a>,
         conninfo: &str,
         flags: &[&str],
         settings: &[(&str, &str)],
     ) -> Self {
         let aggregates = [("many", 3), ("one", 1)].map(|(name, partitions)| {
-            let aggregate = format!("{}.{name}", scene.name);
-            scene.topic(&format!("outbox.event.{aggregate}"), partitions, settings);
+            let aggregate = format!("{}.{name}", fixture.name);
+            fixture.topic(&format!("outbox.event.{aggregate}"), partitions, settings);
             aggregate
         });
-        let walpost = scene
+        let walpost = fixture
             .with_conninfo(conninfo)
             .run()
             .args(flags)
             .start_streaming();
         let mut stream = Self {
-            scene,
+            fixture,
             walpost,
             load: None,
             aggregates,
@@ -58,7 +58,7 @@ impl<'a> UnderLoad<'a> {
     pub(crate) fn start_load(&mut self) {
         let [many, one] = &self.aggregates;
         self.load = Some(
-            self.scene
+            self.fixture
                 .load_with_pauses(&[many, one], Duration::from_millis(20)),
         );
     }
@@ -79,8 +79,8 @@ impl<'a> UnderLoad<'a> {
     /// Checks everything delivered, allowing for the given number of failures.
     fn settle(mut self, breaks: usize) {
         self.stop_load();
-        let resends = self.scene.resends(breaks);
-        self.scene.settle(self.walpost, &[], resends);
+        let resends = self.fixture.resends(breaks);
+        self.fixture.settle(self.walpost, &[], resends);
     }
 }
 

@@ -1,29 +1,29 @@
 //! A role created by `walpost init`, which has the permissions that Walpost needs and is not a
 //! superuser.
 
-use super::scene::{Commands, Scene};
+use super::fixture::{Commands, Fixture};
 use super::walpost::Invocation;
 
 /// The role. It is dropped with this value, because roles are shared by the whole server.
 pub(crate) struct WalpostRole<'s> {
-    scene: &'s Scene<'s>,
+    fixture: &'s Fixture<'s>,
     pub(crate) role: String,
 }
 
 impl<'s> WalpostRole<'s> {
-    pub(crate) fn new(scene: &'s Scene<'s>, role: String) -> Self {
-        let init = scene.invoke("init").args(["--role", &role]);
+    pub(crate) fn new(fixture: &'s Fixture<'s>, role: String) -> Self {
+        let init = fixture.invoke("init").args(["--role", &role]);
         init.finish().expect_code(0);
-        Self { scene, role }
+        Self { fixture, role }
     }
 
     pub(crate) fn conninfo(&self) -> String {
-        self.scene.conninfo_as(&self.role)
+        self.fixture.conninfo_as(&self.role)
     }
 
     /// Returns the subcommands that run as the role.
     pub(crate) fn commands(&self) -> Commands<'_> {
-        self.scene.with_conninfo(&self.conninfo())
+        self.fixture.with_conninfo(&self.conninfo())
     }
 
     /// Prepares a command that runs as the role. The first of `words` is the subcommand.
@@ -40,6 +40,6 @@ impl<'s> WalpostRole<'s> {
 
 impl Drop for WalpostRole<'_> {
     fn drop(&mut self) {
-        self.scene.db.drop_role(&self.role);
+        self.fixture.db.drop_role(&self.role);
     }
 }

@@ -3,24 +3,24 @@
 use std::net::TcpListener;
 
 use super::ANY_PORT;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
-use crate::support::scene::Scene;
 use crate::support::secrets::SECRET;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
 
 #[test]
 fn free_port_is_taken_and_logged_and_every_path_is_answered() {
-    let scene = Scene::new();
-    let mut walpost = scene.start_with(&ANY_PORT);
+    let fixture = Fixture::new();
+    let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     assert!(!http.address().ends_with(":0"), "{http:?}");
     assert_eq!(http.get("/healthz").body, "alive\n");
     wait_until("readiness", || http.get("/readyz").code == 200);
     assert_eq!(
         http.get("/readyz").body,
-        format!("{}: streaming\n", scene.name)
+        format!("{}: streaming\n", fixture.name)
     );
     let metrics = http.get("/metrics");
     assert_eq!(metrics.headers["content-type"], "text/plain; version=0.0.4");
@@ -37,8 +37,8 @@ fn free_port_is_taken_and_logged_and_every_path_is_answered() {
     assert_eq!(refused.code, 405);
     assert_eq!(refused.headers["allow"], "GET, HEAD");
     let pipeline = http.pipeline();
-    assert_eq!(pipeline["name"], *scene.name);
-    assert_eq!(pipeline["slot"], scene.slot());
+    assert_eq!(pipeline["name"], *fixture.name);
+    assert_eq!(pipeline["slot"], fixture.slot());
     assert_eq!(pipeline["state"], "streaming");
     walpost.terminate().expect_code(0);
 }
@@ -49,40 +49,40 @@ fn free_port_is_taken_and_logged_and_every_path_is_answered() {
 fn port_in_use_ends_the_process_with_a_code_that_allows_a_restart() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    let scene = Scene::bare();
-    scene
+    let fixture = Fixture::bare();
+    fixture
         .run()
         .args(["--init", "--http", &address])
         .finish()
         .expect_code(1)
         .expect_mentions(&["--http", &address, "in use", "WALPOST_HTTP", "off"]);
     // `--init` would have created the slot.
-    let slot = scene.slot();
+    let slot = fixture.slot();
     let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
-    assert_eq!(scene.db.number(&slots), 0);
+    assert_eq!(fixture.db.number(&slots), 0);
 }
 
 #[test]
 fn without_an_address_of_its_own_a_second_instance_takes_a_free_one() {
     // If the bind fails, another process has the port, which serves the same purpose.
     let _taken = TcpListener::bind("127.0.0.1:9464");
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.run().without_env("WALPOST_HTTP").start();
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.run().without_env("WALPOST_HTTP").start();
     let told = walpost.wait_for_log("127.0.0.1:9464 is in use");
     let http = walpost.http();
     assert!(!http.address().ends_with(":9464"), "{}", http.address());
     let command = format!("walpost status --http {}", http.address());
     assert!(told.contains(&command), "{told}");
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
-    assert_eq!(http.pipeline()["name"], *scene.name);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
+    assert_eq!(http.pipeline()["name"], *fixture.name);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn address_that_is_none_is_refused() {
-    let scene = Scene::bare();
+    let fixture = Fixture::bare();
     for address in [
         "9464",
         "no.such.host.invalid:1",
@@ -90,7 +90,7 @@ fn address_that_is_none_is_refused() {
         "192.0.2.1:9464",
         "",
     ] {
-        scene
+        fixture
             .run()
             .args(["--http", address])
             .finish()
@@ -101,8 +101,8 @@ fn address_that_is_none_is_refused() {
 
 #[test]
 fn nothing_listens_when_it_is_off() {
-    let scene = Scene::new();
-    let walpost = scene.start_with(&["--http", "off"]);
+    let fixture = Fixture::new();
+    let walpost = fixture.start_with(&["--http", "off"]);
     let process = procfs::process::Process::new(walpost.process_id().try_into().unwrap()).unwrap();
     let sockets: Vec<_> = process
         .fd()
@@ -123,12 +123,12 @@ fn nothing_listens_when_it_is_off() {
 
 #[test]
 fn file_sets_the_address_and_the_flag_overrides_it() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let text = format!(
         "http = \"off\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",
-        scene.broker.address(),
-        scene.name,
-        scene.conninfo()
+        fixture.broker.address(),
+        fixture.name,
+        fixture.conninfo()
     );
     let file = config_file(text);
     let run = || {
@@ -148,18 +148,18 @@ fn file_sets_the_address_and_the_flag_overrides_it() {
 #[test]
 fn no_answer_has_a_password_or_a_payload() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene
-        .with_conninfo(&format!("{} password={SECRET}", scene.conninfo()))
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture
+        .with_conninfo(&format!("{} password={SECRET}", fixture.conninfo()))
         .run()
         .env("WALPOST_KAFKA_SASL_PASSWORD", SECRET)
         .args(ANY_PORT)
         .start();
     let http = walpost.http();
     walpost.wait_for_log("streaming");
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     let ask_all = || {
         for path in [
             "/",

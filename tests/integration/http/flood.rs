@@ -10,24 +10,24 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 
 use super::{ANY_PORT, PROBE_TIMEOUT, probe};
+use crate::support::fixture::Fixture;
 use crate::support::http::Http;
-use crate::support::scene::Scene;
 use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
 /// Opens more connections than Walpost accepts, each with an incomplete request. They are closed,
 /// and other clients receive responses.
 #[test]
 fn unfinished_requests_do_not_block_other_clients() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(&ANY_PORT);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     let mut slow: Vec<_> = (0..100).map(|_| http.connect()).collect();
     for stream in &mut slow {
         stream.write_all(b"GET /status HTTP/1.1\r\nHost: ").unwrap();
     }
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     let asked = Instant::now();
     assert_eq!(http.get("/healthz").code, 200);
     assert!(asked.elapsed() < Duration::from_secs(30));
@@ -168,8 +168,8 @@ fn has_ended(client: Option<&mut TcpStream>, rudeness: FloodBehavior, speaks: bo
 /// The flood comes from the same address as the health probe, for example from a proxy or another
 /// process on the host. A limit per address must not lock out other clients at that address.
 fn health_is_answered_in_a_flood(rudeness: FloodBehavior) {
-    let scene = Scene::new();
-    let mut walpost = scene.start_with(&ANY_PORT);
+    let fixture = Fixture::new();
+    let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     walpost.wait_for_log("streaming");
     let flood = Flood::start(&http, rudeness);
@@ -222,8 +222,8 @@ fn health_is_answered_in_a_flood_of_pipelined_requests() {
 /// A scraper keeps its connection: connections from another address must not displace it.
 #[test]
 fn flood_from_one_address_ends_no_connection_of_another() {
-    let scene = Scene::new();
-    let mut walpost = scene.start_with(&ANY_PORT);
+    let fixture = Fixture::new();
+    let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
     let other: SocketAddr = "127.0.0.2:0".parse().unwrap();
@@ -267,8 +267,8 @@ fn flood_from_one_address_ends_no_connection_of_another() {
 /// its memory freed even if no other client connects.
 #[test]
 fn unread_response_times_out() {
-    let scene = Scene::new();
-    let mut walpost = scene.start_with(&ANY_PORT);
+    let fixture = Fixture::new();
+    let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     let client = flood_client(&http, FloodBehavior::NeverReads).unwrap();
     let began = Instant::now();

@@ -1,16 +1,16 @@
 //! The host names that Walpost accepts in requests.
 
 use super::ANY_PORT;
+use crate::support::fixture::Fixture;
 use crate::support::http::Http;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, config_file};
 
 /// A browser sends such requests if a page's host name resolves to this machine (DNS rebinding).
 #[test]
 fn name_that_is_not_its_own_is_answered_nothing() {
-    let scene = Scene::new();
-    let mut walpost = scene.start_with(&ANY_PORT);
+    let fixture = Fixture::new();
+    let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     let (_, port) = http.address().rsplit_once(':').unwrap();
     for path in [
@@ -28,9 +28,9 @@ fn name_that_is_not_its_own_is_answered_nothing() {
         ] {
             let answer = http.request_with("GET", path, &format!("Host: {host}\r\n"));
             assert_eq!(answer.code, 421, "{path} for {host:?}: {answer:?}");
-            for text in ["http_hosts", "walpost.toml", "--http-host", &scene.name] {
+            for text in ["http_hosts", "walpost.toml", "--http-host", &fixture.name] {
                 let is_told = answer.body.contains(text);
-                assert_eq!(is_told, text != scene.name, "{text}: {answer:?}");
+                assert_eq!(is_told, text != fixture.name, "{text}: {answer:?}");
             }
         }
     }
@@ -57,13 +57,13 @@ fn name_that_is_not_its_own_is_answered_nothing() {
 
 #[test]
 fn names_that_the_configuration_has_are_answered() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let asked = |http: &Http, host: &str| {
         let answer = http.request_with("GET", "/readyz", &format!("Host: {host}\r\n"));
         answer.code != 421
     };
     let flags = ["--http-host", "walpost.example.com,second.example.com"];
-    let mut walpost = scene.run().args(ANY_PORT).args(flags).start();
+    let mut walpost = fixture.run().args(ANY_PORT).args(flags).start();
     let http = walpost.http();
     for host in ["Walpost.Example.Com:443", "second.example.com", "localhost"] {
         assert!(asked(&http, host), "{host}");
@@ -74,7 +74,7 @@ fn names_that_the_configuration_has_are_answered() {
     let any = [("WALPOST_HTTP_HOST", "*"), ("WALPOST_HTTP", "127.0.0.1:0")];
     let run = any
         .iter()
-        .fold(scene.run(), |run, (name, value)| run.env(name, value));
+        .fold(fixture.run(), |run, (name, value)| run.env(name, value));
     let mut walpost = run.start();
     assert!(asked(&walpost.http(), "whatever.example.com"));
     walpost.terminate().expect_code(0);
@@ -82,9 +82,9 @@ fn names_that_the_configuration_has_are_answered() {
     let text = format!(
         "http = \"127.0.0.1:0\"\nhttp_hosts = [\"of-the-file.example.com\"]\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n\
          [[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",
-        scene.broker.address(),
-        scene.name,
-        scene.conninfo()
+        fixture.broker.address(),
+        fixture.name,
+        fixture.conninfo()
     );
     let file = config_file(text);
     let run = || {
@@ -106,9 +106,9 @@ fn names_that_the_configuration_has_are_answered() {
 
 #[test]
 fn name_that_is_none_is_refused() {
-    let scene = Scene::bare();
+    let fixture = Fixture::bare();
     for name in ["http://x.example", "x.example:80", "a b", "", "*.example"] {
-        scene
+        fixture
             .run()
             .arg(format!("--http-host={name}"))
             .finish()
@@ -121,8 +121,8 @@ fn name_that_is_none_is_refused() {
 /// register either as a host name.
 #[test]
 fn listener_that_others_reach_answers_addresses_and_names_within_the_network() {
-    let scene = Scene::new();
-    let mut walpost = scene.start_with(&["--http", "0.0.0.0:0"]);
+    let fixture = Fixture::new();
+    let mut walpost = fixture.start_with(&["--http", "0.0.0.0:0"]);
     let http = walpost.http();
     let asked = |host: &str| {
         let answer = http.request_with("GET", "/status", &format!("Host: {host}\r\n"));

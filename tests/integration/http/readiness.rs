@@ -1,10 +1,10 @@
 //! Whether a pipeline is ready, and the reason if it is not.
 
 use super::ANY_PORT;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server, Stop};
 use crate::support::proxy::ProxyMode;
-use crate::support::scene::Scene;
 use crate::support::wait::{wait_for, wait_until};
 use crate::support::walpost::{Invocation, config_file};
 
@@ -12,22 +12,22 @@ use crate::support::walpost::{Invocation, config_file};
 fn pipeline_with_a_dead_broker_reports_not_ready_with_the_reason() {
     let broker = Broker::borrowed();
     let kafka = broker.proxy();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(&ANY_PORT);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker).behind_proxy(&kafka);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     wait_until("readiness", || http.get("/readyz").code == 200);
     kafka.set_mode(ProxyMode::Refuse);
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     let answer = wait_for("the pipeline to be not ready", || {
         let answer = http.get("/readyz");
         (answer.code == 503).then_some(answer)
     });
     assert!(answer.body.contains("Kafka is unreachable"), "{answer:?}");
     assert_eq!(http.get("/healthz").code, 200);
-    let name = &scene.name;
+    let name = &fixture.name;
     assert_eq!(http.metric("walpost_kafka_up", name), Some(0.0));
     assert_eq!(http.metric("walpost_pipeline_ready", name), Some(0.0));
     wait_until("lag", || {
@@ -48,7 +48,7 @@ fn pipeline_with_a_dead_broker_reports_not_ready_with_the_reason() {
     );
     kafka.set_mode(ProxyMode::Pass);
     wait_until("readiness", || http.get("/readyz").code == 200);
-    scene.wait_for_records(2);
+    fixture.wait_for_records(2);
     wait_until("no lag", || {
         http.metric("walpost_lag_seconds", name) == Some(0.0)
             && http.metric("walpost_in_flight_events", name) == Some(0.0)
@@ -64,19 +64,19 @@ fn pipeline_with_a_dead_broker_reports_not_ready_with_the_reason() {
 #[test]
 fn pipeline_whose_broker_answers_nothing_is_not_ready() {
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start_with(&ANY_PORT);
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     broker.freeze();
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     let answer = wait_for("the pipeline to be not ready", || {
         let answer = http.get("/readyz");
         (answer.code == 503).then_some(answer)
     });
-    assert!(answer.body.contains(&scene.name), "{answer:?}");
+    assert!(answer.body.contains(&fixture.name), "{answer:?}");
     broker.thaw();
     wait_until("readiness", || http.get("/readyz").code == 200);
     walpost.terminate().expect_code(0);
@@ -85,15 +85,15 @@ fn pipeline_whose_broker_answers_nothing_is_not_ready() {
 #[test]
 fn pipeline_without_its_database_is_not_ready_and_remembers_it() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
-    let mut walpost = scene.start_with(&ANY_PORT);
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    let mut walpost = fixture.start_with(&ANY_PORT);
     let http = walpost.http();
     wait_until("readiness", || http.get("/readyz").code == 200);
     server.stop(Stop::Fast);
     wait_until("no readiness", || http.get("/readyz").code == 503);
     wait_until("the state", || http.pipeline()["state"] == "reconnecting");
     wait_until("lag", || {
-        http.metric("walpost_lag_seconds", &scene.name) > Some(1.0)
+        http.metric("walpost_lag_seconds", &fixture.name) > Some(1.0)
     });
     server.start();
     wait_until("readiness", || http.get("/readyz").code == 200);
@@ -107,16 +107,16 @@ fn pipeline_without_its_database_is_not_ready_and_remembers_it() {
 
 #[test]
 fn pipeline_that_has_halted_stays_in_sight_while_others_run() {
-    let scenes = [Scene::new(), Scene::new()];
+    let fixtures = [Fixture::new(), Fixture::new()];
     let mut text = format!(
         "http = \"127.0.0.1:0\"\n[kafka]\n\"bootstrap.servers\" = \"{}\"\n",
         Broker::shared().address()
     );
-    for scene in &scenes {
+    for fixture in &fixtures {
         text += &format!(
             "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\n",
-            scene.name,
-            scene.conninfo()
+            fixture.name,
+            fixture.conninfo()
         );
     }
     let file = config_file(text);
@@ -126,16 +126,16 @@ fn pipeline_that_has_halted_stays_in_sight_while_others_run() {
         .start();
     let http = walpost.http();
     walpost.wait_for_logs("streaming", 2);
-    scenes[0].insert("nobody.made.this", "k");
+    fixtures[0].insert("nobody.made.this", "k");
     walpost.wait_for_log("halted: ");
     let answer = http.get("/readyz");
     assert_eq!(answer.code, 503);
     let lines: Vec<_> = answer.body.lines().collect();
     assert!(
-        lines[0].starts_with(&format!("{}: halted: ", scenes[0].name)),
+        lines[0].starts_with(&format!("{}: halted: ", fixtures[0].name)),
         "{lines:?}"
     );
-    assert_eq!(lines[1], format!("{}: streaming", scenes[1].name));
+    assert_eq!(lines[1], format!("{}: streaming", fixtures[1].name));
     let status = http.status();
     assert_eq!(status["ready"], false);
     let halted = &status["pipelines"][0];
@@ -158,16 +158,16 @@ fn pipeline_that_has_halted_stays_in_sight_while_others_run() {
 
 #[test]
 fn hot_standby_is_ready_and_takes_over_ready() {
-    let scene = Scene::new();
-    let first = scene.start();
-    let mut second = scene.run().args(ANY_PORT).start();
+    let fixture = Fixture::new();
+    let first = fixture.start();
+    let mut second = fixture.run().args(ANY_PORT).start();
     let http = second.http();
     second.wait_for_log("standing by");
     wait_until("the state", || http.pipeline()["state"] == "standing_by");
     let answer = http.get("/readyz");
     assert_eq!(
         (answer.code, answer.body),
-        (200, format!("{}: standing_by\n", scene.name))
+        (200, format!("{}: standing_by\n", fixture.name))
     );
     first.terminate().expect_code(0);
     second.wait_for_log("streaming");

@@ -19,17 +19,17 @@ fn counted(log: &str, field: &str) -> u64 {
 
 #[test]
 fn outboxes_in_one_database_are_told_apart_by_prefix() {
-    let scene = as_messages();
-    let aggregate = scene.aggregate(1);
-    let other = scene
+    let fixture = as_messages();
+    let aggregate = fixture.aggregate(1);
+    let other = fixture
         .invoke("init")
-        .args(["--slot", &format!("{}_other", scene.slot())]);
+        .args(["--slot", &format!("{}_other", fixture.slot())]);
     other.arg("--no-role").finish().expect_code(0);
-    let topic = format!("other-{}", scene.name);
-    scene.broker.create_topic(&topic, 1, &[]);
-    let ours = scene.start();
-    let other_slot = format!("{}_other", scene.slot());
-    let theirs = scene.start_with(&[
+    let topic = format!("other-{}", fixture.name);
+    fixture.broker.create_topic(&topic, 1, &[]);
+    let ours = fixture.start();
+    let other_slot = format!("{}_other", fixture.slot());
+    let theirs = fixture.start_with(&[
         "--slot",
         &other_slot,
         "--prefix",
@@ -40,22 +40,22 @@ fn outboxes_in_one_database_are_told_apart_by_prefix() {
     let event = Event::new(&aggregate, "k", "{}");
     let foreign = Writer::Messages("Other.1".to_owned()).insert_one(event);
     for _ in 0..3 {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "BEGIN; {foreign} {} {foreign} COMMIT",
-            scene.insert_sql(&aggregate, "k")
+            fixture.insert_sql(&aggregate, "k")
         ));
     }
-    scene
+    fixture
         .db
         .run("SELECT pg_logical_emit_message(true, 'elsewhere', 'no envelope')");
-    scene.wait_for_records(3);
-    scene.wait_until_confirmed();
+    fixture.wait_for_records(3);
+    fixture.wait_until_confirmed();
     let finished = ours.terminate().expect_code(0);
     assert_eq!(counted(&finished.stderr, "foreign_messages"), 7);
     assert_eq!(counted(&finished.stderr, "nontransactional_messages"), 0);
-    assert_eq!(scene.check_delivered(&[], Resends::Never).committed, 3);
+    assert_eq!(fixture.check_delivered(&[], Resends::Never).committed, 3);
     crate::support::wait::wait_until("the other topic", || {
-        scene.broker.count(std::slice::from_ref(&topic)) == 6
+        fixture.broker.count(std::slice::from_ref(&topic)) == 6
     });
     let finished = theirs.terminate().expect_code(0);
     assert_eq!(counted(&finished.stderr, "foreign_messages"), 4);
@@ -63,50 +63,50 @@ fn outboxes_in_one_database_are_told_apart_by_prefix() {
 
 #[test]
 fn nontransactional_message_is_omitted_and_logged_once() {
-    let scene = as_messages();
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start();
+    let fixture = as_messages();
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start();
     let message = |prefix: &str| {
         format!("SELECT pg_logical_emit_message(false, '{prefix}', 'never to be delivered')")
     };
-    let ours = format!("walpost_{}", scene.name);
-    scene.db.run(&message("elsewhere"));
-    scene.db.run(&message(&ours));
-    scene
+    let ours = format!("walpost_{}", fixture.name);
+    fixture.db.run(&message("elsewhere"));
+    fixture.db.run(&message(&ours));
+    fixture
         .db
         .run(&format!("BEGIN; {}; ROLLBACK", message(&ours)));
-    scene.insert(&aggregate, "k");
+    fixture.insert(&aggregate, "k");
     walpost.wait_for_log("skipped a non-transactional message");
-    scene.wait_for_records(1);
+    fixture.wait_for_records(1);
     assert_eq!(walpost.logged("non-transactional"), 1);
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     let finished = walpost.terminate().expect_code(0);
     assert_eq!(counted(&finished.stderr, "nontransactional_messages"), 3);
-    assert_eq!(scene.check_delivered(&[], Resends::Never).committed, 1);
+    assert_eq!(fixture.check_delivered(&[], Resends::Never).committed, 1);
 }
 
 /// Writes this content in place of an event, and asserts that Walpost halts there; then skips its
 /// transaction with the command from the error.
 fn bad_content(content: &str, texts: &[&str]) {
-    let scene = as_messages();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "before");
-    let before = scene.history().pop().unwrap().end;
-    scene.db.run(&format!(
+    let fixture = as_messages();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "before");
+    let before = fixture.history().pop().unwrap().end;
+    fixture.db.run(&format!(
         "BEGIN; SELECT pg_logical_emit_message(true, 'x', 'first');
          SELECT pg_logical_emit_message(true, 'walpost_{}', {content}); COMMIT",
-        scene.name
+        fixture.name
     ));
-    scene.insert(&aggregate, "after");
-    let run = scene.run().args(["--on-malformed", "halt"]);
+    fixture.insert(&aggregate, "after");
+    let run = fixture.run().args(["--on-malformed", "halt"]);
     let finished = run.finish().expect_code(3);
-    let prefix = format!("\"walpost_{}\"", scene.name);
+    let prefix = format!("\"walpost_{}\"", fixture.name);
     let finished = finished
         .expect_mentions(&["halted", &prefix])
         .expect_mentions(texts);
-    assert_eq!(scene.records().len(), 1, "what comes before it, alone");
+    assert_eq!(fixture.records().len(), 1, "what comes before it, alone");
     assert!(
-        scene.confirmed() >= before,
+        fixture.confirmed() >= before,
         "the command loses nothing of it"
     );
     let position = finished
@@ -119,9 +119,9 @@ fn bad_content(content: &str, texts: &[&str]) {
 
     let (_, command) = finished.stderr.split_once("walpost skip --to ").unwrap();
     let to = command.split(' ').next().unwrap();
-    scene.skip(to).arg("--yes").finish().expect_code(0);
-    let walpost = scene.start();
-    assert_eq!(keys(&scene.wait_for_records(2)), ["before", "after"]);
+    fixture.skip(to).arg("--yes").finish().expect_code(0);
+    let walpost = fixture.start();
+    assert_eq!(keys(&fixture.wait_for_records(2)), ["before", "after"]);
     walpost.terminate().expect_code(0);
 }
 
@@ -137,16 +137,16 @@ fn envelope_of_a_later_version_halts() {
 }
 
 fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
-    let scene = as_messages().in_mode(exactly_once);
-    let (_roles, [stranger]) = Roles::new(&scene, ["stranger"]);
-    let aggregate = scene.aggregate(1);
-    let topic = format!("{}.dead", scene.name);
-    scene.topic(&topic, 1, &[]);
-    let start = || scene.start_with(&["--dead-letter-topic", &topic]);
+    let fixture = as_messages().in_mode(exactly_once);
+    let (_roles, [stranger]) = Roles::new(&fixture, ["stranger"]);
+    let aggregate = fixture.aggregate(1);
+    let topic = format!("{}.dead", fixture.name);
+    fixture.topic(&topic, 1, &[]);
+    let start = || fixture.start_with(&["--dead-letter-topic", &topic]);
     let walpost = start();
-    scene.insert(&aggregate, "before");
+    fixture.insert(&aggregate, "before");
     let bad = |content: &str| {
-        let prefix = format!("walpost_{}", scene.name);
+        let prefix = format!("walpost_{}", fixture.name);
         format!("SELECT pg_logical_emit_message(true, '{prefix}', {content});")
     };
     for content in [
@@ -158,13 +158,13 @@ fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
     ] {
         stranger.run(&bad(content));
     }
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "BEGIN; {} {} {} COMMIT",
         bad("'first'"),
-        scene.insert_sql(&aggregate, "behind"),
+        fixture.insert_sql(&aggregate, "behind"),
         bad("'last'")
     ));
-    let records = scene.wait_for_records(9);
+    let records = fixture.wait_for_records(9);
     let of = |record: &&Record| record.topic != topic;
     let events: Vec<_> = records.iter().filter(of).map(Record::key).collect();
     assert_eq!(events, ["before", "behind"]);
@@ -180,7 +180,7 @@ fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
     let letters: Vec<_> = records.iter().filter(|r| r.topic == topic).collect();
     for letter in &letters {
         assert_eq!(letter.header("walpost-error"), "malformed");
-        let prefix = format!("walpost_{}", scene.name);
+        let prefix = format!("walpost_{}", fixture.name);
         assert_eq!(letter.header("walpost-source-prefix"), prefix);
         assert!(letter.key.is_none());
     }
@@ -196,54 +196,54 @@ fn message_that_is_no_event_becomes_a_dead_letter(exactly_once: bool) {
     ];
     assert_eq!(payloads, expected);
     assert_eq!(letters[4].header("walpost-payload-bytes"), "2000000");
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     let finished = walpost.terminate().expect_code(0);
     assert_eq!(counted(&finished.stderr, "malformed_dead_letters"), 7);
     let walpost = start();
-    scene.insert(&aggregate, "again");
-    assert_eq!(scene.wait_for_records(10).len(), 10, "nothing twice");
+    fixture.insert(&aggregate, "again");
+    assert_eq!(fixture.wait_for_records(10).len(), 10, "nothing twice");
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn check_looks_up_the_dead_letter_topic_for_malformed_messages() {
-    let scene = as_messages();
-    let aggregate = scene.aggregate(1);
-    let topic = format!("{}.dead", scene.name);
+    let fixture = as_messages();
+    let aggregate = fixture.aggregate(1);
+    let topic = format!("{}.dead", fixture.name);
     let dead = ["--dead-letter-topic", &topic];
-    let said = scene.check().args(dead).finish().expect_code(0);
+    let said = fixture.check().args(dead).finish().expect_code(0);
     let said = said.expect_mentions(&["warning", "halts the pipeline", "--create --topic"]);
     assert!(said.stdout.contains(&topic), "{}", said.stdout);
-    let halting = scene
+    let halting = fixture
         .check()
         .args(dead)
         .args(["--on-unroutable", "dead-letter"]);
     halting.finish().expect_code(3).expect_mentions(&[&topic]);
-    let said = scene.check().args(["--on-malformed", "halt"]).finish();
+    let said = fixture.check().args(["--on-malformed", "halt"]).finish();
     assert!(!said.expect_code(0).stdout.contains("dead letters"));
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "SELECT pg_logical_emit_message(true, 'walpost_{}', 'bad')",
-        scene.name
+        fixture.name
     ));
-    let halted = scene.run().args(dead).finish().expect_code(3);
+    let halted = fixture.run().args(dead).finish().expect_code(3);
     halted.expect_mentions(&["halted", &topic, "does not exist"]);
-    let walpost = scene.start_with(&[&dead[..], &["--create-topics", "1:1"]].concat());
-    scene.insert(&aggregate, "behind");
-    scene.wait_for_records(1);
-    scene.expect_topic(&topic);
-    assert_eq!(scene.wait_for_records(2).len(), 2);
+    let walpost = fixture.start_with(&[&dead[..], &["--create-topics", "1:1"]].concat());
+    fixture.insert(&aggregate, "behind");
+    fixture.wait_for_records(1);
+    fixture.expect_topic(&topic);
+    assert_eq!(fixture.wait_for_records(2).len(), 2);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn message_larger_than_the_read_buffer_delays_nothing() {
-    let scene = as_messages();
-    let (_roles, [stranger]) = Roles::new(&scene, ["stranger"]);
-    let aggregate = scene.aggregate(1);
-    let topic = format!("{}.dead", scene.name);
-    scene.topic(&topic, 1, &[]);
-    let walpost = scene.start_with(&["--dead-letter-topic", &topic, "--max-row-bytes", "1MB"]);
-    let ours = format!("walpost_{}", scene.name);
+    let fixture = as_messages();
+    let (_roles, [stranger]) = Roles::new(&fixture, ["stranger"]);
+    let aggregate = fixture.aggregate(1);
+    let topic = format!("{}.dead", fixture.name);
+    fixture.topic(&topic, 1, &[]);
+    let walpost = fixture.start_with(&["--dead-letter-topic", &topic, "--max-row-bytes", "1MB"]);
+    let ours = format!("walpost_{}", fixture.name);
     let emit = |transactional: bool, prefix: &str, megabytes: usize| {
         format!(
             "SELECT pg_logical_emit_message({transactional}, {prefix}, repeat('x', {megabytes} * 1048576));"
@@ -253,13 +253,13 @@ fn message_larger_than_the_read_buffer_delays_nothing() {
     stranger.run(&emit(true, "repeat('p', 2000000)", 0));
     stranger.run(&emit(false, "'elsewhere'", 2));
     stranger.run(&emit(false, &format!("'{ours}'"), 40));
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "BEGIN; {} {} {} COMMIT",
         emit(true, "'elsewhere'", 70),
         emit(true, &format!("'{ours}'"), 70),
-        scene.insert_sql(&aggregate, "behind")
+        fixture.insert_sql(&aggregate, "behind")
     ));
-    let records = scene.wait_for_records(2);
+    let records = fixture.wait_for_records(2);
     let letter = records.iter().find(|r| r.topic == topic).expect("a letter");
     assert_eq!(letter.header("walpost-error"), "malformed");
     let bytes = (70 * 1_048_576).to_string();
@@ -272,17 +272,17 @@ fn message_larger_than_the_read_buffer_delays_nothing() {
     assert_eq!(parse_position(event.header("walpost-position")).1, 2);
     let resident = walpost.resident_bytes();
     assert!(resident < 60_000_000, "{resident} bytes");
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     let stopped = walpost.terminate().expect_code(0).stderr;
     assert_eq!(counted(&stopped, "foreign_messages"), 3);
     assert_eq!(counted(&stopped, "nontransactional_messages"), 2);
     // A message that walpost.publish may have written is an event, and waits until the setting
     // allows it.
-    scene.db.run(&publish(
-        &scene,
+    fixture.db.run(&publish(
+        &fixture,
         &format!("'{aggregate}', 'k', 't', to_jsonb(repeat('x', 900000))"),
     ));
-    let halted = scene.run().args(["--max-row-bytes", "500kB"]).finish();
+    let halted = fixture.run().args(["--max-row-bytes", "500kB"]).finish();
     halted
         .expect_code(3)
         .expect_mentions(&["halted", "max_row_bytes allows"]);

@@ -7,61 +7,61 @@ use super::as_messages;
 use crate::init::psql;
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::reaper;
-use crate::support::scene::Scene;
 
 #[test]
 fn init_makes_functions_and_an_empty_publication_on_every_version() {
     for major in MAJORS {
-        let scene =
-            Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
-        scene.init().finish().expect_code(0);
+        let fixture =
+            Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        fixture.init().finish().expect_code(0);
         let functions = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'walpost'::regnamespace";
-        assert_eq!(scene.db.number(functions), 3, "{major}");
+        assert_eq!(fixture.db.number(functions), 3, "{major}");
         let tables = "SELECT count(*) FROM pg_publication_tables";
-        assert_eq!(scene.db.number(tables), 0, "{major}");
+        assert_eq!(fixture.db.number(tables), 0, "{major}");
         let relations = "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace";
-        assert_eq!(scene.db.number(relations), 0, "{major}: no table");
-        scene
+        assert_eq!(fixture.db.number(relations), 0, "{major}: no table");
+        fixture
             .check()
             .finish()
             .expect_code(0)
             .expect_mentions(&["walpost.publish exists", "fit together"]);
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start();
-        scene.insert(&aggregate, "k");
-        scene.settle(walpost, &[], Resends::Never);
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start();
+        fixture.insert(&aggregate, "k");
+        fixture.settle(walpost, &[], Resends::Never);
     }
 }
 
 #[test]
 fn init_print_shows_sql_that_does_the_same_and_changes_nothing() {
-    let scene = Scene::bare_with(
+    let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
         "",
     );
-    let finished = scene.init().arg("--print").finish().expect_code(0);
+    let finished = fixture.init().arg("--print").finish().expect_code(0);
     assert!(
-        !scene
+        !fixture
             .db
             .is_true("SELECT to_regnamespace('walpost') IS NOT NULL")
     );
     let file = reaper::folder("printed").join("init.sql");
     fs::write(&file, finished.stdout).unwrap();
-    psql(&scene, &file);
-    scene.check().finish().expect_code(0);
+    psql(&fixture, &file);
+    fixture.check().finish().expect_code(0);
 }
 
 #[test]
 fn publication_with_tables_halts() {
-    let scene = as_messages();
-    let publication = scene.slot();
-    let walpost = scene.start();
-    scene.db.run(&format!(
+    let fixture = as_messages();
+    let publication = fixture.slot();
+    let walpost = fixture.start();
+    fixture.db.run(&format!(
         "CREATE TABLE intruder (id int); ALTER PUBLICATION {publication} ADD TABLE intruder;
          INSERT INTO intruder VALUES (1)"
     ));
@@ -70,59 +70,59 @@ fn publication_with_tables_halts() {
         "public.intruder",
         "DROP TABLE ONLY public.intruder",
     ]);
-    scene.run().finish().expect_code(3).expect_mentions(&[
+    fixture.run().finish().expect_code(3).expect_mentions(&[
         &publication,
         "public.intruder",
         "walpost init --outbox messages",
     ]);
-    let finished = scene.init().finish().expect_code(3);
+    let finished = fixture.init().finish().expect_code(3);
     finished.expect_mentions(&["contains tables"]);
 }
 
 #[test]
 fn missing_objects_are_named_with_the_command_that_creates_them() {
-    let scene = Scene::bare_with(
+    let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
         "",
     );
-    let finished = scene.check().finish().expect_code(3);
+    let finished = fixture.check().finish().expect_code(3);
     finished.expect_mentions(&[
         "walpost init --outbox messages --publication",
         "walpost init --outbox messages --slot",
         "walpost.publish does not exist",
     ]);
-    let finished = scene.run().finish().expect_code(3);
+    let finished = fixture.run().finish().expect_code(3);
     finished.expect_mentions(&["halted", "walpost init --outbox messages --publication"]);
 }
 
 #[test]
 fn run_init_creates_missing_objects_first() {
-    let scene = Scene::bare_with(
+    let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
         "",
     );
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(&["--init"]);
-    scene.insert(&aggregate, "k");
-    scene.wait_for_records(1);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(&["--init"]);
+    fixture.insert(&aggregate, "k");
+    fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn database_with_an_encoding_that_checks_nothing_is_warned_of() {
     let ascii = "ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'";
-    let scene = Scene::bare_with(
+    let fixture = Fixture::bare_with(
         Outbox::Messages,
         Server::shared(MAJOR),
         Broker::shared(),
         ascii,
     );
-    scene.init().finish().expect_code(0);
-    let said = scene.check().finish().expect_code(0);
+    fixture.init().finish().expect_code(0);
+    let said = fixture.check().finish().expect_code(0);
     said.expect_mentions(&["warning", "SQL_ASCII", "is not UTF-8"]);
     let said = as_messages().check().finish().expect_code(0).stdout;
     assert!(!said.contains("SQL_ASCII"), "{said}");

@@ -3,9 +3,9 @@
 use super::{as_messages, publish};
 use crate::support::checker::Resends;
 use crate::support::event::{Event, Outbox};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 
 const ID: &str = "406c07f3-26f0-4eea-a50c-109940064b8f";
 
@@ -13,26 +13,26 @@ for_each_outbox! { database_in_another_encoding_is_delivered_in_utf8 }
 
 #[test]
 fn event_has_the_columns_of_the_table() {
-    let scene = as_messages();
-    let topic = format!("{}-events", scene.name);
-    scene.topic(&topic, 1, &[]);
-    let walpost = scene.start_with_file(
+    let fixture = as_messages();
+    let topic = format!("{}-events", fixture.name);
+    fixture.topic(&topic, 1, &[]);
+    let walpost = fixture.start_with_file(
         "topic = '{aggregatetype}-events'
          key = '{type}:{aggregateid}'
          timestamp = 'created_at'
          headers = { id = '{id}', at = '{created_at}' }",
     );
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "BEGIN; CREATE TABLE remembered AS SELECT now() AS at; {} COMMIT",
         publish(
-            &scene,
+            &fixture,
             &format!(
                 "'{}', 'ключ-鍵', 'Größe', '{{\"b\": [1, null],  \"a\": \"é\"}}', headers => '{{\"n\": 1.50}}', id => '{ID}'",
-                scene.name
+                fixture.name
             )
         )
     ));
-    let record = scene.wait_for_records(1).remove(0);
+    let record = fixture.wait_for_records(1).remove(0);
     assert_eq!(
         (record.topic.as_str(), record.key()),
         (&*topic, "Größe:ключ-鍵")
@@ -40,10 +40,10 @@ fn event_has_the_columns_of_the_table() {
     assert_eq!(record.text(), r#"{"a": "é", "b": [1, null]}"#);
     assert_eq!(record.header_names(), ["at", "id", "walpost-position", "n"]);
     assert_eq!((record.header("id"), record.header("n")), (ID, "1.50"));
-    scene.db.run("SET TIME ZONE 'UTC'");
-    let at = scene.db.value("SELECT at::text FROM remembered");
+    fixture.db.run("SET TIME ZONE 'UTC'");
+    let at = fixture.db.value("SELECT at::text FROM remembered");
     assert_eq!(record.header("at"), at.unwrap());
-    let millis = scene
+    let millis = fixture
         .db
         .number("SELECT floor(extract(epoch FROM at) * 1000)::bigint FROM remembered");
     assert_eq!(record.timestamp, millis);
@@ -52,19 +52,20 @@ fn event_has_the_columns_of_the_table() {
 
 #[test]
 fn payload_of_bytes_and_null_are_delivered() {
-    let scene = as_messages();
-    let aggregate = scene.aggregate(1);
-    let prefix = format!("walpost_{}", scene.name);
-    let walpost = scene.start_with(&["--null-payload", "tombstone"]);
+    let fixture = as_messages();
+    let aggregate = fixture.aggregate(1);
+    let prefix = format!("walpost_{}", fixture.name);
+    let walpost = fixture.start_with(&["--null-payload", "tombstone"]);
     for payload in ["'\\x00ff5c780a'", "''", "NULL"] {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "SELECT walpost.publish_bytes('{aggregate}', 'k', 't', {payload}, prefix => '{prefix}')"
         ));
     }
-    scene
-        .db
-        .run(&publish(&scene, &format!("'{aggregate}', 'k', 't', NULL")));
-    let payloads: Vec<_> = scene
+    fixture.db.run(&publish(
+        &fixture,
+        &format!("'{aggregate}', 'k', 't', NULL"),
+    ));
+    let payloads: Vec<_> = fixture
         .wait_for_records(4)
         .into_iter()
         .map(|record| record.payload)
@@ -76,22 +77,25 @@ fn payload_of_bytes_and_null_are_delivered() {
 
 #[test]
 fn publish_returns_the_id_of_the_event() {
-    let scene = as_messages();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    let id = scene.db.value(&publish(
-        &scene,
+    let fixture = as_messages();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    let id = fixture.db.value(&publish(
+        &fixture,
         &format!("'{aggregate}', 'k', 't', '{{}}'"),
     ));
-    assert_eq!(scene.wait_for_records(1)[0].header("id"), id.unwrap());
+    assert_eq!(fixture.wait_for_records(1)[0].header("id"), id.unwrap());
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn publish_rejects_what_the_table_rejects() {
-    let scene = as_messages();
+    let fixture = as_messages();
     let refused = |arguments: &str, text: &str| {
-        let error = scene.db.try_run(&publish(&scene, arguments)).unwrap_err();
+        let error = fixture
+            .db
+            .try_run(&publish(&fixture, arguments))
+            .unwrap_err();
         let message = error.as_db_error().unwrap().message().to_owned();
         assert!(message.contains(text), "{text:?} in {message:?}");
     };
@@ -104,14 +108,14 @@ fn publish_rejects_what_the_table_rejects() {
         refused(arguments, "null");
     }
     let no_prefix = "SELECT walpost.publish('a', 'k', 't', '{}', prefix => NULL)";
-    scene.db.try_run(no_prefix).unwrap_err();
+    fixture.db.try_run(no_prefix).unwrap_err();
     refused("'a', 'k', 't', '{}', '[1]'", "JSON object, not array");
     let large = |bytes: usize| format!("'a', 'k', 't', to_jsonb(repeat('x', {bytes}))");
     refused(&large(990_000), "at most 990000");
     refused("'no/topic', 'k', 't', '{}'", "no topic name can contain");
-    scene.db.run(&publish(&scene, &large(980_000)));
+    fixture.db.run(&publish(&fixture, &large(980_000)));
     assert_eq!(
-        scene.history().len(),
+        fixture.history().len(),
         1,
         "nothing of the others was written"
     );
@@ -119,30 +123,30 @@ fn publish_rejects_what_the_table_rejects() {
 
 fn database_in_another_encoding_is_delivered_in_utf8(outbox: Outbox) {
     let latin1 = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'";
-    let scene = Scene::bare_with(outbox, Server::shared(MAJOR), Broker::shared(), latin1);
-    scene.init().finish().expect_code(0);
-    assert_eq!(scene.db.value("SHOW server_encoding").unwrap(), "LATIN1");
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_with(&["--key", "{aggregateid}/{type}"]);
+    let fixture = Fixture::bare_with(outbox, Server::shared(MAJOR), Broker::shared(), latin1);
+    fixture.init().finish().expect_code(0);
+    assert_eq!(fixture.db.value("SHOW server_encoding").unwrap(), "LATIN1");
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_with(&["--key", "{aggregateid}/{type}"]);
     let event = Event::new(&aggregate, "Größe", r#"{"note": "señor"}"#);
-    scene.db.run(&scene.events().insert_one(event));
-    let record = scene.wait_for_records(1).remove(0);
+    fixture.db.run(&fixture.events().insert_one(event));
+    let record = fixture.wait_for_records(1).remove(0);
     assert_eq!(
         (record.key(), record.text()),
         ("Größe/Happened", r#"{"note": "señor"}"#)
     );
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.settle(walpost, &[], Resends::Never);
 }
 
 #[test]
 fn column_that_an_event_has_not_is_named_with_those_it_has() {
-    let scene = as_messages();
+    let fixture = as_messages();
     let words = [
         "tenant",
         "id, aggregatetype, aggregateid, type, payload, headers, created_at",
     ];
     let key = ["--key", "{tenant}:{aggregateid}"];
-    for invocation in [scene.run(), scene.check()] {
+    for invocation in [fixture.run(), fixture.check()] {
         invocation
             .args(key)
             .finish()
@@ -153,15 +157,15 @@ fn column_that_an_event_has_not_is_named_with_those_it_has() {
 
 #[test]
 fn stdout_has_events_of_the_log_too() {
-    let scene = as_messages();
-    let walpost = scene
+    let fixture = as_messages();
+    let walpost = fixture
         .invoke("run")
         .args(["--sink", "stdout"])
         .start_streaming();
-    scene
+    fixture
         .db
-        .run(&publish(&scene, "'order', 'k', 't', '{\"n\": 1}'"));
-    scene.wait_until_confirmed();
+        .run(&publish(&fixture, "'order', 'k', 't', '{\"n\": 1}'"));
+    fixture.wait_until_confirmed();
     let finished = walpost.terminate().expect_code(0);
     let line: serde_json::Value = serde_json::from_str(finished.stdout.trim()).unwrap();
     assert_eq!(line["topic"], "outbox.event.order");

@@ -2,40 +2,40 @@
 
 use super::{Roles, as_messages, publish};
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 
 #[test]
 fn roles_of_init_are_enough_to_run_and_to_publish() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::bare_with(Outbox::Messages, &server, Broker::shared(), "");
-    scene.db.run("CREATE ROLE shop LOGIN");
+    let fixture = Fixture::bare_with(Outbox::Messages, &server, Broker::shared(), "");
+    fixture.db.run("CREATE ROLE shop LOGIN");
     for _ in 0..2 {
-        let init = scene.invoke("init").args(["--role", "connector"]);
+        let init = fixture.invoke("init").args(["--role", "connector"]);
         init.args(["--writer", "shop"]).finish().expect_code(0);
     }
-    let connector = scene.with_conninfo(&scene.conninfo_as("connector"));
+    let connector = fixture.with_conninfo(&fixture.conninfo_as("connector"));
     connector.check().finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let walpost = connector.run().start_streaming();
-    let shop = server.session_as("shop", &scene.name);
-    let event = publish(&scene, &format!("'{aggregate}', 'k', 't', '{{}}'"));
+    let shop = server.session_as("shop", &fixture.name);
+    let event = publish(&fixture, &format!("'{aggregate}', 'k', 't', '{{}}'"));
     shop.run(&event);
-    scene.wait_for_records(1);
+    fixture.wait_for_records(1);
 
     // Rights revoked as described in sql/publish.sql stay revoked, and the writer keeps the rights
     // it needs.
-    scene.db.run(
+    fixture.db.run(
         "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
              pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC",
     );
-    let init = scene.invoke("init").arg("--no-role").finish();
+    let init = fixture.invoke("init").arg("--no-role").finish();
     init.expect_code(0);
     shop.run(&event);
-    scene.wait_for_records(2);
-    scene.db.run(
+    fixture.wait_for_records(2);
+    fixture.db.run(
         "REVOKE ALL ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text) FROM shop",
     );
     is_denied(shop.try_run(&event), "what was revoked");
@@ -44,36 +44,36 @@ fn roles_of_init_are_enough_to_run_and_to_publish() {
 
 #[test]
 fn writer_that_is_not_there_and_rights_that_can_not_be_given_are_named() {
-    let scene = as_messages();
-    let missing = scene.init().args(["--writer", "no one"]).finish();
+    let fixture = as_messages();
+    let missing = fixture.init().args(["--writer", "no one"]).finish();
     missing.expect_code(3).expect_mentions(&[
         "role \"no one\" does not exist",
         "CREATE ROLE \"no one\" LOGIN",
     ]);
-    let (roles, [owner, _]) = Roles::new(&scene, ["owner", "shop"]);
+    let (roles, [owner, _]) = Roles::new(&fixture, ["owner", "shop"]);
     let emit = "pg_logical_emit_message(boolean, text, bytea)";
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "REVOKE EXECUTE ON FUNCTION {emit} FROM PUBLIC;
          ALTER SCHEMA walpost OWNER TO {0}; ALTER TABLE walpost.journal OWNER TO {0};
          ALTER FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text) OWNER TO {0};
          ALTER FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) OWNER TO {0};
          ALTER PUBLICATION {1} OWNER TO {0}; GRANT CREATE ON DATABASE {2} TO {0}; ALTER ROLE {0} REPLICATION",
         roles.1[0],
-        scene.slot(),
-        scene.name
+        fixture.slot(),
+        fixture.name
     ));
     drop(owner);
-    let as_owner = scene.conninfo_as(&roles.1[0]);
+    let as_owner = fixture.conninfo_as(&roles.1[0]);
     let init = || {
-        let init = scene.with_conninfo(&as_owner).init();
+        let init = fixture.with_conninfo(&as_owner).init();
         init.args(["--writer", &roles.1[1]]).finish()
     };
     let emit = emit.replace(' ', "");
     let grant = format!("GRANT EXECUTE ON FUNCTION {emit} TO {}", roles.1[1]);
     init().expect_code(3).expect_mentions(&[&grant]);
-    scene.db.run(&grant);
+    fixture.db.run(&grant);
     init().expect_code(0);
-    scene
+    fixture
         .db
         .run(&format!("GRANT EXECUTE ON FUNCTION {emit} TO PUBLIC"));
 }
@@ -87,13 +87,13 @@ fn is_denied(result: Result<(), tokio_postgres::Error>, what: &str) {
 #[test]
 fn only_roles_named_in_init_may_publish() {
     for major in [14, 18] {
-        let scene =
-            Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
-        let (roles, [shop, stranger]) = Roles::new(&scene, ["shop", "stranger"]);
-        let event = publish(&scene, "'a', 'k', 't', '{}'");
+        let fixture =
+            Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let (roles, [shop, stranger]) = Roles::new(&fixture, ["shop", "stranger"]);
+        let event = publish(&fixture, "'a', 'k', 't', '{}'");
         is_denied(stranger.try_run(&event), "before there is a writer");
         is_denied(shop.try_run(&event), "before there is a writer");
-        let init = || scene.init().args(["--writer", &roles.1[0]]);
+        let init = || fixture.init().args(["--writer", &roles.1[0]]);
         init().finish().expect_code(0);
         init().finish().expect_code(0);
         shop.run(&event);
@@ -102,38 +102,38 @@ fn only_roles_named_in_init_may_publish() {
         is_denied(shop.try_run("SELECT * FROM walpost.journal"), "journal");
 
         // Runs the statement from the output of the check.
-        let said = scene.check().finish().expect_code(0);
+        let said = fixture.check().finish().expect_code(0);
         let taken =
             "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text";
         let (_, rest) = said.stdout.split_once(taken).expect("the statement");
         let revoke = format!("{taken}{}", rest.lines().next().unwrap());
         let forged = format!(
             "SELECT pg_logical_emit_message(true, 'walpost_{}', 'x')",
-            scene.name
+            fixture.name
         );
         stranger.run(&forged.replace("walpost_", "elsewhere_"));
-        scene.db.run(&revoke);
+        fixture.db.run(&revoke);
         is_denied(stranger.try_run(&forged), "a message");
         shop.run(&event);
-        let said = scene.check().finish().expect_code(0).stdout;
+        let said = fixture.check().finish().expect_code(0).stdout;
         assert!(!said.contains("pg_logical_emit_message"), "{said}");
     }
 }
 
 #[test]
 fn earlier_privileges_remain_and_are_reported_by_check() {
-    let scene = as_messages();
-    let (_roles, [shop]) = Roles::new(&scene, ["shop"]);
+    let fixture = as_messages();
+    let (_roles, [shop]) = Roles::new(&fixture, ["shop"]);
     // A role with the right to grant may have done this.
-    scene.db.run(
+    fixture.db.run(
         "GRANT USAGE ON SCHEMA walpost TO PUBLIC;
          GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text),
              walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) TO PUBLIC",
     );
-    scene.init().finish().expect_code(0);
-    let event = publish(&scene, "'a', 'k', 't', '{}'");
+    fixture.init().finish().expect_code(0);
+    let event = publish(&fixture, "'a', 'k', 't', '{}'");
     shop.run(&event);
-    let said = scene
+    let said = fixture
         .check()
         .finish()
         .expect_code(0)
@@ -145,17 +145,17 @@ fn earlier_privileges_remain_and_are_reported_by_check() {
     let statements = format!("REVOKE EXECUTE ON FUNCTION walpost.{rest}");
     let (first, rest) = statements.split_once("; ").unwrap();
     let second = rest.split(['.', '\n']).next().unwrap();
-    scene.db.run(first);
-    scene.db.run(second);
+    fixture.db.run(first);
+    fixture.db.run(second);
     is_denied(shop.try_run(&event), "after what the check says");
 }
 
 #[test]
 fn functions_planted_in_the_search_path_are_not_called() {
     for major in [14, 18] {
-        let scene =
-            Scene::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
-        let aggregate = scene.aggregate(1);
+        let fixture =
+            Fixture::with_outbox_on(Outbox::Messages, Server::shared(major), Broker::shared());
+        let aggregate = fixture.aggregate(1);
         let plant = |name: &str, arguments: &str, returns: &str| {
             let null = format!("NULL::{returns}");
             format!(
@@ -189,25 +189,25 @@ fn functions_planted_in_the_search_path_are_not_called() {
              CREATE DOMAIN public.bytea AS pg_catalog.bytea CHECK (false);
              CREATE DOMAIN public.text AS pg_catalog.text CHECK (false);",
         );
-        scene.db.run(&planted);
-        let walpost = scene.start();
-        let prefix = format!("walpost_{}", scene.name);
+        fixture.db.run(&planted);
+        let walpost = fixture.start();
+        let prefix = format!("walpost_{}", fixture.name);
         for path in ["public", "public, pg_catalog"] {
-            scene.db.run(&format!("SET search_path = {path}"));
-            scene.db.run(&publish(
-                &scene,
+            fixture.db.run(&format!("SET search_path = {path}"));
+            fixture.db.run(&publish(
+                &fixture,
                 &format!("'{aggregate}', 'k', 't', '{{\"n\": 1}}', '{{\"h\": \"v\"}}'"),
             ));
-            scene.db.run(&format!(
+            fixture.db.run(&format!(
                 "SELECT walpost.publish_bytes('{aggregate}', 'k', 't', '\\x6869', prefix => '{prefix}')"
             ));
         }
-        scene.db.run("RESET search_path");
-        let called = scene
+        fixture.db.run("RESET search_path");
+        let called = fixture
             .db
             .rows("SELECT DISTINCT name::pg_catalog.text FROM called");
         assert!(called.is_empty(), "PostgreSQL {major}: {called:?}");
-        let records = scene.wait_for_records(4);
+        let records = fixture.wait_for_records(4);
         let values: Vec<_> = records.iter().map(Record::text).collect();
         assert_eq!(values, ["{\"n\": 1}", "hi", "{\"n\": 1}", "hi"]);
         assert_eq!(records[0].header("h"), "v");

@@ -45,9 +45,9 @@ impl Shop {
     /// the table.
     fn change_while_waiting(&self, command: Invocation, change: &str) -> Finished {
         let holder = self
-            .scene
+            .fixture
             .server
-            .session_as(&self.mallory, &self.scene.name);
+            .session_as(&self.mallory, &self.fixture.name);
         holder.run("BEGIN; LOCK TABLE ONLY public.outbox IN SHARE UPDATE EXCLUSIVE MODE");
         let command = command.start();
         wait_until("Walpost to wait for the table", || holder.is_true(WAITS));
@@ -62,17 +62,17 @@ impl Shop {
         let replay = self.command_as("postgres", &words).start();
         let run = "SELECT detail ->> 'run' FROM walpost.journal WHERE action = 'replay' ORDER BY id LIMIT 1";
         wait_until("the replay in the journal", || {
-            self.scene.db.value(run).is_some()
+            self.fixture.db.value(run).is_some()
         });
         replay.terminate().expect_code(1);
-        self.scene.db.value(run).expect("a replay")
+        self.fixture.db.value(run).expect("a replay")
     }
 }
 
 fn key_that_changes_while_a_replay_waits_for_the_table_runs_nothing(major: u32) {
     let shop = Shop::theirs(major);
     for _ in 0..3 {
-        shop.scene.insert(&shop.scene.aggregate(1), "k");
+        shop.fixture.insert(&shop.fixture.aggregate(1), "k");
     }
     shop.theirs.run(CASTS);
     let run = shop.stopped_replay();
@@ -105,7 +105,7 @@ fn time_column_that_changes_while_verify_waits_for_the_table_runs_nothing(major:
 /// The owner of a schema can swap its name with that of another one.
 fn operators_in_a_schema_of_another_role_are_not_called(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
-    let db = &shop.scene.db;
+    let db = &shop.fixture.db;
     db.run(
         "CREATE EXTENSION citext SCHEMA plot;
          CREATE TABLE public.outbox (id plot.citext PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
@@ -135,7 +135,7 @@ fn literals_of_a_condition_run_no_code_of_others(major: u32) {
     shop.theirs.run(DOMAIN);
     shop.theirs
         .run("GRANT USAGE ON TYPE plot.checked TO PUBLIC");
-    shop.scene.db.run(
+    shop.fixture.db.run(
         "CREATE TYPE public.pair AS (a plot.checked); GRANT USAGE ON TYPE public.pair TO PUBLIC",
     );
     for (column, condition) in [
@@ -178,7 +178,7 @@ fn condition_calls_no_cast_of_the_owner_of_the_table(major: u32) {
 fn partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     shop.init().arg("--partitioned").finish().expect_code(0);
-    shop.scene.db.run(&format!(
+    shop.fixture.db.run(&format!(
         "ALTER TABLE public.outbox OWNER TO {}",
         shop.mallory
     ));
@@ -197,14 +197,14 @@ fn partition_key_that_changes_while_maintenance_waits_for_the_table_runs_nothing
 /// casts of that row type belong to its owner.
 fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothing(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
-    let (scene, mallory) = (&shop.scene, &shop.mallory);
+    let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let of_table = |words: &[&str]| {
         let command = shop.command_as("postgres", words);
         command.args(["--table", NAMESAKE])
     };
     let init = shop.init().args(["--table", NAMESAKE]);
     init.finish().expect_code(0);
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "ALTER TABLE {NAMESAKE} OWNER TO {mallory}; ALTER TABLE {NAMESAKE} DISABLE TRIGGER USER"
     ));
     shop.theirs.run(&format!(
@@ -214,9 +214,9 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
          CREATE CAST ({NAMESAKE} AS timestamptz) WITH FUNCTION plot.as_time({NAMESAKE}) AS IMPLICIT"
     ));
     // Makes everything look delivered.
-    let slot = scene.slot();
+    let slot = fixture.slot();
     let confirm = || {
-        let end = scene
+        let end = fixture
             .db
             .value("SELECT pg_current_wal_lsn()")
             .expect("an LSN");
@@ -224,7 +224,7 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
             format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
             format!("SELECT pg_catalog.pg_replication_slot_advance('{slot}', '{end}')"),
         ] {
-            scene.db.run(&statement);
+            fixture.db.run(&statement);
         }
     };
     let maintain = ["maintain", "--retention=1s", "--delete-rows"];
@@ -241,7 +241,7 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
         }
         is_old_enough
     });
-    let holder = scene.server.session_as(mallory, &scene.name);
+    let holder = fixture.server.session_as(mallory, &fixture.name);
     // Other sessions see the column until this is committed.
     holder.run(&format!(
         "BEGIN; ALTER TABLE {NAMESAKE} RENAME created_at TO aside"
@@ -254,7 +254,7 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
         let begin = format!(
             "SELECT waitstart::text FROM pg_locks WHERE relation = '{NAMESAKE}'::regclass AND NOT granted"
         );
-        waits.extend(scene.db.value(&begin));
+        waits.extend(fixture.db.value(&begin));
         waits.len() > 1
     });
     holder.run("COMMIT");
@@ -268,8 +268,8 @@ fn time_column_that_is_renamed_while_maintenance_waits_for_the_table_runs_nothin
 fn filter_that_changes_while_a_snapshot_waits_for_the_table_runs_nothing() {
     for major in [15, 16, 17, 18] {
         let shop = Shop::theirs(major);
-        let (scene, mallory, publication) = (&shop.scene, &shop.mallory, shop.scene.slot());
-        scene.db.run(&format!(
+        let (fixture, mallory, publication) = (&shop.fixture, &shop.mallory, shop.fixture.slot());
+        fixture.db.run(&format!(
             "ALTER ROLE {mallory} REPLICATION; ALTER PUBLICATION {publication} OWNER TO {mallory}"
         ));
         shop.theirs.run(CASTS);
@@ -280,7 +280,7 @@ fn filter_that_changes_while_a_snapshot_waits_for_the_table_runs_nothing() {
         shop.theirs.run("BEGIN; SELECT pg_current_xact_id()");
         let mut walpost = shop.command(&["run"]).start();
         walpost.wait_for_log("starting a snapshot of the table");
-        let holder = scene.server.session_as(mallory, &scene.name);
+        let holder = fixture.server.session_as(mallory, &fixture.name);
         holder.run("BEGIN; LOCK TABLE public.outbox IN SHARE UPDATE EXCLUSIVE MODE");
         shop.theirs.run("COMMIT");
         wait_until("Walpost to wait for the table", || holder.is_true(WAITS));
@@ -290,7 +290,7 @@ fn filter_that_changes_while_a_snapshot_waits_for_the_table_runs_nothing() {
              ALTER TABLE public.outbox ADD type plot.pair DEFAULT ROW('order')::plot.pair; COMMIT"
         ));
         wait_until("the copy, or an error", || {
-            !walpost.is_running() || !scene.records().is_empty()
+            !walpost.is_running() || !fixture.records().is_empty()
         });
         shop.expect_nothing_ran("run");
     }

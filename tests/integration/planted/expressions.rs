@@ -27,13 +27,13 @@ const POPULATED: &str = "(public.populate_record(NULL::plot.pair, 'a=>1'::public
 impl Shop {
     fn create_extension(&self, name: &str) {
         let create = format!("CREATE EXTENSION {name} SCHEMA public");
-        self.scene.db.run(&create);
+        self.fixture.db.run(&create);
     }
 
     /// Returns the findings of an examination of the table for this statement, as a superuser.
     pub(super) fn examined(&self, statement: &str) -> String {
         let examine = format!("SELECT walpost.lock_and_examine('public', 'outbox', '{statement}')");
-        self.scene.db.value(&examine).expect("a text")
+        self.fixture.db.value(&examine).expect("a text")
     }
 }
 
@@ -104,7 +104,7 @@ fn expressions_of_what_postgresql_consists_of_are_accepted(major: u32) {
     }
     // The same functions are used if only trusted roles can change the table.
     shop.create_extension("hstore");
-    shop.scene.db.run(
+    shop.fixture.db.run(
         "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC;
          CREATE INDEX ON public.outbox ((public.hstore(type, type) IS NULL))",
     );
@@ -117,7 +117,7 @@ fn partitions_are_not_created_with_functions_of_extensions(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     shop.create_extension("hstore");
     shop.init().arg("--partitioned").finish().expect_code(0);
-    shop.scene.db.run(&format!(
+    shop.fixture.db.run(&format!(
         "ALTER TABLE public.outbox OWNER TO {}",
         shop.mallory
     ));
@@ -180,7 +180,7 @@ fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
 fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     shop.create_extension("citext");
-    shop.scene.db.run(
+    shop.fixture.db.run(
         "CREATE DOMAIN public.base AS public.citext; CREATE DOMAIN public.code AS public.base;
          CREATE TABLE public.outbox (id public.code PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
          INSERT INTO public.outbox SELECT id, 'order', 'k', 't', '{}' FROM unnest('{a1,B1,c1}'::text[]) AS id",
@@ -208,13 +208,13 @@ fn keys_are_compared_by_the_operators_of_their_type(major: u32) {
 fn partition_keys_above_the_outbox_are_never_evaluated(major: u32) {
     for layout in [None, Some("--partitioned")] {
         let shop = Shop::bare(Outbox::Table, major);
-        let (scene, mallory) = (&shop.scene, &shop.mallory);
+        let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         shop.init().args(layout).finish().expect_code(0);
-        scene.insert(&scene.aggregate(1), "k");
-        scene.db.run(&format!(
+        fixture.insert(&fixture.aggregate(1), "k");
+        fixture.db.run(&format!(
             "ALTER TABLE public.outbox OWNER TO {mallory}; DELETE FROM walpost.journal;
              ALTER DATABASE {} SET constraint_exclusion = on",
-            scene.name
+            fixture.name
         ));
         shop.theirs.run(
             "CREATE FUNCTION plot.one() RETURNS int LANGUAGE plpgsql IMMUTABLE AS
@@ -252,7 +252,7 @@ fn partition_keys_above_the_outbox_are_never_evaluated(major: u32) {
             None => "snapshot.sql",
         };
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql").join(file);
-        try_psql(scene, &file);
+        try_psql(fixture, &file);
         shop.expect_nothing_ran("the files");
     }
 }

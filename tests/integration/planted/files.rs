@@ -27,13 +27,13 @@ impl Shop {
         let text = fs::read_to_string(&path).unwrap();
         let (before, after) = text.split_once(place).expect("the place");
         fs::write(&path, format!("{before}{place}{command}{after}")).unwrap();
-        try_psql(&self.scene, &folder.join(file))
+        try_psql(&self.fixture, &folder.join(file))
     }
 
     fn expect_psql_refused(&self, output: &Output, what: &str) {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let (major, owner) = (
-            self.scene.server.major,
+            self.fixture.server.major,
             format!("belongs to role {}", self.mallory),
         );
         assert!(
@@ -59,9 +59,9 @@ pub(super) fn attack_command(shop: &Shop, folder: &Path, attack: &str) -> String
     let theirs = folder.join("attack.sql");
     fs::write(&theirs, attack).unwrap();
     let conninfo = shop
-        .scene
+        .fixture
         .server
-        .conninfo_as(&shop.mallory, &shop.scene.name);
+        .conninfo_as(&shop.mallory, &shop.fixture.name);
     format!(
         "\\! PGOPTIONS='-c lock_timeout=1s' {} -q -X -d '{conninfo}' -f {} 2>/dev/null\n",
         psql_program().display(),
@@ -84,7 +84,7 @@ fn function_that_is_created_after_the_examination_does_not_become_the_default() 
             let shop = Shop::bare(Outbox::Table, major);
             let output = shop.psql_with_attack("outbox.sql", attacked, EXAMINED, attack);
             shop.expect_psql_refused(&output, attacked);
-            let table = shop.scene.db.value("SELECT to_regclass('public.outbox')");
+            let table = shop.fixture.db.value("SELECT to_regclass('public.outbox')");
             assert_eq!(table, None, "PostgreSQL {major}, {attacked}");
         }
     }
@@ -99,7 +99,7 @@ fn function_that_the_default_calls_is_found_under_another_name() {
         "CREATE FUNCTION public.hidden() RETURNS uuid LANGUAGE sql AS 'SELECT pg_catalog.gen_random_uuid()';
          CREATE FUNCTION public.shown() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'",
     );
-    let db = &shop.scene.db;
+    let db = &shop.fixture.db;
     db.run("ALTER TABLE public.outbox ALTER id SET DEFAULT public.hidden()");
     let default =
         ["function public.hidden(), which the default of public.outbox.id calls, belongs to"];
@@ -140,7 +140,7 @@ fn schema_that_is_created_after_the_examination_is_refused() {
             let output = shop.psql_with_attack(file, file, EXAMINED, attack);
             shop.expect_psql_refused(&output, file);
             let made = "SELECT count(*) FROM pg_proc WHERE pronamespace = 'walpost'::regnamespace AND proname = 'publish'";
-            assert_eq!(shop.scene.db.number(made), 0, "{file}");
+            assert_eq!(shop.fixture.db.number(made), 0, "{file}");
         }
         for (file, attacked, says) in [
             (
@@ -157,7 +157,7 @@ fn schema_that_is_created_after_the_examination_is_refused() {
         ] {
             let shop = Shop::bare(Outbox::Table, major);
             if file == "add_outbox.sql" {
-                shop.scene.db.run("CREATE TABLE public.outbox ()");
+                shop.fixture.db.run("CREATE TABLE public.outbox ()");
             }
             let output = shop.psql_with_attack(file, attacked, EXAMINED, attack);
             shop.expect_nothing_ran(file);
@@ -179,14 +179,14 @@ fn messages_contain_no_control_characters_of_names() {
              CREATE INDEX i ON public.outbox ((plot.\"{name}\"(type)))"
         ));
         let found = "SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT')";
-        let found = shop.scene.db.value(found).expect("a text");
+        let found = shop.fixture.db.value(found).expect("a text");
         assert!(found.contains("plot.\"?]0;owned??x\"(text)"), "{found:?}");
         shop.theirs.run("DROP INDEX public.i");
-        shop.scene.db.run(&format!(
+        shop.fixture.db.run(&format!(
             "CREATE TRIGGER \"{name}\" AFTER INSERT ON walpost.journal FOR EACH ROW EXECUTE FUNCTION plot.row()"
         ));
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/journal.sql");
-        let output = try_psql(&shop.scene, &sql);
+        let output = try_psql(&shop.fixture, &sql);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(said.contains("trigger \"?]0;owned??x\""), "{said:?}");
         assert!(!said.contains(['\u{1b}', '\u{7}', '\u{202e}']), "{said:?}");
@@ -214,7 +214,7 @@ fn manual_pages_are_not_written_into_a_folder_of_others() {
 #[test]
 fn settings_of_the_database_hide_no_rows_from_a_replay() {
     let shop = Shop::new(Outbox::Table, MAJOR);
-    let (db, name) = (&shop.scene.db, &shop.scene.name);
+    let (db, name) = (&shop.fixture.db, &shop.fixture.name);
     db.run(&format!(
         "INSERT INTO public.outbox (aggregatetype, aggregateid, type, payload)
              SELECT 'order', 'k', 't', '{{\"a\": 1}}' FROM generate_series(1, 5000);
@@ -231,9 +231,9 @@ fn settings_of_the_database_hide_no_rows_from_a_replay() {
 fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
     for major in MAJORS {
         let shop = Shop::bare(Outbox::Table, major);
-        let (scene, mallory, walpost) = (&shop.scene, &shop.mallory, &shop.walpost);
-        let name = &scene.name;
-        scene
+        let (fixture, mallory, walpost) = (&shop.fixture, &shop.mallory, &shop.walpost);
+        let name = &fixture.name;
+        fixture
             .db
             .run(&format!("ALTER DATABASE {name} OWNER TO {mallory}"));
         for setting in [
@@ -251,15 +251,15 @@ fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
             shop.theirs.run(&set);
         }
         shop.init().finish().expect_code(0);
-        scene.db.run(&format!("GRANT {walpost} TO {mallory}"));
+        fixture.db.run(&format!("GRANT {walpost} TO {mallory}"));
         let init = shop.init().finish().expect_code(0);
         init.expect_mentions(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
-        scene.db.run(&format!("REVOKE {walpost} FROM {mallory}"));
+        fixture.db.run(&format!("REVOKE {walpost} FROM {mallory}"));
         shop.command(&["check"]).finish().expect_code(0);
-        let aggregate = scene.aggregate(1);
-        scene.insert(&aggregate, "k");
+        let aggregate = fixture.aggregate(1);
+        fixture.insert(&aggregate, "k");
         let running = shop.command(&["run"]).start_streaming();
-        scene.wait_for_records(1);
+        fixture.wait_for_records(1);
         running.terminate().expect_code(0);
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         for file in [
@@ -269,7 +269,7 @@ fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
             "publication.sql",
             "role.sql",
         ] {
-            let output = try_psql(scene, &sql.join(file));
+            let output = try_psql(fixture, &sql.join(file));
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(
                 output.status.success(),
@@ -284,7 +284,7 @@ fn settings_of_the_database_do_not_hide_warnings_or_change_examinations() {
 fn slot_state_that_is_created_after_the_examination_is_not_read() {
     for major in MAJORS {
         let shop = Shop::bare(Outbox::Table, major);
-        let publication = shop.scene.slot();
+        let publication = shop.fixture.slot();
         shop.theirs.run(&format!(
             "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
              CREATE PUBLICATION {publication} FOR TABLE public.outbox WITH (publish = 'insert')"
@@ -330,11 +330,11 @@ fn files_that_one_psql_runs_after_guard_are_about_the_table() {
             }
         }
         fs::write(&all, text).unwrap();
-        crate::init::psql(&shop.scene, &all);
+        crate::init::psql(&shop.fixture, &all);
         let published = format!(
             "SELECT tablename FROM pg_publication_tables WHERE pubname = 'p{}'",
             name.len()
         );
-        assert_eq!(shop.scene.db.value(&published).as_deref(), Some(name));
+        assert_eq!(shop.fixture.db.value(&published).as_deref(), Some(name));
     }
 }

@@ -2,10 +2,10 @@
 
 use super::Shop;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::lsn::lsn_text;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 /// A function that a partition key calls, and the table with that key.
@@ -21,15 +21,15 @@ impl Shop {
     /// filter was evaluated.
     fn filtered(major: u32) -> Self {
         let shop = Self::theirs(major);
-        let (scene, mallory) = (&shop.scene, &shop.mallory);
-        let publication = scene.slot();
-        scene.db.run(&format!(
+        let (fixture, mallory) = (&shop.fixture, &shop.mallory);
+        let publication = fixture.slot();
+        fixture.db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO {mallory}"
         ));
         shop.theirs.run(PARTITIONED);
         shop.theirs
             .run(&filter(&publication, "public.outbox", "plot.parted"));
-        scene.insert(&scene.aggregate(1), "k");
+        fixture.insert(&fixture.aggregate(1), "k");
         shop
     }
 }
@@ -47,7 +47,7 @@ fn filter(publication: &str, table: &str, parted: &str) -> String {
 fn filter_that_runs_code_of_the_publications_owner_is_refused() {
     for major in FILTERING {
         let shop = Shop::filtered(major);
-        let to = lsn_text(shop.scene.wal_position());
+        let to = lsn_text(shop.fixture.wal_position());
         for role in [&*shop.walpost, "postgres"] {
             for words in [
                 &["check"][..],
@@ -77,13 +77,13 @@ fn filter_that_runs_code_of_the_publications_owner_is_refused() {
 fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_not_trusted() {
     for major in FILTERING {
         let shop = Shop::theirs(major);
-        let (scene, mallory) = (&shop.scene, &shop.mallory);
-        let publication = scene.slot();
-        let victim = format!("victim_{}", scene.name);
-        scene.db.run(&format!(
+        let (fixture, mallory) = (&shop.fixture, &shop.mallory);
+        let publication = fixture.slot();
+        let victim = format!("victim_{}", fixture.name);
+        fixture.db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO {mallory}"
         ));
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "SELECT pg_create_logical_replication_slot('{victim}', 'pgoutput')"
         ));
         shop.theirs.run(&format!(
@@ -96,13 +96,13 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
         ));
         shop.theirs
             .run(&filter(&publication, "public.outbox", "plot.parted"));
-        scene.insert(&scene.aggregate(1), "k");
+        fixture.insert(&fixture.aggregate(1), "k");
         shop.theirs.run(&format!(
             "ALTER PUBLICATION {publication} SET TABLE public.outbox"
         ));
         let slots =
             format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{victim}'");
-        let to = lsn_text(scene.wal_position());
+        let to = lsn_text(fixture.wal_position());
         for role in [&*shop.walpost, "postgres"] {
             for words in [
                 &["run", "--snapshot=never"][..],
@@ -111,9 +111,9 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
             ] {
                 let mut command = shop.command_as(role, words).start();
                 wait_until("it to end, or to evaluate the filter", || {
-                    !command.is_running() || scene.db.number(&slots) == 0
+                    !command.is_running() || fixture.db.number(&slots) == 0
                 });
-                assert_eq!(scene.db.number(&slots), 1, "{role} {words:?}");
+                assert_eq!(fixture.db.number(&slots), 1, "{role} {words:?}");
                 let owner =
                     format!("belongs to role {mallory}, which could have code run as role {role}");
                 command.finish().expect_code(3).expect_mentions(&[&owner]);
@@ -128,8 +128,8 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
 fn owner_of_the_publication_is_trusted_if_it_may_replicate_or_act_as_walposts_role() {
     for major in MAJORS {
         let shop = Shop::theirs(major);
-        let (db, mallory, walpost) = (&shop.scene.db, &shop.mallory, &shop.walpost);
-        let publication = shop.scene.slot();
+        let (db, mallory, walpost) = (&shop.fixture.db, &shop.mallory, &shop.walpost);
+        let publication = shop.fixture.slot();
         let is_refused = |role: &str| {
             let check = shop.command_as(role, &["check"]).finish();
             check.stdout.contains("which could have code run as role")
@@ -165,11 +165,11 @@ fn owner_of_the_publication_is_trusted_if_it_may_replicate_or_act_as_walposts_ro
 fn publication_that_gets_an_owner_who_is_not_trusted_halts_the_pipeline() {
     for major in [15, 18] {
         let shop = Shop::theirs(major);
-        let (scene, mallory) = (&shop.scene, &shop.mallory);
+        let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         let walpost = shop.command(&["run", "--snapshot=never"]).start_streaming();
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "ALTER PUBLICATION {} OWNER TO {mallory}",
-            scene.slot()
+            fixture.slot()
         ));
         let halted = walpost.finish().expect_code(3);
         halted.expect_mentions(&[&format!("belongs to role {mallory}")]);
@@ -180,9 +180,9 @@ fn publication_that_gets_an_owner_who_is_not_trusted_halts_the_pipeline() {
 #[test]
 fn filters_of_all_tables_of_the_publication_are_examined() {
     let shop = Shop::theirs(MAJOR);
-    let (scene, mallory) = (&shop.scene, &shop.mallory);
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let (fixture, mallory) = (&shop.fixture, &shop.mallory);
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} OWNER TO {mallory}"
     ));
     let add = filter(&publication, "plot.other", "plot.parted").replace("SET TABLE", "ADD TABLE");
@@ -197,9 +197,9 @@ fn filters_of_all_tables_of_the_publication_are_examined() {
 #[test]
 fn filter_that_is_added_while_streaming_halts_the_pipeline() {
     let shop = Shop::theirs(MAJOR);
-    let (scene, mallory) = (&shop.scene, &shop.mallory);
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let (fixture, mallory) = (&shop.fixture, &shop.mallory);
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER ROLE {mallory} REPLICATION; ALTER PUBLICATION {publication} OWNER TO {mallory}"
     ));
     shop.theirs.run(PARTITIONED);
@@ -219,18 +219,18 @@ fn filter_that_is_added_while_streaming_halts_the_pipeline() {
 fn filter_that_would_crash_the_server_is_not_evaluated() {
     for major in [15, 18] {
         let server = Server::private(major, "");
-        let scene = Scene::with_outbox_on(Outbox::Table, &server, Broker::shared());
-        let publication = scene.slot();
-        scene.db.run(
+        let fixture = Fixture::with_outbox_on(Outbox::Table, &server, Broker::shared());
+        let publication = fixture.slot();
+        fixture.db.run(
             "CREATE SCHEMA plot;
              CREATE FUNCTION plot.one() RETURNS int LANGUAGE sql IMMUTABLE SECURITY DEFINER AS 'SELECT 1';
              CREATE TABLE plot.parted (a int) PARTITION BY HASH ((a + plot.one()))",
         );
-        scene
+        fixture
             .db
             .run(&filter(&publication, "public.outbox", "plot.parted"));
-        scene.insert(&scene.aggregate(1), "k");
-        let halted = scene.run().finish();
+        fixture.insert(&fixture.aggregate(1), "k");
+        let halted = fixture.run().finish();
         assert!(!server.log().contains("terminated by signal"), "{halted:?}");
         halted
             .expect_code(3)
@@ -242,14 +242,14 @@ fn filter_that_would_crash_the_server_is_not_evaluated() {
 fn accepts_filters_that_use_only_built_in_objects() {
     for major in MAJORS.into_iter().filter(|major| *major >= 15) {
         let shop = Shop::new(Outbox::Table, major);
-        let publication = shop.scene.slot();
-        shop.scene.db.run(&format!(
+        let publication = shop.fixture.slot();
+        shop.fixture.db.run(&format!(
             "ALTER PUBLICATION {publication} SET TABLE public.outbox WHERE (length(aggregatetype) > 1 AND lower(type) <> 'y'
                  AND created_at > '2025-01-01' AND payload IS NOT NULL AND aggregateid::text ~ 'k' AND type IN ('t', 'u'))"
         ));
         // Changing the filter removed the table and added it again, which is not the subject of
         // this test.
-        shop.scene.db.run("DELETE FROM walpost.table_state");
+        shop.fixture.db.run("DELETE FROM walpost.table_state");
         shop.command(&["check"]).finish().expect_code(0);
         shop.init().finish().expect_code(0);
     }

@@ -38,14 +38,16 @@ fn type_that_was_taken_over_keeps_no_code_of_its_former_owner(major: u32) {
     let replay = || shop.command_as("postgres", &REPLAY).finish();
     replay().expect_mentions(&["column aggregatetype has type plot.kind, to which role"]);
     // As the message of earlier versions suggested.
-    shop.scene.db.run("ALTER TYPE plot.kind OWNER TO postgres");
+    shop.fixture
+        .db
+        .run("ALTER TYPE plot.kind OWNER TO postgres");
     let refused = replay();
     shop.expect_nothing_ran("replay of a table with a type that was taken over");
     assert_ne!(refused.code, Some(0), "{refused:?}");
     let function =
         "whose cast from plot.kind to text calls function plot.kind_text(plot.kind) of role";
     refused.expect_mentions(&[function]);
-    shop.scene.db.run("DROP CAST (plot.kind AS text)");
+    shop.fixture.db.run("DROP CAST (plot.kind AS text)");
     replay().expect_code(0);
 }
 
@@ -67,11 +69,11 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
              $$ BEGIN PERFORM plot.note('query'); RETURN 'a'; END $$",
     );
     let parts = shop
-        .scene
+        .fixture
         .db
         .value("SELECT 'plot.parts'::regclass::oid::text")
         .expect("an OID");
-    shop.scene
+    shop.fixture
         .db
         .run("CREATE SCHEMA kept; GRANT USAGE ON SCHEMA kept TO PUBLIC");
     for (check, says) in [
@@ -92,7 +94,7 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
             "calls function ts_rewrite(tsquery,text), which is not immutable",
         ),
     ] {
-        shop.scene.db.run(&format!(
+        shop.fixture.db.run(&format!(
             "CREATE DOMAIN kept.tag AS text CONSTRAINT looked CHECK ({check}); ALTER TABLE public.outbox ADD tags kept.tag[]"
         ));
         let condition = ["replay", "--where", "tags = '{a}'", "--dry-run"];
@@ -100,7 +102,7 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
         shop.expect_nothing_ran(check);
         assert_ne!(refused.code, Some(0), "{refused:?}");
         refused.expect_mentions(&["constraint looked", says]);
-        shop.scene
+        shop.fixture
             .db
             .run("ALTER TABLE public.outbox DROP tags; DROP DOMAIN kept.tag");
     }
@@ -109,13 +111,13 @@ fn checks_of_a_domain_call_no_functions_of_others(major: u32) {
 /// Its queries find the other table, and operators, by names, and run as the owner of that table.
 fn rows_that_a_foreign_key_refers_to_are_not_deleted(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
-    let scene = &shop.scene;
-    scene.insert(&scene.aggregate(1), "k");
+    let fixture = &shop.fixture;
+    fixture.insert(&fixture.aggregate(1), "k");
     shop.theirs.run(
         "CREATE FUNCTION plot.audit() RETURNS trigger LANGUAGE plpgsql AS
              $$ BEGIN PERFORM plot.note('trigger'); RETURN OLD; END $$",
     );
-    scene.db.run(
+    fixture.db.run(
         "CREATE TABLE public.sent (event uuid REFERENCES public.outbox ON DELETE CASCADE);
          INSERT INTO public.sent SELECT id FROM public.outbox;
          CREATE TRIGGER audit BEFORE DELETE ON public.sent FOR EACH ROW EXECUTE FUNCTION plot.audit()",
@@ -143,7 +145,7 @@ fn triggers_of_a_former_owner_see_no_delete(major: u32) {
              WHEN (ts_rewrite('a'::tsquery, 'SELECT plot.query(), plot.query()') IS NULL)
              EXECUTE FUNCTION suppress_redundant_updates_trigger()",
     );
-    shop.scene.db.run(
+    shop.fixture.db.run(
         "ALTER TABLE public.outbox OWNER TO postgres; REVOKE ALL ON public.outbox FROM PUBLIC",
     );
     let maintain = ["maintain", "--retention=24h", "--delete-rows"];
@@ -153,7 +155,7 @@ fn triggers_of_a_former_owner_see_no_delete(major: u32) {
         refused.expect_mentions(&[&format!(
             "trigger {trigger} on table public.outbox would run with each DELETE"
         )]);
-        shop.scene
+        shop.fixture
             .db
             .run(&format!("DROP TRIGGER {trigger} ON public.outbox"));
     }
@@ -190,7 +192,7 @@ fn types_that_json_functions_return_are_examined(major: u32) {
              $$ BEGIN RETURN plot.note('check of a domain'); END $$;
          CREATE DOMAIN plot.checked AS text CHECK (plot.is_valid(VALUE))",
     );
-    shop.scene.db.run(
+    shop.fixture.db.run(
         "CREATE SCHEMA kept; GRANT USAGE ON SCHEMA kept TO PUBLIC;
          CREATE DOMAIN kept.tag AS text CONSTRAINT looked
              CHECK (JSON_VALUE(jsonb '{\"a\": \"b\"}', '$.a' RETURNING plot.checked) IS NOT NULL);
@@ -202,7 +204,7 @@ fn types_that_json_functions_return_are_examined(major: u32) {
     refused
         .expect_code(3)
         .expect_mentions(&["constraint looked uses type plot.checked"]);
-    shop.scene.db.run("ALTER TABLE public.outbox DROP tags");
+    shop.fixture.db.run("ALTER TABLE public.outbox DROP tags");
     shop.theirs.run(
         "CREATE INDEX i ON public.outbox ((JSON_VALUE(payload, '$.a' RETURNING plot.checked)))",
     );
@@ -244,12 +246,12 @@ fn casts_that_constructors_of_json_call_are_named(major: u32) {
 /// The owner of a database can have PostgreSQL read `\d` as `d`.
 fn examination_does_not_depend_on_how_strings_are_read(major: u32) {
     let shop = Shop::theirs(major);
-    shop.scene.db.run(
+    shop.fixture.db.run(
         "CREATE STATISTICS public.s ON (ts_rewrite('a'::tsquery, 'SELECT plot.f()')), id FROM public.outbox",
     );
     let examined = shop.examined("ALTER");
     assert!(examined.contains("ts_rewrite"), "{examined}");
-    let db = &shop.scene.db;
+    let db = &shop.fixture.db;
     db.run("SET standard_conforming_strings = off; SET escape_string_warning = off");
     assert_eq!(shop.examined("ALTER"), examined);
 }
@@ -258,7 +260,7 @@ fn examination_does_not_depend_on_how_strings_are_read(major: u32) {
 fn schemas_of_partitions_keep_their_names(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     shop.init().arg("--partitioned").finish().expect_code(0);
-    let db = &shop.scene.db;
+    let db = &shop.fixture.db;
     db.run(&format!(
         "CREATE SCHEMA parts AUTHORIZATION {};
          CREATE TABLE parts.old PARTITION OF public.outbox FOR VALUES FROM ('2001-01-01') TO ('2001-01-02')",
@@ -281,12 +283,12 @@ fn schemas_of_partitions_keep_their_names(major: u32) {
 fn names_of_roles_are_printed_without_control_characters(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
     let name = format!("{}\u{1b}[2J\nHINT:  run this", shop.mallory);
-    shop.scene.db.run(&format!(
+    shop.fixture.db.run(&format!(
         "CREATE ROLE \"{name}\"; CREATE SCHEMA walpost AUTHORIZATION \"{name}\""
     ));
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
-    let output = try_psql(&shop.scene, &folder.join("journal.sql"));
-    shop.scene
+    let output = try_psql(&shop.fixture, &folder.join("journal.sql"));
+    shop.fixture
         .db
         .run(&format!("DROP SCHEMA walpost; DROP ROLE \"{name}\""));
     let says = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -297,15 +299,16 @@ fn names_of_roles_are_printed_without_control_characters(major: u32) {
 /// another role.
 fn role_that_has_logged_in_is_not_reached_through_the_session_authorization(major: u32) {
     let mut shop = Shop::bare(Outbox::Table, major);
-    shop.scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    shop.fixture
+        .use_settings("tables = [\"tenant_*.outbox\"]\n");
     shop.init().finish().expect_code(0);
     let mallory = &shop.mallory;
-    shop.scene.db.run(&format!(
+    shop.fixture.db.run(&format!(
         "GRANT USAGE ON SCHEMA walpost TO {mallory}; GRANT EXECUTE ON FUNCTION walpost.add_outbox(regclass, name) TO {mallory};
          ALTER PUBLICATION {} OWNER TO {mallory};
          GRANT SELECT, INSERT, DELETE ON walpost.outbox_row TO {mallory};
          GRANT SELECT, INSERT, UPDATE ON walpost.table_state TO {mallory}",
-        shop.scene.slot()
+        shop.fixture.slot()
     ));
     shop.theirs.run(
         "CREATE SCHEMA tenant_m;
@@ -321,7 +324,7 @@ fn role_that_has_logged_in_is_not_reached_through_the_session_authorization(majo
         sql.join("add_outbox.sql").display()
     );
     fs::write(&file, text).unwrap();
-    let output = try_psql(&shop.scene, &file);
+    let output = try_psql(&shop.fixture, &file);
     shop.expect_nothing_ran("add_outbox.sql");
     let says = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(says.contains("plot.reach(text)"), "{says}");
@@ -329,14 +332,14 @@ fn role_that_has_logged_in_is_not_reached_through_the_session_authorization(majo
 
 fn names_of_children_are_printed_without_control_characters(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
-    shop.scene.db.run(
+    shop.fixture.db.run(
         "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
     );
-    shop.scene
+    shop.fixture
         .db
         .run("CREATE TABLE public.\"\u{1b}[2J\nHINT:  run this\" () INHERITS (public.outbox)");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
-    let output = try_psql(&shop.scene, &folder.join("publication.sql"));
+    let output = try_psql(&shop.fixture, &folder.join("publication.sql"));
     let says = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(says.contains("?[2J?HINT"), "{says:?}");
     assert!(!says.contains('\u{1b}'), "{says:?}");

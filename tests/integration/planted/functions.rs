@@ -6,11 +6,11 @@ use std::path::Path;
 use super::Shop;
 use crate::init::try_psql;
 use crate::support::event::Outbox;
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::walpost::Invocation;
 
 /// Returns the functions of pg_catalog whose names occur in sql/ and src/.
-fn names_in_our_statements(scene: &Scene) -> Vec<String> {
+fn names_in_our_statements(fixture: &Fixture) -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut text = String::new();
     let mut folders = vec![root.join("sql"), root.join("src")];
@@ -23,7 +23,7 @@ fn names_in_our_statements(scene: &Scene) -> Vec<String> {
             }
         }
     }
-    let known = scene.db.rows(
+    let known = fixture.db.rows(
         "SELECT DISTINCT proname FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND prokind = 'f'
          AND pronargs > 0 AND proname !~ '(in|out|recv|send)$' ORDER BY 1",
     );
@@ -62,7 +62,7 @@ on_each_version! {
 /// contain, for all pairs of types they may be called with. If a better match than pg_catalog's can
 /// exist, it is among them.
 fn plant_overloads(shop: &Shop) {
-    let names = names_in_our_statements(&shop.scene);
+    let names = names_in_our_statements(&shop.fixture);
     shop.theirs.run(&format!(
             "SET search_path = pg_catalog;
              DO $plant$ DECLARE
@@ -100,7 +100,7 @@ fn plant_overloads(shop: &Shop) {
 
 fn overloads_of_another_role_are_never_called(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
-    let scene = &shop.scene;
+    let fixture = &shop.fixture;
     plant_overloads(&shop);
     shop.init().finish().expect_code(0);
     shop.expect_nothing_ran("init");
@@ -114,29 +114,34 @@ fn overloads_of_another_role_are_never_called(major: u32) {
     .iter()
     .enumerate()
     {
-        let name = format!("{}_{number}", scene.name);
-        let init = Invocation::new(["init", "--postgres", &scene.conninfo(), "--pipeline=other"])
-            .args(arguments)
-            .args(["--role", &shop.walpost, "--writer", &shop.mallory])
-            .args(["--publication", &name, "--slot", &name]);
+        let name = format!("{}_{number}", fixture.name);
+        let init = Invocation::new([
+            "init",
+            "--postgres",
+            &fixture.conninfo(),
+            "--pipeline=other",
+        ])
+        .args(arguments)
+        .args(["--role", &shop.walpost, "--writer", &shop.mallory])
+        .args(["--publication", &name, "--slot", &name]);
         init.finish().expect_code(0);
         shop.expect_nothing_ran(arguments[1]);
     }
     shop.command(&["check"]).finish().expect_code(0);
     shop.expect_nothing_ran("check");
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let mut walpost = shop
         .command(&["run", "--http=127.0.0.1:0"])
         .start_streaming();
     let id = "INSERT INTO public.outbox (aggregatetype, aggregateid, type) VALUES";
     // As an application whose search_path includes public.
-    scene
+    fixture
         .server
-        .session(&scene.name)
+        .session(&fixture.name)
         .run(&format!("{id} ('{aggregate}', 'k', 't')"));
     shop.expect_nothing_ran("INSERT");
-    scene.wait_for_records(1);
-    scene.wait_until_confirmed();
+    fixture.wait_for_records(1);
+    fixture.wait_until_confirmed();
     let http = walpost.http();
     crate::support::wait::wait_until("the slot to be looked at", || {
         http.get("/metrics")
@@ -170,8 +175,8 @@ fn overloads_of_another_role_are_never_called(major: u32) {
         shop.expect_nothing_ran(words[0]);
     }
     let checkpoint = |word| {
-        scene
-            .with_conninfo(&scene.conninfo_as(&shop.walpost))
+        fixture
+            .with_conninfo(&fixture.conninfo_as(&shop.walpost))
             .checkpoint(word)
     };
     checkpoint("adopt").arg("--yes").finish().expect_code(0);
@@ -185,7 +190,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
         if file.ends_with("teardown.sql") {
             continue;
         }
-        let output = try_psql(scene, &file);
+        let output = try_psql(fixture, &file);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         // publish.sql and the partitioned table are for other kinds of outbox, and the publication
         // is for one table.
@@ -202,7 +207,7 @@ fn overloads_of_another_role_are_never_called(major: u32) {
 
 fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
-    let publication = shop.scene.slot();
+    let publication = shop.fixture.slot();
     for (plant, drop, says) in [
         (
             "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE sql AS $$ SELECT gen_random_uuid() FROM plot.note('id') $$".to_owned(),
@@ -231,12 +236,14 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
     );
     let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
     init.expect_mentions(&["schema walpost belongs to", &shop.mallory]);
-    shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
+    shop.fixture
+        .db
+        .run("ALTER SCHEMA walpost OWNER TO postgres");
     let init = shop.init().arg("--outbox=messages").finish().expect_code(3);
     init.expect_mentions(&["function walpost.publish(text) belongs to", &shop.mallory]);
     shop.theirs.run("DROP FUNCTION walpost.publish(text)");
     // A role that may create objects in the schema could create one later.
-    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
     let init = shop.init().finish().expect_code(3);
     init.expect_mentions(&[
@@ -256,7 +263,7 @@ fn functions_that_were_made_among_planted_ones_are_made_again() {
         "CREATE FUNCTION public.int8send(numeric) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN
              PERFORM plot.note('int8send'); RETURN '\\x0198c1a27b3e7000'; END $$",
     );
-    let db = shop.scene.server.session(&shop.scene.name);
+    let db = shop.fixture.server.session(&shop.fixture.name);
     db.run(
         "CREATE FUNCTION public.walpost_uuidv7() RETURNS uuid LANGUAGE sql
          RETURN encode(int8send(1.5) || substring(uuid_send(gen_random_uuid()) FROM 9), 'hex')::uuid",
@@ -274,19 +281,19 @@ fn functions_that_were_made_among_planted_ones_are_made_again() {
 fn files_are_not_run_as_a_role_that_the_database_sets() {
     for major in [14, 18] {
         let shop = Shop::bare(Outbox::Table, major);
-        let (scene, mallory) = (&shop.scene, &shop.mallory);
+        let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         shop.theirs.run(
             "CREATE SCHEMA walpost;
              CREATE FUNCTION walpost.lock_and_examine(text, text, text) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
                  PERFORM set_config('role', 'postgres', true); PERFORM plot.note('role'); RETURN ''; END $$",
         );
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "ALTER DATABASE {} SET role = {mallory}",
-            scene.name
+            fixture.name
         ));
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         for file in ["guard.sql", "outbox_partitioned.sql", "journal.sql"] {
-            let output = try_psql(scene, &folder.join(file));
+            let output = try_psql(fixture, &folder.join(file));
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(said.contains(&format!("role {mallory}")), "{file}: {said}");
             shop.expect_nothing_ran(file);
@@ -299,7 +306,7 @@ fn function_that_examines_is_examined_before_it_is_called(major: u32) {
     for layout in [&[][..], &["--partitioned"]] {
         let shop = Shop::bare(Outbox::Table, major);
         shop.init().args(layout).finish().expect_code(0);
-        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         db.run(&format!(
             "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory};
              ALTER FUNCTION walpost.lock_and_examine(text, text, text) OWNER TO {mallory}"

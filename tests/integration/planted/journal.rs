@@ -81,11 +81,13 @@ fn journal_that_another_role_has_made_before_is_refused(major: u32) {
         ]);
         shop.expect_nothing_ran(trap);
         // Here the schema belongs to the DBA, and only the table does not.
-        shop.scene.db.run("ALTER SCHEMA walpost OWNER TO postgres");
+        shop.fixture
+            .db
+            .run("ALTER SCHEMA walpost OWNER TO postgres");
         let init = shop.init().finish().expect_code(3);
         init.expect_mentions(&["walpost.journal belongs to", &shop.mallory]);
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/journal.sql");
-        assert!(!try_psql(&shop.scene, &sql).status.success(), "{trap}");
+        assert!(!try_psql(&shop.fixture, &sql).status.success(), "{trap}");
         shop.expect_nothing_ran(trap);
     }
 }
@@ -103,9 +105,9 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
 
     for (kind, trap) in TRAPS {
         let shop = Shop::theirs(major);
-        let (scene, mallory) = (&shop.scene, &shop.mallory);
+        let (fixture, mallory) = (&shop.fixture, &shop.mallory);
         let give = |to: &str| {
-            scene.db.run(&format!(
+            fixture.db.run(&format!(
                 "ALTER SCHEMA walpost OWNER TO {to}; ALTER TABLE walpost.journal OWNER TO {to}"
             ));
         };
@@ -139,7 +141,7 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
 
         // Objects added to the table remain after the right to add them is revoked.
         give("CURRENT_USER");
-        scene
+        fixture
             .db
             .run("REVOKE TRIGGER, REFERENCES ON walpost.journal FROM PUBLIC");
         for words in [
@@ -172,7 +174,7 @@ fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
     for (kind, trap) in TRAPS {
         let shop = Shop::theirs(major);
         let give = |to: &str| {
-            shop.scene.db.run(&format!(
+            shop.fixture.db.run(&format!(
                 "ALTER SCHEMA walpost OWNER TO {to}; ALTER TABLE walpost.slot_state OWNER TO {to}"
             ));
         };
@@ -201,7 +203,7 @@ fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
         for role in ["PUBLIC", "pg_monitor"] {
             let says = format!("the right {right} on table walpost.slot_state belongs to");
             let to = format!("ON walpost.slot_state TO {role}");
-            shop.scene.db.run(&format!("GRANT {right} {to}"));
+            shop.fixture.db.run(&format!("GRANT {right} {to}"));
             let run = shop.command(&["run"]).finish().expect_code(3);
             run.expect_mentions(&[
                 &says,
@@ -209,7 +211,7 @@ fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
                 &format!("REVOKE {right} ON walpost.slot_state FROM {role}"),
             ]);
             let from = to.replace(" TO ", " FROM ");
-            shop.scene.db.run(&format!("REVOKE {right} {from}"));
+            shop.fixture.db.run(&format!("REVOKE {right} {from}"));
         }
     }
 }
@@ -219,7 +221,7 @@ fn table_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
     for (kind, trap) in TRAPS {
         let shop = Shop::theirs(major);
         let give = |to: &str| {
-            shop.scene.db.run(&format!(
+            shop.fixture.db.run(&format!(
                 "ALTER SCHEMA walpost OWNER TO {to}; ALTER TABLE walpost.table_state OWNER TO {to}"
             ));
         };

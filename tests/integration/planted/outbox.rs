@@ -129,7 +129,7 @@ fn columns_of_types_of_others_are_not_compared(major: u32) {
 /// has been used.
 fn rights_of_other_roles_have_the_table_locked(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
-    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     shop.theirs.run("SET lock_timeout = '100ms'");
     let child = "CREATE TABLE plot.child (id uuid REFERENCES public.outbox (id) ON DELETE CASCADE)";
     let trigger = "CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()";
@@ -164,7 +164,7 @@ fn rights_of_other_roles_have_the_table_locked(major: u32) {
 /// The owner of a partitioned table can create an index on a partition that another role owns.
 fn owners_of_the_parent_have_the_table_locked(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
-    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     db.run(&format!(
         "CREATE TABLE public.parent (LIKE public.outbox) PARTITION BY RANGE (id);
          ALTER TABLE public.parent ATTACH PARTITION public.outbox DEFAULT;
@@ -199,10 +199,10 @@ fn policies_of_the_outbox_are_not_evaluated(major: u32) {
     shop.command(&["check"]).finish();
     shop.init().finish().expect_code(0);
     shop.expect_nothing_ran("init");
-    shop.scene
+    shop.fixture
         .db
         .run(&format!("ALTER ROLE {} BYPASSRLS", shop.walpost));
-    shop.command(&["verify", "--kafka", &shop.scene.broker.address()]);
+    shop.command(&["verify", "--kafka", &shop.fixture.broker.address()]);
     let replay = shop
         .command(&["replay", "--all", "--yes"])
         .finish()
@@ -234,7 +234,7 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
         ),
     ] {
         let shop = Shop::theirs(MAJOR);
-        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         shop.theirs.run(plant);
         db.run(&format!("GRANT {mallory} TO {}", shop.walpost));
         for role in [&*shop.walpost, "postgres"] {
@@ -275,13 +275,13 @@ fn rows_are_not_deleted_from_a_table_that_refers_to_itself() {
 /// ON DELETE CASCADE continues from table to table, including through tables of trusted roles.
 fn rows_of_further_tables_are_not_deleted_with_code_of_others(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
-    let (scene, mallory) = (&shop.scene, &shop.mallory);
-    scene
+    let (fixture, mallory) = (&shop.fixture, &shop.mallory);
+    fixture
         .db
         .run("ALTER TABLE public.outbox ALTER created_at SET DEFAULT now() - interval '2 days'");
     for parent in ["public.child", "public.parts"] {
-        scene.insert(&scene.aggregate(1), "k");
-        scene.db.run(&format!(
+        fixture.insert(&fixture.aggregate(1), "k");
+        fixture.db.run(&format!(
             "CREATE TABLE public.parts (id uuid PRIMARY KEY REFERENCES public.outbox (id) ON DELETE CASCADE)
                  PARTITION BY RANGE (id);
              CREATE TABLE public.child PARTITION OF public.parts DEFAULT;
@@ -300,7 +300,7 @@ fn rows_of_further_tables_are_not_deleted_with_code_of_others(major: u32) {
             .expect_mentions(&["foreign key parts_id_fkey connects it to table public."]);
         shop.expect_nothing_ran(parent);
         shop.theirs.run("DROP TABLE plot.further");
-        scene.db.run("DROP TABLE public.parts");
+        fixture.db.run("DROP TABLE public.parts");
     }
 }
 
@@ -401,14 +401,14 @@ fn owner_of_the_outbox_runs_nothing_as_who_gives_it_the_table(major: u32) {
 #[test]
 fn comment_does_not_turn_a_foreign_table_into_a_partition() {
     let shop = Shop::new(Outbox::Table, MAJOR);
-    let scene = &shop.scene;
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "delivered");
+    let fixture = &shop.fixture;
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "delivered");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "not delivered");
-    scene.drop_slot();
+    fixture.insert(&aggregate, "not delivered");
+    fixture.drop_slot();
     shop.init().finish().expect_code(0);
-    let numbers = scene
+    let numbers = fixture
         .db
         .value(
             "SELECT format('table %s, cluster %s', 'public.outbox'::regclass::oid, system_identifier) FROM pg_control_system()",
@@ -418,9 +418,9 @@ fn comment_does_not_turn_a_foreign_table_into_a_partition() {
         "CREATE TABLE plot.former (id int); INSERT INTO plot.former VALUES (1);
          COMMENT ON TABLE plot.former IS 'walpost: detached at 0/0 ({numbers})'"
     ));
-    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
-    let records = scene.records();
+    let records = fixture.records();
     assert!(records.iter().any(|record| record.key() == "not delivered"));
-    scene.check().finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }

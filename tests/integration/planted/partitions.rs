@@ -22,7 +22,7 @@ fn new_partitions_belong_to_the_owner_of_the_table(major: u32) {
     let daily = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/outbox_partitioned.sql");
     for again in ["outbox_partitioned.sql", "init --partitioned"] {
         let shop = Shop::bare(Outbox::Table, major);
-        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         let init = || shop.init().arg("--partitioned");
         init().args(["--owner", mallory]).finish().expect_code(0);
         // Makes it look two days later.
@@ -34,7 +34,7 @@ fn new_partitions_belong_to_the_owner_of_the_table(major: u32) {
         );
         match again {
             "init --partitioned" => drop(init().finish().expect_code(0)),
-            _ => psql(&shop.scene, &daily),
+            _ => psql(&shop.fixture, &daily),
         }
         let partitions =
             "SELECT count(*) FROM pg_inherits WHERE inhparent = 'public.outbox'::regclass";
@@ -58,7 +58,7 @@ fn new_partitions_belong_to_the_owner_of_the_table(major: u32) {
 
 fn partitions_of_other_roles_are_reported_with_the_page_about_giving_them_away(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
-    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     let init = shop.init().arg("--partitioned");
     init.args(["--owner", mallory]).finish().expect_code(0);
     let check = || shop.command(&["check"]).finish().expect_code(0).stdout;
@@ -78,9 +78,9 @@ fn partitions_of_other_roles_are_reported_with_the_page_about_giving_them_away(m
 /// The owner is read before the table is locked.
 fn partition_does_not_belong_to_a_former_owner_of_the_table(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
-    let (scene, mallory) = (&shop.scene, &shop.mallory);
+    let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     shop.init().arg("--partitioned").finish().expect_code(0);
-    let holder = scene.server.session_as("postgres", &scene.name);
+    let holder = fixture.server.session_as("postgres", &fixture.name);
     holder.run("BEGIN; LOCK TABLE ONLY public.outbox IN SHARE UPDATE EXCLUSIVE MODE");
     let maintain = shop.command_as("postgres", &["maintain", "--partitions-ahead", "20"]);
     let command = maintain.start();
@@ -94,7 +94,7 @@ fn partition_does_not_belong_to_a_former_owner_of_the_table(major: u32) {
     ));
     let maintained = command.finish();
     let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'public.outbox'::regclass";
-    assert_eq!(scene.db.number(partitions), 9, "{maintained:?}");
+    assert_eq!(fixture.db.number(partitions), 9, "{maintained:?}");
     assert_ne!(maintained.code, Some(0), "{maintained:?}");
 }
 
@@ -102,7 +102,7 @@ fn partition_does_not_belong_to_a_former_owner_of_the_table(major: u32) {
 /// detaches it.
 fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
     let shop = Shop::bare(Outbox::Table, major);
-    let (db, mallory) = (&shop.scene.db, &shop.mallory);
+    let (db, mallory) = (&shop.fixture.db, &shop.mallory);
     let init = shop.init().arg("--partitioned");
     init.args(["--owner", mallory]).finish().expect_code(0);
     db.run("ALTER TABLE public.outbox DISABLE TRIGGER USER");
@@ -121,7 +121,7 @@ fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
              SELECT 'a', 'b', 'c', now(), 'a', created_at FROM public.outbox WHERE created_at > '2002-01-01'",
     );
     // Makes everything look delivered.
-    let slot = shop.scene.slot();
+    let slot = shop.fixture.slot();
     let confirm = || {
         let end = db.value("SELECT pg_current_wal_lsn()").expect("an LSN");
         for statement in [
@@ -172,17 +172,17 @@ fn trigger_on_a_table_of_another_role_is_left_to_its_owner(major: u32) {
     );
     init.expect_mentions(&[&owner, "CREATE TRIGGER walpost_no_update"]);
     let by_hand = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/no_update.sql");
-    psql(&shop.scene, &by_hand);
+    psql(&shop.fixture, &by_hand);
     shop.expect_nothing_ran("sql/no_update.sql");
     let triggers = "SELECT count(*) FROM pg_trigger WHERE tgname = 'walpost_no_update'";
-    assert_eq!(shop.scene.db.number(triggers), 0);
+    assert_eq!(shop.fixture.db.number(triggers), 0);
 }
 
 /// The owner of a schema can drop the tables of others in it, and rename it. `CREATE TRIGGER` looks
 /// the table up by name when it no longer has to wait.
 fn schema_keeps_its_name_while_a_trigger_waits_for_the_table(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
-    let (scene, db) = (&shop.scene, &shop.scene.db);
+    let (fixture, db) = (&shop.fixture, &shop.fixture.db);
     db.run(&format!("ALTER SCHEMA public OWNER TO {}", shop.mallory));
     shop.theirs.run(
         "DROP FUNCTION public.walpost_no_update() CASCADE;
@@ -190,11 +190,11 @@ fn schema_keeps_its_name_while_a_trigger_waits_for_the_table(major: u32) {
          CREATE TABLE plot.outbox (id int, CONSTRAINT walpost_event_size CHECK (true)) PARTITION BY RANGE (id);
          SET lock_timeout = '1s'",
     );
-    let holder = scene.server.session_as(&shop.mallory, &scene.name);
+    let holder = fixture.server.session_as(&shop.mallory, &fixture.name);
     holder.run("BEGIN; DROP TABLE public.outbox");
     let by_hand = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql/no_update.sql");
     let renamed = thread::scope(|scope| {
-        let adding = scope.spawn(|| psql(scene, &by_hand));
+        let adding = scope.spawn(|| psql(fixture, &by_hand));
         wait_until("psql to wait for the table", || {
             db.is_true(
                 "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'public.outbox'::regclass

@@ -16,7 +16,7 @@ impl Shop {
     fn pipe_into_psql(&self, printed: &str) -> Output {
         let file = save(printed);
         Command::new(psql_program())
-            .args(["--no-psqlrc", "--dbname", &self.scene.conninfo()])
+            .args(["--no-psqlrc", "--dbname", &self.fixture.conninfo()])
             .stdin(File::open(file).unwrap())
             .output()
             .expect("psql runs")
@@ -47,7 +47,7 @@ fn save(printed: &str) -> PathBuf {
 fn printed_statements_end_with_the_first_refusal() {
     for major in MAJORS {
         let shop = Shop::bare(Outbox::Table, major);
-        let (name, slot) = (&shop.scene.name, shop.scene.slot());
+        let (name, slot) = (&shop.fixture.name, shop.fixture.slot());
         shop.theirs.run(&format!(
             "CREATE SCHEMA walpost; GRANT USAGE ON SCHEMA walpost TO PUBLIC;
              CREATE VIEW walpost.journal AS SELECT CASE WHEN plot.note('journal') THEN '{name}' END AS pipeline,
@@ -63,7 +63,7 @@ fn printed_statements_end_with_the_first_refusal() {
             "PostgreSQL {major}: {said}"
         );
         let slots = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'");
-        assert_eq!(shop.scene.db.number(&slots), 0, "PostgreSQL {major}");
+        assert_eq!(shop.fixture.db.number(&slots), 0, "PostgreSQL {major}");
     }
 }
 
@@ -86,7 +86,7 @@ fn index_that_is_created_between_printed_statements_is_not_evaluated() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         shop.expect_nothing_ran("init --print");
         assert!(output.status.success(), "PostgreSQL {major}: {said}");
-        let index = shop.scene.db.value("SELECT to_regclass('public.i')");
+        let index = shop.fixture.db.value("SELECT to_regclass('public.i')");
         assert_eq!(index, None, "PostgreSQL {major}: the table was not locked");
     }
 }
@@ -98,16 +98,17 @@ fn index_that_is_created_between_printed_statements_is_not_evaluated() {
 fn names_in_printed_statements_stay_literals_in_any_encoding() {
     for major in MAJORS {
         let mut shop = Shop::bare(Outbox::Table, major);
-        shop.scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+        shop.fixture
+            .use_settings("tables = [\"tenant_*.outbox\"]\n");
         shop.init().finish().expect_code(0);
-        let (scene, mallory) = (&shop.scene, &shop.mallory);
-        let name = &scene.name;
+        let (fixture, mallory) = (&shop.fixture, &shop.mallory);
+        let name = &fixture.name;
         let schema = "tenant_Á\\';COMMIT;SELECT plot.note(current_user);--";
         shop.theirs.run(&format!(
             "CREATE SCHEMA \"{schema}\"; CREATE TABLE \"{schema}\".outbox (id uuid PRIMARY KEY, aggregatetype text,
                  aggregateid text, type text, payload jsonb)"
         ));
-        scene
+        fixture
             .db
             .run(&format!("ALTER DATABASE {name} OWNER TO {mallory}"));
         for setting in [
@@ -120,7 +121,7 @@ fn names_in_printed_statements_stay_literals_in_any_encoding() {
         }
         let published = format!(
             "SELECT count(*) FROM pg_publication_tables WHERE pubname = '{}' AND tablename = 'outbox'",
-            scene.slot()
+            fixture.slot()
         );
         let printed = shop.print();
         assert!(printed.contains("SELECT plot.note"), "{printed}");
@@ -134,7 +135,7 @@ fn names_in_printed_statements_stay_literals_in_any_encoding() {
             shop.expect_nothing_ran("init --print");
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(output.status.success(), "PostgreSQL {major}: {said}");
-            assert_eq!(scene.db.number(&published), 1, "PostgreSQL {major}");
+            assert_eq!(fixture.db.number(&published), 1, "PostgreSQL {major}");
         }
         // Nor does code run in the statements that Walpost executes itself.
         shop.init().finish().expect_code(0);
@@ -154,7 +155,7 @@ fn names_in_printed_statements_stay_literals_in_any_encoding() {
             format!("\\set schema '{quoted}'\n\\i {}\n", sql.display()),
         )
         .unwrap();
-        let output = try_psql(scene, &set);
+        let output = try_psql(fixture, &set);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "PostgreSQL {major}: {said}");
         shop.expect_nothing_ran("add_outbox.sql");

@@ -31,9 +31,9 @@ impl Repeated {
     /// already exist.
     fn start(shop: &Shop, statements: &[String]) -> Self {
         let session = shop
-            .scene
+            .fixture
             .server
-            .session_as(&shop.mallory, &shop.scene.name);
+            .session_as(&shop.mallory, &shop.fixture.name);
         session.run("SET lock_timeout = '50ms'; SET client_min_messages = error");
         let statements = statements.to_vec();
         let (stop, rounds) = (
@@ -100,20 +100,20 @@ fn indexes_and_statistics_that_come_and_go_are_never_evaluated(major: u32) {
             }
         }
         drop(attack_goes_on);
-        shop.command(&["verify", "--kafka", &shop.scene.broker.address()])
+        shop.command(&["verify", "--kafka", &shop.fixture.broker.address()])
             .finish();
     }
 }
 
 fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
     let shop = Shop::theirs(major);
-    let scene = &shop.scene;
+    let fixture = &shop.fixture;
     // Rows that a pass deletes: older than the retention, and already marked as delivered.
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "GRANT {} TO {}; ALTER TABLE public.outbox ALTER created_at SET DEFAULT now() - interval '2 days'",
         shop.mallory, shop.walpost
     ));
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let walpost = shop.command(&["run", "--snapshot=never"]).start_streaming();
     let attack = [
         "CREATE TRIGGER t AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION plot.row()",
@@ -122,8 +122,8 @@ fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
     let attack_goes_on = Repeated::start(&shop, &attack.map(str::to_owned));
     let rows = "SELECT count(*) FROM public.outbox";
     for _ in 0..6 {
-        scene.insert(&aggregate, "k");
-        scene.wait_until_confirmed();
+        fixture.insert(&aggregate, "k");
+        fixture.wait_until_confirmed();
         for _ in 0..3 {
             shop.command_as("postgres", &["maintain", "--retention=1s", "--delete-rows"])
                 .finish();
@@ -136,7 +136,7 @@ fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
     wait_until("the rows to be deleted", || {
         shop.command_as("postgres", &["maintain", "--retention=1s", "--delete-rows"])
             .finish();
-        scene.db.number(rows) == 0
+        fixture.db.number(rows) == 0
     });
     shop.expect_nothing_ran("maintain");
     walpost.terminate().expect_code(0);
@@ -146,9 +146,12 @@ fn triggers_that_come_and_go_never_see_a_delete(major: u32) {
 fn tables_that_come_and_go_never_get_code_run(major: u32) {
     let shop = Shop::theirs(major);
     let absent = "SELECT walpost.lock_and_examine('public', 'absent', 'SELECT')";
-    let refused = format!("{:?}", shop.scene.db.try_run(absent).expect_err("no table"));
+    let refused = format!(
+        "{:?}",
+        shop.fixture.db.try_run(absent).expect_err("no table")
+    );
     assert!(refused.contains("does not exist"), "{refused}");
-    let publication = shop.scene.slot();
+    let publication = shop.fixture.slot();
     shop.theirs
         .run("CREATE INDEX i ON public.outbox (id) WHERE plot.note('index')");
     let attack = [
@@ -169,7 +172,7 @@ fn tables_that_come_and_go_never_get_code_run(major: u32) {
         shop.init().finish();
         shop.expect_nothing_ran("init");
         let add = format!("SELECT walpost.add_outbox('public.outbox', '{publication}')");
-        let _ = shop.scene.db.try_run(&add);
+        let _ = shop.fixture.db.try_run(&add);
         shop.expect_nothing_ran("add_outbox");
     }
     drop(attack_goes_on);
@@ -177,7 +180,8 @@ fn tables_that_come_and_go_never_get_code_run(major: u32) {
 
 fn schemas_that_swap_names_never_get_code_run(major: u32) {
     let mut shop = Shop::bare(Outbox::Table, major);
-    shop.scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    shop.fixture
+        .use_settings("tables = [\"tenant_*.outbox\"]\n");
     shop.init().finish().expect_code(0);
     let columns =
         "id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb";
@@ -197,9 +201,9 @@ fn schemas_that_swap_names_never_get_code_run(major: u32) {
             shop.expect_nothing_ran("init --table");
             let add = format!(
                 "SELECT walpost.add_outbox('tenant_m.outbox', '{}')",
-                shop.scene.slot()
+                shop.fixture.slot()
             );
-            let _ = shop.scene.db.try_run(&add);
+            let _ = shop.fixture.db.try_run(&add);
             shop.expect_nothing_ran("add_outbox");
         }
         drop(attack_goes_on);
@@ -213,7 +217,7 @@ fn schemas_that_swap_names_never_get_code_run(major: u32) {
 fn schema_walpost_that_appears_temporarily_is_never_used() {
     for major in [14, 17] {
         let shop = Shop::bare(Outbox::Table, major);
-        shop.scene.db.run(
+        shop.fixture.db.run(
             "CREATE TABLE public.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)",
         );
         shop.theirs.run(
@@ -250,18 +254,18 @@ fn schema_walpost_that_appears_temporarily_is_never_used() {
 #[test]
 fn trigger_on_slot_state_that_is_created_while_streaming_does_not_run() {
     let shop = Shop::new(Outbox::Table, MAJOR);
-    let (scene, mallory) = (&shop.scene, &shop.mallory);
+    let (fixture, mallory) = (&shop.fixture, &shop.mallory);
     let mut walpost = shop.command(&["run"]).start_streaming();
-    scene.insert(&scene.aggregate(1), "k");
-    scene.wait_until_confirmed();
+    fixture.insert(&fixture.aggregate(1), "k");
+    fixture.wait_until_confirmed();
     // As if the application's role owned Walpost's objects.
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "GRANT USAGE, CREATE ON SCHEMA walpost TO {mallory}; ALTER TABLE walpost.slot_state OWNER TO {mallory}"
     ));
     shop.theirs.run(
         "CREATE TRIGGER t AFTER INSERT OR UPDATE ON walpost.slot_state FOR EACH ROW EXECUTE FUNCTION plot.row()",
     );
-    scene.insert(&scene.aggregate(1), "k");
+    fixture.insert(&fixture.aggregate(1), "k");
     walpost.wait_for_log("walpost.slot_state");
     shop.expect_nothing_ran("run");
 }
@@ -271,11 +275,11 @@ fn trigger_on_slot_state_that_is_created_while_streaming_does_not_run() {
 fn table_that_becomes_a_view_while_it_is_examined_is_refused() {
     for major in [14, 15] {
         let shop = Shop::new(Outbox::Table, major);
-        let scene = &shop.scene;
+        let fixture = &shop.fixture;
         shop.theirs.run("CREATE TABLE public.bare (a int)");
-        let holder = scene.server.session_as(&shop.mallory, &scene.name);
+        let holder = fixture.server.session_as(&shop.mallory, &fixture.name);
         holder.run("BEGIN; LOCK TABLE public.bare IN SHARE UPDATE EXCLUSIVE MODE");
-        let session = scene.server.session_as("postgres", &scene.name);
+        let session = fixture.server.session_as("postgres", &fixture.name);
         let examining = thread::spawn(move || {
             session.try_run("SELECT walpost.lock_and_examine('public', 'bare', 'SELECT')")
         });
@@ -297,8 +301,8 @@ fn table_that_becomes_a_view_while_it_is_examined_is_refused() {
 /// is attached to a partition meanwhile, or that is being detached.
 fn tables_that_lock_table_omits_are_locked(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
-    let (scene, db) = (&shop.scene, &shop.scene.db);
-    let session = |role: &str| scene.server.session_as(role, &scene.name);
+    let (fixture, db) = (&shop.fixture, &shop.fixture.db);
+    let session = |role: &str| fixture.server.session_as(role, &fixture.name);
     shop.theirs.run(
         "CREATE TABLE plot.box (id int) PARTITION BY RANGE (id);
          CREATE TABLE plot.first PARTITION OF plot.box FOR VALUES FROM (0) TO (1);
@@ -357,8 +361,11 @@ fn detach_in_part(session: &Session, other: &Session, parent: &str, partition: &
 /// `pg_partition_ancestors` omits, and those of the parent's own ancestors.
 fn parents_from_which_a_table_is_being_detached_are_examined_and_locked(major: u32) {
     let shop = Shop::new(Outbox::Table, major);
-    let db = &shop.scene.db;
-    let examiner = shop.scene.server.session_as("postgres", &shop.scene.name);
+    let db = &shop.fixture.db;
+    let examiner = shop
+        .fixture
+        .server
+        .session_as("postgres", &shop.fixture.name);
     shop.theirs.run(
         "CREATE FUNCTION plot.one(int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
              $$ BEGIN PERFORM plot.note('partition key'); RETURN 1; END $$;

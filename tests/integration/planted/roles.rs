@@ -13,7 +13,7 @@ use crate::support::reaper;
 fn role_that_the_owner_of_the_database_has_set_for_it_is_not_taken_on() {
     for major in MAJORS {
         let shop = Shop::bare(Outbox::Table, major);
-        let (db, mallory, name) = (&shop.scene.db, &shop.mallory, &shop.scene.name);
+        let (db, mallory, name) = (&shop.fixture.db, &shop.mallory, &shop.fixture.name);
         db.run(&format!("ALTER DATABASE {name} OWNER TO {mallory}"));
         shop.theirs
             .run(&format!("ALTER DATABASE {name} SET role = '{mallory}'"));
@@ -37,27 +37,27 @@ fn role_that_the_owner_of_the_database_has_set_for_it_is_not_taken_on() {
 fn role_that_was_set_for_the_database_when_the_dba_connected_is_not_trusted() {
     for major in MAJORS {
         let shop = Shop::bare(Outbox::Table, major);
-        let (scene, mallory) = (&shop.scene, &shop.mallory);
-        scene.db.run(&format!(
+        let (fixture, mallory) = (&shop.fixture, &shop.mallory);
+        fixture.db.run(&format!(
             "ALTER DATABASE {} OWNER TO {mallory}; CREATE TABLE public.outbox ()",
-            scene.name
+            fixture.name
         ));
         shop.theirs.run(
             "CREATE SCHEMA walpost;
              CREATE FUNCTION walpost.add_outbox(regclass, name) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN
                  PERFORM set_config('role', 'none', false); PERFORM plot.note('role'); RETURN NULL; END $$",
         );
-        let set = format!("ALTER DATABASE {} SET role = '{mallory}'", scene.name);
+        let set = format!("ALTER DATABASE {} SET role = '{mallory}'", fixture.name);
         shop.theirs.run(&set);
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let file = reaper::folder("planted").join("reset.sql");
         let reset = format!(
             "ALTER DATABASE {} RESET role;\n\\ir {}\n",
-            scene.name,
+            fixture.name,
             sql.join("add_outbox.sql").display()
         );
         fs::write(&file, reset).unwrap();
-        let output = try_psql(scene, &file);
+        let output = try_psql(fixture, &file);
         shop.expect_nothing_ran("add_outbox.sql");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let expected = format!(
@@ -72,11 +72,11 @@ fn role_that_was_set_for_the_database_when_the_dba_connected_is_not_trusted() {
 fn role_that_is_set_with_a_longer_name_is_not_kept() {
     for major in MAJORS {
         let shop = Shop::bare(Outbox::Table, major);
-        let scene = &shop.scene;
+        let fixture = &shop.fixture;
         let long = format!("{:_<63}", shop.mallory);
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "CREATE ROLE {long}; ALTER DATABASE {} SET role = '{long}more'",
-            scene.name
+            fixture.name
         ));
         let sql = Path::new(env!("CARGO_MANIFEST_DIR")).join("sql");
         let file = reaper::folder("planted").join("user.sql");
@@ -85,10 +85,10 @@ fn role_that_is_set_with_a_longer_name_is_not_kept() {
             sql.join("session.sql").display()
         );
         fs::write(&file, script).unwrap();
-        let output = try_psql(scene, &file);
-        scene.db.run(&format!(
+        let output = try_psql(fixture, &file);
+        fixture.db.run(&format!(
             "ALTER DATABASE {} RESET role; DROP ROLE {long}",
-            scene.name
+            fixture.name
         ));
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(printed.contains(&format!("before: {long}")), "{printed}");
@@ -101,7 +101,7 @@ fn role_that_is_set_with_a_longer_name_is_not_kept() {
 fn members_that_cannot_act_as_the_role_are_not_trusted() {
     for major in MAJORS.into_iter().filter(|major| *major >= 16) {
         let shop = Shop::theirs(major);
-        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         db.run(&format!(
             "GRANT {} TO {mallory} WITH INHERIT FALSE, SET FALSE",
             shop.walpost
@@ -143,8 +143,8 @@ fn members_that_cannot_act_as_the_role_are_not_trusted() {
 fn owner_whose_privileges_an_untrusted_role_inherits_is_not_trusted() {
     for major in MAJORS.into_iter().filter(|major| *major >= 16) {
         let shop = Shop::new(Outbox::Table, major);
-        let (db, mallory, walpost) = (&shop.scene.db, &shop.mallory, &shop.walpost);
-        let (ops, publication) = (format!("{mallory}_ops"), shop.scene.slot());
+        let (db, mallory, walpost) = (&shop.fixture.db, &shop.mallory, &shop.walpost);
+        let (ops, publication) = (format!("{mallory}_ops"), shop.fixture.slot());
         db.run(&format!(
             "CREATE ROLE {ops}; GRANT {walpost} TO {ops}; GRANT USAGE, CREATE ON SCHEMA plot TO {ops}; SET ROLE {ops};
              CREATE FUNCTION plot.kind(t text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN true; END';
@@ -185,7 +185,9 @@ fn owner_whose_privileges_an_untrusted_role_inherits_is_not_trusted() {
 fn role_that_others_can_act_as_is_warned_of() {
     let shop = Shop::new(Outbox::Table, MAJOR);
     let (walpost, mallory) = (&shop.walpost, &shop.mallory);
-    shop.scene.db.run(&format!("GRANT {walpost} TO {mallory}"));
+    shop.fixture
+        .db
+        .run(&format!("GRANT {walpost} TO {mallory}"));
     let init = shop.init().finish().expect_code(0);
     init.expect_mentions(&["WARN", &format!("REVOKE {walpost} FROM {mallory}")]);
 }
@@ -195,8 +197,8 @@ fn role_that_others_can_act_as_is_warned_of() {
 fn accepts_objects_owned_by_a_role_with_createrole() {
     for major in MAJORS {
         let shop = Shop::bare(Outbox::Table, major);
-        let (name, dba) = (&shop.scene.name, format!("{}_dba", shop.scene.name));
-        shop.scene.db.run(&format!(
+        let (name, dba) = (&shop.fixture.name, format!("{}_dba", shop.fixture.name));
+        shop.fixture.db.run(&format!(
             "CREATE ROLE {dba} LOGIN CREATEROLE REPLICATION; ALTER DATABASE {name} OWNER TO {dba};
              CREATE ROLE {0}_app; GRANT {0}_app TO {dba};
              GRANT CREATE ON SCHEMA public TO {dba}",
@@ -213,24 +215,24 @@ fn accepts_objects_owned_by_a_role_with_createrole() {
             init()
                 .expect_code(3)
                 .expect_mentions(&[&by, "Nothing was changed"]);
-            shop.scene.db.run(&make);
+            shop.fixture.db.run(&make);
         }
         init().expect_code(0);
-        shop.scene.db.run(&format!(
+        shop.fixture.db.run(&format!(
             "ALTER TABLE public.outbox OWNER TO {}_app",
             shop.mallory
         ));
         shop.command(&["check"]).finish().expect_code(0);
-        let aggregate = shop.scene.aggregate(1);
+        let aggregate = shop.fixture.aggregate(1);
         let walpost = shop.command(&["run"]).start_streaming();
-        shop.scene.insert(&aggregate, "k");
-        shop.scene.wait_for_records(1);
+        shop.fixture.insert(&aggregate, "k");
+        shop.fixture.wait_for_records(1);
         walpost.terminate().expect_code(0);
-        shop.scene.db.run(&format!(
+        shop.fixture.db.run(&format!(
             "DROP OWNED BY {dba}, {0}_app CASCADE; DROP ROLE {0}_app",
             shop.mallory
         ));
-        shop.scene.db.run(&format!(
+        shop.fixture.db.run(&format!(
             "ALTER DATABASE {name} OWNER TO postgres; DROP OWNED BY {dba} CASCADE; DROP ROLE {dba}"
         ));
     }

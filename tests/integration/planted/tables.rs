@@ -11,7 +11,8 @@ impl Shop {
     /// the attacker.
     fn of_tenants(major: u32) -> Self {
         let mut shop = Self::bare(Outbox::Table, major);
-        shop.scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
+        shop.fixture
+            .use_settings("tables = [\"tenant_*.outbox\"]\n");
         shop.theirs.run(
             "CREATE SCHEMA tenant_m;
              CREATE TABLE tenant_m.outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
@@ -38,7 +39,7 @@ impl Shop {
 fn rejects_shared_objects_owned_by_an_outbox_owner() {
     for major in [14, 18] {
         let shop = Shop::of_tenants(major);
-        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         shop.init().finish().expect_code(0);
         // As if the attacker had created the objects first.
         db.run(&format!(
@@ -108,9 +109,9 @@ fn table_whose_rows_would_run_code_of_its_owner_is_added_by_that_one_alone() {
                 &["tenant_m.outbox", "plot.note", "SELECT walpost.add_outbox"],
             );
         }
-        let publication = shop.scene.slot();
+        let publication = shop.fixture.slot();
         // A role that owns both and was granted the function may call it.
-        let (db, mallory) = (&shop.scene.db, &shop.mallory);
+        let (db, mallory) = (&shop.fixture.db, &shop.mallory);
         db.run(&format!(
             "ALTER PUBLICATION {publication} OWNER TO {mallory}; GRANT USAGE ON SCHEMA walpost TO {mallory};
              GRANT SELECT, INSERT, DELETE ON walpost.outbox_row TO {mallory};
@@ -134,12 +135,12 @@ fn add_outbox_refuses_to_run_as_the_owner_of_a_function_that_calls_it() {
     for major in [14, 18] {
         let shop = Shop::of_tenants(major);
         shop.init().finish().expect_code(0);
-        shop.scene.db.run(&format!(
+        shop.fixture.db.run(&format!(
             "GRANT USAGE ON SCHEMA walpost TO {};
              CREATE FUNCTION public.register(tenant regclass) RETURNS int8 LANGUAGE sql SECURITY DEFINER AS
                  $$ SELECT walpost.add_outbox(tenant, '{}') $$",
             shop.mallory,
-            shop.scene.slot()
+            shop.fixture.slot()
         ));
         shop.theirs
             .run("CREATE INDEX planted ON tenant_m.outbox ((plot.note(type)))");

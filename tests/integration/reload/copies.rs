@@ -20,8 +20,8 @@ in_both_modes! {
     table_that_becomes_one_of_several_before_its_copy_has_begun_halts_until_it_is_copied
 }
 
-fn mode(scene: &Scene) -> &'static str {
-    match scene.is_exactly_once() {
+fn mode(fixture: &Fixture) -> &'static str {
+    match fixture.is_exactly_once() {
         true => "delivery = 'exactly-once'\n",
         false => "",
     }
@@ -29,31 +29,34 @@ fn mode(scene: &Scene) -> &'static str {
 
 /// Starts a process that is copying a table; also returns a function for the text of its file with
 /// other settings.
-fn process_amid_copy<'s>(scene: &'s Scene) -> (Process, impl Fn(&str) -> String + 's) {
-    let text = |more: &str| head() + &pipeline(scene, &format!("{}{more}", mode(scene)));
+fn process_amid_copy<'s>(fixture: &'s Fixture) -> (Process, impl Fn(&str) -> String + 's) {
+    let text = |more: &str| head() + &pipeline(fixture, &format!("{}{more}", mode(fixture)));
     let folder = reaper::folder("config");
     replace(&folder.join("walpost.toml"), &text(&format!("{SLOW}{ONE}")));
     let mut walpost = Invocation::new(["run", "--config"])
         .arg(folder.join("walpost.toml"))
         .start();
     walpost.wait_for_log("copying");
-    scene.wait_for_records(100);
+    fixture.wait_for_records(100);
     (Process { folder, walpost }, text)
 }
 
 fn table_that_becomes_one_of_several_amid_its_copy_loses_and_repeats_nothing(exactly_once: bool) {
-    let (scene, aggregate) = filled(TABLE, ROWS, exactly_once);
-    let (mut process, text) = process_amid_copy(&scene);
+    let (fixture, aggregate) = filled(TABLE, ROWS, exactly_once);
+    let (mut process, text) = process_amid_copy(&fixture);
     replace(&process.file(), &text(SEVERAL));
     process
         .walpost
         .wait_for_log("restarts with the new one when the copy of older rows is complete");
-    assert!(scene.records().len() < ROWS, "the copy has to be under way");
-    scene.insert(&aggregate, "newer");
+    assert!(
+        fixture.records().len() < ROWS,
+        "the copy has to be under way"
+    );
+    fixture.insert(&aggregate, "newer");
     process.walpost.wait_for_logs("streaming", 2);
-    scene.insert(&aggregate, "newest");
-    settle(&scene, process.walpost);
-    expect_all(&scene, ROWS + 2, true);
+    fixture.insert(&aggregate, "newest");
+    settle(&fixture, process.walpost);
+    expect_all(&fixture, ROWS + 2, true);
 }
 
 /// Without this halt, the next start would stream from the consistent point on, and the rest of the
@@ -61,29 +64,36 @@ fn table_that_becomes_one_of_several_amid_its_copy_loses_and_repeats_nothing(exa
 fn copy_of_a_table_that_the_definition_no_longer_has_halts_until_it_is_completed(
     exactly_once: bool,
 ) {
-    let (mut scene, aggregate) = filled(TABLE, ROWS, exactly_once);
-    scene.kill(start_and_copy_some(&scene));
-    let copied = scene.records().len();
+    let (mut fixture, aggregate) = filled(TABLE, ROWS, exactly_once);
+    fixture.kill(start_and_copy_some(&fixture));
+    let copied = fixture.records().len();
     assert!(copied < ROWS, "the copy has to be under way");
-    scene.use_settings(SEVERAL);
+    fixture.use_settings(SEVERAL);
     let says = [
         "the copy of the older rows of table public.outbox is not complete",
         "put table = \"public.outbox\" back",
     ];
-    scene.run().finish().expect_code(3).expect_mentions(&says);
-    scene.check().finish().expect_code(3).expect_mentions(&says);
-    let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
-    let refused = scene.skip(&to).arg("--yes").finish().expect_code(3);
+    fixture.run().finish().expect_code(3).expect_mentions(&says);
+    fixture
+        .check()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(&says);
+    let to = fixture
+        .db
+        .value("SELECT pg_current_wal_flush_lsn()")
+        .unwrap();
+    let refused = fixture.skip(&to).arg("--yes").finish().expect_code(3);
     refused.expect_mentions(&["not all delivered yet"]);
-    scene.use_settings(ONE);
-    let mut walpost = scene.start();
+    fixture.use_settings(ONE);
+    let mut walpost = fixture.start();
     walpost.wait_for_log("snapshot delivered");
-    settle(&scene, walpost);
-    scene.use_settings(SEVERAL);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "newer");
-    settle(&scene, walpost);
-    expect_all(&scene, ROWS + 1, exactly_once);
+    settle(&fixture, walpost);
+    fixture.use_settings(SEVERAL);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "newer");
+    settle(&fixture, walpost);
+    expect_all(&fixture, ROWS + 1, exactly_once);
 }
 
 /// Found by a walk of `./dev soak --shapes` with seed 136745726564781. The slot's stream contains
@@ -91,124 +101,134 @@ fn copy_of_a_table_that_the_definition_no_longer_has_halts_until_it_is_completed
 fn table_that_becomes_one_of_several_before_its_copy_has_begun_halts_until_it_is_copied(
     exactly_once: bool,
 ) {
-    let (mut scene, aggregate) = filled(TABLE, 20, exactly_once);
-    scene.use_settings(SEVERAL);
-    scene.init().finish().expect_code(0);
-    scene.insert(&aggregate, "newer");
+    let (mut fixture, aggregate) = filled(TABLE, 20, exactly_once);
+    fixture.use_settings(SEVERAL);
+    fixture.init().finish().expect_code(0);
+    fixture.insert(&aggregate, "newer");
     let says = [
         "the copy of the older rows of table public.outbox is not complete",
         "put table = \"public.outbox\" back",
     ];
-    scene.check().finish().expect_code(3).expect_mentions(&says);
-    scene.run().finish().expect_code(3).expect_mentions(&says);
-    scene.use_settings(ONE);
-    scene.db.run(&format!(
+    fixture
+        .check()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(&says);
+    fixture.run().finish().expect_code(3).expect_mentions(&says);
+    fixture.use_settings(ONE);
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE walpost.outbox_row",
-        scene.slot()
+        fixture.slot()
     ));
-    let mut walpost = scene.start();
+    let mut walpost = fixture.start();
     walpost.wait_for_log("snapshot delivered");
-    settle(&scene, walpost);
-    scene.use_settings(SEVERAL);
-    scene.init().finish().expect_code(0);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "newest");
-    settle(&scene, walpost);
-    expect_all(&scene, 22, exactly_once);
+    settle(&fixture, walpost);
+    fixture.use_settings(SEVERAL);
+    fixture.init().finish().expect_code(0);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "newest");
+    settle(&fixture, walpost);
+    expect_all(&fixture, 22, exactly_once);
 }
 
 #[test]
 fn table_whose_copy_has_not_begun_halts_a_definition_that_names_another_one() {
-    let (mut scene, _) = filled(TABLE, 20, false);
-    let slot = scene.slot();
-    scene.db.run(&format!(
+    let (mut fixture, _) = filled(TABLE, 20, false);
+    let slot = fixture.slot();
+    fixture.db.run(&format!(
         "CREATE TABLE other (LIKE outbox INCLUDING ALL); ALTER PUBLICATION {slot} DROP TABLE outbox;
          ALTER PUBLICATION {slot} ADD TABLE other"
     ));
-    scene.use_settings("table = \"public.other\"\n");
+    fixture.use_settings("table = \"public.other\"\n");
     let says = ["the copy of the older rows of table public.outbox is not complete"];
-    scene.run().finish().expect_code(3).expect_mentions(&says);
-    scene.use_settings("table = \"public.other\"\nsnapshot = \"never\"\n");
-    let mut walpost = scene.start();
+    fixture.run().finish().expect_code(3).expect_mentions(&says);
+    fixture.use_settings("table = \"public.other\"\nsnapshot = \"never\"\n");
+    let mut walpost = fixture.start();
     walpost.wait_for_log("leaves out the rest");
-    settle(&scene, walpost);
-    scene.use_settings("table = \"public.other\"\n");
-    settle(&scene, scene.start());
+    settle(&fixture, walpost);
+    fixture.use_settings("table = \"public.other\"\n");
+    settle(&fixture, fixture.start());
 }
 
 #[test]
 fn settings_that_change_amid_a_copy_repeat_nothing() {
-    let (scene, _) = filled(TABLE, ROWS, false);
-    let (mut process, text) = process_amid_copy(&scene);
+    let (fixture, _) = filled(TABLE, ROWS, false);
+    let (mut process, text) = process_amid_copy(&fixture);
     replace(&process.file(), &text("window_records = 30\n"));
     process
         .walpost
         .wait_for_log("restarts with the new one when the copy of older rows is complete");
-    assert!(scene.records().len() < ROWS, "the copy has to be under way");
+    assert!(
+        fixture.records().len() < ROWS,
+        "the copy has to be under way"
+    );
     process.walpost.wait_for_logs("streaming", 2);
-    settle(&scene, process.walpost);
-    expect_all(&scene, ROWS, true);
+    settle(&fixture, process.walpost);
+    expect_all(&fixture, ROWS, true);
 }
 
 /// An operator can apply the change immediately.
 #[test]
 fn restart_does_not_wait_for_the_copy() {
-    let (scene, _) = filled(TABLE, ROWS, false);
-    let (mut process, text) = process_amid_copy(&scene);
+    let (fixture, _) = filled(TABLE, ROWS, false);
+    let (mut process, text) = process_amid_copy(&fixture);
     replace(&process.file(), &text("window_records = 1000\n"));
     process.walpost.wait_for_log("walpost pipeline restart");
-    process.ask(&["restart", &scene.name]).expect_code(0);
-    assert!(scene.records().len() < ROWS, "the copy has to be under way");
+    process.ask(&["restart", &fixture.name]).expect_code(0);
+    assert!(
+        fixture.records().len() < ROWS,
+        "the copy has to be under way"
+    );
     process.walpost.wait_for_log("was not completed");
     process.walpost.wait_for_log("snapshot delivered");
-    settle(&scene, process.walpost);
-    expect_all(&scene, ROWS, false);
+    settle(&fixture, process.walpost);
+    expect_all(&fixture, ROWS, false);
 }
 
 #[test]
 fn copy_under_another_name_of_the_pipeline_loses_nothing() {
-    let (scene, aggregate) = filled(TABLE, ROWS, false);
-    scene.kill(start_and_copy_some(&scene));
-    let mut walpost = renamed(&scene).start();
+    let (fixture, aggregate) = filled(TABLE, ROWS, false);
+    fixture.kill(start_and_copy_some(&fixture));
+    let mut walpost = renamed(&fixture).start();
     walpost.wait_for_log("was not completed");
     walpost.wait_for_log("streaming");
-    scene.insert(&aggregate, "newer");
-    settle(&scene, walpost);
-    expect_all(&scene, ROWS + 1, false);
+    fixture.insert(&aggregate, "newer");
+    settle(&fixture, walpost);
+    expect_all(&fixture, ROWS + 1, false);
 }
 
 /// Found by a walk of `./dev soak --shapes` with seed 16225804307676. The server has sent events to
 /// the start that was interrupted, so `init` has to know that their copy was begun.
 #[test]
 fn init_under_another_name_of_the_pipeline_does_not_end_its_copy() {
-    let (scene, aggregate) = filled(TABLE, ROWS, false);
-    let walpost = start_and_copy_some(&scene);
-    scene.insert(&aggregate, "newer");
+    let (fixture, aggregate) = filled(TABLE, ROWS, false);
+    let walpost = start_and_copy_some(&fixture);
+    fixture.insert(&aggregate, "newer");
     wait_until("the server to have sent the event", || {
-        let slot = scene.slot();
-        scene.db.is_true(&format!(
+        let slot = fixture.slot();
+        fixture.db.is_true(&format!(
             "SELECT total_txns > 0 FROM pg_stat_replication_slots WHERE slot_name = '{slot}'"
         ))
     });
-    scene.kill(walpost);
-    let init = under_another_name(&scene, "init").arg("--no-role");
+    fixture.kill(walpost);
+    let init = under_another_name(&fixture, "init").arg("--no-role");
     init.finish().expect_code(0);
-    let mut walpost = renamed(&scene).start();
+    let mut walpost = renamed(&fixture).start();
     walpost.wait_for_log("was not completed");
     walpost.wait_for_log("streaming");
-    settle(&scene, walpost);
-    expect_all(&scene, ROWS + 1, false);
+    settle(&fixture, walpost);
+    expect_all(&fixture, ROWS + 1, false);
 }
 
 /// Runs the pipeline under another name, with its existing slot and publication.
-fn renamed(scene: &Scene) -> Invocation {
-    under_another_name(scene, "run").args(["--kafka", scene.kafka()])
+fn renamed(fixture: &Fixture) -> Invocation {
+    under_another_name(fixture, "run").args(["--kafka", fixture.kafka()])
 }
 
-fn under_another_name(scene: &Scene, command: &str) -> Invocation {
-    let slot = scene.slot();
-    Invocation::new([command, "--postgres", &scene.conninfo()])
-        .args(["--pipeline", &format!("{}_renamed", scene.name)])
+fn under_another_name(fixture: &Fixture, command: &str) -> Invocation {
+    let slot = fixture.slot();
+    Invocation::new([command, "--postgres", &fixture.conninfo()])
+        .args(["--pipeline", &format!("{}_renamed", fixture.name)])
         .args(["--slot", &slot, "--publication", &slot])
 }
 
@@ -216,68 +236,71 @@ fn under_another_name(scene: &Scene, command: &str) -> Invocation {
 #[test]
 fn renamed_pipeline_delivers_nothing_again_after_the_server_has_crashed() {
     let server = Server::private(MAJOR, "");
-    let mut scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    scene
+    let mut fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    fixture
         .start_and_confirm_one(&aggregate, "k")
         .terminate()
         .expect_code(0);
     // As left by a version that recorded nothing for an empty table.
-    scene.db.run("TRUNCATE walpost.journal");
+    fixture.db.run("TRUNCATE walpost.journal");
     server.stop(Stop::Immediate);
     server.start();
-    scene.reconnect();
-    let walpost = renamed(&scene).start_streaming();
-    scene.insert(&aggregate, "newer");
-    scene.wait_until_confirmed();
+    fixture.reconnect();
+    let walpost = renamed(&fixture).start_streaming();
+    fixture.insert(&aggregate, "newer");
+    fixture.wait_until_confirmed();
     // The crash also reset what the slot had confirmed, so the stream may send the first event
     // again, but the table is not copied.
     assert_eq!(walpost.logged("snapshot started"), 0, "{}", walpost.log());
     walpost.terminate().expect_code(0);
-    expect_all(&scene, 2, false);
+    expect_all(&fixture, 2, false);
 }
 
 /// The journal records the events that the earlier slot had not delivered, which include the rest
 /// of the copy.
 #[test]
 fn slot_re_created_during_a_copy_has_the_rows_replayed() {
-    let (scene, aggregate) = filled(TABLE, ROWS, false);
-    scene.kill(start_and_copy_some(&scene));
-    assert!(scene.records().len() < ROWS, "the copy has to be under way");
-    scene.drop_slot();
-    let init = scene.init().finish().expect_code(0);
+    let (fixture, aggregate) = filled(TABLE, ROWS, false);
+    fixture.kill(start_and_copy_some(&fixture));
+    assert!(
+        fixture.records().len() < ROWS,
+        "the copy has to be under way"
+    );
+    fixture.drop_slot();
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["may be missing", "walpost replay --dropped-slots"]);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "newer");
-    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "newer");
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
-    settle(&scene, walpost);
-    expect_all(&scene, ROWS + 1, false);
+    settle(&fixture, walpost);
+    expect_all(&fixture, ROWS + 1, false);
 }
 
 /// Another table replaces the only one: its existing rows are not delivered, and that is logged.
 #[test]
 fn table_that_takes_the_place_of_another_is_delivered_from_then_on_with_a_warning() {
-    let (mut scene, aggregate) = filled(TABLE, 10, false);
-    settle(&scene, scene.start());
-    let publication = scene.slot();
-    scene
+    let (mut fixture, aggregate) = filled(TABLE, 10, false);
+    settle(&fixture, fixture.start());
+    let publication = fixture.slot();
+    fixture
         .db
         .run("CREATE TABLE other (LIKE outbox INCLUDING ALL)");
     let writer = Writer::Table("public.other".to_owned());
     let insert = |key: &str| writer.insert_one(Event::new(&aggregate, key, "{}"));
-    scene.db.run(&insert("older"));
+    fixture.db.run(&insert("older"));
     let set = format!("ALTER PUBLICATION {publication} SET TABLE other");
-    scene.db.run(&set);
-    scene.use_settings("table = 'public.other'\n");
-    let mut walpost = scene.run().start();
+    fixture.db.run(&set);
+    fixture.use_settings("table = 'public.other'\n");
+    let mut walpost = fixture.run().start();
     let line = walpost.wait_for_log("delivered table public.outbox before");
     assert!(line.contains("walpost replay"), "{line}");
     walpost.wait_for_log("streaming");
-    scene.db.run(&insert("newer"));
-    scene.wait_for_records(11);
+    fixture.db.run(&insert("newer"));
+    fixture.wait_for_records(11);
     walpost.terminate().expect_code(0);
-    let mut walpost = scene.start();
+    let mut walpost = fixture.start();
     walpost.wait_for_log("streaming");
     assert_eq!(walpost.logged("delivered table public.outbox before"), 0);
     walpost.terminate().expect_code(0);

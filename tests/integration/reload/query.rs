@@ -7,38 +7,38 @@ const FAILED_MESSAGE: &str = "its pipelines go on as they are";
 
 /// A table with names of databases, each of which is a pipeline.
 struct Shards {
-    scene: Scene<'static>,
+    fixture: Fixture<'static>,
 }
 
 impl Shards {
     fn new() -> Self {
-        let scene = Scene::bare();
-        scene
+        let fixture = Fixture::bare();
+        fixture
             .db
             .run("CREATE TABLE public.shards (name text, dbname text, active bool)");
-        Self { scene }
+        Self { fixture }
     }
 
-    fn add(&self, scene: &Scene) {
+    fn add(&self, fixture: &Fixture) {
         self.run(&format!(
             "INSERT INTO shards VALUES ('{name}', '{name}', true)",
-            name = scene.name
+            name = fixture.name
         ));
     }
 
     fn run(&self, sql: &str) {
-        self.scene.db.run(sql);
+        self.fixture.db.run(sql);
     }
 
     fn source(&self) -> String {
-        let server = self.scene.server;
+        let server = self.fixture.server;
         format!(
             "[[fleet.source]]
              postgres = \"{}\"
              query = 'SELECT name, dbname FROM public.shards WHERE active'
              every = '1s'
              template = {{ name = '{{name}}', postgres = 'postgresql://postgres@/{{dbname}}?host={}&port={}' }}\n",
-            self.scene.conninfo(),
+            self.fixture.conninfo(),
             server.socket.display(),
             server.port
         )
@@ -61,7 +61,7 @@ fn wait_until_failed(http: &Http, expected: f64) {
 
 #[test]
 fn pipelines_come_and_go_with_the_rows_and_the_others_do_not_notice() {
-    let [stays, comes] = [Scene::new(), Scene::new()];
+    let [stays, comes] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&stays);
     let mut process = shards.start("", 1);
@@ -98,14 +98,14 @@ fn pipelines_come_and_go_with_the_rows_and_the_others_do_not_notice() {
 
 #[test]
 fn broken_source_is_reported_and_changes_nothing() {
-    let [one, other, in_file] = [Scene::new(), Scene::new(), Scene::new()];
+    let [one, other, in_file] = [Fixture::new(), Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&one);
     shards.add(&other);
     let mut process = shards.start(&pipeline(&in_file, ""), 3);
     let http = process.walpost.http();
-    let scenes = [&one, &other, &in_file];
-    let senders = scenes.map(walsender);
+    let fixtures = [&one, &other, &in_file];
+    let senders = fixtures.map(walsender);
     let broken = [
         (
             "ALTER TABLE shards RENAME TO away",
@@ -181,7 +181,7 @@ fn broken_source_is_reported_and_changes_nothing() {
 
 #[test]
 fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
-    let [of_row, in_file] = [Scene::new(), Scene::new()];
+    let [of_row, in_file] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&of_row);
     shards.run("ALTER TABLE shards RENAME TO away");
@@ -221,7 +221,7 @@ fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
 /// transactional id of the pipeline.
 #[test]
 fn row_with_the_name_of_another_one_does_not_take_its_place_at_a_start() {
-    let [of_row, in_file] = [Scene::new(), Scene::new()];
+    let [of_row, in_file] = [Fixture::new(), Fixture::new()];
     let shards = Shards::new();
     shards.add(&of_row);
     shards.run(&format!(
@@ -240,15 +240,15 @@ fn row_with_the_name_of_another_one_does_not_take_its_place_at_a_start() {
 }
 
 /// Returns the values of a row that defines a pipeline, as JSON; `values` override the defaults.
-fn row_of(scene: &Scene, values: serde_json::Value) -> serde_json::Value {
+fn row_of(fixture: &Fixture, values: serde_json::Value) -> serde_json::Value {
     let mut row = serde_json::json!({
-        "name": scene.name,
+        "name": fixture.name,
         "host": "127.0.0.1",
-        "port": scene.server.port.to_string(),
-        "dbname": scene.name,
+        "port": fixture.server.port.to_string(),
+        "dbname": fixture.name,
         "schema": "public",
         "tenant": "shop",
-        "brokers": scene.broker.address(),
+        "brokers": fixture.broker.address(),
     });
     for (column, value) in values.as_object().unwrap() {
         row[column] = value.clone();
@@ -257,8 +257,8 @@ fn row_of(scene: &Scene, values: serde_json::Value) -> serde_json::Value {
 }
 
 /// Creates a registry whose rows contain more than database names.
-fn registry(rows: &[serde_json::Value], template: &str) -> (Scene<'static>, String) {
-    let registry = Scene::bare();
+fn registry(rows: &[serde_json::Value], template: &str) -> (Fixture<'static>, String) {
+    let registry = Fixture::bare();
     registry
         .db
         .run("CREATE TABLE public.tenants (name text, host text, port text, dbname text, schema text, tenant text, brokers text)");
@@ -274,7 +274,7 @@ fn registry(rows: &[serde_json::Value], template: &str) -> (Scene<'static>, Stri
     (registry, source)
 }
 
-fn add_row(registry: &Scene, row: &serde_json::Value) {
+fn add_row(registry: &Fixture, row: &serde_json::Value) {
     registry.db.run(&format!(
         "INSERT INTO public.tenants SELECT * FROM json_populate_record(NULL::public.tenants, '{}')",
         row.to_string().replace('\'', "''")
@@ -288,11 +288,11 @@ const SOURCE_BY_HOST: &str =
 /// `sslmode` is.
 #[test]
 fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
-    let scene = Scene::new();
-    let good = row_of(&scene, serde_json::json!({}));
+    let fixture = Fixture::new();
+    let good = row_of(&fixture, serde_json::json!({}));
     let (registry, source) = registry(&[good], SOURCE_BY_HOST);
     let folder = reaper::folder("socket");
-    let socket = folder.join(format!(".s.PGSQL.{}", scene.server.port));
+    let socket = folder.join(format!(".s.PGSQL.{}", fixture.server.port));
     let listener = std::os::unix::net::UnixListener::bind(socket).unwrap();
     listener.set_nonblocking(true).unwrap();
     // Accepted connections are kept for later checks.
@@ -306,10 +306,10 @@ fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
     replace(&config.join("walpost.toml"), &source);
     let mut process = Process::start_in(config, 1);
     let http = process.walpost.http();
-    let sender = walsender(&scene);
+    let sender = walsender(&fixture);
     let host = folder.display().to_string();
     let evil = serde_json::json!({ "name": "evil", "host": host });
-    add_row(&registry, &row_of(&scene, evil));
+    add_row(&registry, &row_of(&fixture, evil));
     wait_until("the row to be read", || {
         process.walpost.logged(FAILED_MESSAGE) > 0 || !is_untouched()
     });
@@ -324,7 +324,7 @@ fn host_of_a_row_leads_to_no_socket_and_the_other_rows_are_used() {
         assert!(line.contains(text), "{text} in {line}");
     }
     wait_until_failed(&http, 1.0);
-    assert_eq!(walsender(&scene), sender);
+    assert_eq!(walsender(&fixture), sender);
     let file = process.file();
     process.walpost.terminate().expect_code(0);
 
@@ -340,7 +340,7 @@ fn rejects_row_values_that_change_the_surrounding_setting() {
     const WITH_TABLES: &str = "postgres = 'postgresql://postgres@{host}:{port}/{dbname}'\ntables = ['{schema}.outbox']\n\
         topic = '{source.tenant}.{aggregatetype}'\nkafka = { 'bootstrap.servers' = '{brokers}' }";
     const WITH_URL: &str = "postgres = '{host}'";
-    let scene = Scene::bare();
+    let fixture = Fixture::bare();
     let attacks = [
         (WITH_TABLES, "host", "@abstract", "column host"),
         (WITH_TABLES, "host", "db,/tmp", "column host"),
@@ -376,7 +376,7 @@ fn rejects_row_values_that_change_the_surrounding_setting() {
     ];
     let file = reaper::folder("config").join("walpost.toml");
     for (template, column, value, says) in attacks {
-        let row = row_of(&scene, serde_json::json!({ column: value }));
+        let row = row_of(&fixture, serde_json::json!({ column: value }));
         let (_registry, source) = registry(&[row], template);
         replace(&file, &source);
         let check = Invocation::new(["check", "--config"]).arg(&file).finish();
@@ -385,7 +385,7 @@ fn rejects_row_values_that_change_the_surrounding_setting() {
             found.contains(says),
             "{column} = {value}: {says} in {found}"
         );
-        assert!(found.contains(&scene.name), "the row in {found}");
+        assert!(found.contains(&fixture.name), "the row in {found}");
     }
     for (template, says) in [
         ("postgres = 'postgresql://u@h/d?sslmode={host}'", "{host}"),
@@ -405,7 +405,7 @@ fn rejects_row_values_that_change_the_surrounding_setting() {
 
 #[test]
 fn answer_of_a_registry_is_bounded_in_rows_and_bytes() {
-    let registry = Scene::bare();
+    let registry = Fixture::bare();
     let file = reaper::folder("config").join("walpost.toml");
     for (query, says) in [
         (

@@ -1,7 +1,7 @@
 //! An operator records that events which may be missing were delivered.
 
 use crate::support::event::{Event, Writer};
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::walpost::Finished;
 
 const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
@@ -15,66 +15,66 @@ fn writer(tables: &[&str]) -> Writer {
 
 /// Creates two tables whose events are delivered, on a cluster that appears to be a different one
 /// than before, as after `pg_upgrade`.
-fn moved() -> Scene<'static> {
-    let mut scene = Scene::bare();
-    scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
-    scene.write_to(writer(&TABLES));
-    scene
+fn moved() -> Fixture<'static> {
+    let mut fixture = Fixture::bare();
+    fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    fixture.write_to(writer(&TABLES));
+    fixture
         .db
         .run("CREATE SCHEMA tenant_1; CREATE SCHEMA tenant_2");
-    scene.init().finish().expect_code(0);
+    fixture.init().finish().expect_code(0);
     for table in TABLES {
-        let init = scene.init().args(["--table", table]).finish();
+        let init = fixture.init().args(["--table", table]).finish();
         init.expect_code(0);
     }
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     for table in TABLES {
         let event = Event::new(&aggregate, "k", "{}");
-        scene.db.run(&writer(&[table]).insert_one(event));
+        fixture.db.run(&writer(&[table]).insert_one(event));
     }
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
+    fixture.wait_for_records(2);
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    scene.drop_slot();
-    scene
+    fixture.drop_slot();
+    fixture
         .db
         .run("UPDATE walpost.slot_state SET system_id = '1'");
-    let init = scene.init().finish().expect_code(0);
+    let init = fixture.init().finish().expect_code(0);
     let settle = format!(
         "walpost replay --dropped-slots --already-delivered --table {} --pipeline {} ",
-        TABLES[0], scene.name
+        TABLES[0], fixture.name
     );
     init.expect_mentions(&["slot created on another cluster", &settle]);
-    scene
+    fixture
 }
 
-fn settle(scene: &Scene<'_>, more: &[&str]) -> Finished {
+fn settle(fixture: &Fixture<'_>, more: &[&str]) -> Finished {
     let mut arguments = vec!["--dropped-slots", "--already-delivered"];
     arguments.extend(more);
-    scene.replay(&arguments).finish()
+    fixture.replay(&arguments).finish()
 }
 
 #[test]
 fn gap_is_settled_without_sending_if_the_operator_knows_that_it_was_delivered() {
-    let scene = moved();
+    let fixture = moved();
     // Nothing is settled without confirmation.
-    let listed = settle(&scene, &["--dry-run"]).expect_code(0);
+    let listed = settle(&fixture, &["--dry-run"]).expect_code(0);
     listed.expect_mentions(&[
         "of table tenant_1.outbox",
         "of table tenant_2.outbox",
         "nothing was recorded",
     ]);
-    settle(&scene, &[]).expect_code(2);
-    let check = scene.check().finish().expect_code(3);
+    settle(&fixture, &[]).expect_code(2);
+    let check = fixture.check().finish().expect_code(3);
     assert!(
         check.stdout.contains("--table tenant_1.outbox"),
         "{}",
         check.stdout
     );
     // First one table, then all others.
-    settle(&scene, &["--table", TABLES[0], "--yes"]).expect_code(0);
-    let check = scene.check().finish().expect_code(3);
+    settle(&fixture, &["--table", TABLES[0], "--yes"]).expect_code(0);
+    let check = fixture.check().finish().expect_code(3);
     assert!(
         !check.stdout.contains("--table tenant_1.outbox"),
         "{}",
@@ -85,27 +85,27 @@ fn gap_is_settled_without_sending_if_the_operator_knows_that_it_was_delivered() 
         "{}",
         check.stdout
     );
-    settle(&scene, &["--yes"]).expect_code(0);
-    scene.check().finish().expect_code(0);
-    settle(&scene, &["--yes"]).expect_code(2);
-    assert_eq!(scene.records().len(), 2);
-    let settled = scene.db.rows(
+    settle(&fixture, &["--yes"]).expect_code(0);
+    fixture.check().finish().expect_code(0);
+    settle(&fixture, &["--yes"]).expect_code(2);
+    assert_eq!(fixture.records().len(), 2);
+    let settled = fixture.db.rows(
         "SELECT by_role = session_user AND detail ->> 'already_delivered' = 'true' FROM walpost.journal WHERE action = 'replay'",
     );
     assert_eq!(settled, vec![vec![Some("t".to_owned())]; 2]);
-    let walpost = scene.start();
+    let walpost = fixture.start();
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn gap_of_a_table_that_was_dropped_can_be_settled() {
-    let scene = moved();
-    scene.db.run("DROP TABLE tenant_1.outbox");
-    let replay = scene.replay(&["--dropped-slots", "--table", TABLES[0], "--yes"]);
+    let fixture = moved();
+    fixture.db.run("DROP TABLE tenant_1.outbox");
+    let replay = fixture.replay(&["--dropped-slots", "--table", TABLES[0], "--yes"]);
     let replay = replay.finish().expect_code(3);
     replay.expect_mentions(&["does not exist", "--already-delivered"]);
-    settle(&scene, &["--table", TABLES[0], "--yes"]).expect_code(0);
-    let check = scene.check().finish();
+    settle(&fixture, &["--table", TABLES[0], "--yes"]).expect_code(0);
+    let check = fixture.check().finish();
     assert!(
         !check.stdout.contains("--table tenant_1.outbox"),
         "{}",
@@ -114,15 +114,15 @@ fn gap_of_a_table_that_was_dropped_can_be_settled() {
 }
 
 /// Creates a gap that was settled for one table. The other table had left the publication.
-pub(crate) fn settled() -> Scene<'static> {
-    let scene = moved();
-    settle(&scene, &["--table", TABLES[0], "--yes"]).expect_code(0);
-    scene.db.run(&format!(
+pub(crate) fn settled() -> Fixture<'static> {
+    let fixture = moved();
+    settle(&fixture, &["--table", TABLES[0], "--yes"]).expect_code(0);
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE {}",
-        scene.slot(),
+        fixture.slot(),
         TABLES[1]
     ));
-    let halted = scene.start();
+    let halted = fixture.start();
     halted.terminate().expect_code(0);
-    scene
+    fixture
 }

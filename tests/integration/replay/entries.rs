@@ -1,14 +1,14 @@
 //! Journal entries written by other roles, and SQL conditions, run no code as a superuser.
 
 use super::{journal, walpost_role};
+use crate::support::fixture::Fixture;
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::walpost::{Invocation, word_after};
 use crate::support::walpost_role::WalpostRole;
 
 /// Returns the statement that adds an entry about a replay to the journal.
-fn entry(scene: &Scene, detail: &serde_json::Value) -> String {
-    let (name, slot) = (&scene.name, scene.slot());
+fn entry(fixture: &Fixture, detail: &serde_json::Value) -> String {
+    let (name, slot) = (&fixture.name, fixture.slot());
     let detail = detail.to_string().replace('\'', "''");
     format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, detail) VALUES ('{name}', '{slot}', 'replay', '{detail}')"
@@ -16,9 +16,9 @@ fn entry(scene: &Scene, detail: &serde_json::Value) -> String {
 }
 
 /// Adds an entry about a replay to the journal, as the role.
-fn write(scene: &Scene, walpost_role: &WalpostRole, detail: &serde_json::Value) {
-    let session = scene.server.session_as(&walpost_role.role, &scene.name);
-    session.run(&entry(scene, detail));
+fn write(fixture: &Fixture, walpost_role: &WalpostRole, detail: &serde_json::Value) {
+    let session = fixture.server.session_as(&walpost_role.role, &fixture.name);
+    session.run(&entry(fixture, detail));
 }
 
 const RUN: &str = "5d8ac1b4-5b5c-4a5f-9a62-7f2b4f6a7c11";
@@ -41,9 +41,9 @@ fn begun(condition: &str, topic: &str) -> serde_json::Value {
 }
 
 /// Creates another application's slot, and returns an SQL condition that drops it.
-fn victim(scene: &Scene) -> (String, String) {
-    let slot = format!("{}_victim", scene.name);
-    scene.db.run(&format!(
+fn victim(fixture: &Fixture) -> (String, String) {
+    let slot = format!("{}_victim", fixture.name);
+    fixture.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
     ));
     let condition = format!(
@@ -52,59 +52,63 @@ fn victim(scene: &Scene) -> (String, String) {
     (slot, condition)
 }
 
-fn is_there(scene: &Scene, slot: &str) -> bool {
-    scene.db.is_true(&format!(
+fn is_there(fixture: &Fixture, slot: &str) -> bool {
+    fixture.db.is_true(&format!(
         "SELECT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}')"
     ))
 }
 
 #[test]
 fn condition_that_the_journal_has_is_never_run() {
-    let scene = Scene::new();
-    let walpost_role = walpost_role(&scene);
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    let (slot, condition) = victim(&scene);
-    write(&scene, &walpost_role, &begun(&condition, TOPIC));
-    let entries = journal(&scene).len();
+    let fixture = Fixture::new();
+    let walpost_role = walpost_role(&fixture);
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    let (slot, condition) = victim(&fixture);
+    write(&fixture, &walpost_role, &begun(&condition, TOPIC));
+    let entries = journal(&fixture).len();
     let resume = ["--resume", RUN];
     for invocation in [
-        scene.replay(&resume).arg("--yes"),
-        scene.replay(&resume).answer(&format!("{}\n", scene.name)),
-        scene.replay(&resume).arg("--dry-run"),
+        fixture.replay(&resume).arg("--yes"),
+        fixture
+            .replay(&resume)
+            .answer(&format!("{}\n", fixture.name)),
+        fixture.replay(&resume).arg("--dry-run"),
         walpost_role.replay(&resume).arg("--yes"),
         walpost_role
             .replay(&resume)
             .args(["--yes", "--where", "another = 1"]),
         // This session belongs to a superuser.
-        scene.replay(&resume).args(["--yes", "--where", &condition]),
+        fixture
+            .replay(&resume)
+            .args(["--yes", "--where", &condition]),
     ] {
         let finished = invocation.finish();
-        assert!(is_there(&scene, &slot), "{finished:?}");
+        assert!(is_there(&fixture, &slot), "{finished:?}");
         finished.expect_code(2);
     }
-    let refused = scene.replay(&resume).arg("--yes").finish();
+    let refused = fixture.replay(&resume).arg("--yes").finish();
     refused.expect_code(2).expect_mentions(&[
         &walpost_role.role,
         "pg_catalog.pg_drop_replication_slot(slot_name)",
         &format!("--resume {RUN} --where"),
     ]);
-    assert_eq!(journal(&scene).len(), entries);
-    assert!(scene.records().is_empty());
-    scene.db.run(&format!(
+    assert_eq!(journal(&fixture).len(), entries);
+    assert!(fixture.records().is_empty());
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
     ));
 }
 
 #[test]
 fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
-    let scene = Scene::new();
-    let walpost_role = walpost_role(&scene);
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    let (slot, condition) = victim(&scene);
+    let fixture = Fixture::new();
+    let walpost_role = walpost_role(&fixture);
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    let (slot, condition) = victim(&fixture);
     // The function's author would run code through the operator's condition.
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE FUNCTION is_due() RETURNS boolean LANGUAGE sql AS $$ SELECT {condition} $$;
          ALTER FUNCTION is_due() OWNER TO {}",
         walpost_role.role
@@ -112,50 +116,50 @@ fn condition_is_not_run_in_a_session_that_is_or_can_become_a_superuser() {
     let due = ["--where", "public.is_due()", "--yes"];
     let refused = |invocation: Invocation, texts: &[&str]| {
         let finished = invocation.finish();
-        assert!(is_there(&scene, &slot), "{finished:?}");
+        assert!(is_there(&fixture, &slot), "{finished:?}");
         finished.expect_code(2).expect_mentions(texts);
     };
     refused(
-        scene.replay(&due),
+        fixture.replay(&due),
         &["--where", "role postgres", "walpost run"],
     );
-    refused(scene.replay(&due).arg("--dry-run"), &["role postgres"]);
+    refused(fixture.replay(&due).arg("--dry-run"), &["role postgres"]);
     let masked = format!(
         "{} options='-c role={}'",
-        scene.conninfo(),
+        fixture.conninfo(),
         walpost_role.role
     );
-    let replay = |conninfo: &str| scene.with_conninfo(conninfo).replay(&due);
+    let replay = |conninfo: &str| fixture.with_conninfo(conninfo).replay(&due);
     refused(replay(&masked), &["role postgres"]);
     for right in ["postgres", "pg_execute_server_program"] {
-        scene
+        fixture
             .db
             .run(&format!("GRANT {right} TO {}", walpost_role.role));
         refused(
             replay(&walpost_role.conninfo()),
             &[&walpost_role.role, right],
         );
-        scene
+        fixture
             .db
             .run(&format!("REVOKE {right} FROM {}", walpost_role.role));
     }
     let sent = walpost_role.replay(&["--where", "aggregateid = 'k'", "--yes"]);
     sent.finish().expect_code(0).expect_mentions(&["replayed"]);
-    assert_eq!(scene.wait_for_records(1).len(), 1);
-    scene.db.run(&format!(
+    assert_eq!(fixture.wait_for_records(1).len(), 1);
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
     ));
 }
 
 #[test]
 fn condition_can_not_leave_its_place() {
-    let scene = Scene::new();
-    let walpost_role = walpost_role(&scene);
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "one");
-    scene.insert(&aggregate, "two");
+    let fixture = Fixture::new();
+    let walpost_role = walpost_role(&fixture);
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "one");
+    fixture.insert(&aggregate, "two");
     let one = "SELECT id::text FROM outbox WHERE aggregateid = 'one'";
-    let one = scene.db.value(one).unwrap();
+    let one = fixture.db.value(one).unwrap();
     for condition in [
         "false) OR (true",
         "true) UNION SELECT 2 WHERE (true",
@@ -176,85 +180,87 @@ fn condition_can_not_leave_its_place() {
     ] {
         let replay = walpost_role.replay(&["--yes", "--id", &one, "--where", condition]);
         let finished = replay.finish();
-        assert!(scene.records().is_empty(), "{condition:?}: {finished:?}");
+        assert!(fixture.records().is_empty(), "{condition:?}: {finished:?}");
         finished.expect_code(2).expect_mentions(&["--where"]);
     }
-    assert!(journal(&scene).is_empty());
+    assert!(journal(&fixture).is_empty());
     // Text that only looks as if it ended the condition.
     let harmless = "aggregateid <> ')' AND '\n(' <> $x$)]$x$ /* ) */ AND (ARRAY[true])[1] -- )";
     let replay = walpost_role.replay(&["--yes", "--id", &one, "--where", harmless]);
     replay.finish().expect_code(0);
-    assert_eq!(scene.wait_for_records(1).len(), 1);
+    assert_eq!(fixture.wait_for_records(1).len(), 1);
 }
 
 #[test]
 fn entry_of_another_role_changes_nothing_about_a_replay() {
-    let scene = Scene::new();
-    let walpost_role = walpost_role(&scene);
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    let stolen = format!("{}.stolen", scene.name);
-    scene.topic(&stolen, 1, &[]);
-    scene.db.run(&entry(&scene, &begun("", TOPIC)));
-    write(&scene, &walpost_role, &begun("", &stolen));
+    let fixture = Fixture::new();
+    let walpost_role = walpost_role(&fixture);
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    let stolen = format!("{}.stolen", fixture.name);
+    fixture.topic(&stolen, 1, &[]);
+    fixture.db.run(&entry(&fixture, &begun("", TOPIC)));
+    write(&fixture, &walpost_role, &begun("", &stolen));
     write(
-        &scene,
+        &fixture,
         &walpost_role,
         &serde_json::json!({ "run": RUN, "state": "done", "sent": 1 }),
     );
-    let resumed = scene.replay(&["--yes", "--resume", RUN]).finish();
+    let resumed = fixture.replay(&["--yes", "--resume", RUN]).finish();
     resumed.expect_code(0).expect_mentions(&[
         "replayed",
         &walpost_role.role,
         "ignored a journal entry",
     ]);
-    let records = scene.wait_for_records(1);
+    let records = fixture.wait_for_records(1);
     assert_eq!(records[0].topic, format!("outbox.event.{aggregate}"));
 }
 
 #[test]
 fn replay_started_by_another_role_is_resumed_only_on_confirmation() {
-    let scene = Scene::new();
-    let walpost_role = walpost_role(&scene);
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    write(&scene, &walpost_role, &begun("", TOPIC));
+    let fixture = Fixture::new();
+    let walpost_role = walpost_role(&fixture);
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    write(&fixture, &walpost_role, &begun("", TOPIC));
     let resume = ["--resume", RUN];
-    let refused = scene.replay(&resume).arg("--yes").finish().expect_code(2);
+    let refused = fixture.replay(&resume).arg("--yes").finish().expect_code(2);
     refused.expect_mentions(&[&walpost_role.role, "--yes"]);
-    assert!(scene.records().is_empty());
-    let asked = scene.replay(&resume).answer(&format!("{}\n", scene.name));
+    assert!(fixture.records().is_empty());
+    let asked = fixture
+        .replay(&resume)
+        .answer(&format!("{}\n", fixture.name));
     asked
         .finish()
         .expect_code(0)
         .expect_mentions(&[&walpost_role.role]);
-    assert_eq!(scene.wait_for_records(1).len(), 1);
+    assert_eq!(fixture.wait_for_records(1).len(), 1);
 }
 
 #[test]
 fn resumed_replay_compares_the_journal_with_settings_and_table() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    let stolen = format!("{}.stolen", scene.name);
-    scene.topic(&stolen, 1, &[]);
-    scene.db.run(&entry(&scene, &begun("", &stolen)));
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    let stolen = format!("{}.stolen", fixture.name);
+    fixture.topic(&stolen, 1, &[]);
+    fixture.db.run(&entry(&fixture, &begun("", &stolen)));
     let resume = ["--yes", "--resume", RUN];
-    let refused = scene.replay(&resume).finish().expect_code(2);
+    let refused = fixture.replay(&resume).finish().expect_code(2);
     let told = format!("--topic {stolen} ");
     refused.expect_mentions(&[&stolen, TOPIC, &told]);
-    assert!(scene.records().is_empty());
-    let given = scene.replay(&resume).args(["--topic", &stolen]).finish();
+    assert!(fixture.records().is_empty());
+    let given = fixture.replay(&resume).args(["--topic", &stolen]).finish();
     given.expect_code(0);
-    assert_eq!(scene.wait_for_records(1)[0].topic, stolen);
+    assert_eq!(fixture.wait_for_records(1)[0].topic, stolen);
 
     let broken = |change: &dyn Fn(&mut serde_json::Value), texts: &[&str]| {
-        scene.db.run("DELETE FROM walpost.journal");
+        fixture.db.run("DELETE FROM walpost.journal");
         let mut detail = begun("", TOPIC);
         change(&mut detail["plan"]);
-        scene.db.run(&entry(&scene, &detail));
-        let refused = scene.replay(&resume).finish();
-        assert_eq!(scene.records().len(), 1, "{refused:?}");
+        fixture.db.run(&entry(&fixture, &detail));
+        let refused = fixture.replay(&resume).finish();
+        assert_eq!(fixture.records().len(), 1, "{refused:?}");
         refused.expect_mentions(texts);
     };
     // At its end, the run would close this journal entry about a dropped slot.
@@ -278,14 +284,14 @@ fn resumed_replay_compares_the_journal_with_settings_and_table() {
 
 #[test]
 fn resumes_a_replay_if_its_condition_is_given_again() {
-    let scene = Scene::new();
-    let walpost_role = walpost_role(&scene);
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "before");
-    scene.accept_any_name("outbox");
-    scene.insert("not a topic", "bad");
-    scene.insert(&aggregate, "behind");
-    scene.insert(&aggregate, "other");
+    let fixture = Fixture::new();
+    let walpost_role = walpost_role(&fixture);
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "before");
+    fixture.accept_any_name("outbox");
+    fixture.insert("not a topic", "bad");
+    fixture.insert(&aggregate, "behind");
+    fixture.insert(&aggregate, "other");
     let condition = "aggregateid <> 'other'";
     let failed = walpost_role
         .replay(&["--yes", "--where", condition])
@@ -296,7 +302,9 @@ fn resumes_a_replay_if_its_condition_is_given_again() {
     let run = word_after(&failed.stderr, "--resume ").trim_end();
     let again = r"--where 'aggregateid <> '\''other'\'''";
     assert!(failed.stderr.contains(again), "{}", failed.stderr);
-    scene.db.run("DELETE FROM outbox WHERE aggregateid = 'bad'");
+    fixture
+        .db
+        .run("DELETE FROM outbox WHERE aggregateid = 'bad'");
     let resume = ["--yes", "--resume", run];
     let without = walpost_role.replay(&resume).finish().expect_code(2);
     without.expect_mentions(&[condition, again]);
@@ -311,7 +319,7 @@ fn resumes_a_replay_if_its_condition_is_given_again() {
         .finish();
     same.expect_code(0)
         .expect_mentions(&["1 row of table", "behind the 1"]);
-    let records = scene.wait_for_records(2);
+    let records = fixture.wait_for_records(2);
     let keys: Vec<_> = records.iter().map(Record::key).collect();
     assert_eq!(keys, ["before", "behind"]);
 }
@@ -319,29 +327,29 @@ fn resumes_a_replay_if_its_condition_is_given_again() {
 /// Entries that another run is about to close must not be sent a second time.
 #[test]
 fn entries_that_another_process_is_sending_are_not_looked_up() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for (flag, without_lock) in [
         ("--dropped-slots", "has no dropped slot"),
         ("--set-aside", "is not set aside"),
     ] {
-        let slot = scene.slot();
+        let slot = fixture.slot();
         let lock = |function: &str| {
             let name = format!("walpost replay {flag} {slot}");
             format!("SELECT {function}(hashtextextended('{name}', 0))")
         };
-        scene.db.run("SET application_name = 'holds \"it\"'");
-        scene.db.run(&lock("pg_advisory_lock"));
-        let locked = scene.replay(&[flag, "--yes"]).finish();
+        fixture.db.run("SET application_name = 'holds \"it\"'");
+        fixture.db.run(&lock("pg_advisory_lock"));
+        let locked = fixture.replay(&[flag, "--yes"]).finish();
         let is_sending = "another process is sending these events";
-        let pid = scene.db.number("SELECT pg_backend_pid()");
+        let pid = fixture.db.number("SELECT pg_backend_pid()");
         let holder = format!(
             "PID {pid} holds the advisory lock (application_name \"holds \\\"it\\\"\", role \"postgres\""
         );
         locked
             .expect_code(1)
             .expect_mentions(&[flag, is_sending, &holder]);
-        scene.db.run(&lock("pg_advisory_unlock"));
-        let unlocked = scene.replay(&[flag, "--yes"]).finish();
+        fixture.db.run(&lock("pg_advisory_unlock"));
+        let unlocked = fixture.replay(&[flag, "--yes"]).finish();
         unlocked.expect_code(2).expect_mentions(&[without_lock]);
     }
 }

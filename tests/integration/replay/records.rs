@@ -4,29 +4,29 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use super::{HEADER, is_replayed, journal, keys_to_stdout, runs};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Invocation, word_after};
 
 in_both_modes! { rows_are_sent_again_while_the_pipeline_runs }
 
 fn rows_are_sent_again_while_the_pipeline_runs(exactly_once: bool) {
-    let scene = Scene::new().in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    let fixture = Fixture::new().in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     for key in ["a", "b", "c"] {
-        scene.insert(&aggregate, key);
+        fixture.insert(&aggregate, key);
     }
-    scene.wait_until_confirmed();
-    let done = scene.replay(&["--all", "--yes"]).finish().expect_code(0);
+    fixture.wait_until_confirmed();
+    let done = fixture.replay(&["--all", "--yes"]).finish().expect_code(0);
     done.expect_mentions(&["3 rows of table public.outbox: all", "replayed"]);
-    scene.insert(&aggregate, "d");
-    scene.wait_until_confirmed();
+    fixture.insert(&aggregate, "d");
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    let records = scene.wait_for_records(7);
+    let records = fixture.wait_for_records(7);
     let keys: Vec<_> = records.iter().map(Record::key).collect();
     assert_eq!(keys, ["a", "b", "c", "a", "b", "c", "d"]);
     for (first, again) in records[..3].iter().zip(&records[3..]) {
@@ -37,18 +37,18 @@ fn rows_are_sent_again_while_the_pipeline_runs(exactly_once: bool) {
     assert!(!is_replayed(&records[6]));
     assert_eq!(runs(&records).len(), 1);
     let entry = |state: &str, sent: &str| [state.to_owned(), sent.to_owned()];
-    assert_eq!(journal(&scene), [entry("begun", "0"), entry("done", "3")]);
+    assert_eq!(journal(&fixture), [entry("begun", "0"), entry("done", "3")]);
 }
 
 /// Values are formatted as in the stream, whatever the session's settings are.
 #[test]
 fn record_that_is_sent_again_is_the_one_that_was_sent_at_first() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id bigint PRIMARY KEY, aggregatetype text, aggregateid text, payload bytea,
              headers jsonb, at timestamptz, day date, gap interval, ratio float8, note text, written timestamptz)",
     );
-    let aggregate = scene.aggregate(3);
-    scene.db.run(&format!(
+    let aggregate = fixture.aggregate(3);
+    fixture.db.run(&format!(
         "ALTER DATABASE {} SET datestyle = 'German';
          ALTER DATABASE {0} SET timezone = 'Asia/Tokyo';
          ALTER DATABASE {0} SET bytea_output = 'escape';
@@ -59,19 +59,19 @@ fn record_that_is_sent_again_is_the_one_that_was_sent_at_first() {
                  '2025-12-31', '1 day 02:03:04', 0.1::float8 + 0.2, E'tab\\t newline\\n return\\r back\\\\slash \\b\\f\\v é', '2025-01-01'),
              (2, '{aggregate}', 'k2', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL),
              (3, '{aggregate}', '', '', '{{}}', 'epoch', '-infinity', '-1 mon', 'NaN', '\\N', '2025-01-02');",
-        scene.name
+        fixture.name
     ));
     let settings = "headers = { all = \"{at}|{day}|{gap}|{ratio}|{note}\", id = \"{id}\" }\ntimestamp = \"written\"\n\
                     key = \"{aggregateid}/{id}\"\nnull_payload = \"tombstone\"\n";
-    let file = scene.file(settings);
+    let file = fixture.file(settings);
     let walpost = Invocation::new(["run", "--config"])
         .arg(&file)
         .start_streaming();
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     let replay = Invocation::new(["replay", "--all", "--yes", "--config"]).arg(&file);
     replay.finish().expect_code(0);
-    let records = scene.wait_for_records(6);
+    let records = fixture.wait_for_records(6);
     assert_eq!(records.len(), 6);
     let plain = |replayed: bool| {
         let mut plain: Vec<_> = records
@@ -99,28 +99,28 @@ fn record_that_is_sent_again_is_the_one_that_was_sent_at_first() {
 
 #[test]
 fn rows_are_sent_to_another_topic() {
-    let scene = Scene::new();
-    let topic = format!("{}.again", scene.name);
-    scene.topic(&topic, 1, &[]);
-    scene.insert("order", "k");
-    let name = format!("{}\n", scene.name);
-    let replay = scene.replay(&["--all", "--topic", &topic]).answer(&name);
+    let fixture = Fixture::new();
+    let topic = format!("{}.again", fixture.name);
+    fixture.topic(&topic, 1, &[]);
+    fixture.insert("order", "k");
+    let name = format!("{}\n", fixture.name);
+    let replay = fixture.replay(&["--all", "--topic", &topic]).answer(&name);
     replay
         .finish()
         .expect_code(0)
         .expect_mentions(&["to be sent to topic", &topic]);
-    assert_eq!(scene.wait_for_records(1)[0].key(), "k");
+    assert_eq!(fixture.wait_for_records(1)[0].key(), "k");
 }
 
 #[test]
 fn rate_is_kept() {
-    let scene = Scene::new();
-    scene
+    let fixture = Fixture::new();
+    fixture
         .db
-        .run(&scene.events().insert_many("a", 60, "to_jsonb(n)"));
+        .run(&fixture.events().insert_many("a", 60, "to_jsonb(n)"));
     let began = Instant::now();
     assert_eq!(
-        keys_to_stdout(&scene, &["--all", "--rate", "30/s"]).len(),
+        keys_to_stdout(&fixture, &["--all", "--rate", "30/s"]).len(),
         60
     );
     let took = began.elapsed().as_secs_f64();
@@ -131,14 +131,14 @@ fn rate_is_kept() {
 fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
     const ROWS: usize = 600;
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
-    let aggregate = scene.aggregate(1);
-    let large = scene
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
+    let aggregate = fixture.aggregate(1);
+    let large = fixture
         .events()
         .insert_many(&aggregate, ROWS, "to_jsonb(repeat('x', 400000))");
-    scene.db.run(&large);
-    let mut replay = scene.replay(&["--all", "--yes"]).start();
-    scene.wait_for_records(1);
+    fixture.db.run(&large);
+    let mut replay = fixture.replay(&["--all", "--yes"]).start();
+    fixture.wait_for_records(1);
     broker.freeze();
     // From now on, the replay can only fill its window.
     let (mut bytes, mut since) = (0, Instant::now());
@@ -154,25 +154,25 @@ fn memory_is_bounded_however_large_the_table_is_and_however_slow_kafka() {
     assert!(bytes < 100_000_000, "{bytes} bytes");
     broker.thaw();
     replay.finish().expect_code(0);
-    assert_eq!(scene.wait_for_records(ROWS).len(), ROWS);
+    assert_eq!(fixture.wait_for_records(ROWS).len(), ROWS);
 }
 
 #[test]
 fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "before");
-    scene.accept_any_name("outbox");
-    scene.insert("not a topic", "bad");
-    scene.insert(&aggregate, "behind");
-    let bad = scene
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "before");
+    fixture.accept_any_name("outbox");
+    fixture.insert("not a topic", "bad");
+    fixture.insert(&aggregate, "behind");
+    let bad = fixture
         .db
         .value("SELECT id FROM outbox WHERE aggregateid = 'bad'")
         .unwrap();
-    let failed = scene.replay(&["--all", "--yes"]).finish().expect_code(3);
+    let failed = fixture.replay(&["--all", "--yes"]).finish().expect_code(3);
     failed.expect_mentions(&[&bad, "can't be the name of a topic", "--resume"]);
-    assert_eq!(scene.wait_for_records(1).len(), 1);
-    let missing = scene
+    assert_eq!(fixture.wait_for_records(1).len(), 1);
+    let missing = fixture
         .replay(&["--all", "--yes", "--topic", "nobody.made.this"])
         .finish();
     missing
@@ -182,17 +182,17 @@ fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
 
 #[test]
 fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
-    let scene = Scene::new();
-    let (aggregate, topic) = (scene.aggregate(1), format!("{}.dead", scene.name));
-    scene.insert(&aggregate, "before");
-    scene.accept_any_name("outbox");
-    scene.insert("not a topic", "bad");
-    scene.accept_any_size("outbox");
-    scene.db.run(&format!(
+    let fixture = Fixture::new();
+    let (aggregate, topic) = (fixture.aggregate(1), format!("{}.dead", fixture.name));
+    fixture.insert(&aggregate, "before");
+    fixture.accept_any_name("outbox");
+    fixture.insert("not a topic", "bad");
+    fixture.accept_any_size("outbox");
+    fixture.db.run(&format!(
         "INSERT INTO outbox (aggregatetype, aggregateid, type, payload)
          VALUES ('{aggregate}', 'large', 't', to_jsonb(repeat('x', 2000000)))"
     ));
-    scene.insert(&aggregate, "behind");
+    fixture.insert(&aggregate, "behind");
     let unroutable = [
         "--on-unroutable",
         "dead-letter",
@@ -202,30 +202,30 @@ fn row_that_can_not_be_sent_is_a_dead_letter_where_the_settings_say_so() {
     let both = [&unroutable[..], &["--on-oversize", "dead-letter"]].concat();
     // If the dead-letter topic is missing, or the setting is for failures of the other kind, the
     // row is handled as without the setting.
-    let missing = scene
+    let missing = fixture
         .replay(&both)
         .args(["--all", "--yes"])
         .finish()
         .expect_code(3);
     missing.expect_mentions(&[&format!("topic {topic:?} does not exist"), "--resume"]);
-    scene.topic(&topic, 1, &[]);
-    let halted = scene
+    fixture.topic(&topic, 1, &[]);
+    let halted = fixture
         .replay(&unroutable)
         .args(["--all", "--yes"])
         .finish()
         .expect_code(3);
     let halted = halted.expect_mentions(&["max.message.bytes", "--resume"]);
     let run = word_after(&halted.stderr, "--resume ").trim_end();
-    let dry_run = scene.replay(&both).args(["--all", "--dry-run"]).finish();
+    let dry_run = fixture.replay(&both).args(["--all", "--dry-run"]).finish();
     dry_run.expect_code(0).expect_mentions(&["4 rows"]);
-    let resumed = scene
+    let resumed = fixture
         .replay(&both)
         .args(["--yes", "--resume", run])
         .finish();
     let resumed = resumed.expect_code(0);
     resumed.expect_mentions(&["sent as dead letters", "oversize=1", "unroutable=0"]);
 
-    let records = scene.records();
+    let records = fixture.records();
     let of_run = |record: &&Record| {
         record.header_names().contains(&"walpost-replay") && record.header("walpost-replay") == run
     };

@@ -2,43 +2,43 @@
 
 use super::{journal, walpost_role};
 use crate::support::event::Outbox;
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
 use crate::support::walpost::{Finished, Invocation, config_file};
 
 /// Asserts that a command has sent and recorded nothing.
-fn refused(scene: &Scene, invocation: Invocation, code: i32, texts: &[&str]) -> Finished {
+fn refused(fixture: &Fixture, invocation: Invocation, code: i32, texts: &[&str]) -> Finished {
     let finished = invocation.finish().expect_code(code).expect_mentions(texts);
-    assert!(journal(scene).is_empty(), "{texts:?}");
-    assert!(scene.records().is_empty(), "{texts:?}");
+    assert!(journal(fixture).is_empty(), "{texts:?}");
+    assert!(fixture.records().is_empty(), "{texts:?}");
     finished
 }
 
 #[test]
 fn rejects_replays_that_are_not_possible_and_sends_nothing() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "k");
-    scene.db.run(
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "k");
+    fixture.db.run(
         "CREATE TABLE diary (at int);
          CREATE FUNCTION write() RETURNS boolean LANGUAGE sql AS 'INSERT INTO public.diary VALUES (1) RETURNING true';
          CREATE TABLE bare (id int, aggregateid text, payload text);
          CREATE TABLE keyed (number int PRIMARY KEY, aggregateid text, payload text)",
     );
-    let yes = |arguments: &[&str]| scene.replay(arguments).arg("--yes");
+    let yes = |arguments: &[&str]| fixture.replay(arguments).arg("--yes");
     let check = |arguments: &[&str], code: i32, texts: &[&str]| {
-        refused(&scene, yes(arguments), code, texts);
+        refused(&fixture, yes(arguments), code, texts);
     };
     // There is no answer to the prompt, or a wrong one.
     refused(
-        &scene,
-        scene.replay(&["--all"]),
+        &fixture,
+        fixture.replay(&["--all"]),
         2,
         &["1 row of table", "nothing was sent"],
     );
     refused(
-        &scene,
-        scene.replay(&["--all"]).answer("no\n"),
+        &fixture,
+        fixture.replay(&["--all"]).answer("no\n"),
         2,
         &["nothing was sent"],
     );
@@ -64,16 +64,16 @@ fn rejects_replays_that_are_not_possible_and_sends_nothing() {
     check(&["--id", "not-a-uuid"], 2, &["uuid"]);
     check(&["--aggregate", "/1"], 2, &["--aggregate", "expected TYPE"]);
     {
-        let walpost_role = walpost_role(&scene);
+        let walpost_role = walpost_role(&fixture);
         let check_where = |condition: &str, code: i32, texts: &[&str]| {
             let replay = walpost_role.replay(&["--yes", "--where", condition]);
-            refused(&scene, replay, code, texts);
+            refused(&fixture, replay, code, texts);
         };
         check_where("nothing = 1", 2, &["nothing", "does not exist"]);
         check_where("true); DROP TABLE outbox; --", 2, &["42601"]);
         check_where("public.write()", 3, &["read-only transaction"]);
     }
-    assert_eq!(scene.db.number("SELECT count(*) FROM diary"), 0);
+    assert_eq!(fixture.db.number("SELECT count(*) FROM diary"), 0);
     for rate in ["0", "-1", "x", "1.5/s", "10/m"] {
         check(
             &[&format!("--rate={rate}")],
@@ -111,54 +111,54 @@ fn rejects_replays_that_are_not_possible_and_sends_nothing() {
     let log = ["--outbox", "messages"];
     check(&log, 2, &["no table to send events again from"]);
 
-    let role = format!("{}_reader", scene.name);
-    scene.db.run(&format!("CREATE ROLE {role} LOGIN"));
-    let conninfo = scene.conninfo_as(&role);
-    let as_role = || scene.with_conninfo(&conninfo).replay(&["--all", "--yes"]);
+    let role = format!("{}_reader", fixture.name);
+    fixture.db.run(&format!("CREATE ROLE {role} LOGIN"));
+    let conninfo = fixture.conninfo_as(&role);
+    let as_role = || fixture.with_conninfo(&conninfo).replay(&["--all", "--yes"]);
     let said = format!(
         "SELECT, INSERT (pipeline, slot, action, from_lsn, to_lsn, detail) ON walpost.journal TO {role}"
     );
-    refused(&scene, as_role(), 3, &[&said]);
-    scene.db.run(&format!(
+    refused(&fixture, as_role(), 3, &[&said]);
+    fixture.db.run(&format!(
         "GRANT {said}; GRANT USAGE ON SCHEMA walpost TO {role}; REVOKE SELECT ON outbox FROM PUBLIC"
     ));
     refused(
-        &scene,
+        &fixture,
         as_role(),
         3,
         &[&format!("GRANT SELECT ON public.outbox TO {role}")],
     );
-    scene
+    fixture
         .db
         .run(&format!("DROP OWNED BY {role}; DROP ROLE {role}"));
 }
 
 #[test]
 fn events_in_messages_alone_can_not_be_sent_again() {
-    let scene = Scene::with_outbox(Outbox::Messages);
-    let finished = scene.replay(&["--all", "--yes"]).finish().expect_code(2);
+    let fixture = Fixture::with_outbox(Outbox::Messages);
+    let finished = fixture.replay(&["--all", "--yes"]).finish().expect_code(2);
     finished.expect_mentions(&["no table to send events again from", "publish them again"]);
 }
 
 #[test]
 fn pipeline_has_to_be_named_among_several() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let text = format!(
         "[kafka]\n\"bootstrap.servers\" = \"127.0.0.1:9\"\n[[pipeline]]\nname = \"a\"\npostgres = \"{0}\"\n\
          [[pipeline]]\nname = \"b\"\npostgres = \"{0}\"\n",
-        scene.conninfo()
+        fixture.conninfo()
     );
     let file = config_file(text);
     let replay = Invocation::new(["replay", "--all", "--yes", "--config"]).arg(file);
-    refused(&scene, replay, 2, &["--pipeline"]);
+    refused(&fixture, replay, 2, &["--pipeline"]);
 }
 
 /// Whoever is asked may take hours to answer.
 #[test]
 fn table_is_not_locked_while_replay_waits_for_an_answer() {
-    let scene = Scene::new();
-    scene.insert(&scene.aggregate(1), "k");
-    let mut replay = scene
+    let fixture = Fixture::new();
+    fixture.insert(&fixture.aggregate(1), "k");
+    let mut replay = fixture
         .replay(&["--all", "--sink", "stdout"])
         .with_input()
         .start();
@@ -168,8 +168,8 @@ fn table_is_not_locked_while_replay_waits_for_an_answer() {
     wait_until("the table to be unlocked", || {
         let locks = "SELECT count(*) FROM pg_locks WHERE relation = 'outbox'::regclass \
                      AND mode = 'ShareUpdateExclusiveLock'";
-        scene.db.number(locks) == 0
+        fixture.db.number(locks) == 0
     });
-    replay.answer(&format!("{}\n", scene.name));
+    replay.answer(&format!("{}\n", fixture.name));
     replay.finish().expect_code(0);
 }

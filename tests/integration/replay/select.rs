@@ -3,28 +3,28 @@
 use std::collections::HashSet;
 
 use super::{is_replayed, journal, keys_of, keys_to_stdout, walpost_role};
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 
 #[test]
 fn rows_are_selected_by_the_positions_of_their_records() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     // Two topics, alternating.
-    let aggregates = [scene.aggregate(2), scene.aggregate(1)];
+    let aggregates = [fixture.aggregate(2), fixture.aggregate(1)];
     for number in 0..6 {
-        scene.insert(&aggregates[number % 2], &number.to_string());
+        fixture.insert(&aggregates[number % 2], &number.to_string());
     }
-    let walpost = scene.start();
-    let records = scene.wait_for_records(6);
-    scene.wait_until_confirmed();
+    let walpost = fixture.start();
+    let records = fixture.wait_for_records(6);
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     let position = |key: &str| {
         let record = records.iter().find(|record| record.key() == key).unwrap();
         record.header("walpost-position").to_owned()
     };
-    let replay = |arguments: &[&str]| scene.replay(&[&["--yes"], arguments].concat()).finish();
+    let replay = |arguments: &[&str]| fixture.replay(&[&["--yes"], arguments].concat()).finish();
     let (first, last) = (position("1"), position("4"));
     replay(&["--from", &first, "--to", &last]).expect_code(0);
-    let records = scene.wait_for_records(10);
+    let records = fixture.wait_for_records(10);
     let again: HashSet<_> = records
         .iter()
         .filter(|record| is_replayed(record))
@@ -33,7 +33,7 @@ fn rows_are_selected_by_the_positions_of_their_records() {
     assert_eq!(again, ["1", "2", "3", "4"].map(str::to_owned).into());
 
     // A position at which no record exists, and one that can't be looked up.
-    let before = journal(&scene).len();
+    let before = journal(&fixture).len();
     let nowhere = "FFFFFFFF/FFFFFFFF:0000000001";
     let topics = aggregates
         .each_ref()
@@ -44,12 +44,12 @@ fn rows_are_selected_by_the_positions_of_their_records() {
     replay(&["--to", &last, "--sink", "stdout"])
         .expect_code(2)
         .expect_mentions(&[&last, "--to", "the sink is stdout"]);
-    assert_eq!(journal(&scene).len(), before);
+    assert_eq!(journal(&fixture).len(), before);
 }
 
 #[test]
 fn rows_are_selected_by_time_id_aggregate_and_condition() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let id = |number: u32| format!("00000000-0000-7000-8000-00000000000{number}");
     // The order of insertion differs from that of the ids.
     for (number, aggregate, hour) in [
@@ -58,14 +58,18 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
         (2, "bill", 3),
         (4, "bill", 4),
     ] {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox (id, aggregatetype, aggregateid, type, payload, created_at)
              VALUES ('{}', '{aggregate}', '{number}', 't', '{{\"n\": {number}}}', '2025-11-01 0{hour}:00+00')",
             id(number)
         ));
     }
     let check = |arguments: &[&str], expected: &[&str]| {
-        assert_eq!(keys_to_stdout(&scene, arguments), expected, "{arguments:?}");
+        assert_eq!(
+            keys_to_stdout(&fixture, arguments),
+            expected,
+            "{arguments:?}"
+        );
     };
     check(&["--all"], &["3", "1", "2", "4"]);
     check(&["--from", "2025-11-01T02:00:00Z"], &["1", "2", "4"]);
@@ -107,7 +111,7 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
         ],
         &["2", "4"],
     );
-    let walpost_role = walpost_role(&scene);
+    let walpost_role = walpost_role(&fixture);
     let check_where = |arguments: &[&str], expected: &[&str]| {
         let replay = walpost_role.replay(arguments);
         let done = replay.args(["--yes", "--sink", "stdout"]).finish();
@@ -122,15 +126,17 @@ fn rows_are_selected_by_time_id_aggregate_and_condition() {
         &["3", "1"],
     );
     check(&["--from", "2030-01-01"], &[]);
-    let before = journal(&scene).len();
-    let dry = scene.replay(&["--dry-run", "--aggregate", "bill"]).finish();
+    let before = journal(&fixture).len();
+    let dry = fixture
+        .replay(&["--dry-run", "--aggregate", "bill"])
+        .finish();
     dry.expect_code(0).expect_mentions(&[
         "2 rows of table",
         "aggregatetype = 'bill'",
         "nothing was sent",
     ]);
-    let none = scene.replay(&["--from", "2030-01-01"]).finish();
+    let none = fixture.replay(&["--from", "2030-01-01"]).finish();
     none.expect_code(0)
         .expect_mentions(&["there is nothing to send"]);
-    assert_eq!(journal(&scene).len(), before);
+    assert_eq!(journal(&fixture).len(), before);
 }

@@ -10,8 +10,8 @@ use super::{
     maintain_until_delivered,
 };
 use crate::support::checker::Resends;
+use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::session::Session;
 use crate::support::wait::{assert_stays, wait_until};
 use crate::support::walpost::{Invocation, config_file};
@@ -43,23 +43,27 @@ fn write_until(conninfo: &str, statement: &str, stop: &AtomicBool, written: impl
 #[test]
 fn writers_wait_no_longer_than_the_lock_timeout() {
     for default in [DEFAULT, ""] {
-        let scene = aged(Server::shared(MAJOR), default);
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start_and_confirm_one(&aggregate, "first");
-        maintain_until_delivered(&scene);
-        let statement = scene.insert_sql(&aggregate, "k");
+        let fixture = aged(Server::shared(MAJOR), default);
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start_and_confirm_one(&aggregate, "first");
+        maintain_until_delivered(&fixture);
+        let statement = fixture.insert_sql(&aggregate, "k");
         let stop = AtomicBool::new(false);
         let (slowest, took) = thread::scope(|scope| {
-            let writers = [(); 2]
-                .map(|()| scope.spawn(|| write_until(&scene.conninfo(), &statement, &stop, || {})));
+            let writers = [(); 2].map(|()| {
+                scope.spawn(|| write_until(&fixture.conninfo(), &statement, &stop, || {}))
+            });
             let stopped = Stop(&stop);
             // The holder has the same lock as a writer, for longer than all attempts take.
-            let holder = scene.server.session(&scene.name);
-            holder.run(&format!("BEGIN; {}", scene.insert_sql(&aggregate, "held")));
+            let holder = fixture.server.session(&fixture.name);
+            holder.run(&format!(
+                "BEGIN; {}",
+                fixture.insert_sql(&aggregate, "held")
+            ));
             let mut took = Duration::ZERO;
             wait_until("a pass that finds the table in use", || {
                 let begin = Instant::now();
-                let finished = maintain(&scene, &["--retention", "1s"]);
+                let finished = maintain(&fixture, &["--retention", "1s"]);
                 took = begin.elapsed();
                 match finished.code {
                     Some(0) => false,
@@ -71,10 +75,10 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
                     }
                 }
             });
-            assert!(is(&scene, "outbox_old", true));
+            assert!(is(&fixture, "outbox_old", true));
             holder.run("COMMIT");
-            maintain_until(&scene, "the partition to go", || {
-                is_gone(&scene, "outbox_old")
+            maintain_until(&fixture, "the partition to go", || {
+                is_gone(&fixture, "outbox_old")
             });
             drop(stopped);
             let slowest = writers.map(|writer| writer.join().unwrap());
@@ -86,38 +90,38 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
             slowest < LOCK_TIMEOUT + Duration::from_millis(400),
             "{slowest:?}"
         );
-        scene.settle(walpost, &[], Resends::Never);
+        fixture.settle(walpost, &[], Resends::Never);
     }
 }
 
 #[test]
 fn detaching_that_is_interrupted_is_ended_later() {
     for major in [14, 18] {
-        let scene = aged(Server::shared(major), "");
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start();
-        insert_old(&scene, &aggregate, "old");
-        scene.wait_until_confirmed();
+        let fixture = aged(Server::shared(major), "");
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start();
+        insert_old(&fixture, &aggregate, "old");
+        fixture.wait_until_confirmed();
         // Walpost finishes detaching only what is delivered.
-        maintain_until_delivered(&scene);
-        let reader = scene.server.session(&scene.name);
+        maintain_until_delivered(&fixture);
+        let reader = fixture.server.session(&fixture.name);
         reader.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox");
         let pending = "SELECT EXISTS (SELECT FROM pg_inherits WHERE inhdetachpending)";
         // An administrator starts to detach the partition and cancels.
-        scene.db.run("SET statement_timeout = '1s'");
+        fixture.db.run("SET statement_timeout = '1s'");
         let detach = "ALTER TABLE outbox DETACH PARTITION outbox_old CONCURRENTLY";
-        scene
+        fixture
             .db
             .try_run(detach)
             .expect_err("the reader is in the way");
-        scene.db.run("RESET statement_timeout");
-        assert!(scene.db.is_true(pending));
-        scene.insert(&aggregate, "meanwhile");
+        fixture.db.run("RESET statement_timeout");
+        assert!(fixture.db.is_true(pending));
+        fixture.insert(&aggregate, "meanwhile");
         reader.run("COMMIT");
-        maintain_until(&scene, "the partition to go", || {
-            is_gone(&scene, "outbox_old")
+        maintain_until(&fixture, "the partition to go", || {
+            is_gone(&fixture, "outbox_old")
         });
-        scene.settle(walpost, &[], Resends::Never);
+        fixture.settle(walpost, &[], Resends::Never);
     }
 }
 
@@ -125,54 +129,56 @@ in_both_modes! { size_stays_flat_while_run_keeps_the_table }
 
 /// An hour of load with partitions of a minute, sped up to partitions of a second.
 fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
-    let scene = Scene::bare();
-    scene.db.run(&format!(
+    let fixture = Fixture::bare();
+    fixture.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at); {DEFAULT}
          DO $$ BEGIN
              EXECUTE format('CREATE TABLE outbox_first PARTITION OF outbox FOR VALUES FROM (%L) TO (%L)',
                  date_trunc('second', now()), date_trunc('second', now()) + interval '1 second');
          END $$"
     ));
-    scene.init().finish().expect_code(0);
-    let scene = scene.in_mode(exactly_once);
-    let aggregate = scene.aggregate(2);
+    fixture.init().finish().expect_code(0);
+    let fixture = fixture.in_mode(exactly_once);
+    let aggregate = fixture.aggregate(2);
     // A minute ahead, because a pass can be late on a busy machine.
     let ahead = ["--retention", "1s", "--partitions-ahead", "60"];
-    maintain(&scene, &ahead).expect_code(0);
-    let mut walpost = scene.start_with(&ahead);
+    maintain(&fixture, &ahead).expect_code(0);
+    let mut walpost = fixture.start_with(&ahead);
     const ROWS: usize = 20;
-    let statement = scene.events().insert_many(&aggregate, ROWS, "'{}'");
+    let statement = fixture.events().insert_many(&aggregate, ROWS, "'{}'");
     let stop = AtomicBool::new(false);
     let written = AtomicUsize::new(0);
     let (mut sizes, mut counts) = (Vec::new(), Vec::new());
     let rows = "SELECT count(*) FROM outbox";
     thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            write_until(&scene.conninfo(), &statement, &stop, || {
+            write_until(&fixture.conninfo(), &statement, &stop, || {
                 written.fetch_add(ROWS, Ordering::Relaxed);
             })
         });
         let stopped = Stop(&stop);
         // From now on, wait until the first rows written have been removed.
-        wait_until("the first rows to be written", || scene.db.number(rows) > 0);
-        let oldest = scene
+        wait_until("the first rows to be written", || {
+            fixture.db.number(rows) > 0
+        });
+        let oldest = fixture
             .db
             .value("SELECT min(created_at) FROM outbox")
             .unwrap();
         let is_gone = format!(
             "SELECT min(created_at) > '{oldest}'::timestamptz + interval '1 second' FROM outbox"
         );
-        wait_until("the first rows to go", || scene.db.is_true(&is_gone));
+        wait_until("the first rows to go", || fixture.db.is_true(&is_gone));
         let begin = walpost.logged("dropped");
         for more in [1, 4, 7, 10, 13] {
             walpost.wait_for_logs("dropped", begin + more);
-            sizes.push(scene.db.number(
+            sizes.push(fixture.db.number(
                 "SELECT sum(pg_table_size(oid)) FROM pg_class WHERE relname ~ '^outbox' AND relkind = 'r'",
             ));
-            counts.push(scene.db.number(rows));
+            counts.push(fixture.db.number(rows));
         }
         wait_until("far more to be written than is there at any time", || {
-            counts.push(scene.db.number(rows));
+            counts.push(fixture.db.number(rows));
             let half = i64::try_from(written.load(Ordering::Relaxed) / 2).unwrap();
             counts.iter().all(|count| *count < half)
         });
@@ -180,29 +186,29 @@ fn size_stays_flat_while_run_keeps_the_table(exactly_once: bool) {
         eprintln!("slowest insert: {:?}", writer.join().unwrap());
     });
     eprintln!("sizes {sizes:?}, rows {counts:?}");
-    let work = scene.db.rows(
+    let work = fixture.db.rows(
         "SELECT coalesce(sum(n_tup_del), 0), coalesce(sum(n_dead_tup), 0) FROM pg_stat_user_tables
          WHERE relname ~ '^outbox'",
     );
     assert_eq!(work, [[Some("0".to_owned()), Some("0".to_owned())]]);
     assert!(sizes[4] < 2 * sizes[0], "{sizes:?}");
     assert_eq!(walpost.logged("maintenance fail"), 0, "{}", walpost.log());
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.settle(walpost, &[], Resends::Never);
     let strays = "SELECT count(*) FROM outbox_default";
-    assert_eq!(scene.db.number(strays), 0, "made in time");
+    assert_eq!(fixture.db.number(strays), 0, "made in time");
 }
 
 #[test]
 fn two_that_keep_the_same_table_do_not_meet() {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
-    let other = scene.server.session(&scene.name);
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    let other = fixture.server.session(&fixture.name);
     other.rows(
         "SELECT pg_advisory_lock(x'77616c70'::int, 'outbox'::regclass::oid::int8::bit(32)::int)",
     );
-    let finished = maintain(&scene, &["--retention", "1s"]).expect_code(1);
+    let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(1);
     finished.expect_mentions(&["another Walpost is maintaining"]);
     // One process that maintains the table and a standby do not conflict.
-    let walpost = scene.start_with(&["--retention", "1s"]);
+    let walpost = fixture.start_with(&["--retention", "1s"]);
     assert_stays("quiet", Duration::from_secs(2), || {
         walpost.logged("maintenance") == 0
     });
@@ -211,11 +217,11 @@ fn two_that_keep_the_same_table_do_not_meet() {
 
 #[test]
 fn retention_from_the_file_works_with_exactly_once() {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
     let text = format!(
         "[[pipeline]]\nname = \"{}\"\npostgres = \"{}\"\ndelivery = \"exactly-once\"\nretention = \"1h\"\npartitions_ahead = 3\n",
-        scene.name,
-        scene.conninfo()
+        fixture.name,
+        fixture.conninfo()
     );
     let file = config_file(text);
     let command = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file).finish();

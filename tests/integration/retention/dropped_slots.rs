@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use super::{DEFAULT, aged, detached_with_a_late_row, insert_old, is, is_gone, maintain};
 use crate::budget;
+use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, wait_until};
 
 /// According to the new slot's position, everything is delivered.
 #[test]
 fn retention_keeps_rows_lost_with_a_dropped_slot_until_replayed() {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
-    let aggregate = scene.aggregate(1);
-    insert_old(&scene, &aggregate, "dropped");
-    budget::drop_slot(&scene);
-    budget::new_slot(&scene);
-    let mut walpost = scene.start_with(&["--retention", "1s"]);
-    scene.insert(&aggregate, "new");
-    scene.wait_until_confirmed();
-    let is_kept = || is(&scene, "outbox_old", true);
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = fixture.aggregate(1);
+    insert_old(&fixture, &aggregate, "dropped");
+    budget::drop_slot(&fixture);
+    budget::new_slot(&fixture);
+    let mut walpost = fixture.start_with(&["--retention", "1s"]);
+    fixture.insert(&aggregate, "new");
+    fixture.wait_until_confirmed();
+    let is_kept = || is(&fixture, "outbox_old", true);
     assert_stays("the partition", Duration::from_secs(5), is_kept);
     let said = [
         "nothing of table public.outbox is removed",
@@ -27,75 +27,75 @@ fn retention_keeps_rows_lost_with_a_dropped_slot_until_replayed() {
     ];
     walpost.wait_for_log(said[0]);
     walpost.terminate().expect_code(0);
-    maintain(&scene, &["--retention", "1s"])
+    maintain(&fixture, &["--retention", "1s"])
         .expect_code(3)
         .expect_mentions(&said);
-    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
-    let walpost = scene.start_with(&["--retention", "1s"]);
-    wait_until("the partition to go", || is_gone(&scene, "outbox_old"));
+    let walpost = fixture.start_with(&["--retention", "1s"]);
+    wait_until("the partition to go", || is_gone(&fixture, "outbox_old"));
     walpost.terminate().expect_code(0);
-    budget::expect_everything(&scene);
+    budget::expect_everything(&fixture);
 }
 
 #[test]
 fn rows_of_a_dropped_slot_are_kept_until_they_are_sent_again() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    scene.insert(&aggregate, "dropped");
-    budget::drop_slot(&scene);
-    budget::new_slot(&scene);
-    let walpost = scene.start();
-    let pass = || maintain(&scene, &["--retention", "1s", "--delete-rows"]);
-    let rows = || scene.db.number("SELECT count(*) FROM outbox");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    fixture.insert(&aggregate, "dropped");
+    budget::drop_slot(&fixture);
+    budget::new_slot(&fixture);
+    let walpost = fixture.start();
+    let pass = || maintain(&fixture, &["--retention", "1s", "--delete-rows"]);
+    let rows = || fixture.db.number("SELECT count(*) FROM outbox");
     assert_stays("the row", Duration::from_secs(4), || {
         pass().expect_code(3);
         rows() == 1
     });
-    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     wait_until("the row to be deleted", || {
         pass().expect_code(0);
         rows() == 0
     });
     walpost.terminate().expect_code(0);
-    budget::expect_everything(&scene);
+    budget::expect_everything(&fixture);
 }
 
 #[test]
 fn table_that_was_a_partition_and_has_rows_of_a_dropped_slot_is_named() {
-    let scene = detached_with_a_late_row();
-    budget::drop_slot(&scene);
-    budget::new_slot(&scene);
-    let replay = || scene.replay(&["--dropped-slots", "--yes"]).finish();
+    let fixture = detached_with_a_late_row();
+    budget::drop_slot(&fixture);
+    budget::new_slot(&fixture);
+    let replay = || fixture.replay(&["--dropped-slots", "--yes"]).finish();
     replay()
         .expect_code(3)
         .expect_mentions(&["outbox_old was a partition of", "ATTACH PARTITION"]);
-    scene.db.run(
+    fixture.db.run(
         "DO $$ DECLARE day timestamptz := date_trunc('day', now(), 'UTC'); BEGIN
              EXECUTE format('ALTER TABLE outbox ATTACH PARTITION outbox_old FOR VALUES FROM (%L) TO (%L)',
                  day - interval '2 days', day - interval '1 day');
          END $$",
     );
     replay().expect_code(0);
-    budget::expect_everything(&scene);
+    budget::expect_everything(&fixture);
 }
 
 /// According to the slot's position, everything is delivered.
 #[test]
 fn rows_of_a_table_that_was_not_published_are_kept_until_they_are_sent_again() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "before");
     walpost.terminate().expect_code(0);
-    let slot = scene.slot();
-    let pass = || maintain(&scene, &["--retention", "1s", "--delete-rows"]);
-    let rows = || scene.db.number("SELECT count(*) FROM outbox");
-    scene
+    let slot = fixture.slot();
+    let pass = || maintain(&fixture, &["--retention", "1s", "--delete-rows"]);
+    let rows = || fixture.db.number("SELECT count(*) FROM outbox");
+    fixture
         .db
         .run(&format!("ALTER PUBLICATION {slot} DROP TABLE outbox"));
-    scene.insert(&aggregate, "between");
-    scene
+    fixture.insert(&aggregate, "between");
+    fixture
         .db
         .run(&format!("ALTER PUBLICATION {slot} ADD TABLE outbox"));
     let is_kept = |says: &str| {
@@ -105,10 +105,10 @@ fn rows_of_a_table_that_was_not_published_are_kept_until_they_are_sent_again() {
         });
     };
     is_kept("is not in the publication, or was not for a while");
-    let walpost = scene.start();
-    scene.wait_until_confirmed();
+    let walpost = fixture.start();
+    fixture.wait_until_confirmed();
     is_kept("the table was not in the publication for a while");
-    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
     wait_until("the rows to be deleted", || {
         pass().expect_code(0);

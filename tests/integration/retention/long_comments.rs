@@ -9,22 +9,22 @@ const LONG: &str = "repeat('x', 20 << 20)";
 
 #[test]
 fn comment_of_megabytes_on_a_table_of_another_role_stops_no_retention() {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
     let role = unique_name();
-    let db = &scene.db;
+    let db = &fixture.db;
     // The comment ends like those of former partitions.
     db.run(&format!(
         "CREATE ROLE {role}; CREATE SCHEMA {role} AUTHORIZATION {role}; SET ROLE {role}; CREATE TABLE {role}.theirs ();
          DO $$ BEGIN EXECUTE format('COMMENT ON TABLE {role}.theirs IS %L', {LONG} || format(' (table %s, cluster %s)',
              'public.outbox'::regclass::oid, (SELECT system_identifier FROM pg_control_system()))); END $$; RESET ROLE"
     ));
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
-    insert_old(&scene, &aggregate, "old");
-    scene.wait_for_records(2);
-    scene.wait_until_confirmed();
-    maintain_until(&scene, "the partition to be dropped", || {
-        is_gone(&scene, "outbox_old")
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
+    insert_old(&fixture, &aggregate, "old");
+    fixture.wait_for_records(2);
+    fixture.wait_until_confirmed();
+    maintain_until(&fixture, "the partition to be dropped", || {
+        is_gone(&fixture, "outbox_old")
     });
     let theirs = format!("SELECT to_regclass('{role}.theirs') IS NOT NULL");
     assert!(db.is_true(&theirs));
@@ -34,18 +34,18 @@ fn comment_of_megabytes_on_a_table_of_another_role_stops_no_retention() {
 
 #[test]
 fn comment_on_a_partition_stays_when_it_is_marked() {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
-    scene.db.run(
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    fixture.db.run(
         "DO $$ BEGIN EXECUTE format('COMMENT ON TABLE outbox_old IS %L', E'first\\nwalpost: of another version\\n' || repeat('x', 100000)); END $$"
     );
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "k");
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     let comment = "obj_description('outbox_old'::regclass, 'pg_class')";
-    maintain_until(&scene, "the partition to be marked", || {
-        scene.db.is_true(&format!(
+    maintain_until(&fixture, "the partition to be marked", || {
+        fixture.db.is_true(&format!(
             "SELECT {comment} LIKE E'first\\nx%x\\nwalpost: delivered by %' AND length({comment}) > 100000"
-        )) || is_gone(&scene, "outbox_old")
+        )) || is_gone(&fixture, "outbox_old")
     });
-    assert!(!is_gone(&scene, "outbox_old"));
+    assert!(!is_gone(&fixture, "outbox_old"));
     walpost.terminate().expect_code(0);
 }

@@ -7,51 +7,51 @@ use super::{
     maintain_until, maintain_until_delivered, tables,
 };
 use crate::support::checker::Resends;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::{assert_stays, wait_until, within_a_day};
 
 #[test]
 fn partitions_are_made_ahead_like_those_that_are_there() {
     for major in MAJORS {
         within_a_day();
-        let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
-        scene.init().arg("--partitioned").finish().expect_code(0);
+        let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
+        fixture.init().arg("--partitioned").finish().expect_code(0);
         let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'outbox'::regclass";
         assert_eq!(
-            scene.db.number(partitions),
+            fixture.db.number(partitions),
             9,
             "today, seven more and the default"
         );
-        maintain(&scene, &[]).expect_code(0);
-        assert_eq!(scene.db.number(partitions), 9);
-        let finished = maintain(&scene, &["--partitions-ahead", "10"]).expect_code(0);
+        maintain(&fixture, &[]).expect_code(0);
+        assert_eq!(fixture.db.number(partitions), 9);
+        let finished = maintain(&fixture, &["--partitions-ahead", "10"]).expect_code(0);
         assert_eq!(
             finished.stdout.matches(" made for ").count(),
             3,
             "{finished:?}"
         );
-        assert_eq!(scene.db.number(partitions), 12);
+        assert_eq!(fixture.db.number(partitions), 12);
         // The partitions are the same as those of init: init finds all of its partitions, and they
         // have everything that the others have.
-        scene.init().arg("--partitioned").finish().expect_code(0);
-        assert_eq!(scene.db.number(partitions), 12);
+        fixture.init().arg("--partitioned").finish().expect_code(0);
+        assert_eq!(fixture.db.number(partitions), 12);
         let kinds = "SELECT count(DISTINCT (SELECT string_agg(conname::text, ',' ORDER BY conname)
                  FROM pg_constraint WHERE conrelid = inhrelid AND contype = 'c')
                  || (SELECT count(*) FROM pg_index WHERE indrelid = inhrelid)
                  || (SELECT count(*) FROM pg_trigger WHERE tgrelid = inhrelid))
              FROM pg_inherits WHERE inhparent = 'outbox'::regclass";
-        assert_eq!(scene.db.number(kinds), 1, "{major}");
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start();
-        scene.db.run(
+        assert_eq!(fixture.db.number(kinds), 1, "{major}");
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start();
+        fixture.db.run(
             "ALTER TABLE outbox ALTER COLUMN created_at SET DEFAULT now() + interval '10 days'",
         );
-        scene.insert(&aggregate, "k");
-        scene.settle(walpost, &[], Resends::Never);
+        fixture.insert(&aggregate, "k");
+        fixture.settle(walpost, &[], Resends::Never);
         let ahead = "SELECT count(*) FROM outbox WHERE tableoid <> 'outbox_default'::regclass";
-        assert_eq!(scene.db.number(ahead), 1, "{major}");
+        assert_eq!(fixture.db.number(ahead), 1, "{major}");
     }
 }
 
@@ -59,31 +59,31 @@ fn partitions_are_made_ahead_like_those_that_are_there() {
 fn partition_that_is_delivered_and_old_is_dropped() {
     for major in [14, 15, 18] {
         for default in ["", DEFAULT] {
-            let scene = aged(Server::shared(major), default);
-            let aggregate = scene.aggregate(1);
-            let walpost = scene.start();
-            insert_old(&scene, &aggregate, "old");
-            scene.insert(&aggregate, "new");
-            scene.wait_until_confirmed();
-            maintain_until_delivered(&scene);
-            assert!(is(&scene, "outbox_old", true));
-            maintain_until(&scene, "the old partition to go", || {
-                is_gone(&scene, "outbox_old")
+            let fixture = aged(Server::shared(major), default);
+            let aggregate = fixture.aggregate(1);
+            let walpost = fixture.start();
+            insert_old(&fixture, &aggregate, "old");
+            fixture.insert(&aggregate, "new");
+            fixture.wait_until_confirmed();
+            maintain_until_delivered(&fixture);
+            assert!(is(&fixture, "outbox_old", true));
+            maintain_until(&fixture, "the old partition to go", || {
+                is_gone(&fixture, "outbox_old")
             });
-            assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
-            scene.settle(walpost, &[], Resends::Never);
+            assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
+            fixture.settle(walpost, &[], Resends::Never);
         }
     }
 }
 
 #[test]
 fn undelivered_partitions_are_neither_detached_nor_dropped() {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
-    let aggregate = scene.aggregate(1);
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = fixture.aggregate(1);
     // Before a pass can find the partition empty.
-    insert_old(&scene, &aggregate, "old");
+    insert_old(&fixture, &aggregate, "old");
     // No broker listens at this address.
-    let stuck = scene
+    let stuck = fixture
         .invoke("run")
         .args([
             "--kafka",
@@ -94,37 +94,37 @@ fn undelivered_partitions_are_neither_detached_nor_dropped() {
             "1s",
         ])
         .start_streaming();
-    let is_kept = || is(&scene, "outbox_old", true);
+    let is_kept = || is(&fixture, "outbox_old", true);
     assert_stays("the partition", Duration::from_secs(3), is_kept);
-    let finished = maintain(&scene, &["--retention", "1s"]);
+    let finished = maintain(&fixture, &["--retention", "1s"]);
     if finished.code == Some(0) {
-        finished.expect_mentions(&["outbox_old waits until slot", &scene.slot()]);
+        finished.expect_mentions(&["outbox_old waits until slot", &fixture.slot()]);
     }
     stuck.terminate().expect_code(0);
-    let walpost = scene.start_with(&["--retention", "1s"]);
-    wait_until("the partition to go", || is_gone(&scene, "outbox_old"));
-    scene.settle(walpost, &[], Resends::Never);
+    let walpost = fixture.start_with(&["--retention", "1s"]);
+    wait_until("the partition to go", || is_gone(&fixture, "outbox_old"));
+    fixture.settle(walpost, &[], Resends::Never);
 }
 
 #[test]
 fn late_row_of_a_partition_is_delivered_before_that_is_dropped() {
-    let scene = detached_with_a_late_row();
-    let finished = maintain(&scene, &["--retention", "1s"]).expect_code(0);
-    finished.expect_mentions(&["outbox_old waits until slot", &scene.slot()]);
-    assert_eq!(scene.db.number("SELECT count(*) FROM outbox_old"), 1);
-    let walpost = scene.start();
-    scene.wait_until_confirmed();
-    maintain_until(&scene, "the old partition to go", || {
-        is_gone(&scene, "outbox_old")
+    let fixture = detached_with_a_late_row();
+    let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(0);
+    finished.expect_mentions(&["outbox_old waits until slot", &fixture.slot()]);
+    assert_eq!(fixture.db.number("SELECT count(*) FROM outbox_old"), 1);
+    let walpost = fixture.start();
+    fixture.wait_until_confirmed();
+    maintain_until(&fixture, "the old partition to go", || {
+        is_gone(&fixture, "outbox_old")
     });
-    scene.settle(walpost, &[], Resends::Never);
+    fixture.settle(walpost, &[], Resends::Never);
 }
 
 #[test]
 fn transaction_that_can_still_insert_into_a_partition_holds_it() {
-    let scene = Scene::bare();
-    let slow = scene.server.session(&scene.name);
-    scene.db.run(&format!(
+    let fixture = Fixture::bare();
+    let slow = fixture.server.session(&fixture.name);
+    fixture.db.run(&format!(
         "CREATE TABLE outbox ({COLUMNS}) PARTITION BY RANGE (created_at);
          DO $$ BEGIN
              EXECUTE format('CREATE TABLE outbox_old PARTITION OF outbox FOR VALUES FROM (%L) TO (%L)',
@@ -134,52 +134,52 @@ fn transaction_that_can_still_insert_into_a_partition_holds_it() {
          END $$"
     ));
     slow.run("BEGIN; SELECT 1");
-    scene.init().finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
+    fixture.init().finish().expect_code(0);
+    let aggregate = fixture.aggregate(1);
     let began = "SELECT now() < upper FROM (SELECT substring(pg_get_expr(relpartbound, oid)
          FROM 'TO .''([^'']*)')::timestamptz AS upper FROM pg_class WHERE relname = 'outbox_old') AS old";
     assert!(slow.is_true(began), "the test was too slow");
-    let walpost = scene.start();
+    let walpost = fixture.start();
     let pid = slow.value("SELECT pg_backend_pid()").unwrap();
     let mut said = String::new();
-    maintain_until(&scene, "the partition to be old", || {
-        said = maintain(&scene, &["--retention", "1s"]).stdout;
+    maintain_until(&fixture, "the partition to be old", || {
+        said = maintain(&fixture, &["--retention", "1s"]).stdout;
         said.contains("waits for the end of a transaction")
     });
     assert!(
         said.contains(&format!("pg_catalog.pg_terminate_backend({pid})")),
         "{said}"
     );
-    slow.run(&scene.insert_sql(&aggregate, "slow"));
+    slow.run(&fixture.insert_sql(&aggregate, "slow"));
     slow.run("COMMIT");
-    maintain_until(&scene, "the partition to go", || {
-        is_gone(&scene, "outbox_old")
+    maintain_until(&fixture, "the partition to go", || {
+        is_gone(&fixture, "outbox_old")
     });
-    scene.settle(walpost, &[], Resends::Never);
-    assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 0);
+    fixture.settle(walpost, &[], Resends::Never);
+    assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 0);
 }
 
 #[test]
 fn dry_run_reports_the_steps_and_changes_nothing() {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
-    let before = tables(&scene);
-    let finished = maintain(&scene, &["--retention", "1s", "--dry-run"]).expect_code(0);
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    let before = tables(&fixture);
+    let finished = maintain(&fixture, &["--retention", "1s", "--dry-run"]).expect_code(0);
     finished.expect_mentions(&[
         "would make partition",
         "would note that the time of",
         "outbox_old",
     ]);
-    assert_eq!(tables(&scene), before);
+    assert_eq!(tables(&fixture), before);
 }
 
 #[test]
 fn comment_of_a_partition_is_kept_with_the_mark() {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
-    scene
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    fixture
         .db
         .run("COMMENT ON TABLE outbox_old IS 'For the auditor''s $walpost$ \\ eyes'");
-    maintain(&scene, &["--retention", "1h"]).expect_code(0);
-    let comment = scene
+    maintain(&fixture, &["--retention", "1h"]).expect_code(0);
+    let comment = fixture
         .db
         .value("SELECT obj_description('outbox_old'::regclass, 'pg_class')");
     let comment = comment.unwrap();
@@ -191,22 +191,22 @@ fn comment_of_a_partition_is_kept_with_the_mark() {
 
 #[test]
 fn accepts_names_that_must_be_quoted() {
-    let scene = Scene::bare();
-    scene.db.run(&format!(
+    let fixture = Fixture::bare();
+    fixture.db.run(&format!(
         "CREATE SCHEMA \"My 'Shop\"; CREATE TABLE \"My 'Shop\".\"order\" ({COLUMNS}) PARTITION BY RANGE (created_at);
          CREATE TABLE \"My 'Shop\".\"The \"\"old\" PARTITION OF \"My 'Shop\".\"order\"
              FOR VALUES FROM ('2020-01-01') TO ('2020-01-02')"
     ));
     let table = ["--table", "\"My 'Shop\".\"order\""];
-    scene.init().args(table).finish().expect_code(0);
-    let walpost = scene
+    fixture.init().args(table).finish().expect_code(0);
+    let walpost = fixture
         .run()
         .args(table)
         .args(["--retention", "1s"])
         .start_streaming();
-    wait_until("the partition to go", || is_gone(&scene, "The \"old"));
+    wait_until("the partition to go", || is_gone(&fixture, "The \"old"));
     let made = "SELECT count(*) FROM pg_class WHERE relname ~ '^order_p20' AND relkind = 'r' AND relispartition";
-    assert_eq!(scene.db.number(made), 8);
+    assert_eq!(fixture.db.number(made), 8);
     walpost.terminate().expect_code(0);
 }
 
@@ -214,12 +214,12 @@ fn accepts_names_that_must_be_quoted() {
 #[test]
 fn partitions_are_made_several_in_one_transaction() {
     within_a_day();
-    let scene = Scene::bare();
-    scene.init().arg("--partitioned").finish().expect_code(0);
+    let fixture = Fixture::bare();
+    fixture.init().arg("--partitioned").finish().expect_code(0);
     // The name of one of the last twenty partitions is taken.
-    scene.db.run("CREATE TABLE taken (LIKE outbox); DO $$ BEGIN EXECUTE format('ALTER TABLE taken RENAME TO %I',
+    fixture.db.run("CREATE TABLE taken (LIKE outbox); DO $$ BEGIN EXECUTE format('ALTER TABLE taken RENAME TO %I',
         'outbox_p' || to_char((now() AT TIME ZONE 'UTC')::date + 60, 'YYYYMMDD')); END $$");
-    let finished = maintain(&scene, &["--partitions-ahead", "67"]).expect_code(3);
+    let finished = maintain(&fixture, &["--partitions-ahead", "67"]).expect_code(3);
     let finished =
         finished.expect_mentions(&["can't be made: there is something else of that name"]);
     let made = finished.stdout.matches(" made for ").count();
@@ -228,5 +228,5 @@ fn partitions_are_made_several_in_one_transaction() {
         "SELECT count(DISTINCT xmin::text) FROM pg_class WHERE relispartition AND relkind = 'r'
         AND relname ~ '^outbox_p[0-9]+$'";
     // One transaction of init, two with twenty partitions each, and one for each of the others.
-    assert_eq!(scene.db.number(transactions), 1 + 2 + 19);
+    assert_eq!(fixture.db.number(transactions), 1 + 2 + 19);
 }

@@ -3,29 +3,29 @@
 use super::{COLUMNS, DEFAULT, aged, maintain, tables, turn_clock_back};
 use crate::support::checker::Resends;
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::walpost::{Invocation, word_after};
 
 #[test]
 fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
-    let scene = Scene::new();
-    scene.insert("a", "k");
-    let before = tables(&scene);
-    let finished = maintain(&scene, &["--retention", "1s"]).expect_code(3);
+    let fixture = Fixture::new();
+    fixture.insert("a", "k");
+    let before = tables(&fixture);
+    let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(3);
     finished.expect_mentions(&[
         "public.outbox is not partitioned",
         "walpost init --partitioned",
         "--delete-rows",
     ]);
-    assert_eq!(tables(&scene), before);
-    assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
+    assert_eq!(tables(&fixture), before);
+    assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
 
     let by = |how: &str| {
-        let scene = Scene::with_table(&format!(
+        let fixture = Fixture::with_table(&format!(
             "CREATE TABLE outbox ({COLUMNS}) PARTITION BY {how}"
         ));
-        maintain(&scene, &["--retention", "1s"]).expect_code(3)
+        maintain(&fixture, &["--retention", "1s"]).expect_code(3)
     };
     by("HASH (id)").expect_mentions(&["not partitioned by range of one column"]);
     by("RANGE (id, created_at)").expect_mentions(&["not partitioned by range of one column"]);
@@ -34,7 +34,7 @@ fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
         "CREATE TABLE",
     ]);
 
-    let log = Scene::with_outbox(Outbox::Messages);
+    let log = Fixture::with_outbox(Outbox::Messages);
     maintain(&log, &["--retention", "1s"])
         .expect_code(2)
         .expect_mentions(&["retention", "an outbox of messages"]);
@@ -69,14 +69,14 @@ fn values_that_are_none_are_refused() {
 
 #[test]
 fn partition_that_cannot_be_made_is_named_with_the_remedy() {
-    let scene = aged(Server::shared(MAJOR), DEFAULT);
-    let aggregate = scene.aggregate(1);
-    scene
+    let fixture = aged(Server::shared(MAJOR), DEFAULT);
+    let aggregate = fixture.aggregate(1);
+    fixture
         .db
         .run("ALTER TABLE outbox ALTER COLUMN created_at SET DEFAULT now() + interval '3 days'");
-    scene.insert(&aggregate, "k");
-    turn_clock_back(&scene, false);
-    let finished = maintain(&scene, &[]).expect_code(3);
+    fixture.insert(&aggregate, "k");
+    turn_clock_back(&fixture, false);
+    let finished = maintain(&fixture, &[]).expect_code(3);
     finished.expect_mentions(&[
         "default partition public.outbox_default has rows",
         "docs/retention.md#",
@@ -84,14 +84,14 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
     ]);
     // The other partitions were created, and nothing is left of the failed one.
     assert_eq!(
-        scene.db.number("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ '_p20' AND NOT relispartition"),
+        fixture.db.number("SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relname ~ '_p20' AND NOT relispartition"),
         0
     );
-    scene.db.run("DELETE FROM outbox");
-    let name = maintain(&scene, &["--dry-run"]).expect_code(0).stdout;
+    fixture.db.run("DELETE FROM outbox");
+    let name = maintain(&fixture, &["--dry-run"]).expect_code(0).stdout;
     let name = word_after(&name, "public.");
-    scene.db.run(&format!("CREATE TABLE {name} ()"));
-    let finished = maintain(&scene, &[]).expect_code(3);
+    fixture.db.run(&format!("CREATE TABLE {name} ()"));
+    let finished = maintain(&fixture, &[]).expect_code(3);
     finished.expect_mentions(&[
         "something else of that name",
         &format!("ALTER TABLE public.{name} RENAME TO"),
@@ -100,18 +100,18 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
 
 #[test]
 fn missing_privileges_error_names_the_statement_that_grants_them() {
-    let scene = Scene::bare();
-    scene.init().arg("--partitioned").finish().expect_code(0);
+    let fixture = Fixture::bare();
+    fixture.init().arg("--partitioned").finish().expect_code(0);
     let (owner, role) = (
-        format!("{}_owner", scene.name),
-        format!("{}-Clerk", scene.name),
+        format!("{}_owner", fixture.name),
+        format!("{}-Clerk", fixture.name),
     );
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE ROLE {owner}; CREATE ROLE \"{role}\" LOGIN REPLICATION;
          GRANT USAGE ON SCHEMA walpost TO \"{role}\"; GRANT SELECT ON walpost.journal TO \"{role}\""
     ));
-    let maintain_for_superuser = scene
-        .with_conninfo(&scene.conninfo_as(&role))
+    let maintain_for_superuser = fixture
+        .with_conninfo(&fixture.conninfo_as(&role))
         .invoke("maintain")
         .args(["--retention", "1h"])
         .finish()
@@ -121,22 +121,22 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
         !maintain_for_superuser.stderr.contains("GRANT postgres"),
         "{maintain_for_superuser:?}"
     );
-    let owned = scene.db.rows(&format!(
+    let owned = fixture.db.rows(&format!(
         "SELECT format('ALTER TABLE %s OWNER TO {owner}', relid) FROM pg_partition_tree('outbox')"
     ));
     owned
         .iter()
-        .for_each(|row| scene.db.run(row[0].as_deref().unwrap()));
-    let conninfo = scene.conninfo_as(&role);
+        .for_each(|row| fixture.db.run(row[0].as_deref().unwrap()));
+    let conninfo = fixture.conninfo_as(&role);
     let maintain = || {
-        scene
+        fixture
             .with_conninfo(&conninfo)
             .invoke("maintain")
             .args(["--retention", "1h", "--partitions-ahead", "9"])
             .finish()
     };
     let check = |says: &[&str]| {
-        scene
+        fixture
             .with_conninfo(&conninfo)
             .check()
             .args(["--retention", "1h"])
@@ -147,11 +147,11 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
     let grant = format!("GRANT {owner} TO \"{role}\"");
     maintain().expect_code(3).expect_mentions(&[&grant]);
     check(&["WARNING", "retention", &grant]);
-    scene.db.run(&grant);
+    fixture.db.run(&grant);
     let grant = format!("GRANT CREATE ON SCHEMA public TO \"{role}\"");
     maintain().expect_code(3).expect_mentions(&[&grant]);
     check(&["WARNING", &grant]);
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "{grant}; GRANT CREATE ON SCHEMA public TO {owner}"
     ));
     // Without these rights, Walpost can't determine which rows are delivered.
@@ -159,11 +159,11 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
         let grant = format!("GRANT SELECT ON walpost.{table} TO \"{role}\"");
         maintain().expect_code(3).expect_mentions(&[&grant, says]);
         check(&["WARNING", &grant]);
-        scene.db.run(&grant);
+        fixture.db.run(&grant);
     }
     maintain().expect_code(0);
     check(&["retention: what is delivered and old enough can be removed"]);
-    let foreign = scene.db.number(&format!(
+    let foreign = fixture.db.number(&format!(
         "SELECT count(*) FROM pg_partition_tree('outbox') JOIN pg_class c ON c.oid = relid
          WHERE pg_get_userbyid(relowner) <> '{owner}'"
     ));
@@ -172,17 +172,17 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
         "new partitions belong to the owner of the table"
     );
     // `run` continues without the rights.
-    scene.db.run(&format!("REVOKE {owner} FROM \"{role}\""));
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene
+    fixture.db.run(&format!("REVOKE {owner} FROM \"{role}\""));
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture
         .with_conninfo(&conninfo)
         .run()
         .args(["--retention", "1s"])
         .start();
     walpost.wait_for_log("maintenance failed");
-    scene.insert(&aggregate, "k");
-    scene.settle(walpost, &[], Resends::Never);
-    scene.db.run(&format!(
+    fixture.insert(&aggregate, "k");
+    fixture.settle(walpost, &[], Resends::Never);
+    fixture.db.run(&format!(
         "DROP OWNED BY {owner}, \"{role}\" CASCADE; DROP ROLE {owner}, \"{role}\""
     ));
 }

@@ -4,149 +4,151 @@ use std::collections::HashSet;
 
 use super::maintain;
 use crate::support::checker::Resends;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Finished;
 
 /// Runs `maintain` on a table without partitions until `until` returns true.
-fn delete_until(scene: &Scene, what: &str, mut until: impl FnMut(&Finished) -> bool) {
+fn delete_until(fixture: &Fixture, what: &str, mut until: impl FnMut(&Finished) -> bool) {
     wait_until(what, || {
         // WAL written by `maintain` is confirmed soon only if there is much of it.
-        scene.write_other_wal(1);
+        fixture.write_other_wal(1);
         let arguments = ["--retention", "1s", "--delete-rows"];
-        until(&maintain(scene, &arguments).expect_code(0))
+        until(&maintain(fixture, &arguments).expect_code(0))
     });
 }
 
 #[test]
 fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
     for major in [14, MAJOR, 18] {
-        let scene = Scene::on_servers(Server::shared(major), Broker::shared());
-        let aggregate = scene.aggregate(1);
-        let rows = || scene.db.number("SELECT count(*) FROM outbox");
+        let fixture = Fixture::on_servers(Server::shared(major), Broker::shared());
+        let aggregate = fixture.aggregate(1);
+        let rows = || fixture.db.number("SELECT count(*) FROM outbox");
         // More than two batches.
-        scene
+        fixture
             .db
-            .run(&scene.events().insert_many(&aggregate, 12_000, "'{}'"));
-        delete_until(&scene, "a slot that is behind", |finished| {
+            .run(&fixture.events().insert_many(&aggregate, 12_000, "'{}'"));
+        delete_until(&fixture, "a slot that is behind", |finished| {
             finished.stdout.contains("waits until slot")
         });
         assert_eq!(rows(), 12_000, "nothing is delivered yet");
-        let walpost = scene.start();
-        scene.wait_until_confirmed();
-        delete_until(&scene, "the rows to be delivered", |finished| {
+        let walpost = fixture.start();
+        fixture.wait_until_confirmed();
+        delete_until(&fixture, "the rows to be delivered", |finished| {
             finished.stdout.contains("is delivered and kept until")
         });
         walpost.terminate().expect_code(0);
         // An old row committed by a late transaction, and a new one.
-        let late = scene.insert_sql(&aggregate, "late");
+        let late = fixture.insert_sql(&aggregate, "late");
         let late = late.replace("payload)", "payload, created_at)");
         let late = late.replace("\"}')", "\"}', now() - interval '1 day')");
         assert!(late.contains("interval"), "{late}");
-        scene.db.run(&late);
-        scene.insert(&aggregate, "new");
-        delete_until(&scene, "the wait for the late row", |finished| {
+        fixture.db.run(&late);
+        fixture.insert(&aggregate, "new");
+        delete_until(&fixture, "the wait for the late row", |finished| {
             finished.stdout.contains("waits until slot")
         });
         assert!(rows() >= 2, "the late one is not delivered");
-        let walpost = scene.start();
-        scene.wait_until_confirmed();
+        let walpost = fixture.start();
+        fixture.wait_until_confirmed();
         let late = "SELECT count(*) FROM outbox WHERE aggregateid = 'late'";
-        delete_until(&scene, "all old rows to go", |_| scene.db.number(late) == 0);
-        scene.write_other_wal(1);
-        scene.settle(walpost, &[], Resends::Never);
+        delete_until(&fixture, "all old rows to go", |_| {
+            fixture.db.number(late) == 0
+        });
+        fixture.write_other_wal(1);
+        fixture.settle(walpost, &[], Resends::Never);
         let kept = "SELECT count(*) FROM outbox WHERE aggregateid = 'new'";
-        assert_eq!((rows(), scene.db.number(kept)), (1, 1), "{major}");
+        assert_eq!((rows(), fixture.db.number(kept)), (1, 1), "{major}");
     }
 }
 
 /// Commits an event that is older than the retention.
-fn insert_old(scene: &Scene, key: &str) {
-    let old = scene.insert_sql(&scene.aggregate(1), key);
+fn insert_old(fixture: &Fixture, key: &str) {
+    let old = fixture.insert_sql(&fixture.aggregate(1), key);
     let old = old.replace("payload)", "payload, created_at)");
     let old = old.replace("\"}')", "\"}', now() - interval '1 day')");
     assert!(old.contains("interval"), "{old}");
-    scene.db.run(&old);
+    fixture.db.run(&old);
 }
 
 /// Moves a slot to the end of WAL, as if Walpost had delivered everything before it.
-fn advance(scene: &Scene, slot: &str) {
-    let end = scene.db.value("SELECT pg_current_wal_lsn()").unwrap();
+fn advance(fixture: &Fixture, slot: &str) {
+    let end = fixture.db.value("SELECT pg_current_wal_lsn()").unwrap();
     for statement in [
         format!("UPDATE walpost.slot_state SET confirmed_lsn = '{end}' WHERE slot = '{slot}'"),
         format!("SELECT pg_catalog.pg_replication_slot_advance('{slot}', '{end}')"),
     ] {
-        scene.db.run(&statement);
+        fixture.db.run(&statement);
     }
 }
 
 /// The slot passes rows that are not published, so they exist only in the table.
 #[test]
 fn rows_of_a_table_that_is_not_published_stay_though_the_slot_has_passed_them() {
-    let scene = Scene::new();
-    let slot = scene.slot();
-    scene
+    let fixture = Fixture::new();
+    let slot = fixture.slot();
+    fixture
         .db
         .run(&format!("ALTER PUBLICATION {slot} DROP TABLE outbox"));
-    insert_old(&scene, "old");
-    advance(&scene, &slot);
+    insert_old(&fixture, "old");
+    advance(&fixture, &slot);
     let mark = "SELECT obj_description('outbox'::regclass, 'pg_class')";
-    let before = scene.db.value(mark);
+    let before = fixture.db.value(mark);
     let arguments = ["--retention", "1s", "--delete-rows"];
-    maintain(&scene, &arguments)
+    maintain(&fixture, &arguments)
         .expect_code(3)
         .expect_mentions(&["publication"]);
-    assert_eq!(scene.db.number("SELECT count(*) FROM outbox"), 1);
+    assert_eq!(fixture.db.number("SELECT count(*) FROM outbox"), 1);
     // A later pass would delete rows based on the mark of this one.
-    assert_eq!(scene.db.value(mark), before);
+    assert_eq!(fixture.db.value(mark), before);
 }
 
 /// A pass determines which rows are old, waits until the slot has passed them, and deletes them.
 #[test]
 fn new_row_in_the_place_of_an_old_one_is_kept() {
     const ARGUMENTS: [&str; 3] = ["--retention", "1s", "--delete-rows"];
-    let scene = Scene::new();
-    let slot = scene.slot();
+    let fixture = Fixture::new();
+    let slot = fixture.slot();
     let place = |key: &str| {
         let of = format!("SELECT ctid FROM outbox WHERE aggregateid = '{key}'");
-        scene.db.value(&of)
+        fixture.db.value(&of)
     };
-    insert_old(&scene, "old");
+    insert_old(&fixture, "old");
     let old = place("old");
     wait_until("the rows to be old", || {
-        advance(&scene, &slot);
+        advance(&fixture, &slot);
         let finished = maintain(
-            &scene,
+            &fixture,
             &["--dry-run", ARGUMENTS[0], ARGUMENTS[1], ARGUMENTS[2]],
         );
         let finished = finished.expect_code(0);
         if finished.stdout.contains("would delete rows") {
             return true;
         }
-        maintain(&scene, &ARGUMENTS).expect_code(0);
+        maintain(&fixture, &ARGUMENTS).expect_code(0);
         false
     });
-    scene.write_other_wal(1);
-    let pass = scene.invoke("maintain").args(ARGUMENTS).start();
+    fixture.write_other_wal(1);
+    let pass = fixture.invoke("maintain").args(ARGUMENTS).start();
     // The pass sleeps between two queries for the slot's position, and otherwise at most once.
     let mut sleeps = HashSet::new();
     wait_until("the pass to wait for the slot", || {
-        sleeps.extend(scene.db.value(
+        sleeps.extend(fixture.db.value(
             "SELECT state_change FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() \
              AND backend_type = 'client backend' AND state = 'idle' AND clock_timestamp() - state_change > '150 ms'",
         ));
         sleeps.len() > 2
     });
-    scene.db.run("DELETE FROM outbox");
+    fixture.db.run("DELETE FROM outbox");
     // A query of the pass may still see the old row.
     wait_until("the old row to be removed", || {
-        scene.db.run("VACUUM outbox");
-        scene.db.number("SELECT pg_relation_size('outbox')") == 0
+        fixture.db.run("VACUUM outbox");
+        fixture.db.number("SELECT pg_relation_size('outbox')") == 0
     });
-    advance(&scene, &slot);
-    scene.insert(&scene.aggregate(1), "new");
+    advance(&fixture, &slot);
+    fixture.insert(&fixture.aggregate(1), "new");
     assert_eq!(place("new"), old);
     pass.finish().expect_code(0);
     assert_eq!(place("new"), old);
@@ -154,10 +156,10 @@ fn new_row_in_the_place_of_an_old_one_is_kept() {
 
 #[test]
 fn rows_without_a_time_are_not_deleted() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb, created_at text)",
     );
     let arguments = ["--retention", "1s", "--delete-rows"];
-    let finished = maintain(&scene, &arguments).expect_code(3);
+    let finished = maintain(&fixture, &arguments).expect_code(3);
     finished.expect_mentions(&["public.outbox has no column created_at", "by hand"]);
 }

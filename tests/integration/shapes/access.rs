@@ -9,7 +9,7 @@ impl Walk<'_> {
             return;
         }
         let table = self.any_table();
-        let database = self.scene.name.clone();
+        let database = self.fixture.name.clone();
         let changes = [
             (
                 format!("REVOKE SELECT ON {table} FROM walpost"),

@@ -141,11 +141,11 @@ impl Walk<'_> {
     }
 
     pub(super) fn slot(&self) -> String {
-        format!("{}{}", self.scene.slot(), self.definition.slot)
+        format!("{}{}", self.fixture.slot(), self.definition.slot)
     }
 
     pub(super) fn publication(&self) -> String {
-        format!("{}{}", self.scene.slot(), self.definition.publication)
+        format!("{}{}", self.fixture.slot(), self.definition.publication)
     }
 
     /// Changes the publication along with the definition only while no other table was added to it:

@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::support::event::{Event, Writer};
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::session::Session;
 
 use super::walk::{LOCK_TIMEOUT, Walk};
@@ -60,7 +60,7 @@ impl Walk<'_> {
 
     /// Records events whose commit was requested between two positions.
     fn write_down(&mut self, events: Vec<(String, String)>, after: u64, is_certain: bool) {
-        let by = position(&self.scene.db).unwrap_or(u64::MAX);
+        let by = position(&self.fixture.db).unwrap_or(u64::MAX);
         let era = self.era;
         for (id, table) in events {
             let written = Written {
@@ -90,8 +90,8 @@ impl Walk<'_> {
 
     pub(super) fn insert_into(&mut self, table: &str, count: u32) {
         let (sql, events) = self.events(table, count);
-        let after = position(&self.scene.db).unwrap_or(0);
-        let outcome = self.scene.db.try_run(&format!("BEGIN; {sql} COMMIT"));
+        let after = position(&self.fixture.db).unwrap_or(0);
+        let outcome = self.fixture.db.try_run(&format!("BEGIN; {sql} COMMIT"));
         let text = match &outcome {
             Ok(()) => "done".to_owned(),
             Err(error) => format!("{error}: {:?}", error.as_db_error()),
@@ -104,7 +104,7 @@ impl Walk<'_> {
                 if error.as_db_error().is_none() {
                     self.write_down(events, after, false);
                 }
-                let _ = self.scene.db.try_run("ROLLBACK");
+                let _ = self.fixture.db.try_run("ROLLBACK");
             }
         }
     }
@@ -113,7 +113,7 @@ impl Walk<'_> {
         let Some(table) = self.table() else { return };
         let count = self.dice.u32(1..4);
         let (sql, events) = self.events(table, count);
-        let Ok(session) = Session::connect(&self.scene.conninfo()) else {
+        let Ok(session) = Session::connect(&self.fixture.conninfo()) else {
             return;
         };
         session.run(LOCK_TIMEOUT);
@@ -134,7 +134,7 @@ impl Walk<'_> {
         let Open { session, events } = self.open.remove(index);
         let commits = self.dice.u32(..4) > 0;
         let end = if commits { "COMMIT" } else { "ROLLBACK" };
-        let after = position(&self.scene.db).unwrap_or(0);
+        let after = position(&self.fixture.db).unwrap_or(0);
         let ended = session.try_run(end);
         let ids: Vec<_> = events.iter().map(|(id, _)| id.as_str()).collect();
         let text = format!("another session: {end} of {ids:?}: {ended:?}");
@@ -187,9 +187,9 @@ pub(super) struct Shared {
 }
 
 impl Background {
-    pub(super) fn start(scene: &Scene<'_>, aggregate: &str, seed: u64) -> Self {
+    pub(super) fn start(fixture: &Fixture<'_>, aggregate: &str, seed: u64) -> Self {
         let shared = Arc::new(Mutex::new(Shared {
-            conninfo: scene.conninfo(),
+            conninfo: fixture.conninfo(),
             ..Shared::default()
         }));
         let (its, aggregate) = (Arc::clone(&shared), aggregate.to_owned());

@@ -114,7 +114,7 @@ impl Walk<'_> {
 
     pub(super) fn end_of_wal(&self) -> u64 {
         let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
-        let rows = self.scene.db.try_rows(sql).unwrap_or_default();
+        let rows = self.fixture.db.try_rows(sql).unwrap_or_default();
         let value = rows.first().and_then(|row| row.first().cloned().flatten());
         value.and_then(|text| text.parse().ok()).unwrap_or(u64::MAX)
     }

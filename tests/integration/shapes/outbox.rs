@@ -63,7 +63,7 @@ impl Walk<'_> {
         // If a replacement was never published and is itself replaced between two queries of
         // Walpost, nothing distinguishes it from any other table. `check` and `run` only report its
         // rows while it has the name of an outbox.
-        let is_lost_sight_of = self.scene.db.is_true(&format!(
+        let is_lost_sight_of = self.fixture.db.is_true(&format!(
             "SELECT NOT EXISTS (SELECT FROM pg_publication_rel WHERE prrelid = to_regclass('{table}'))
              AND EXISTS (SELECT FROM pg_class WHERE relnamespace = to_regnamespace('{schema}') AND relname LIKE 'old\\_%')"
         ));
@@ -108,7 +108,7 @@ impl Walk<'_> {
     /// Detaches a partition, and attaches it again or not.
     pub(super) fn detach_partition(&mut self) {
         let table = self.any_table();
-        let found = self.scene.db.try_rows(&format!(
+        let found = self.fixture.db.try_rows(&format!(
             "SELECT c.oid::regclass, pg_get_expr(c.relpartbound, c.oid) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
              WHERE i.inhparent = to_regclass('{table}') AND c.relispartition ORDER BY c.relname"
         ));

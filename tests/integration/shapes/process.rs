@@ -79,21 +79,21 @@ impl Walk<'_> {
     }
 
     pub(super) fn has_confirmed(&mut self, within: Duration) -> bool {
-        let goal = self.scene.wal_position();
+        let goal = self.fixture.wal_position();
         self.has_confirmed_up_to(goal, within)
     }
 
     /// Waits until everything committed by now is confirmed, as long as another event is delivered
     /// within each `pause`.
     pub(super) fn catches_up(&mut self, pause: Duration) -> bool {
-        let goal = self.scene.wal_position();
-        let topics = self.scene.topics();
-        let mut delivered = self.scene.broker.ends(&topics);
+        let goal = self.fixture.wal_position();
+        let topics = self.fixture.topics();
+        let mut delivered = self.fixture.broker.ends(&topics);
         for _ in 0..PAUSES {
             if self.has_confirmed_up_to(goal, pause) {
                 return true;
             }
-            let before = mem::replace(&mut delivered, self.scene.broker.ends(&topics));
+            let before = mem::replace(&mut delivered, self.fixture.broker.ends(&topics));
             if self.walpost.is_none() || delivered == before {
                 return false;
             }
@@ -108,9 +108,9 @@ impl Walk<'_> {
         );
         poll_until(within, || {
             self.look_after();
-            (self.walpost.is_none() || self.scene.db.is_true(&sql)).then_some(())
+            (self.walpost.is_none() || self.fixture.db.is_true(&sql)).then_some(())
         });
-        self.scene.db.is_true(&sql)
+        self.fixture.db.is_true(&sql)
     }
 
     pub(super) fn init(&mut self, arguments: &[&str]) -> bool {

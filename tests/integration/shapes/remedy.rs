@@ -171,7 +171,7 @@ impl Walk<'_> {
             let named = |event: &Written| event.table == table && evidence.names(event);
             let ids = self.written.iter().filter(|(_, event)| named(event));
             let ids: Vec<_> = ids.map(|(id, _)| format!("'{id}'")).collect();
-            let times = self.scene.db.try_rows(&format!(
+            let times = self.fixture.db.try_rows(&format!(
                 "SELECT min(created_at), max(created_at) FROM {table} WHERE id = ANY (ARRAY[{}]::uuid[])",
                 ids.join(", ")
             ));

@@ -45,7 +45,7 @@ impl Walk<'_> {
             2..=3 if self.copy.is_none() => self.copy_server(),
             2..=3 => self.put_back(),
             4 if !self.servers.is_full() => self.fail_over(),
-            5..=7 if !self.servers.is_full() && self.scene.server.major <= MAJOR => {
+            5..=7 if !self.servers.is_full() && self.fixture.server.major <= MAJOR => {
                 self.restore_dump()
             }
             _ => self.restart(Stop::Immediate),
@@ -54,25 +54,25 @@ impl Walk<'_> {
 
     fn restart(&mut self, how: Stop) {
         self.open.clear();
-        self.scene.server.stop(how);
-        self.scene.server.start();
+        self.fixture.server.stop(how);
+        self.fixture.server.start();
         self.note(format!("the server was restarted: {how:?}"));
         self.reconnect();
     }
 
     fn reconnect(&mut self) {
-        self.scene.reconnect();
-        self.scene.db.run(LOCK_TIMEOUT);
+        self.fixture.reconnect();
+        self.fixture.db.run(LOCK_TIMEOUT);
     }
 
     fn copy_server(&mut self) {
         self.open.clear();
-        self.scene.server.stop(Stop::Fast);
-        let folder = self.scene.server.copy_data();
+        self.fixture.server.stop(Stop::Fast);
+        let folder = self.fixture.server.copy_data();
         // Before the concurrent session can write events that the copy does not have.
         self.collect_background();
         let ids = self.written.keys().cloned().collect();
-        self.scene.server.start();
+        self.fixture.server.start();
         self.reconnect();
         self.note("a copy of the server was made");
         let end = self.end_of_wal();
@@ -88,9 +88,9 @@ impl Walk<'_> {
         self.open.clear();
         self.background.write_to(Vec::new());
         self.collect_background();
-        self.scene.server.stop(Stop::Fast);
-        self.scene.server.restore_data(&folder);
-        self.scene.server.start();
+        self.fixture.server.stop(Stop::Fast);
+        self.fixture.server.restore_data(&folder);
+        self.fixture.server.start();
         self.reconnect();
         let is_void = |id: &String| !ids.contains(id);
         let void: Vec<_> = self
@@ -114,7 +114,7 @@ impl Walk<'_> {
                 evidence.era = self.era;
             }
         }
-        self.background.move_to(self.scene.conninfo(), self.era);
+        self.background.move_to(self.fixture.conninfo(), self.era);
         if self.dice.bool() {
             self.drop_slot();
         }
@@ -128,7 +128,7 @@ impl Walk<'_> {
         self.open.clear();
         self.copy = None;
         self.background.write_to(Vec::new());
-        let primary = self.scene.server;
+        let primary = self.fixture.server;
         let name = format!("standby_{}", self.count);
         let standby = self.servers.add(primary.standby(&name, ""));
         self.reconnect();
@@ -157,7 +157,7 @@ impl Walk<'_> {
             self.insert();
         }
         let restored = self.servers.add(Server::with_new_cluster(MAJOR, ""));
-        let name = self.scene.name.clone();
+        let name = self.fixture.name.clone();
         let session = restored.session("postgres");
         session.run("CREATE ROLE walpost LOGIN REPLICATION");
         session.run(&format!("CREATE DATABASE {name} TEMPLATE template0"));
@@ -165,7 +165,7 @@ impl Walk<'_> {
             .arg("-c")
             .arg("\"$0/pg_dump\" -d \"$1\" | \"$0/psql\" -q -v ON_ERROR_STOP=1 -d \"$2\"")
             .arg(debian_binaries(MAJOR))
-            .arg(self.scene.conninfo())
+            .arg(self.fixture.conninfo())
             .arg(restored.conninfo(&name))
             .output()
             .expect("a shell");
@@ -179,9 +179,9 @@ impl Walk<'_> {
 impl<'s> Walk<'s> {
     /// Makes every session use this server from now on.
     fn continue_on(&mut self, server: &'s Server) {
-        self.scene.fail_over(server, []);
-        self.scene.db.run(LOCK_TIMEOUT);
-        self.background.move_to(self.scene.conninfo(), self.era);
+        self.fixture.fail_over(server, []);
+        self.fixture.db.run(LOCK_TIMEOUT);
+        self.background.move_to(self.fixture.conninfo(), self.era);
         self.undo.clear();
         self.reload();
     }

@@ -14,12 +14,12 @@ impl Walk<'_> {
         match self.dice.u32(..4) {
             0 => self.recreate_topic(),
             1 => {
-                let total = self.scene.broker.partitions(&topic) + 1;
-                self.scene.add_partitions(&self.aggregate, total);
+                let total = self.fixture.broker.partitions(&topic) + 1;
+                self.fixture.add_partitions(&self.aggregate, total);
                 self.note(format!("topic {topic}: {total} partitions"));
             }
             2 => {
-                self.scene.broker.limit_batches(&topic, TOO_SMALL);
+                self.fixture.broker.limit_batches(&topic, TOO_SMALL);
                 self.note(format!("topic {topic}: max.message.bytes {TOO_SMALL}"));
             }
             _ => self.restore_topic(),
@@ -32,7 +32,7 @@ impl Walk<'_> {
 
     pub(super) fn restore_topic(&mut self) {
         let topic = self.topic();
-        self.scene.broker.limit_batches(&topic, "1048588");
+        self.fixture.broker.limit_batches(&topic, "1048588");
         self.note(format!("topic {topic}: restored"));
     }
 
@@ -43,8 +43,8 @@ impl Walk<'_> {
         self.stop();
         self.count_records();
         let topic = self.topic();
-        self.scene.broker.delete_topic(&topic);
-        self.scene.broker.create_topic(&topic, 2, &[]);
+        self.fixture.broker.delete_topic(&topic);
+        self.fixture.broker.create_topic(&topic, 2, &[]);
         self.note(format!("topic {topic}: deleted and created again"));
         if is_running {
             self.start_run(None);
@@ -55,10 +55,10 @@ impl Walk<'_> {
     pub(super) fn count_records(&mut self) {
         // A killed process leaves a transaction open, and the records after it are not readable
         // until it ends.
-        for topic in self.scene.topics() {
-            self.scene.broker.wait_for_markers(&topic);
+        for topic in self.fixture.topics() {
+            self.fixture.broker.wait_for_markers(&topic);
         }
-        for record in self.scene.records() {
+        for record in self.fixture.records() {
             let is_replay = record.header_names().contains(&"walpost-replay");
             let times = self.times.entry(record.header("id").to_owned());
             *times.or_default() += u32::from(!is_replay);

@@ -188,7 +188,7 @@ impl Walk<'_> {
     /// Returns the tables whose older rows `run` still has to copy, according to the journal.
     fn tables_with_due_copy(&self) -> HashSet<String> {
         let slot = self.slot();
-        let rows = self.scene.db.try_rows(&format!(
+        let rows = self.fixture.db.try_rows(&format!(
             "SELECT j.detail ->> 'table' FROM walpost.journal j WHERE j.slot = '{slot}' AND j.action = 'snapshot'
              GROUP BY 1 HAVING bool_and(j.detail ->> 'state' = 'due')"
         ));
@@ -200,7 +200,7 @@ impl Walk<'_> {
     /// deliver, and that are older than the slot of the definition. `check` names such slots.
     fn events_of_unused_slots(&self) -> Range<u64> {
         let slot = self.slot();
-        let rows = self.scene.db.try_rows(&format!(
+        let rows = self.fixture.db.try_rows(&format!(
             "SELECT (min(r.confirmed_flush_lsn) - '0/0')::bigint + 1, (max(s.created_lsn) - '0/0')::bigint + 1
              FROM pg_replication_slots r, walpost.slot_state s
              WHERE r.slot_name <> '{slot}' AND r.database = current_database() AND s.slot = '{slot}'"
@@ -219,7 +219,7 @@ impl Walk<'_> {
         for table in super::walk::TABLES {
             let sql = format!("SELECT id FROM ONLY {table}");
             let partitioned = format!("SELECT id FROM {table}");
-            let rows = match self.scene.db.try_rows(&format!(
+            let rows = match self.fixture.db.try_rows(&format!(
                 "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass('{table}')"
             )) {
                 Ok(rows) => rows,
@@ -230,7 +230,7 @@ impl Walk<'_> {
                 Some("t") => partitioned,
                 _ => sql,
             };
-            let rows = self.scene.db.rows(&sql);
+            let rows = self.fixture.db.rows(&sql);
             ids.extend(rows.into_iter().filter_map(|row| row.into_iter().next()?));
         }
         ids
@@ -238,13 +238,13 @@ impl Walk<'_> {
 
     /// Returns whether the row exists in any table.
     fn exists(&self, id: &str) -> bool {
-        let tables = self.scene.db.rows(
+        let tables = self.fixture.db.rows(
             "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
              WHERE n.nspname LIKE 'tenant%' AND c.relkind = 'r'",
         );
         tables.into_iter().flatten().flatten().any(|table| {
             let sql = format!("SELECT EXISTS (SELECT FROM ONLY {table} WHERE id = '{id}')");
-            self.scene.db.is_true(&sql)
+            self.fixture.db.is_true(&sql)
         })
     }
 
@@ -252,7 +252,7 @@ impl Walk<'_> {
     /// `check` report, returns its recorded position.
     fn confirmed_at_most(&self) -> u64 {
         let slot = self.slot();
-        let confirmed = self.scene.db.value(&format!(
+        let confirmed = self.fixture.db.value(&format!(
             "SELECT (coalesce((SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{slot}'),
                  (SELECT confirmed_lsn FROM walpost.slot_state WHERE slot = '{slot}')) - '0/0')::bigint"
         ));

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 use std::env;
 use std::path::PathBuf;
 
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJORS, Server};
-use crate::support::scene::Scene;
 use crate::support::walpost::{Finished, Invocation, Walpost, config_file};
 
 use super::definition::{Definition, OTHER_TOPIC};
@@ -45,7 +45,7 @@ impl Group {
 }
 
 pub(super) struct Walk<'s> {
-    pub(super) scene: Scene<'s>,
+    pub(super) fixture: Fixture<'s>,
     pub(super) servers: &'s Servers,
     pub(super) dice: fastrand::Rng,
     pub(super) aggregate: String,
@@ -92,14 +92,14 @@ impl<'s> Walk<'s> {
         let definition = Definition::draw(&mut dice);
         let groups = groups(&mut dice);
         let server = servers.add(Server::private(major, ""));
-        let scene = Scene::bare_on_servers(server, Broker::shared());
-        let aggregate = scene.aggregate(1);
-        scene.topic(&format!("{OTHER_TOPIC}{aggregate}"), 1, &[]);
-        scene.db.run(LOCK_TIMEOUT);
-        let began = scene.db.value("SELECT now()").expect("a time");
-        let background = Background::start(&scene, &aggregate, seed);
+        let fixture = Fixture::bare_on_servers(server, Broker::shared());
+        let aggregate = fixture.aggregate(1);
+        fixture.topic(&format!("{OTHER_TOPIC}{aggregate}"), 1, &[]);
+        fixture.db.run(LOCK_TIMEOUT);
+        let began = fixture.db.value("SELECT now()").expect("a time");
+        let background = Background::start(&fixture, &aggregate, seed);
         let mut walk = Self {
-            scene,
+            fixture,
             servers,
             dice,
             aggregate,
@@ -155,7 +155,7 @@ impl<'s> Walk<'s> {
         let groups: Vec<_> = self.groups.iter().map(|group| group.name()).collect();
         format!(
             "PostgreSQL {}, {}, with steps of {groups:?}",
-            self.scene.server.major, self.definition
+            self.fixture.server.major, self.definition
         )
     }
 
@@ -208,7 +208,7 @@ impl<'s> Walk<'s> {
     /// Runs a statement as the superuser. Returns whether it succeeded: an object may be missing or
     /// locked.
     pub(super) fn sql(&mut self, sql: &str) -> bool {
-        let outcome = self.scene.db.try_run(sql);
+        let outcome = self.fixture.db.try_run(sql);
         let text = match &outcome {
             Ok(()) => "done".to_owned(),
             Err(error) => error
@@ -217,7 +217,7 @@ impl<'s> Walk<'s> {
         };
         self.note(format!("{sql}: {text}"));
         if outcome.is_err() {
-            let _ = self.scene.db.try_run("ROLLBACK");
+            let _ = self.fixture.db.try_run("ROLLBACK");
         }
         outcome.is_ok()
     }
@@ -226,9 +226,9 @@ impl<'s> Walk<'s> {
     pub(super) fn file(&self) -> PathBuf {
         let text = format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n[[pipeline]]\npostgres = \"{}\"\n{}",
-            self.scene.kafka(),
-            self.scene.conninfo_as("walpost"),
-            self.definition.settings(&self.scene.name),
+            self.fixture.kafka(),
+            self.fixture.conninfo_as("walpost"),
+            self.definition.settings(&self.fixture.name),
         );
         config_file(text)
     }
@@ -249,7 +249,7 @@ impl<'s> Walk<'s> {
 
     /// As [`Walk::command`], connected as a superuser.
     pub(super) fn administer(&mut self, words: &[&str], arguments: &[&str]) -> Finished {
-        let conninfo = self.scene.conninfo();
+        let conninfo = self.fixture.conninfo();
         let mut all = vec!["--postgres", &conninfo];
         all.extend(arguments);
         self.command(words, &all)

@@ -2,75 +2,75 @@
 
 use super::{TABLE, cold, cold_on, fill, judge, open, settle, snapshot_lsn, wait_until_blocked};
 use crate::support::browser;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, MAJORS, Server};
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 in_both_modes! { each_event_is_there_once_with_writers_going_on }
 
 fn each_event_is_there_once_with_writers_going_on(exactly_once: bool) {
     for major in MAJORS {
-        let scene = cold_on(TABLE, major);
-        let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-        let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+        let fixture = cold_on(TABLE, major);
+        let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
+        let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
         load.wait_for_transactions(100);
-        scene.init().finish().expect_code(0);
+        fixture.init().finish().expect_code(0);
         load.wait_for_transactions(30);
-        let scene = scene.in_mode(exactly_once);
+        let fixture = fixture.in_mode(exactly_once);
         // The server builds a snapshot in two steps, and in each waits for open transactions.
-        let first = open(&scene, &aggregates[0]);
-        let mut walpost = scene.run().start();
-        wait_until_blocked(&scene, &first);
-        let second = open(&scene, &aggregates[0]);
+        let first = open(&fixture, &aggregates[0]);
+        let mut walpost = fixture.run().start();
+        wait_until_blocked(&fixture, &first);
+        let second = open(&fixture, &aggregates[0]);
         first.run(&format!(
             "{} COMMIT",
-            scene.insert_sql(&aggregates[1], "open")
+            fixture.insert_sql(&aggregates[1], "open")
         ));
-        wait_until_blocked(&scene, &second);
-        let third = open(&scene, &aggregates[0]);
+        wait_until_blocked(&fixture, &second);
+        let third = open(&fixture, &aggregates[0]);
         second.run("COMMIT");
         walpost.wait_for_log("streaming");
         third.run(&format!(
             "{} COMMIT",
-            scene.insert_sql(&aggregates[0], "open")
+            fixture.insert_sql(&aggregates[0], "open")
         ));
         load.wait_for_transactions(100);
         load.stop();
-        settle(&scene, walpost);
-        let snapshot_lsn = snapshot_lsn(&scene);
-        let copied = judge(&scene, snapshot_lsn);
+        settle(&fixture, walpost);
+        let snapshot_lsn = snapshot_lsn(&fixture);
+        let copied = judge(&fixture, snapshot_lsn);
         assert!(copied >= 137, "{major}: only {copied} of the snapshot");
         // The copy happens only once per slot.
-        let before = scene.records().len();
-        let mut walpost = scene.start();
-        scene.insert(&aggregates[0], "later");
-        scene.wait_for_records(before + 1);
+        let before = fixture.records().len();
+        let mut walpost = fixture.start();
+        fixture.insert(&aggregates[0], "later");
+        fixture.wait_for_records(before + 1);
         assert_eq!(walpost.logged("snapshot"), 0, "{}", walpost.log());
         assert!(walpost.is_running());
-        settle(&scene, walpost);
-        assert_eq!(judge(&scene, snapshot_lsn), copied, "{major}");
+        settle(&fixture, walpost);
+        assert_eq!(judge(&fixture, snapshot_lsn), copied, "{major}");
     }
 }
 
 #[test]
 fn commits_around_the_consistent_point_are_on_one_side_each() {
     for major in MAJORS {
-        let scene = cold_on(TABLE, major);
-        let aggregate = scene.aggregate(1);
-        scene.insert(&aggregate, "older");
-        scene.init().finish().expect_code(0);
-        let first = open(&scene, &aggregate);
-        let mut walpost = scene.run().start();
-        wait_until_blocked(&scene, &first);
+        let fixture = cold_on(TABLE, major);
+        let aggregate = fixture.aggregate(1);
+        fixture.insert(&aggregate, "older");
+        fixture.init().finish().expect_code(0);
+        let first = open(&fixture, &aggregate);
+        let mut walpost = fixture.run().start();
+        wait_until_blocked(&fixture, &first);
         // The transaction's commit is the last before the consistent point, and the next commit
         // follows that point.
         first.run("COMMIT");
         walpost.wait_for_log("streaming");
-        scene.insert(&aggregate, "newer");
-        settle(&scene, walpost);
-        assert_eq!(judge(&scene, snapshot_lsn(&scene)), 4, "{major}");
+        fixture.insert(&aggregate, "newer");
+        settle(&fixture, walpost);
+        assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 4, "{major}");
     }
 }
 
@@ -88,15 +88,15 @@ fn rows_come_in_the_order_of_their_time_or_of_a_key_that_rises() {
             "id",
         ),
     ] {
-        let scene = cold(create);
-        let aggregate = scene.aggregate(1);
-        fill(&scene, &aggregate, 300);
-        scene.init().finish().expect_code(0);
-        settle(&scene, scene.start());
-        assert_eq!(judge(&scene, snapshot_lsn(&scene)), 300);
-        let expected = scene.db.rows(&format!("SELECT id FROM outbox ORDER BY {order}"));
+        let fixture = cold(create);
+        let aggregate = fixture.aggregate(1);
+        fill(&fixture, &aggregate, 300);
+        fixture.init().finish().expect_code(0);
+        settle(&fixture, fixture.start());
+        assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 300);
+        let expected = fixture.db.rows(&format!("SELECT id FROM outbox ORDER BY {order}"));
         let expected: Vec<_> = expected.into_iter().flatten().flatten().collect();
-        let records = scene.records();
+        let records = fixture.records();
         let found: Vec<_> = records.iter().map(|record| record.header("id")).collect();
         assert_eq!(found, expected, "{order}");
     }
@@ -107,16 +107,16 @@ fn values_are_those_that_the_stream_would_have() {
     let columns =
         "id uuid DEFAULT gen_random_uuid(), aggregatetype text, aggregateid text, payload bytea,
         headers jsonb, note text, at timestamptz, many int8, part numeric";
-    let scene = cold(&format!("CREATE TABLE outbox ({columns})"));
-    let topic = scene.name.clone();
-    scene.topic(&topic, 1, &[]);
+    let fixture = cold(&format!("CREATE TABLE outbox ({columns})"));
+    let topic = fixture.name.clone();
+    fixture.topic(&topic, 1, &[]);
     let insert = format!(
         "INSERT INTO outbox (aggregatetype, aggregateid, payload, headers, note, at, many, part) VALUES
          ('{topic}', E'k\\t1', '\\x00ff5c6e', '{{\"a\": \"b\\\\n\"}}', E'\\\\N \\\\ \\n\\r\\b\\f\\v é', '2020-02-29 12:00:00.5+02', 7, 1.50),
          ('{topic}', '', NULL, NULL, NULL, NULL, NULL, NULL)"
     );
-    scene.db.run(&insert);
-    scene.init().finish().expect_code(0);
+    fixture.db.run(&insert);
+    fixture.init().finish().expect_code(0);
     let flags = [
         "--topic",
         "{aggregatetype}",
@@ -127,11 +127,11 @@ fn values_are_those_that_the_stream_would_have() {
         "--header",
         "many={many}{part}",
     ];
-    let walpost = scene.start_with(&flags);
-    scene.wait_for_records(2);
-    scene.db.run(&insert);
-    let records = scene.wait_for_records(4);
-    settle(&scene, walpost);
+    let walpost = fixture.start_with(&flags);
+    fixture.wait_for_records(2);
+    fixture.db.run(&insert);
+    let records = fixture.wait_for_records(4);
+    settle(&fixture, walpost);
     let shown = |record: &Record| {
         let headers: Vec<_> = record
             .headers
@@ -149,64 +149,64 @@ fn values_are_those_that_the_stream_would_have() {
 
 #[test]
 fn partitioned_table_is_copied_by_its_root() {
-    let scene = Scene::bare();
+    let fixture = Fixture::bare();
     let columns = TABLE
         .replace("id uuid PRIMARY KEY", "id uuid")
         .replace("CREATE TABLE outbox", "");
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE TABLE outbox {columns} PARTITION BY HASH (id);
          CREATE TABLE outbox_0 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 0);
          CREATE TABLE outbox_1 PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER 1)"
     ));
-    let aggregate = scene.aggregate(3);
-    fill(&scene, &aggregate, 200);
-    scene.init().finish().expect_code(0);
-    let walpost = scene.start();
-    fill(&scene, &aggregate, 50);
-    settle(&scene, walpost);
-    assert_eq!(judge(&scene, snapshot_lsn(&scene)), 200);
+    let aggregate = fixture.aggregate(3);
+    fill(&fixture, &aggregate, 200);
+    fixture.init().finish().expect_code(0);
+    let walpost = fixture.start();
+    fill(&fixture, &aggregate, 50);
+    settle(&fixture, walpost);
+    assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 200);
 }
 
 #[test]
 fn memory_is_bounded_whatever_the_table_has() {
-    let scene = cold(TABLE);
-    let aggregate = scene.aggregate(1);
+    let fixture = cold(TABLE);
+    let aggregate = fixture.aggregate(1);
     let payload = "jsonb_build_object('text', repeat('x', 2000))";
-    scene
+    fixture
         .db
-        .run(&scene.events().insert_many(&aggregate, 60_000, payload));
-    scene.init().finish().expect_code(0);
-    let mut walpost = scene.run().args(["--window-bytes", "1MiB"]).start();
+        .run(&fixture.events().insert_many(&aggregate, 60_000, payload));
+    fixture.init().finish().expect_code(0);
+    let mut walpost = fixture.run().args(["--window-bytes", "1MiB"]).start();
     walpost.wait_for_log("copying");
     let mut most = 0;
     wait_until("the copy", || {
         most = most.max(walpost.resident_bytes());
         walpost.logged("streaming") > 0
     });
-    settle(&scene, walpost);
+    settle(&fixture, walpost);
     assert!(most < 64 << 20, "{most} bytes for a table of 120 MB");
-    assert_eq!(judge(&scene, snapshot_lsn(&scene)), 60_000);
+    assert_eq!(judge(&fixture, snapshot_lsn(&fixture)), 60_000);
 }
 
 #[test]
 fn progress_is_in_metrics_status_and_the_table_of_status() {
     const ROWS: usize = 40_000;
     let broker = Broker::borrowed();
-    let scene = Scene::bare_on_servers(Server::shared(MAJOR), &broker);
-    scene.db.run(TABLE);
-    let aggregate = scene.aggregate(1);
-    fill(&scene, &aggregate, ROWS);
-    scene.db.run("ANALYZE outbox");
-    scene.init().finish().expect_code(0);
+    let fixture = Fixture::bare_on_servers(Server::shared(MAJOR), &broker);
+    fixture.db.run(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fill(&fixture, &aggregate, ROWS);
+    fixture.db.run("ANALYZE outbox");
+    fixture.init().finish().expect_code(0);
     // Copying a few rows at a time takes several seconds.
     let few = ["--window-records", "20", "--http", "127.0.0.1:0"];
-    let mut walpost = scene.run().args(few).start();
+    let mut walpost = fixture.run().args(few).start();
     let http = walpost.http();
-    let metric = |name: &str| http.metric(name, &scene.name);
+    let metric = |name: &str| http.metric(name, &fixture.name);
     let is_in = |phase: &str| {
         let series = format!(
             "walpost_snapshot_phase{{pipeline=\"{}\",phase=\"{phase}\"}}",
-            scene.name
+            fixture.name
         );
         http.metrics().get(&series).copied() == Some(1.0)
     };
@@ -221,7 +221,7 @@ fn progress_is_in_metrics_status_and_the_table_of_status() {
     let snapshot = &http.pipeline()["snapshot"];
     assert_eq!(snapshot["phase"], "copying", "{snapshot}");
     assert!(snapshot["rows"].as_f64() >= Some(rows), "{snapshot}");
-    let shown = scene
+    let shown = fixture
         .invoke("status")
         .args(["--http", http.address()])
         .finish();
@@ -234,7 +234,7 @@ fn progress_is_in_metrics_status_and_the_table_of_status() {
     wait_until("the end", || is_in("done"));
     assert_eq!(metric("walpost_snapshot_rows_total"), Some(ROWS as f64));
     assert_eq!(http.pipeline()["snapshot"]["rows"], ROWS);
-    let shown = scene
+    let shown = fixture
         .invoke("status")
         .args(["--http", http.address()])
         .finish()

@@ -8,10 +8,10 @@ use super::{
 };
 use crate::support::checker::{self, Delivered, Resends};
 use crate::support::event::Outbox;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 
 in_both_modes! {
     standby_takes_over_amid_the_copy
@@ -21,33 +21,36 @@ in_both_modes! {
 
 #[test]
 fn at_least_once_that_is_killed_begins_again() {
-    let (scene, aggregate) = filled(TABLE, 20_000, false);
-    let stands = scene.confirmed();
-    let walpost = start_and_copy_some(&scene);
-    fill(&scene, &aggregate, 10);
-    let death = scene.kill(walpost);
+    let (fixture, aggregate) = filled(TABLE, 20_000, false);
+    let stands = fixture.confirmed();
+    let walpost = start_and_copy_some(&fixture);
+    fill(&fixture, &aggregate, 10);
+    let death = fixture.kill(walpost);
     assert_eq!(
         death.confirmed, stands,
         "nothing is confirmed before all is copied"
     );
     let ends: i64 = death.ends.values().sum();
     assert!(ends < 20_000, "the test has to kill it amid the copy");
-    let to = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
-    let refused = scene.skip(&to).arg("--yes").finish().expect_code(3);
+    let to = fixture
+        .db
+        .value("SELECT pg_current_wal_flush_lsn()")
+        .unwrap();
+    let refused = fixture.skip(&to).arg("--yes").finish().expect_code(3);
     refused.expect_mentions(&["not all delivered yet"]);
-    assert_eq!(scene.confirmed(), stands);
-    let mut walpost = scene.start();
+    assert_eq!(fixture.confirmed(), stands);
+    let mut walpost = fixture.start();
     walpost.wait_for_log("not completed");
-    fill(&scene, &aggregate, 10);
-    settle(&scene, walpost);
-    let entries = journal(&scene);
+    fill(&fixture, &aggregate, 10);
+    settle(&fixture, walpost);
+    let entries = journal(&fixture);
     let states: Vec<_> = entries.iter().map(|(state, _)| state.as_str()).collect();
     assert_eq!(states, ["begun", "begun", "done"]);
-    let (again, records): (Vec<_>, Vec<_>) = scene
+    let (again, records): (Vec<_>, Vec<_>) = fixture
         .records()
         .into_iter()
         .partition(|record| record.offset >= death.ends[&record.topic_partition()]);
-    assert_eq!(judge_records(&scene, &again, entries[2].1), 20_010);
+    assert_eq!(judge_records(&fixture, &again, entries[2].1), 20_010);
     let first: Vec<Delivered> = records.iter().map(Delivered::from).collect();
     assert!(
         first
@@ -60,75 +63,75 @@ fn at_least_once_that_is_killed_begins_again() {
 /// rows meanwhile.
 #[test]
 fn copy_that_another_instance_has_made_meanwhile_is_not_made_again() {
-    let scene = cold(TABLE);
-    let aggregate = scene.aggregate(1);
-    fill(&scene, &aggregate, 20);
-    scene.init().finish().expect_code(0);
-    let open = open(&scene, &aggregate);
-    let mut walpost = scene.run().start();
-    wait_until_blocked(&scene, &open);
+    let fixture = cold(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fill(&fixture, &aggregate, 20);
+    fixture.init().finish().expect_code(0);
+    let open = open(&fixture, &aggregate);
+    let mut walpost = fixture.run().start();
+    wait_until_blocked(&fixture, &open);
     // The entry that another instance writes when its copy is done.
-    let slot = scene.slot();
-    scene.db.run(&format!(
+    let slot = fixture.slot();
+    fixture.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
          SELECT '{0}', '{slot}', 'snapshot', confirmed_flush_lsn, '{{\"state\": \"done\"}}'
          FROM pg_replication_slots WHERE slot_name = '{slot}'",
-        scene.name
+        fixture.name
     ));
     open.run("ROLLBACK");
     walpost.wait_for_log("another instance has written about the snapshot");
     walpost.wait_for_log("streaming");
-    scene.insert(&aggregate, "newer");
-    settle(&scene, walpost);
-    let records = scene.records();
+    fixture.insert(&aggregate, "newer");
+    settle(&fixture, walpost);
+    let records = fixture.records();
     let keys: Vec<_> = records.iter().map(Record::key).collect();
     assert_eq!(keys, ["newer"]);
-    assert_eq!(journal(&scene).len(), 1);
+    assert_eq!(journal(&fixture).len(), 1);
 }
 
 fn standby_takes_over_amid_the_copy(exactly_once: bool) {
-    let (scene, _) = filled(TABLE, 20_000, exactly_once);
-    let walpost = start_and_copy_some(&scene);
-    let mut second = scene.run().start();
+    let (fixture, _) = filled(TABLE, 20_000, exactly_once);
+    let walpost = start_and_copy_some(&fixture);
+    let mut second = fixture.run().start();
     second.wait_for_log("standing by");
-    scene.kill(walpost);
+    fixture.kill(walpost);
     second.wait_for_log(match exactly_once {
         true => "resuming interrupted snapshot",
         false => "not completed",
     });
     second.wait_for_log("streaming");
-    settle(&scene, second);
-    expect_all(&scene, 20_000, exactly_once);
+    settle(&fixture, second);
+    expect_all(&fixture, 20_000, exactly_once);
 }
 
 fn told_to_stop_amid_the_copy_it_stops(exactly_once: bool) {
-    let (scene, _) = filled(TABLE, 20_000, exactly_once);
-    let stands = scene.confirmed();
-    start_and_copy_some(&scene).terminate().expect_code(0);
-    assert!(scene.records().len() < 20_000);
-    assert_eq!(scene.confirmed(), stands);
-    settle(&scene, scene.start());
-    expect_all(&scene, 20_000, exactly_once);
+    let (fixture, _) = filled(TABLE, 20_000, exactly_once);
+    let stands = fixture.confirmed();
+    start_and_copy_some(&fixture).terminate().expect_code(0);
+    assert!(fixture.records().len() < 20_000);
+    assert_eq!(fixture.confirmed(), stands);
+    settle(&fixture, fixture.start());
+    expect_all(&fixture, 20_000, exactly_once);
 }
 
 fn postgresql_that_stops_amid_the_copy_stops_in_seconds(exactly_once: bool) {
     use crate::support::postgres::Stop;
     let server = Server::private(MAJOR, "");
-    let scene = Scene::bare_on_servers(&server, Broker::shared());
-    scene.db.run(TABLE);
-    let aggregate = scene.aggregate(1);
-    fill(&scene, &aggregate, 20_000);
-    scene.init().finish().expect_code(0);
-    let mut scene = scene.in_mode(exactly_once);
-    let mut walpost = start_and_copy_some(&scene);
+    let fixture = Fixture::bare_on_servers(&server, Broker::shared());
+    fixture.db.run(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fill(&fixture, &aggregate, 20_000);
+    fixture.init().finish().expect_code(0);
+    let mut fixture = fixture.in_mode(exactly_once);
+    let mut walpost = start_and_copy_some(&fixture);
     server.begin_stop(Stop::Fast);
     assert!(server.has_stopped(std::time::Duration::from_secs(15)));
     server.start();
-    scene.reconnect();
+    fixture.reconnect();
     walpost.wait_for_logs("copying", 2);
     walpost.wait_for_log("streaming");
-    settle(&scene, walpost);
-    expect_all(&scene, 20_000, exactly_once);
+    settle(&fixture, walpost);
+    expect_all(&fixture, 20_000, exactly_once);
 }
 
 #[test]
@@ -143,8 +146,8 @@ fn exactly_once_resumes_after_the_last_row_when_killed() {
             .to_owned(),
     ] {
         let create = format!("CREATE TABLE outbox ({key}, {columns})");
-        let (scene, aggregate) = filled(&create, 15_000, true);
-        kill_and_resume(&scene, &aggregate, &key);
+        let (fixture, aggregate) = filled(&create, 15_000, true);
+        kill_and_resume(&fixture, &aggregate, &key);
     }
 }
 
@@ -152,46 +155,46 @@ fn exactly_once_resumes_after_the_last_row_when_killed() {
 #[test]
 fn exactly_once_resumes_a_copy_by_text_whose_collation_is_not_that_of_bytes() {
     let options = "ENCODING utf8 LOCALE_PROVIDER icu ICU_LOCALE 'en-US'";
-    let scene = Scene::bare_with(
+    let fixture = Fixture::bare_with(
         Outbox::Table,
         Server::shared(MAJOR),
         Broker::shared(),
         options,
     );
-    assert!(scene.db.is_true("SELECT 'a' < 'B' AND 'b' < 'C'"));
+    assert!(fixture.db.is_true("SELECT 'a' < 'B' AND 'b' < 'C'"));
     // Upper and lower case, which differ in byte order.
     let key = "id uuid, place text PRIMARY KEY DEFAULT translate(md5(random()::text), 'abc123', 'BZyqQx')";
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE TABLE outbox ({key}, aggregatetype text, aggregateid text, type text, payload jsonb)"
     ));
-    let aggregate = scene.aggregate(2);
-    fill(&scene, &aggregate, 15_000);
-    scene.init().finish().expect_code(0);
-    kill_and_resume(&scene.exactly_once(), &aggregate, key);
+    let aggregate = fixture.aggregate(2);
+    fill(&fixture, &aggregate, 15_000);
+    fixture.init().finish().expect_code(0);
+    kill_and_resume(&fixture.exactly_once(), &aggregate, key);
 }
 
 /// Kills the copy of 15,000 rows twice while rows are added, and checks that each is delivered once
 /// and in order.
-fn kill_and_resume(scene: &Scene, aggregate: &str, key: &str) {
+fn kill_and_resume(fixture: &Fixture, aggregate: &str, key: &str) {
     // Rows added meanwhile have keys both in the copied range and in the remaining one.
     for _ in 0..2 {
-        let walpost = start_and_copy_some(scene);
-        fill(scene, aggregate, 300);
-        scene.kill(walpost);
-        fill(scene, aggregate, 300);
+        let walpost = start_and_copy_some(fixture);
+        fill(fixture, aggregate, 300);
+        fixture.kill(walpost);
+        fill(fixture, aggregate, 300);
     }
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("resuming interrupted snapshot");
-    fill(scene, aggregate, 300);
+    fill(fixture, aggregate, 300);
     walpost.wait_for_log("streaming");
-    fill(scene, aggregate, 300);
-    settle(scene, walpost);
-    let entries = journal(scene);
+    fill(fixture, aggregate, 300);
+    settle(fixture, walpost);
+    let entries = journal(fixture);
     let states: Vec<_> = entries.iter().map(|(state, _)| state.as_str()).collect();
     assert_eq!(states, ["begun", "done"], "{key}");
     let snapshot_lsn = entries[0].1;
 
-    let (history, records) = (scene.history(), scene.records());
+    let (history, records) = (fixture.history(), fixture.records());
     let delivered: Vec<Delivered> = records.iter().map(Delivered::from).collect();
     assert_eq!(delivered.len(), history.len(), "{key}");
     let (copied, streamed): (Vec<_>, Vec<_>) = delivered
@@ -224,107 +227,107 @@ fn kill_and_resume(scene: &Scene, aggregate: &str, key: &str) {
     verdict.unwrap_or_else(|violations| panic!("{key}: {violations}"));
 
     // Rows that were left out stay left out, and new ones are delivered.
-    let walpost = scene.start();
-    fill(scene, aggregate, 10);
-    settle(scene, walpost);
-    expect_all(scene, history.len() + 10, true);
+    let walpost = fixture.start();
+    fill(fixture, aggregate, 10);
+    settle(fixture, walpost);
+    expect_all(fixture, history.len() + 10, true);
 }
 
 #[test]
 fn stream_that_breaks_between_two_consistent_points_leaves_out_what_was_copied() {
     let create = "CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb)";
-    let (scene, aggregate) = filled(create, 6_000, true);
-    let walpost = start_and_copy_some(&scene);
-    scene.kill(walpost);
-    fill(&scene, &aggregate, 6_000);
-    let mut walpost = scene
+    let (fixture, aggregate) = filled(create, 6_000, true);
+    let walpost = start_and_copy_some(&fixture);
+    fixture.kill(walpost);
+    fill(&fixture, &aggregate, 6_000);
+    let mut walpost = fixture
         .run()
         .args(["--window-records", "20"])
         .start_streaming();
     // The stream is interrupted as often as time permits.
     for _ in 0..5 {
-        let before = scene.records().len();
+        let before = fixture.records().len();
         if before < 12_000 {
-            scene.wait_for_records(before + 1);
+            fixture.wait_for_records(before + 1);
         }
-        scene.kill(walpost);
-        walpost = scene.run().args(["--window-records", "20"]).start();
+        fixture.kill(walpost);
+        walpost = fixture.run().args(["--window-records", "20"]).start();
         walpost.wait_for_log("streaming");
     }
-    fill(&scene, &aggregate, 10);
-    settle(&scene, walpost);
-    expect_all(&scene, 12_010, true);
+    fill(&fixture, &aggregate, 10);
+    settle(&fixture, walpost);
+    expect_all(&fixture, 12_010, true);
 }
 
 #[test]
 fn exactly_once_halts_where_it_can_not_go_on() {
     let create = "CREATE TABLE outbox (id uuid, number numeric PRIMARY KEY DEFAULT random(), aggregatetype text,
         aggregateid text, type text, payload jsonb)";
-    let (scene, _) = filled(create, 20_000, true);
-    let walpost = start_and_copy_some(&scene);
-    scene.kill(walpost);
-    let halted = scene.run().finish().expect_code(3);
+    let (fixture, _) = filled(create, 20_000, true);
+    let walpost = start_and_copy_some(&fixture);
+    fixture.kill(walpost);
+    let halted = fixture.run().finish().expect_code(3);
     halted.expect_mentions(&["was interrupted after", "walpost checkpoint adopt"]);
     // A commit that was in progress when the process was killed may only complete now.
-    let found = scene.records().len();
-    scene.run().finish().expect_code(3);
-    scene
+    let found = fixture.records().len();
+    fixture.run().finish().expect_code(3);
+    fixture
         .checkpoint("show")
         .finish()
         .expect_mentions(&["older rows copied so far"]);
-    assert_eq!(scene.records().len(), found);
-    let adopted = scene
+    assert_eq!(fixture.records().len(), found);
+    let adopted = fixture
         .checkpoint("adopt")
         .arg("--yes")
         .finish()
         .expect_code(0);
     adopted.expect_mentions(&["first delivers the rows that are older"]);
-    settle(&scene, scene.start());
-    let records = scene.records();
+    settle(&fixture, fixture.start());
+    let records = fixture.records();
     assert_eq!(records.len(), found + 20_000);
 }
 
 #[test]
 fn confirmed_but_not_written_down_is_done() {
-    let scene = cold(TABLE);
-    let aggregate = scene.aggregate(1);
-    fill(&scene, &aggregate, 20);
-    scene.init().finish().expect_code(0);
-    settle(&scene, scene.start());
+    let fixture = cold(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fill(&fixture, &aggregate, 20);
+    fixture.init().finish().expect_code(0);
+    settle(&fixture, fixture.start());
     // As if the process had died between confirming and recording.
-    scene
+    fixture
         .db
         .run("DELETE FROM walpost.journal WHERE detail ->> 'state' = 'done'");
-    let walpost = scene.start();
-    scene.insert(&aggregate, "newer");
-    assert_eq!(scene.wait_for_records(21).len(), 21);
-    settle(&scene, walpost);
-    let entries = journal(&scene);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "newer");
+    assert_eq!(fixture.wait_for_records(21).len(), 21);
+    settle(&fixture, walpost);
+    let entries = journal(&fixture);
     assert_eq!(entries[1].0, "done");
-    assert_eq!(judge(&scene, entries[0].1), 20);
+    assert_eq!(judge(&fixture, entries[0].1), 20);
 }
 
 /// Found by a walk of `./dev soak --shapes`. A slot after the consistent point does not show that
 /// the copy is complete if something other than Walpost moved it there.
 #[test]
 fn copy_begins_again_after_the_slot_was_moved_beyond_its_consistent_point() {
-    let (scene, aggregate) = filled(TABLE, 20_000, false);
-    let walpost = start_and_copy_some(&scene);
-    let death = scene.kill(walpost);
+    let (fixture, aggregate) = filled(TABLE, 20_000, false);
+    let walpost = start_and_copy_some(&fixture);
+    let death = fixture.kill(walpost);
     let ends: i64 = death.ends.values().sum();
     assert!(ends < 20_000, "the test has to kill it amid the copy");
-    fill(&scene, &aggregate, 10);
-    let slot = scene.slot();
-    scene.db.run(&format!(
+    fill(&fixture, &aggregate, 10);
+    let slot = fixture.slot();
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("not completed");
     walpost.wait_for_log("streaming");
-    settle(&scene, walpost);
-    let records = scene.records();
+    settle(&fixture, walpost);
+    let records = fixture.records();
     let delivered: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
-    let history = scene.history();
+    let history = fixture.history();
     let missing = history
         .iter()
         .filter(|event| !delivered.contains(event.id.as_str()));
@@ -335,26 +338,26 @@ fn copy_begins_again_after_the_slot_was_moved_beyond_its_consistent_point() {
 /// not contain the state of the copy.
 #[test]
 fn copy_begins_again_after_the_checkpoint_was_adopted_beyond_its_consistent_point() {
-    let (scene, aggregate) = filled(TABLE, 20_000, true);
-    let walpost = start_and_copy_some(&scene);
-    let death = scene.kill(walpost);
+    let (fixture, aggregate) = filled(TABLE, 20_000, true);
+    let walpost = start_and_copy_some(&fixture);
+    let death = fixture.kill(walpost);
     let ends: i64 = death.ends.values().sum();
     assert!(ends < 20_000, "the test has to kill it amid the copy");
-    fill(&scene, &aggregate, 10);
-    let slot = scene.slot();
-    scene.db.run(&format!(
+    fill(&fixture, &aggregate, 10);
+    let slot = fixture.slot();
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
-    scene.run().finish().expect_code(3);
-    let adopted = scene.checkpoint("adopt").arg("--yes").finish();
+    fixture.run().finish().expect_code(3);
+    let adopted = fixture.checkpoint("adopt").arg("--yes").finish();
     adopted.expect_mentions(&["first delivers the rows that are older"]);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("copying");
     walpost.wait_for_log("streaming");
-    settle(&scene, walpost);
-    let records = scene.records();
+    settle(&fixture, walpost);
+    let records = fixture.records();
     let delivered: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
-    let history = scene.history();
+    let history = fixture.history();
     let missing = history
         .iter()
         .filter(|event| !delivered.contains(event.id.as_str()));
@@ -365,37 +368,37 @@ fn copy_begins_again_after_the_checkpoint_was_adopted_beyond_its_consistent_poin
 /// else reports that events may be missing.
 #[test]
 fn adopt_and_the_halt_before_it_name_the_events_that_a_moved_slot_has_passed() {
-    let mut scene = cold(TABLE);
-    let aggregate = scene.aggregate(1);
-    scene.init().finish().expect_code(0);
-    scene.insert(&aggregate, "passed");
-    let slot = scene.slot();
-    scene.db.run(&format!(
+    let mut fixture = cold(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fixture.init().finish().expect_code(0);
+    fixture.insert(&aggregate, "passed");
+    let slot = fixture.slot();
+    fixture.db.run(&format!(
         "SELECT pg_replication_slot_advance('{slot}', pg_current_wal_lsn())"
     ));
-    // No checkpoint exists, unlike in a scene that starts in that mode.
-    scene.use_settings("delivery = 'exactly-once'\n");
+    // No checkpoint exists, unlike in a fixture that starts in that mode.
+    fixture.use_settings("delivery = 'exactly-once'\n");
     let says = [
         "something else has moved or re-created it",
         "may be missing in Kafka",
     ];
-    let halted = scene.run().finish().expect_code(3);
+    let halted = fixture.run().finish().expect_code(3);
     let halted = halted.expect_mentions(&["no checkpoint", "walpost checkpoint adopt"]);
     halted.expect_mentions(&says);
-    let adopted = scene.checkpoint("adopt").arg("--yes").finish();
+    let adopted = fixture.checkpoint("adopt").arg("--yes").finish();
     adopted.expect_code(0).expect_mentions(&says);
-    let mut walpost = scene.start();
+    let mut walpost = fixture.start();
     walpost.wait_for_log("streaming");
-    scene.insert(&aggregate, "newer");
-    scene.wait_for_records(1);
-    settle(&scene, walpost);
-    let again = scene
+    fixture.insert(&aggregate, "newer");
+    fixture.wait_for_records(1);
+    settle(&fixture, walpost);
+    let again = fixture
         .checkpoint("adopt")
         .arg("--yes")
         .finish()
         .expect_code(0);
     assert!(!again.stdout.contains(says[0]), "{}", again.stdout);
-    let records = scene.records();
+    let records = fixture.records();
     let keys: Vec<_> = records.iter().map(Record::key).collect();
     assert_eq!(keys, ["newer"]);
 }
@@ -404,29 +407,29 @@ fn adopt_and_the_halt_before_it_name_the_events_that_a_moved_slot_has_passed() {
 /// data from the new slot when the checkpoint is compared.
 #[test]
 fn start_that_halts_for_the_checkpoint_of_another_slot_does_not_count_as_the_first() {
-    let (mut scene, aggregate) = filled(TABLE, 20, true);
-    settle(&scene, scene.start());
-    fill(&scene, &aggregate, 10);
-    let other = format!("slot = '{}_other'\n", scene.slot());
-    scene.use_settings(&other);
-    scene.init().finish().expect_code(0);
-    fill(&scene, &aggregate, 5);
-    scene
+    let (mut fixture, aggregate) = filled(TABLE, 20, true);
+    settle(&fixture, fixture.start());
+    fill(&fixture, &aggregate, 10);
+    let other = format!("slot = '{}_other'\n", fixture.slot());
+    fixture.use_settings(&other);
+    fixture.init().finish().expect_code(0);
+    fill(&fixture, &aggregate, 5);
+    fixture
         .run()
         .finish()
         .expect_code(3)
         .expect_mentions(&["the checkpoint is of slot"]);
-    scene.init().finish().expect_code(0);
-    let adopted = scene
+    fixture.init().finish().expect_code(0);
+    let adopted = fixture
         .checkpoint("adopt")
         .arg("--yes")
         .finish()
         .expect_code(0);
     adopted.expect_mentions(&["first delivers the rows that are older"]);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("snapshot delivered");
     walpost.terminate().expect_code(0);
-    let records = scene.records();
+    let records = fixture.records();
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
     assert_eq!(ids.len(), 35);
 }

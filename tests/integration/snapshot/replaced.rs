@@ -3,171 +3,171 @@
 use std::collections::HashSet;
 
 use super::{TABLE, cold, fill, filled, start_and_copy_some};
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 
-pub(super) fn command(scene: &Scene<'_>) -> String {
+pub(super) fn command(fixture: &Fixture<'_>) -> String {
     format!(
         "walpost replay --dropped-slots --table public.former --pipeline {}",
-        scene.name
+        fixture.name
     )
 }
 
 /// Replaces the table as a migration would. The former table stays in the publication.
-pub(super) fn replace(scene: &Scene<'_>) {
-    scene.db.run(&format!(
+pub(super) fn replace(fixture: &Fixture<'_>) {
+    fixture.db.run(&format!(
         "BEGIN; ALTER TABLE outbox RENAME TO former; CREATE TABLE outbox (LIKE former INCLUDING ALL);
          ALTER PUBLICATION {} ADD TABLE outbox; COMMIT",
-        scene.slot()
+        fixture.slot()
     ));
 }
 
-pub(super) fn take_former_out(scene: &Scene<'_>) {
-    scene.db.run(&format!(
+pub(super) fn take_former_out(fixture: &Fixture<'_>) {
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE ONLY former",
-        scene.slot()
+        fixture.slot()
     ));
 }
 
 /// Asserts that `run` and `check` name the command until it has been run and has sent all rows of
 /// the former table.
-pub(super) fn expect_replay(scene: &Scene<'_>) {
-    let command = command(scene);
-    let mut walpost = scene.start();
+pub(super) fn expect_replay(fixture: &Fixture<'_>) {
+    let command = command(fixture);
+    let mut walpost = fixture.start();
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["events of table public.former committed", &command]);
-    let replay = scene.replay(&["--dropped-slots", "--table", "public.former", "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--table", "public.former", "--yes"]);
     replay.finish().expect_code(0);
-    let records = scene.records();
+    let records = fixture.records();
     let sent: HashSet<_> = records.iter().map(|record| record.header("id")).collect();
-    let rows = scene.db.rows("SELECT id FROM former");
+    let rows = fixture.db.rows("SELECT id FROM former");
     let id = |row: Vec<Option<String>>| row.into_iter().next().flatten();
     let missing = rows.into_iter().filter_map(id);
     let missing: Vec<_> = missing.filter(|id| !sent.contains(&**id)).collect();
     assert!(missing.is_empty(), "{missing:?}");
-    let check = scene.check().finish();
+    let check = fixture.check().finish();
     assert!(!check.stdout.contains(&command), "{}", check.stdout);
 }
 
 /// Found by a walk of `./dev soak --shapes` with seed 63464281601446.
 #[test]
 fn older_rows_of_a_table_that_was_replaced_before_the_first_start_are_named() {
-    let scene = cold(TABLE);
-    let aggregate = scene.aggregate(1);
-    fill(&scene, &aggregate, 20);
-    scene.init().finish().expect_code(0);
-    replace(&scene);
-    scene.insert(&aggregate, "new");
-    let check = scene.check().finish().expect_code(3);
+    let fixture = cold(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fill(&fixture, &aggregate, 20);
+    fixture.init().finish().expect_code(0);
+    replace(&fixture);
+    fixture.insert(&aggregate, "new");
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["table public.outbox has taken the place of public.former"]);
-    let halted = scene.run().finish().expect_code(3);
-    halted.expect_mentions(&["public.former, before all older rows", &command(&scene)]);
-    take_former_out(&scene);
-    expect_replay(&scene);
+    let halted = fixture.run().finish().expect_code(3);
+    halted.expect_mentions(&["public.former, before all older rows", &command(&fixture)]);
+    take_former_out(&fixture);
+    expect_replay(&fixture);
 }
 
 #[test]
 fn older_rows_of_a_table_that_was_replaced_amid_their_copy_are_named() {
-    let (scene, _) = filled(TABLE, 20_000, false);
-    let walpost = start_and_copy_some(&scene);
-    scene.kill(walpost);
-    replace(&scene);
-    take_former_out(&scene);
-    let mut walpost = scene.run().start();
-    walpost.wait_for_log(&command(&scene));
+    let (fixture, _) = filled(TABLE, 20_000, false);
+    let walpost = start_and_copy_some(&fixture);
+    fixture.kill(walpost);
+    replace(&fixture);
+    take_former_out(&fixture);
+    let mut walpost = fixture.run().start();
+    walpost.wait_for_log(&command(&fixture));
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
-    expect_replay(&scene);
+    expect_replay(&fixture);
 }
 
 /// The first start with the new slot only copies the current table.
 #[test]
 fn older_rows_of_a_table_that_was_replaced_before_its_slot_was_are_named() {
-    let scene = cold(TABLE);
-    let aggregate = scene.aggregate(1);
-    fill(&scene, &aggregate, 20);
-    scene.init().finish().expect_code(0);
-    replace(&scene);
-    take_former_out(&scene);
-    scene.drop_slot();
-    let init = scene.init().finish().expect_code(0);
-    init.expect_mentions(&[&command(&scene)]);
-    expect_replay(&scene);
+    let fixture = cold(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fill(&fixture, &aggregate, 20);
+    fixture.init().finish().expect_code(0);
+    replace(&fixture);
+    take_former_out(&fixture);
+    fixture.drop_slot();
+    let init = fixture.init().finish().expect_code(0);
+    init.expect_mentions(&[&command(&fixture)]);
+    expect_replay(&fixture);
 }
 
 #[test]
 fn older_rows_of_a_table_that_was_dropped_before_they_were_copied_are_named() {
-    let scene = cold(TABLE);
-    let aggregate = scene.aggregate(1);
-    fill(&scene, &aggregate, 20);
-    scene.init().finish().expect_code(0);
-    replace(&scene);
-    scene.db.run("DROP TABLE former");
-    let mut walpost = scene.run().start();
+    let fixture = cold(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fill(&fixture, &aggregate, 20);
+    fixture.init().finish().expect_code(0);
+    replace(&fixture);
+    fixture.db.run("DROP TABLE former");
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("which was dropped, before all older rows of that were copied");
     walpost.terminate().expect_code(0);
     let settle = ["--dropped-slots", "--already-delivered", "--yes"];
-    scene.replay(&settle).finish().expect_code(0);
-    scene.check().finish().expect_code(0);
+    fixture.replay(&settle).finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }
 
 /// The position of the former slot does not cover rows that were still to be copied.
 #[test]
 fn older_rows_are_among_those_that_a_new_slot_may_lack_if_their_copy_was_not_complete() {
-    let (scene, _) = filled(TABLE, 20_000, false);
-    let walpost = start_and_copy_some(&scene);
-    scene.kill(walpost);
-    scene.drop_slot();
-    let init = scene.init().finish().expect_code(0);
+    let (fixture, _) = filled(TABLE, 20_000, false);
+    let walpost = start_and_copy_some(&fixture);
+    fixture.kill(walpost);
+    fixture.drop_slot();
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["slot re-created: events committed before"]);
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["dropped slots: events committed before"]);
-    let replay = scene.replay(&["--dropped-slots", "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
     replay.finish().expect_code(0);
-    scene.check().finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }
 
 /// Found by a walk of `./dev soak --shapes` with seed 229154967828336.
 #[test]
 fn older_rows_that_were_to_be_copied_are_missing_in_the_next_slot_of_an_outbox_of_several_tables() {
-    let mut scene = cold(TABLE);
-    let aggregate = scene.aggregate(1);
-    fill(&scene, &aggregate, 20);
-    scene.init().finish().expect_code(0);
-    scene.use_settings("tables = ['public.outbox']\n");
-    scene.drop_slot();
-    let init = scene.init().finish();
+    let mut fixture = cold(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fill(&fixture, &aggregate, 20);
+    fixture.init().finish().expect_code(0);
+    fixture.use_settings("tables = ['public.outbox']\n");
+    fixture.drop_slot();
+    let init = fixture.init().finish();
     init.expect_mentions(&["slot re-created: events committed before"]);
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["events of table public.outbox committed before"]);
     let replay = ["--dropped-slots", "--table", "public.outbox", "--yes"];
-    scene.replay(&replay).finish().expect_code(0);
-    assert_eq!(scene.records().len(), 20);
+    fixture.replay(&replay).finish().expect_code(0);
+    assert_eq!(fixture.records().len(), 20);
 }
 
 /// `walpost.add_outbox` does not write rows into WAL if their table was published before.
 #[test]
 fn older_rows_of_a_table_that_is_added_again_before_they_were_copied_are_named() {
-    let mut scene = cold(TABLE);
-    let aggregate = scene.aggregate(1);
-    fill(&scene, &aggregate, 20);
-    scene.init().finish().expect_code(0);
-    scene.use_settings("tables = ['public.outbox']\n");
-    scene.db.run(&format!(
+    let mut fixture = cold(TABLE);
+    let aggregate = fixture.aggregate(1);
+    fill(&fixture, &aggregate, 20);
+    fixture.init().finish().expect_code(0);
+    fixture.use_settings("tables = ['public.outbox']\n");
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE outbox",
-        scene.slot()
+        fixture.slot()
     ));
-    let init = scene.init().finish().expect_code(0);
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&[
         "so its rows are not sent again",
         "events committed may be missing",
     ]);
-    let mut walpost = scene.start();
+    let mut walpost = fixture.start();
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
     let replay = ["--dropped-slots", "--table", "public.outbox", "--yes"];
-    scene.replay(&replay).finish().expect_code(0);
-    assert_eq!(scene.records().len(), 20);
-    scene.check().finish().expect_code(0);
+    fixture.replay(&replay).finish().expect_code(0);
+    assert_eq!(fixture.records().len(), 20);
+    fixture.check().finish().expect_code(0);
 }

@@ -2,43 +2,43 @@
 
 use super::*;
 
-fn locked(scene: &Scene<'_>, statements: &str) -> Session {
-    let session = scene.server.session(&scene.name);
+fn locked(fixture: &Fixture<'_>, statements: &str) -> Session {
+    let session = fixture.server.session(&fixture.name);
     session.run(&format!(
         "SET application_name = 'tenant 1'; BEGIN; {statements}"
     ));
     session
 }
 
-fn add_second(scene: &Scene<'_>) -> String {
-    scene.db.run(
+fn add_second(fixture: &Fixture<'_>) -> String {
+    fixture.db.run(
         "CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox (LIKE tenant_1.outbox INCLUDING ALL);
          SET statement_timeout = '60s'",
     );
-    let slot = scene.slot();
+    let slot = fixture.slot();
     format!("SELECT walpost.add_outbox('tenant_2.outbox', '{slot}')")
 }
 
 #[test]
 fn add_outbox_locks_no_table_of_another_tenant() {
     for major in [14, MAJOR, 17, 18] {
-        let scene = scene_on(major, SETTINGS, &["tenant_1.outbox"]);
-        let add = add_second(&scene);
+        let fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox"]);
+        let add = add_second(&fixture);
         let tenant = locked(
-            &scene,
+            &fixture,
             "LOCK TABLE tenant_1.outbox IN ACCESS EXCLUSIVE MODE",
         );
-        assert_eq!(scene.db.number(&add), 0, "{major}");
-        assert_eq!(scene.db.value("SHOW lock_timeout").as_deref(), Some("0"));
+        assert_eq!(fixture.db.number(&add), 0, "{major}");
+        assert_eq!(fixture.db.value("SHOW lock_timeout").as_deref(), Some("0"));
         tenant.run("ROLLBACK");
     }
 }
 
 #[test]
 fn add_outbox_waits_for_a_lock_no_longer_than_its_timeout_and_names_the_session() {
-    let scene = scene(&["tenant_1.outbox"]);
-    let add = add_second(&scene);
-    let publication = scene.slot();
+    let fixture = fixture(&["tenant_1.outbox"]);
+    let add = add_second(&fixture);
+    let publication = fixture.slot();
     let mut statements = vec![(
         "LOCK TABLE tenant_2.outbox IN ACCESS EXCLUSIVE MODE".to_owned(),
         "tenant_2.outbox".to_owned(),
@@ -51,11 +51,11 @@ fn add_outbox_waits_for_a_lock_no_longer_than_its_timeout_and_names_the_session(
         ));
     }
     for (timeout, limit) in [("0", "10s"), ("200ms", "200ms")] {
-        scene.db.run(&format!("SET lock_timeout = '{timeout}'"));
+        fixture.db.run(&format!("SET lock_timeout = '{timeout}'"));
         for (statement, object) in &statements {
-            let tenant = locked(&scene, statement);
+            let tenant = locked(&fixture, statement);
             let pid = tenant.number("SELECT pg_backend_pid()");
-            let error = scene.db.try_run(&add).expect_err("a lock");
+            let error = fixture.db.try_run(&add).expect_err("a lock");
             let error = error.as_db_error().expect("PostgreSQL's");
             assert_eq!(error.code().code(), "55P03", "{error}");
             for part in [
@@ -70,7 +70,7 @@ fn add_outbox_waits_for_a_lock_no_longer_than_its_timeout_and_names_the_session(
             tenant.run("ROLLBACK");
         }
     }
-    assert_eq!(scene.db.number(&add), 0);
-    let timeout = scene.db.value("SHOW lock_timeout");
+    assert_eq!(fixture.db.number(&add), 0);
+    let timeout = fixture.db.value("SHOW lock_timeout");
     assert_eq!(timeout.as_deref(), Some("200ms"));
 }

@@ -3,61 +3,61 @@
 use super::{SETTINGS, writer};
 use crate::init::{psql_file, try_psql};
 use crate::support::event::Event;
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
 use crate::support::records::{Record, keys};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 const TABLE: &str = "tenant_1.outbox";
 
 /// Creates a publication for several outboxes without a slot, and a table with one row.
-fn without_slot(server: &Server) -> Scene<'_> {
-    let mut scene = Scene::bare_on_servers(server, Broker::shared());
-    scene.use_settings(SETTINGS);
-    scene.write_to(writer(&[TABLE]));
+fn without_slot(server: &Server) -> Fixture<'_> {
+    let mut fixture = Fixture::bare_on_servers(server, Broker::shared());
+    fixture.use_settings(SETTINGS);
+    fixture.write_to(writer(&[TABLE]));
     for file in ["guard.sql", "journal.sql", "tables.sql"] {
-        psql_file(&scene, file);
+        psql_file(&fixture, file);
     }
-    let aggregate = scene.aggregate(1);
+    let aggregate = fixture.aggregate(1);
     let event = writer(&[TABLE]).insert_one(Event::new(&aggregate, "early", "{}"));
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE PUBLICATION {} FOR TABLE walpost.outbox_row WITH (publish = 'insert', publish_via_partition_root = true);
          CREATE SCHEMA tenant_1;
          CREATE TABLE {TABLE} (id uuid PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload jsonb);
          {event}",
-        scene.slot(),
+        fixture.slot(),
     ));
-    scene
+    fixture
 }
 
-fn add(scene: &Scene) -> String {
-    format!("SELECT walpost.add_outbox('{TABLE}', '{}')", scene.slot())
+fn add(fixture: &Fixture) -> String {
+    format!("SELECT walpost.add_outbox('{TABLE}', '{}')", fixture.slot())
 }
 
 /// Creates the slot of another pipeline in the database.
-fn make_other_slot(scene: &Scene) -> String {
-    let other = format!("other_{}", scene.name);
-    scene.db.run(&format!(
+fn make_other_slot(fixture: &Fixture) -> String {
+    let other = format!("other_{}", fixture.name);
+    fixture.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{other}', 'pgoutput')"
     ));
     other
 }
 
-fn drop_slot(scene: &Scene, slot: &str) {
-    scene.db.run(&format!(
+fn drop_slot(fixture: &Fixture, slot: &str) {
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
     ));
 }
 
-fn expect_early_row_once(scene: &Scene) {
-    let walpost = scene.start();
-    let late = writer(&[TABLE]).insert_one(Event::new(&scene.aggregate(1), "late", "{}"));
-    scene.db.run(&late);
+fn expect_early_row_once(fixture: &Fixture) {
+    let walpost = fixture.start();
+    let late = writer(&[TABLE]).insert_one(Event::new(&fixture.aggregate(1), "late", "{}"));
+    fixture.db.run(&late);
     let is_last = |record: &Record| record.key() == "late";
-    wait_until("the last event", || scene.records().iter().any(is_last));
+    wait_until("the last event", || fixture.records().iter().any(is_last));
     let early = |record: &&Record| record.key() == "early";
-    let records = scene.records();
+    let records = fixture.records();
     assert_eq!(
         records.iter().filter(early).count(),
         1,
@@ -70,10 +70,10 @@ fn expect_early_row_once(scene: &Scene) {
 #[test]
 fn no_table_is_added_before_there_is_a_slot() {
     for major in [14, MAJOR, 18] {
-        let scene = without_slot(Server::shared(major));
-        let error = scene
+        let fixture = without_slot(Server::shared(major));
+        let error = fixture
             .db
-            .try_run(&add(&scene))
+            .try_run(&add(&fixture))
             .expect_err("there is no slot");
         let message = error.as_db_error().expect("an answer").message();
         assert!(
@@ -81,22 +81,22 @@ fn no_table_is_added_before_there_is_a_slot() {
             "{message}"
         );
         // The remedy.
-        scene.init().finish().expect_code(0);
-        expect_early_row_once(&scene);
+        fixture.init().finish().expect_code(0);
+        expect_early_row_once(&fixture);
     }
 }
 
 #[test]
 fn no_table_is_added_while_the_slot_is_created() {
     let server = Server::private(MAJOR, "");
-    let scene = without_slot(&server);
-    let open = scene.server.session(&scene.name);
+    let fixture = without_slot(&server);
+    let open = fixture.server.session(&fixture.name);
     open.run("BEGIN; SELECT pg_current_xact_id()");
-    let init = scene.init().start();
-    wait_for_slot_creation(&scene);
-    let error = scene
+    let init = fixture.init().start();
+    wait_for_slot_creation(&fixture);
+    let error = fixture
         .db
-        .try_run(&add(&scene))
+        .try_run(&add(&fixture))
         .expect_err("there is no slot");
     let message = error.as_db_error().expect("an answer").message();
     assert!(
@@ -105,13 +105,13 @@ fn no_table_is_added_while_the_slot_is_created() {
     );
     open.run("COMMIT");
     init.finish().expect_code(0);
-    expect_early_row_once(&scene);
+    expect_early_row_once(&fixture);
 }
 
 /// On a private server, since creating a slot waits for transactions of all databases.
-fn wait_for_slot_creation(scene: &Scene) {
+fn wait_for_slot_creation(fixture: &Fixture) {
     wait_until("the slot to wait for the open transaction", || {
-        scene.db.is_true(
+        fixture.db.is_true(
             "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid')",
         )
     });
@@ -121,44 +121,44 @@ fn wait_for_slot_creation(scene: &Scene) {
 #[test]
 fn slot_is_refused_if_its_publication_has_tables_already() {
     for major in [14, MAJOR, 18] {
-        let scene = without_slot(Server::shared(major));
-        let other = make_other_slot(&scene);
-        assert_eq!(scene.db.number(&add(&scene)), 1);
-        let publication = scene.slot();
+        let fixture = without_slot(Server::shared(major));
+        let other = make_other_slot(&fixture);
+        assert_eq!(fixture.db.number(&add(&fixture)), 1);
+        let publication = fixture.slot();
         let remedy = format!("ALTER PUBLICATION {publication} DROP TABLE ONLY {TABLE}");
         let slot_file = concat!(env!("CARGO_MANIFEST_DIR"), "/sql/slot.sql");
-        let refused = try_psql(&scene, slot_file.as_ref());
+        let refused = try_psql(&fixture, slot_file.as_ref());
         let says = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(
             !refused.status.success() && says.contains(&remedy),
             "{says}"
         );
-        assert!(says.contains(&add(&scene)), "{says}");
-        scene
+        assert!(says.contains(&add(&fixture)), "{says}");
+        fixture
             .init()
             .finish()
             .expect_code(3)
             .expect_mentions(&[&format!("publication {publication} has tables"), &remedy]);
-        scene.db.run(&remedy);
-        scene.init().finish().expect_code(0);
-        drop_slot(&scene, &other);
-        expect_early_row_once(&scene);
+        fixture.db.run(&remedy);
+        fixture.init().finish().expect_code(0);
+        drop_slot(&fixture, &other);
+        expect_early_row_once(&fixture);
         // A dropped slot can be created again.
-        scene.drop_slot();
-        scene.init().finish().expect_code(0);
+        fixture.drop_slot();
+        fixture.init().finish().expect_code(0);
     }
 }
 
 #[test]
 fn table_that_is_added_while_the_slot_is_created_is_named_and_replayed() {
     let server = Server::private(MAJOR, "");
-    let scene = without_slot(&server);
-    let other = make_other_slot(&scene);
-    let open = scene.server.session(&scene.name);
+    let fixture = without_slot(&server);
+    let other = make_other_slot(&fixture);
+    let open = fixture.server.session(&fixture.name);
     open.run("BEGIN; SELECT pg_current_xact_id()");
-    let init = scene.init().start();
-    wait_for_slot_creation(&scene);
-    assert_eq!(scene.db.number(&add(&scene)), 1);
+    let init = fixture.init().start();
+    wait_for_slot_creation(&fixture);
+    assert_eq!(fixture.db.number(&add(&fixture)), 1);
     open.run("COMMIT");
     let remedy = format!("walpost replay --dropped-slots --table {TABLE}");
     init.finish().expect_code(0).expect_mentions(&[
@@ -166,17 +166,17 @@ fn table_that_is_added_while_the_slot_is_created_is_named_and_replayed() {
         "may be missing",
         &remedy,
     ]);
-    drop_slot(&scene, &other);
-    let walpost = scene.start();
-    scene
+    drop_slot(&fixture, &other);
+    let walpost = fixture.start();
+    fixture
         .check()
         .finish()
         .expect_code(3)
         .expect_mentions(&[&remedy]);
-    scene
+    fixture
         .replay(&["--dropped-slots", "--table", TABLE, "--yes"])
         .finish()
         .expect_code(0);
-    assert_eq!(scene.wait_for_records(1)[0].key(), "early");
+    assert_eq!(fixture.wait_for_records(1)[0].key(), "early");
     walpost.terminate().expect_code(0);
 }

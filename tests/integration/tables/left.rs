@@ -1,149 +1,153 @@
 //! Tables that a slot delivered and its successor does not.
 
-use super::{scene, writer};
+use super::{fixture, writer};
 use crate::support::event::Event;
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 
 const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
-fn insert(scene: &Scene<'_>, table: &str, aggregate: &str, key: &str) {
+fn insert(fixture: &Fixture<'_>, table: &str, aggregate: &str, key: &str) {
     let event = Event::new(aggregate, key, "{}");
-    scene.db.run(&writer(&[table]).insert_one(event));
+    fixture.db.run(&writer(&[table]).insert_one(event));
 }
 
 /// Creates two tables and delivers all of their events.
-fn delivered(aggregates: impl FnOnce(&Scene<'_>) -> String) -> (Scene<'static>, String) {
-    let scene = scene(&TABLES);
-    let aggregate = aggregates(&scene);
-    let walpost = scene.start();
+fn delivered(aggregates: impl FnOnce(&Fixture<'_>) -> String) -> (Fixture<'static>, String) {
+    let fixture = fixture(&TABLES);
+    let aggregate = aggregates(&fixture);
+    let walpost = fixture.start();
     for table in TABLES {
-        insert(&scene, table, &aggregate, "before");
+        insert(&fixture, table, &aggregate, "before");
     }
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    (scene, aggregate)
+    (fixture, aggregate)
 }
 
-fn command(scene: &Scene<'_>, table: &str) -> String {
+fn command(fixture: &Fixture<'_>, table: &str) -> String {
     format!(
         "walpost replay --dropped-slots --table {table} --pipeline {}",
-        scene.name
+        fixture.name
     )
 }
 
 /// Asserts that `run`, `check` and `status` name the command until it has been run, and that it
 /// delivers the event.
-fn expect_gap(scene: &Scene<'_>, table: &str, key: &str) {
-    let command = command(scene, table);
-    let mut walpost = scene.run().start();
+fn expect_gap(fixture: &Fixture<'_>, table: &str, key: &str) {
+    let command = command(fixture, table);
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log(&command);
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     assert!(check.stdout.contains(&command), "{}", check.stdout);
-    let status = scene.invoke("status").finish();
+    let status = fixture.invoke("status").finish();
     assert!(status.stdout.contains(&command), "{}", status.stdout);
-    let replay = scene.replay(&["--dropped-slots", "--table", table, "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--table", table, "--yes"]);
     replay.finish().expect_code(0);
-    let records = scene.records();
+    let records = fixture.records();
     assert!(records.iter().any(|record| record.key() == key));
-    let check = scene.check().finish();
+    let check = fixture.check().finish();
     assert!(!check.stdout.contains(&command), "{}", check.stdout);
 }
 
-fn rename_publication(scene: &mut Scene<'_>) {
+fn rename_publication(fixture: &mut Fixture<'_>) {
     let settings = format!(
         "tables = [\"tenant_*.outbox\"]\npublication = \"{}_2\"\n",
-        scene.slot()
+        fixture.slot()
     );
-    scene.use_settings(&settings);
+    fixture.use_settings(&settings);
 }
 
 /// Found by a walk of `./dev soak --shapes` with seed 78103886014793.
 #[test]
 fn table_that_init_refuses_is_named_if_the_slot_is_replaced() {
-    let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
-    insert(&scene, TABLES[0], &aggregate, "between");
-    scene
+    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+    insert(&fixture, TABLES[0], &aggregate, "between");
+    fixture
         .db
         .run("CREATE TABLE tenant_1.child () INHERITS (tenant_1.outbox)");
-    rename_publication(&mut scene);
-    let init = scene.init().finish();
+    rename_publication(&mut fixture);
+    let init = fixture.init().finish();
     init.expect_mentions(&["inherits from table tenant_1.outbox"]);
-    scene.drop_slot();
-    let init = scene.init().finish();
+    fixture.drop_slot();
+    let init = fixture.init().finish();
     init.expect_mentions(&[
         "is no longer in the publication",
-        &command(&scene, TABLES[0]),
+        &command(&fixture, TABLES[0]),
     ]);
-    expect_gap(&scene, TABLES[0], "between");
+    expect_gap(&fixture, TABLES[0], "between");
 }
 
 #[test]
 fn table_that_left_the_publication_with_undelivered_rows_is_named_if_the_slot_is_replaced() {
-    let (scene, aggregate) = delivered(|scene| scene.aggregate(1));
-    insert(&scene, TABLES[0], &aggregate, "between");
-    scene.db.run(&format!(
+    let (fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+    insert(&fixture, TABLES[0], &aggregate, "between");
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE {}",
-        scene.slot(),
+        fixture.slot(),
         TABLES[0]
     ));
-    scene.drop_slot();
-    scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO former");
-    let init = scene.init().finish().expect_code(0);
+    fixture.drop_slot();
+    fixture
+        .db
+        .run("ALTER TABLE tenant_1.outbox RENAME TO former");
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&[
-        &command(&scene, "tenant_1.former"),
-        &command(&scene, TABLES[1]),
+        &command(&fixture, "tenant_1.former"),
+        &command(&fixture, TABLES[1]),
     ]);
-    let check = scene.check().finish().expect_code(3);
-    let line = command(&scene, "tenant_1.former");
+    let check = fixture.check().finish().expect_code(3);
+    let line = command(&fixture, "tenant_1.former");
     assert!(check.stdout.contains(&line), "{}", check.stdout);
 }
 
 /// Otherwise every tenant that was ever removed would be named whenever a slot is replaced.
 #[test]
 fn table_that_was_delivered_before_it_left_the_publication_is_not_named() {
-    let (scene, _) = delivered(|scene| scene.aggregate(1));
-    let walpost = scene.start();
-    scene.db.run(&format!(
+    let (fixture, _) = delivered(|fixture| fixture.aggregate(1));
+    let walpost = fixture.start();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {} DROP TABLE {}",
-        scene.slot(),
+        fixture.slot(),
         TABLES[0]
     ));
-    scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO former");
+    fixture
+        .db
+        .run("ALTER TABLE tenant_1.outbox RENAME TO former");
     walpost.terminate().expect_code(0);
-    let walpost = scene.start();
-    scene.wait_until_confirmed();
+    let walpost = fixture.start();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    scene.drop_slot();
-    let init = scene.init().finish().expect_code(0);
-    let init = init.expect_mentions(&[&command(&scene, TABLES[1])]);
+    fixture.drop_slot();
+    let init = fixture.init().finish().expect_code(0);
+    let init = init.expect_mentions(&[&command(&fixture, TABLES[1])]);
     assert!(!init.stderr.contains("tenant_1"), "{}", init.stderr);
 }
 
 #[test]
 fn table_that_is_not_published_for_the_next_slot_of_the_pipeline_is_named() {
-    let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
-    insert(&scene, TABLES[0], &aggregate, "between");
-    let former = scene.slot();
-    scene.db.run(&format!(
+    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+    insert(&fixture, TABLES[0], &aggregate, "between");
+    let former = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {former} DROP TABLE {}; ALTER TABLE {} SET SCHEMA public",
         TABLES[0], TABLES[0]
     ));
     let settings =
         format!("tables = [\"tenant_*.outbox\", \"public.outbox\"]\nslot = \"{former}_2\"\n");
-    scene.use_settings(&settings);
-    scene.init().finish().expect_code(0);
-    scene.db.run(&format!(
+    fixture.use_settings(&settings);
+    fixture.init().finish().expect_code(0);
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {former} DROP TABLE public.outbox"
     ));
-    expect_gap(&scene, "public.outbox", "between");
+    expect_gap(&fixture, "public.outbox", "between");
     // Later events are in a separate gap.
-    insert(&scene, "public.outbox", &aggregate, "later");
-    scene.db.run(&format!(
+    insert(&fixture, "public.outbox", &aggregate, "later");
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {former} ADD TABLE public.outbox"
     ));
-    expect_gap(&scene, "public.outbox", "later");
+    expect_gap(&fixture, "public.outbox", "later");
 }
 
 /// The publication in the definition determines which of the events that the slot has not sent are
@@ -151,17 +155,17 @@ fn table_that_is_not_published_for_the_next_slot_of_the_pipeline_is_named() {
 #[test]
 fn table_that_another_publication_lacks_is_named() {
     // PostgreSQL refuses to send transactions committed before the publication existed.
-    let (mut scene, aggregate) = delivered(|scene| {
-        scene.db.run(&format!(
+    let (mut fixture, aggregate) = delivered(|fixture| {
+        fixture.db.run(&format!(
             "CREATE PUBLICATION {}_2 FOR TABLE walpost.outbox_row, {} WITH (publish = 'insert', publish_via_partition_root)",
-            scene.slot(),
+            fixture.slot(),
             TABLES[1]
         ));
-        scene.aggregate(1)
+        fixture.aggregate(1)
     });
-    insert(&scene, TABLES[0], &aggregate, "between");
-    rename_publication(&mut scene);
-    let check = scene.check().finish().expect_code(3);
+    insert(&fixture, TABLES[0], &aggregate, "between");
+    rename_publication(&mut fixture);
+    let check = fixture.check().finish().expect_code(3);
     assert!(
         check
             .stdout
@@ -169,11 +173,11 @@ fn table_that_another_publication_lacks_is_named() {
         "{}",
         check.stdout
     );
-    expect_gap(&scene, TABLES[0], "between");
+    expect_gap(&fixture, TABLES[0], "between");
 }
 
-fn expect_left(scene: &Scene<'_>, also: &[&str]) {
-    let check = scene.check().finish().expect_code(3);
+fn expect_left(fixture: &Fixture<'_>, also: &[&str]) {
+    let check = fixture.check().finish().expect_code(3);
     let mut lines = check.stdout.lines();
     let line = lines.find(|line| line.contains("that were in the publication before"));
     let line = line.unwrap_or_else(|| panic!("{}", check.stdout));
@@ -190,118 +194,122 @@ fn expect_left(scene: &Scene<'_>, also: &[&str]) {
 
 #[test]
 fn table_that_left_the_publication_fails_check_until_it_is_added_again_or_renamed() {
-    let (scene, _) = delivered(|scene| scene.aggregate(1));
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let (fixture, _) = delivered(|fixture| fixture.aggregate(1));
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} DROP TABLE tenant_1.outbox"
     ));
-    expect_left(&scene, &[]);
+    expect_left(&fixture, &[]);
     // Also after the pipeline has recorded it.
-    let walpost = scene.start();
-    scene.wait_until_confirmed();
+    let walpost = fixture.start();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    expect_left(&scene, &[]);
-    scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO former");
-    scene.check().finish().expect_code(0);
+    expect_left(&fixture, &[]);
+    fixture
+        .db
+        .run("ALTER TABLE tenant_1.outbox RENAME TO former");
+    fixture.check().finish().expect_code(0);
 }
 
 /// Found by a walk of `./dev soak --shapes` with seed 143740483105104.
 #[test]
 fn table_that_took_the_place_of_a_published_one_fails_check() {
-    let (scene, _) = delivered(|scene| scene.aggregate(1));
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let (fixture, _) = delivered(|fixture| fixture.aggregate(1));
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER TABLE tenant_1.outbox RENAME TO former;
          CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
          ALTER PUBLICATION {publication} DROP TABLE tenant_1.former;
          CREATE TABLE tenant_1.child () INHERITS (tenant_1.outbox)"
     ));
-    expect_left(&scene, &["those of table tenant_1.child"]);
+    expect_left(&fixture, &["those of table tenant_1.child"]);
 }
 
 /// A replay of the table that now has this name would not send rows inserted into the former one
 /// while it was not published.
 #[test]
 fn table_that_was_not_published_before_another_took_its_place_is_named() {
-    let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} DROP TABLE {}",
         TABLES[0]
     ));
-    insert(&scene, TABLES[0], &aggregate, "between");
-    scene.db.run(&format!(
+    insert(&fixture, TABLES[0], &aggregate, "between");
+    fixture.db.run(&format!(
         "ALTER TABLE tenant_1.outbox RENAME TO former; CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
          ALTER PUBLICATION {publication} ADD TABLE tenant_1.outbox"
     ));
-    let former = command(&scene, "tenant_1.former");
-    let check = scene.check().finish().expect_code(3);
+    let former = command(&fixture, "tenant_1.former");
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["has taken the place of tenant_1.former"]);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("No pattern in tables stands for tenant_1.former");
     walpost.wait_for_log(&former);
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
-    scene.use_settings("tables = [\"tenant_*.outbox\", \"tenant_1.former\"]\n");
-    expect_gap(&scene, "tenant_1.former", "between");
+    fixture.use_settings("tables = [\"tenant_*.outbox\", \"tenant_1.former\"]\n");
+    expect_gap(&fixture, "tenant_1.former", "between");
 }
 
 /// If a child is not published, PostgreSQL refuses to remove its parent from the publication,
 /// unless the command contains ONLY.
 #[test]
 fn command_takes_a_table_out_whose_child_is_not_published() {
-    let (scene, _) = delivered(|scene| scene.aggregate(1));
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let (fixture, _) = delivered(|fixture| fixture.aggregate(1));
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "CREATE TABLE public.other (n int PRIMARY KEY); ALTER PUBLICATION {publication} ADD TABLE public.other;
          CREATE TABLE public.child () INHERITS (public.other)"
     ));
-    let halted = scene.run().finish().expect_code(3);
+    let halted = fixture.run().finish().expect_code(3);
     let command = format!("ALTER PUBLICATION {publication} DROP TABLE ONLY public.other");
     halted.expect_mentions(&[&command]);
-    scene.db.run(&command);
-    scene.check().finish().expect_code(0);
+    fixture.db.run(&command);
+    fixture.check().finish().expect_code(0);
 }
 
 /// Asserts that `check` and `run` name the command for the renamed table, and that it delivers the
 /// event. `run` halts, because the events were committed before the publication existed.
-fn expect_gap_of_former(scene: &mut Scene<'_>) {
+fn expect_gap_of_former(fixture: &mut Fixture<'_>) {
     const FORMER: &str = "tenant_1.former";
-    let command = command(scene, FORMER);
-    let halted = scene.run().finish().expect_code(3);
+    let command = command(fixture, FORMER);
+    let halted = fixture.run().finish().expect_code(3);
     halted.expect_mentions(&[&command, "cannot be read with it"]);
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&[&command]);
     let settings = format!(
         "tables = [\"tenant_*.outbox\", \"{FORMER}\"]\npublication = \"{}_2\"\n",
-        scene.slot()
+        fixture.slot()
     );
-    scene.use_settings(&settings);
-    let replay = scene.replay(&["--dropped-slots", "--table", FORMER, "--yes"]);
+    fixture.use_settings(&settings);
+    let replay = fixture.replay(&["--dropped-slots", "--table", FORMER, "--yes"]);
     replay.finish().expect_code(0);
-    let records = scene.records();
+    let records = fixture.records();
     assert!(records.iter().any(|record| record.key() == "between"));
 }
 
 #[test]
 fn table_that_was_renamed_before_the_publication_changed_is_named() {
-    let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
-    insert(&scene, TABLES[0], &aggregate, "between");
-    scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO former");
-    rename_publication(&mut scene);
-    scene.init().finish().expect_code(0);
-    expect_gap_of_former(&mut scene);
+    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+    insert(&fixture, TABLES[0], &aggregate, "between");
+    fixture
+        .db
+        .run("ALTER TABLE tenant_1.outbox RENAME TO former");
+    rename_publication(&mut fixture);
+    fixture.init().finish().expect_code(0);
+    expect_gap_of_former(&mut fixture);
 }
 
 #[test]
 fn table_that_was_replaced_before_the_publication_changed_is_named() {
-    let (mut scene, aggregate) = delivered(|scene| scene.aggregate(1));
-    insert(&scene, TABLES[0], &aggregate, "between");
-    scene.db.run(
+    let (mut fixture, aggregate) = delivered(|fixture| fixture.aggregate(1));
+    insert(&fixture, TABLES[0], &aggregate, "between");
+    fixture.db.run(
         "ALTER TABLE tenant_1.outbox RENAME TO former;
          CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL)",
     );
-    rename_publication(&mut scene);
-    scene.init().finish().expect_code(0);
-    expect_gap_of_former(&mut scene);
+    rename_publication(&mut fixture);
+    fixture.init().finish().expect_code(0);
+    expect_gap_of_former(&mut fixture);
 }

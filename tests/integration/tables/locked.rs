@@ -8,8 +8,8 @@ use crate::support::wait::assert_stays;
 /// PostgreSQL 17 and newer lock each table of a publication to list them.
 const VERSIONS: [u32; 4] = [14, MAJOR, 17, 18];
 
-fn lock(scene: &Scene, table: &str) -> Session {
-    let session = scene.server.session(&scene.name);
+fn lock(fixture: &Fixture, table: &str) -> Session {
+    let session = fixture.server.session(&fixture.name);
     session.run(&format!(
         "BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
     ));
@@ -19,31 +19,31 @@ fn lock(scene: &Scene, table: &str) -> Session {
 #[test]
 fn table_that_is_locked_holds_up_no_other_table() {
     for major in VERSIONS {
-        let mut scene = scene_on(major, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);
+        let mut fixture = fixture_on(major, SETTINGS, &["tenant_1.outbox", "tenant_2.outbox"]);
         // To print a filter with the names of its columns, the server locks the table.
         if major >= 15 {
-            let publication = scene.slot();
-            scene.db.run(&format!(
+            let publication = fixture.slot();
+            fixture.db.run(&format!(
                 "ALTER PUBLICATION {publication} SET TABLE walpost.outbox_row, tenant_1.outbox WHERE (aggregateid <> 'x'), tenant_2.outbox"
             ));
             // As if the table had been added with the filter: changing it drops the table and adds
             // it again.
-            scene.db.run("DELETE FROM walpost.table_state");
+            fixture.db.run("DELETE FROM walpost.table_state");
         }
-        scene.write_to(writer(&["tenant_2.outbox"]));
-        let aggregate = scene.aggregate(1);
-        let migration = lock(&scene, "tenant_1.outbox");
-        let mut walpost = scene.start();
-        scene.insert(&aggregate, "k");
-        scene.wait_for_records(1);
-        scene.wait_until_confirmed();
+        fixture.write_to(writer(&["tenant_2.outbox"]));
+        let aggregate = fixture.aggregate(1);
+        let migration = lock(&fixture, "tenant_1.outbox");
+        let mut walpost = fixture.start();
+        fixture.insert(&aggregate, "k");
+        fixture.wait_for_records(1);
+        fixture.wait_until_confirmed();
         // A new catalog connection examines everything again.
-        scene.end_walsender();
+        fixture.end_walsender();
         walpost.wait_for_logs("streaming", 2);
-        scene.insert(&aggregate, "k");
-        scene.wait_for_records(2);
-        scene.wait_until_confirmed();
-        scene.check().finish().expect_code(0);
+        fixture.insert(&aggregate, "k");
+        fixture.wait_for_records(2);
+        fixture.wait_until_confirmed();
+        fixture.check().finish().expect_code(0);
         migration.run("ROLLBACK");
         walpost.terminate().expect_code(0);
     }
@@ -52,20 +52,20 @@ fn table_that_is_locked_holds_up_no_other_table() {
 #[test]
 fn partitioned_outbox_that_is_locked_is_confirmed() {
     for major in VERSIONS {
-        let scene = Scene::bare_on_servers(Server::shared(major), Broker::shared());
-        scene.db.run(
+        let fixture = Fixture::bare_on_servers(Server::shared(major), Broker::shared());
+        fixture.db.run(
             "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb,
                  created_at timestamptz NOT NULL DEFAULT now()) PARTITION BY RANGE (created_at);
              CREATE TABLE outbox_now PARTITION OF outbox FOR VALUES FROM ('2020-01-01') TO ('2100-01-01')",
         );
-        scene.init().finish().expect_code(0);
-        let aggregate = scene.aggregate(1);
-        let walpost = scene.start_and_confirm_one(&aggregate, "k");
-        let migration = lock(&scene, "outbox");
+        fixture.init().finish().expect_code(0);
+        let aggregate = fixture.aggregate(1);
+        let walpost = fixture.start_and_confirm_one(&aggregate, "k");
+        let migration = lock(&fixture, "outbox");
         // Longer than the slot monitor's interval.
         assert_stays("confirmed", Duration::from_secs(7), || {
-            scene.write_other_wal(2);
-            scene.wait_until_confirmed();
+            fixture.write_other_wal(2);
+            fixture.wait_until_confirmed();
             true
         });
         migration.run("ROLLBACK");
@@ -76,9 +76,9 @@ fn partitioned_outbox_that_is_locked_is_confirmed() {
 /// Walpost can't start without the journal, but it must report why.
 #[test]
 fn journal_that_is_locked_is_named_in_the_log() {
-    let scene = scene(&["tenant_1.outbox"]);
-    let holder = lock(&scene, "walpost.journal");
-    let mut walpost = scene.run().start();
+    let fixture = fixture(&["tenant_1.outbox"]);
+    let holder = lock(&fixture, "walpost.journal");
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("lock timeout");
     holder.run("ROLLBACK");
     walpost.wait_for_log("streaming");

@@ -7,24 +7,27 @@ const LONG: &str = "repeat('x', 20 << 20)";
 
 #[test]
 fn default_of_megabytes_stops_no_table() {
-    let scene = scene(&["tenant_1.outbox", "tenant_2.outbox"]);
-    scene.db.run(&format!(
+    let fixture = fixture(&["tenant_1.outbox", "tenant_2.outbox"]);
+    fixture.db.run(&format!(
         "DO $$ BEGIN EXECUTE format('ALTER TABLE tenant_1.outbox ALTER COLUMN type SET DEFAULT %L', {LONG}); END $$"
     ));
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
     let insert = |table: &str, key: &str| {
         let event = Event::new(&aggregate, key, "{}");
-        scene.db.run(&writer(&[table]).insert_one(event));
+        fixture.db.run(&writer(&[table]).insert_one(event));
     };
     insert("tenant_2.outbox", "k");
     insert("tenant_1.outbox", "l");
-    assert_eq!(keys(&scene.wait_for_records(2)), ["k", "l"]);
+    assert_eq!(keys(&fixture.wait_for_records(2)), ["k", "l"]);
     walpost.terminate().expect_code(0);
-    scene.check().finish().expect_code(0);
-    let verify = scene.verify().args(["--table", "tenant_1.outbox"]).finish();
+    fixture.check().finish().expect_code(0);
+    let verify = fixture
+        .verify()
+        .args(["--table", "tenant_1.outbox"])
+        .finish();
     verify.expect_code(0);
-    let replay = scene.replay(&["--all", "--yes", "--table", "tenant_1.outbox"]);
+    let replay = fixture.replay(&["--all", "--yes", "--table", "tenant_1.outbox"]);
     replay.finish().expect_code(0);
 }
 
@@ -33,12 +36,12 @@ fn row_filter_of_megabytes_is_named() {
     if MAJOR < 15 {
         return;
     }
-    let scene = Scene::new();
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let fixture = Fixture::new();
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "DO $$ BEGIN EXECUTE format('ALTER PUBLICATION {publication} SET TABLE outbox WHERE (aggregateid <> %L)', repeat('x', 1 << 20)); END $$"
     ));
-    let halted = scene.run().finish();
+    let halted = fixture.run().finish();
     halted.expect_code(3).expect_mentions(&[
         "the row filter of table public.outbox in publication",
         "ALTER PUBLICATION",

@@ -1,57 +1,57 @@
 //! A missing slot is replaced, and the events that it had not delivered are replayed.
 
-use super::{scene, writer};
+use super::{fixture, writer};
 use crate::support::event::Event;
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::walpost::Invocation;
 
 const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
 
 #[test]
 fn events_of_each_table_that_no_slot_has_are_named_until_they_are_sent_again() {
-    let scene = scene(&TABLES);
-    let aggregates = [scene.aggregate(1), scene.aggregate(1)];
+    let fixture = fixture(&TABLES);
+    let aggregates = [fixture.aggregate(1), fixture.aggregate(1)];
     let insert = |table: usize, key: &str| {
         let event = Event::new(&aggregates[table], key, "{}");
-        scene
+        fixture
             .db
             .run(&writer(&TABLES[table..=table]).insert_one(event));
     };
-    let walpost = scene.start();
+    let walpost = fixture.start();
     insert(0, "before");
     insert(1, "before");
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    scene.drop_slot();
+    fixture.drop_slot();
     insert(0, "between");
     insert(1, "between");
 
-    let init = scene.init().finish().expect_code(0);
+    let init = fixture.init().finish().expect_code(0);
     let commands = TABLES.map(|table| {
         format!(
             "walpost replay --dropped-slots --table {table} --pipeline {}",
-            scene.name
+            fixture.name
         )
     });
     init.expect_mentions(&["may be missing", &commands[0], &commands[1]]);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     for command in &commands {
         let line = walpost.wait_for_log(command);
         assert!(line.contains("were not sent again yet"), "{line}");
     }
     walpost.wait_for_log("streaming");
     for (table, command) in TABLES.iter().zip(&commands) {
-        let check = scene.check().finish().expect_code(3);
+        let check = fixture.check().finish().expect_code(3);
         assert!(check.stdout.contains(command), "{}", check.stdout);
-        scene
+        fixture
             .replay(&["--dropped-slots", "--table", table, "--yes"])
             .finish()
             .expect_code(0);
-        let check = scene.check().finish();
+        let check = fixture.check().finish();
         assert!(!check.stdout.contains(command), "{}", check.stdout);
     }
     for aggregate in &aggregates {
-        let records = scene.records();
+        let records = fixture.records();
         let topic = format!("outbox.event.{aggregate}");
         let of_topic = records.iter().filter(|record| record.topic == topic);
         let keys: Vec<_> = of_topic.map(|record| record.key()).collect();
@@ -62,17 +62,17 @@ fn events_of_each_table_that_no_slot_has_are_named_until_they_are_sent_again() {
 
 #[test]
 fn tables_that_match_are_named_if_the_publication_has_none() {
-    let scene = scene(&TABLES);
-    let walpost = scene.start();
+    let fixture = fixture(&TABLES);
+    let walpost = fixture.start();
     walpost.terminate().expect_code(0);
-    scene.drop_slot();
+    fixture.drop_slot();
     for table in TABLES {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "ALTER PUBLICATION {} DROP TABLE {table}",
-            scene.slot()
+            fixture.slot()
         ));
     }
-    let init = scene.init().finish().expect_code(0);
+    let init = fixture.init().finish().expect_code(0);
     let command = |table| format!("walpost replay --dropped-slots --table {table} --pipeline");
     let commands = TABLES.map(command);
     init.expect_mentions(&["may be missing", &commands[0], &commands[1]]);
@@ -82,16 +82,16 @@ fn tables_that_match_are_named_if_the_publication_has_none() {
 /// recording it, and nothing had been read before.
 #[test]
 fn slot_that_was_never_read_and_is_made_by_hand_halts() {
-    let scene = scene(&TABLES);
-    let aggregate = scene.aggregate(1);
+    let fixture = fixture(&TABLES);
+    let aggregate = fixture.aggregate(1);
     let event = Event::new(&aggregate, "between", "{}");
-    scene.db.run(&writer(&TABLES[..1]).insert_one(event));
-    scene.drop_slot();
-    scene.db.run(&format!(
+    fixture.db.run(&writer(&TABLES[..1]).insert_one(event));
+    fixture.drop_slot();
+    fixture.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{}', 'pgoutput')",
-        scene.slot()
+        fixture.slot()
     ));
-    let halted = scene.run().finish().expect_code(3);
+    let halted = fixture.run().finish().expect_code(3);
     halted.expect_mentions(&["was moved or dropped and re-created", "walpost replay"]);
 }
 
@@ -99,24 +99,24 @@ fn slot_that_was_never_read_and_is_made_by_hand_halts() {
 /// which no pattern matches.
 #[test]
 fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() {
-    let scene = scene(&TABLES);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    let fixture = fixture(&TABLES);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "before");
     walpost.terminate().expect_code(0);
     let event = Event::new(&aggregate, "between", "{}");
-    scene.db.run(&writer(&TABLES[..1]).insert_one(event));
-    scene.db.run("ALTER TABLE tenant_1.outbox RENAME TO old");
-    scene.drop_slot();
-    let init = scene.init().finish().expect_code(0);
+    fixture.db.run(&writer(&TABLES[..1]).insert_one(event));
+    fixture.db.run("ALTER TABLE tenant_1.outbox RENAME TO old");
+    fixture.drop_slot();
+    let init = fixture.init().finish().expect_code(0);
     let command = format!(
         "walpost replay --dropped-slots --table tenant_1.old --pipeline {}",
-        scene.name
+        fixture.name
     );
     init.expect_mentions(&["No pattern in tables stands for tenant_1.old", &command]);
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     assert!(check.stdout.contains(&command), "{}", check.stdout);
     let settings = "tables = [\"tenant_*.outbox\", \"tenant_1.old\"]\n";
-    let file = scene.file(settings);
+    let file = fixture.file(settings);
     let replay = Invocation::new(["replay", "--config"]).arg(file).args([
         "--dropped-slots",
         "--table",
@@ -124,7 +124,7 @@ fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() 
         "--yes",
     ]);
     replay.finish().expect_code(0);
-    let records = scene.records();
+    let records = fixture.records();
     assert!(records.iter().any(|record| record.key() == "between"));
 }
 
@@ -132,81 +132,81 @@ fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() 
 /// walpost.outbox_row had not been created.
 #[test]
 fn init_adapts_the_publication_of_a_single_table_to_several() {
-    let mut scene = Scene::bare();
-    scene
+    let mut fixture = Fixture::bare();
+    fixture
         .db
         .run("CREATE SCHEMA tenant_1; CREATE SCHEMA tenant_2");
-    scene.use_settings("table = \"tenant_1.outbox\"\n");
-    scene.write_to(writer(&TABLES));
-    scene.init().finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
-    let insert = |scene: &Scene<'_>, table: usize| {
+    fixture.use_settings("table = \"tenant_1.outbox\"\n");
+    fixture.write_to(writer(&TABLES));
+    fixture.init().finish().expect_code(0);
+    let aggregate = fixture.aggregate(1);
+    let insert = |fixture: &Fixture<'_>, table: usize| {
         let event = Event::new(&aggregate, TABLES[table], "{}");
-        scene
+        fixture
             .db
             .run(&writer(&TABLES[table..=table]).insert_one(event));
     };
-    insert(&scene, 0);
-    scene.use_settings("tables = [\"tenant_*.outbox\"]\n");
-    let init = scene.init().finish().expect_code(0);
+    insert(&fixture, 0);
+    fixture.use_settings("tables = [\"tenant_*.outbox\"]\n");
+    let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&["walpost.outbox_row was added to publication"]);
-    let add = scene.init().args(["--table", TABLES[1]]).finish();
+    let add = fixture.init().args(["--table", TABLES[1]]).finish();
     add.expect_code(0);
-    insert(&scene, 1);
-    let walpost = scene.start();
-    scene.wait_for_records(2);
+    insert(&fixture, 1);
+    let walpost = fixture.start();
+    fixture.wait_for_records(2);
     walpost.terminate().expect_code(0);
-    scene.check().finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }
 
 #[test]
 fn events_that_the_former_slot_of_a_pipeline_had_not_delivered_are_named() {
-    let mut scene = scene(&TABLES);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    let mut fixture = fixture(&TABLES);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "before");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "between");
+    fixture.insert(&aggregate, "between");
     let settings = format!(
         "tables = [\"tenant_*.outbox\"]\nslot = \"{}_2\"\n",
-        scene.slot()
+        fixture.slot()
     );
-    scene.use_settings(&settings);
-    scene.init().finish().expect_code(0);
-    let mut walpost = scene.run().start();
+    fixture.use_settings(&settings);
+    fixture.init().finish().expect_code(0);
+    let mut walpost = fixture.run().start();
     for table in TABLES {
         walpost.wait_for_log(&format!("--dropped-slots --table {table}"));
     }
     walpost.wait_for_log("streaming");
-    scene.check().finish().expect_code(3);
+    fixture.check().finish().expect_code(3);
     for table in TABLES {
-        let replay = scene.replay(&["--dropped-slots", "--table", table, "--yes"]);
+        let replay = fixture.replay(&["--dropped-slots", "--table", table, "--yes"]);
         replay.finish().expect_code(0);
     }
-    let records = scene.records();
+    let records = fixture.records();
     assert!(records.iter().any(|record| record.key() == "between"));
     walpost.terminate().expect_code(0);
-    scene.check().finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }
 
 /// An operator changes the slot of a running pipeline: the former slot delivers everything before
 /// the pipeline switches.
 #[test]
 fn slot_that_exists_before_the_former_one_is_left_has_no_gap() {
-    let mut scene = scene(&TABLES);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "before");
+    let mut fixture = fixture(&TABLES);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "before");
     let settings = format!(
         "tables = [\"tenant_*.outbox\"]\nslot = \"{}_2\"\n",
-        scene.slot()
+        fixture.slot()
     );
-    scene.use_settings(&settings);
-    scene.init().finish().expect_code(0);
-    scene.insert(&aggregate, "between");
-    scene.wait_until_confirmed();
+    fixture.use_settings(&settings);
+    fixture.init().finish().expect_code(0);
+    fixture.insert(&aggregate, "between");
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log("streaming");
     assert_eq!(walpost.logged("may be missing"), 0, "{}", walpost.log());
     walpost.terminate().expect_code(0);
-    scene.check().finish().expect_code(0);
+    fixture.check().finish().expect_code(0);
 }

@@ -1,9 +1,9 @@
 //! Rows that a table had when it was added. WAL contains them as rows of `walpost.outbox_row` for
 //! one publication, and their transactions are older than the slot's position at that time.
 
-use super::{SETTINGS, add, scene, writer};
+use super::{SETTINGS, add, fixture, writer};
 use crate::support::event::Event;
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::wait::wait_until;
 
 const TABLE: &str = "tenant_2.outbox";
@@ -13,50 +13,50 @@ fn event(table: &str, aggregate: &str, key: &str) -> String {
 }
 
 /// Adds a table with an older row, which the slot has not sent.
-fn added() -> Scene<'static> {
-    let scene = scene(&["tenant_1.outbox"]);
-    let aggregate = scene.aggregate(1);
+fn added() -> Fixture<'static> {
+    let fixture = fixture(&["tenant_1.outbox"]);
+    let aggregate = fixture.aggregate(1);
     // PostgreSQL sends nothing that was committed before a publication existed.
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "CREATE SCHEMA tenant_2; CREATE TABLE tenant_2.outbox (LIKE tenant_1.outbox INCLUDING ALL);
          CREATE PUBLICATION {}_2 FOR TABLE walpost.outbox_row, tenant_1.outbox
              WITH (publish = 'insert', publish_via_partition_root)",
-        scene.slot()
+        fixture.slot()
     ));
-    scene.db.run(&event(TABLE, &aggregate, "older"));
-    let walpost = scene.start();
+    fixture.db.run(&event(TABLE, &aggregate, "older"));
+    let walpost = fixture.start();
     wait_until("catalog_xmin to pass the row", || {
-        scene
+        fixture
             .db
             .run(&event("tenant_1.outbox", &aggregate, "before"));
-        scene.db.run("CHECKPOINT");
-        scene.db.is_true(&format!(
+        fixture.db.run("CHECKPOINT");
+        fixture.db.is_true(&format!(
             "SELECT catalog_xmin::text::bigint > (SELECT max(xmin::text::bigint) FROM {TABLE})
              FROM pg_replication_slots WHERE slot_name = '{}'",
-            scene.slot()
+            fixture.slot()
         ))
     });
-    scene.wait_until_confirmed();
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    scene
+    fixture
 }
 
-fn command(scene: &Scene<'_>) -> String {
+fn command(fixture: &Fixture<'_>) -> String {
     format!(
         "walpost replay --dropped-slots --table {TABLE} --pipeline {}",
-        scene.name
+        fixture.name
     )
 }
 
-fn expect_replay(scene: &Scene<'_>) {
-    let check = scene.check().finish().expect_code(3);
-    assert!(check.stdout.contains(&command(scene)), "{}", check.stdout);
+fn expect_replay(fixture: &Fixture<'_>) {
+    let check = fixture.check().finish().expect_code(3);
+    assert!(check.stdout.contains(&command(fixture)), "{}", check.stdout);
     let has_delivered = || {
-        let records = scene.records();
+        let records = fixture.records();
         records.iter().any(|record| record.key() == "older")
     };
     assert!(!has_delivered());
-    let replay = scene.replay(&["--dropped-slots", "--table", TABLE, "--yes"]);
+    let replay = fixture.replay(&["--dropped-slots", "--table", TABLE, "--yes"]);
     replay.finish().expect_code(0);
     assert!(has_delivered());
 }
@@ -66,24 +66,24 @@ fn expect_replay(scene: &Scene<'_>) {
 #[test]
 fn older_rows_are_named_if_the_definition_names_another_publication() {
     for has_table in [true, false] {
-        let mut scene = added();
-        let publication = scene.slot();
-        add(&scene, TABLE, "");
+        let mut fixture = added();
+        let publication = fixture.slot();
+        add(&fixture, TABLE, "");
         // A start that delivers nothing keeps the recorded position at which the table was added.
-        let without_kafka = scene.invoke("run").args(["--kafka", "127.0.0.1:9"]);
+        let without_kafka = fixture.invoke("run").args(["--kafka", "127.0.0.1:9"]);
         without_kafka.start_streaming().kill();
         if has_table {
-            scene.db.run(&format!(
+            fixture.db.run(&format!(
                 "ALTER PUBLICATION {publication}_2 ADD TABLE {TABLE}"
             ));
         }
-        scene.use_settings(&format!("{SETTINGS}publication = \"{publication}_2\"\n"));
-        let check = scene.check().finish().expect_code(3);
+        fixture.use_settings(&format!("{SETTINGS}publication = \"{publication}_2\"\n"));
+        let check = fixture.check().finish().expect_code(3);
         check.expect_mentions(&["tenant_2.outbox was not in publication"]);
-        let mut walpost = scene.run().start();
-        walpost.wait_for_log(&command(&scene));
+        let mut walpost = fixture.run().start();
+        walpost.wait_for_log(&command(&fixture));
         assert_eq!(walpost.logged("outbox_row"), 0, "{}", walpost.log());
         drop(walpost.kill());
-        expect_replay(&scene);
+        expect_replay(&fixture);
     }
 }

@@ -3,12 +3,12 @@
 use std::thread;
 use std::time::Duration;
 
-use super::{add, scene_on, writer};
+use super::{add, fixture_on, writer};
 use crate::support::event::Event;
+use crate::support::fixture::Fixture;
 use crate::support::load::seed;
 use crate::support::postgres::MAJOR;
 use crate::support::records::Record;
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 const SETTINGS: &str = "tables = [\"tenant_*.outbox\"]\non_table_error = \"set-aside\"\nmax_row_bytes = \"64KiB\"\n\
@@ -40,25 +40,25 @@ fn keys_of(records: &[Record], tenant: &str) -> Vec<String> {
     keys
 }
 
-fn open_entries(scene: &Scene, tenant: &str) -> i64 {
-    scene.db.number(&format!(
+fn open_entries(fixture: &Fixture, tenant: &str) -> i64 {
+    fixture.db.number(&format!(
         "SELECT count(*) FROM walpost.journal j WHERE action = 'set aside' AND detail ->> 'state' = 'begun'
              AND detail ->> 'table' LIKE '%{tenant}%' AND NOT EXISTS (SELECT FROM walpost.journal c
                  WHERE c.action = 'set aside' AND c.detail -> 'closes' @> to_jsonb(j.id))"
     ))
 }
 
-fn scene(tables: &[&str], exactly_once: bool) -> Scene<'static> {
-    let scene = scene_on(MAJOR, SETTINGS, tables).in_mode(exactly_once);
+fn fixture(tables: &[&str], exactly_once: bool) -> Fixture<'static> {
+    let fixture = fixture_on(MAJOR, SETTINGS, tables).in_mode(exactly_once);
     for table in tables {
-        scene.accept_any_name(table);
+        fixture.accept_any_name(table);
     }
-    scene
+    fixture
 }
 
 fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bool) {
-    let scene = scene(&["tenant_ok.outbox"], exactly_once);
-    let aggregate = scene.aggregate(1);
+    let fixture = fixture(&["tenant_ok.outbox"], exactly_once);
+    let aggregate = fixture.aggregate(1);
     let payload = format!("\"{}\"", "x".repeat(200_000));
     let large =
         writer(&["tenant_large.outbox"]).insert_one(Event::new(&aggregate, "bad", &payload));
@@ -106,24 +106,24 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
         ),
     ];
     for (tenant, _) in &causes {
-        add(&scene, &format!("{tenant}.outbox"), "");
+        add(&fixture, &format!("{tenant}.outbox"), "");
     }
-    let mut walpost = scene.start();
+    let mut walpost = fixture.start();
     for (tenant, cause) in &causes {
         let table = format!("{tenant}.outbox");
         let before = event(&table, &aggregate, "before");
         // In one transaction with another tenant's rows.
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "BEGIN; {before} {} COMMIT",
             event("tenant_ok.outbox", &aggregate, tenant)
         ));
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "BEGIN; {cause} {} COMMIT",
             event("tenant_ok.outbox", &aggregate, &format!("{tenant} again"))
         ));
     }
     let is_there = |key: &str| {
-        keys_of(&scene.records(), "tenant_ok")
+        keys_of(&fixture.records(), "tenant_ok")
             .iter()
             .any(|found| found == key)
     };
@@ -132,32 +132,34 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
     });
     for (tenant, _) in &causes {
         assert_eq!(
-            open_entries(&scene, tenant),
+            open_entries(&fixture, tenant),
             1,
             "{tenant}: {}",
             walpost.log()
         );
     }
     // Nothing is delivered after the gap, not even by a process that has just started.
-    scene
+    fixture
         .db
         .run(&event("tenant_large.outbox", &aggregate, "later"));
-    scene
+    fixture
         .db
         .run(&event("tenant_route.outbox", &aggregate, "later"));
-    scene.kill(walpost);
-    walpost = scene.start_with(&["--http", "127.0.0.1:0"]);
+    fixture.kill(walpost);
+    walpost = fixture.start_with(&["--http", "127.0.0.1:0"]);
     walpost.wait_for_log("table tenant_large.outbox is set aside");
-    scene.db.run(&event("tenant_ok.outbox", &aggregate, "last"));
+    fixture
+        .db
+        .run(&event("tenant_ok.outbox", &aggregate, "last"));
     wait_until("the last event", || is_there("last"));
-    let records = scene.records();
+    let records = fixture.records();
     for (tenant, _) in &causes {
         assert_eq!(keys_of(&records, tenant), ["before"], "{tenant}");
-        assert_eq!(open_entries(&scene, tenant), 1, "{tenant}");
+        assert_eq!(open_entries(&fixture, tenant), 1, "{tenant}");
     }
     let http = walpost.http();
     wait_until("the metric", || {
-        http.metric("walpost_tables_set_aside", &scene.name) == Some(7.0)
+        http.metric("walpost_tables_set_aside", &fixture.name) == Some(7.0)
     });
     let said = http.pipeline()["summary"]["reasons"].to_string();
     assert!(
@@ -165,7 +167,7 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
         "{said}"
     );
     assert_eq!(walpost.logged("halted"), 0);
-    let check = scene.check().finish();
+    let check = fixture.check().finish();
     check.expect_mentions(&["table tenant_drop.outbox is set aside"]);
     walpost.terminate().expect_code(0);
 }
@@ -174,73 +176,77 @@ fn each_cause_sets_aside_one_table_and_the_others_are_delivered(exactly_once: bo
 #[test]
 fn table_that_is_set_aside_is_not_delivered_as_the_only_one() {
     const TABLE: &str = "tenant_1.outbox";
-    let mut scene = scene(&[TABLE], false);
-    let aggregate = scene.aggregate(1);
+    let mut fixture = fixture(&[TABLE], false);
+    let aggregate = fixture.aggregate(1);
     let payload = format!("\"{}\"", "x".repeat(200_000));
-    let mut walpost = scene.start();
-    scene
+    let mut walpost = fixture.start();
+    fixture
         .db
         .run(&writer(&[TABLE]).insert_one(Event::new(&aggregate, "bad", &payload)));
     walpost.wait_for_log("table set aside");
     walpost.terminate().expect_code(0);
-    let publication = scene.slot();
-    scene.db.run(&format!(
+    let publication = fixture.slot();
+    fixture.db.run(&format!(
         "ALTER PUBLICATION {publication} SET TABLE {TABLE}"
     ));
-    scene.db.run(&event(TABLE, &aggregate, "later"));
-    scene.use_settings(&format!("table = '{TABLE}'\n"));
+    fixture.db.run(&event(TABLE, &aggregate, "later"));
+    fixture.use_settings(&format!("table = '{TABLE}'\n"));
     let says = ["table tenant_1.outbox is set aside"];
-    let halted = scene.run().finish().expect_code(3).expect_mentions(&says);
+    let halted = fixture.run().finish().expect_code(3).expect_mentions(&says);
     halted.expect_mentions(&["Put the former definition back"]);
-    scene.check().finish().expect_code(3).expect_mentions(&says);
-    assert_eq!(scene.records().len(), 0);
+    fixture
+        .check()
+        .finish()
+        .expect_code(3)
+        .expect_mentions(&says);
+    assert_eq!(fixture.records().len(), 0);
 }
 
 fn table_is_delivered_again_after_its_rows_were_sent(exactly_once: bool) {
     const TABLE: &str = "tenant_1.outbox";
-    let scene = scene(&[TABLE, "tenant_ok.outbox"], exactly_once);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start();
-    let insert = |table: &str, key: &str| scene.db.run(&event(table, &aggregate, key));
+    let fixture = fixture(&[TABLE, "tenant_ok.outbox"], exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start();
+    let insert = |table: &str, key: &str| fixture.db.run(&event(table, &aggregate, key));
     insert(TABLE, "1");
-    scene
+    fixture
         .db
         .run("ALTER TABLE tenant_1.outbox RENAME aggregateid TO other");
-    scene
+    fixture
         .db
         .run(&event(TABLE, &aggregate, "2").replace("aggregateid", "other"));
     walpost.wait_for_log("table set aside");
-    scene
+    fixture
         .db
         .run("ALTER TABLE tenant_1.outbox RENAME other TO aggregateid");
     insert(TABLE, "3");
     insert("tenant_ok.outbox", "ok");
     wait_until("the other table", || {
-        keys_of(&scene.records(), "tenant_ok") == ["ok"]
+        keys_of(&fixture.records(), "tenant_ok") == ["ok"]
     });
-    assert_eq!(keys_of(&scene.records(), "tenant_1"), ["1"]);
-    let replay = || scene.replay(&["--set-aside", "--yes", "--table", TABLE]);
+    assert_eq!(keys_of(&fixture.records(), "tenant_1"), ["1"]);
+    let replay = || fixture.replay(&["--set-aside", "--yes", "--table", TABLE]);
     replay()
         .finish()
         .expect_code(0)
         .expect_mentions(&["delivered from the stream again"]);
-    assert_eq!(open_entries(&scene, "tenant_1"), 0);
+    assert_eq!(open_entries(&fixture, "tenant_1"), 0);
     insert(TABLE, "4");
     wait_until("the stream", || {
-        keys_of(&scene.records(), "tenant_1").len() == 4
+        keys_of(&fixture.records(), "tenant_1").len() == 4
     });
     replay()
         .finish()
         .expect_code(2)
         .expect_mentions(&["is not set aside"]);
     // Rows that were left out are also left out when the stream sends them again.
-    scene.kill(walpost);
-    walpost = scene.start();
+    fixture.kill(walpost);
+    walpost = fixture.start();
     insert(TABLE, "5");
     wait_until("the stream", || {
-        keys_of(&scene.records(), "tenant_1").len() == 5
+        keys_of(&fixture.records(), "tenant_1").len() == 5
     });
-    let records = scene.records();
+    let records = fixture.records();
     assert_eq!(keys_of(&records, "tenant_1"), ["1", "2", "3", "4", "5"]);
     for record in records
         .iter()
@@ -265,13 +271,13 @@ fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
         .collect();
     let mut all: Vec<_> = tables.iter().map(String::as_str).collect();
     all.push("tenant_ok.outbox");
-    let scene = scene(&all, exactly_once);
-    let aggregate = scene.aggregate(1);
+    let fixture = fixture(&all, exactly_once);
+    let aggregate = fixture.aggregate(1);
     let mut dice = fastrand::Rng::with_seed(seed());
     let mut expected = Vec::new();
     for (tenant, table) in tenants.iter().zip(&tables) {
-        let walpost = scene.start();
-        scene.db.run(&format!(
+        let walpost = fixture.start();
+        fixture.db.run(&format!(
             "BEGIN; {} {} {} COMMIT; {}",
             event(table, &aggregate, "before"),
             event(table, "no topic", "bad"),
@@ -279,24 +285,26 @@ fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
             event(table, &aggregate, "later"),
         ));
         expected.push(tenant.clone());
-        let written = scene.wal_position();
+        let written = fixture.wal_position();
         // The time of death is random on purpose, so it is slept for rather than waited for.
         thread::sleep(Duration::from_millis(dice.u64(0..400)));
-        scene.kill(walpost);
+        fixture.kill(walpost);
         assert!(
-            scene.confirmed() < written || open_entries(&scene, tenant) == 1,
+            fixture.confirmed() < written || open_entries(&fixture, tenant) == 1,
             "{tenant} is confirmed and not recorded"
         );
     }
-    let walpost = scene.start();
-    scene.db.run(&event("tenant_ok.outbox", &aggregate, "last"));
+    let walpost = fixture.start();
+    fixture
+        .db
+        .run(&event("tenant_ok.outbox", &aggregate, "last"));
     expected.push("last".to_owned());
     wait_until("the last event", || {
-        keys_of(&scene.records(), "tenant_ok") == expected
+        keys_of(&fixture.records(), "tenant_ok") == expected
     });
     for tenant in &tenants {
-        assert_eq!(keys_of(&scene.records(), tenant), ["before"], "{tenant}");
-        assert_eq!(open_entries(&scene, tenant), 1, "{tenant}");
+        assert_eq!(keys_of(&fixture.records(), tenant), ["before"], "{tenant}");
+        assert_eq!(open_entries(&fixture, tenant), 1, "{tenant}");
     }
     walpost.terminate().expect_code(0);
 }
@@ -304,20 +312,20 @@ fn killed_around_the_recording_it_loses_nothing(exactly_once: bool) {
 /// The stream resumes delivery only if it has left out no row that the replay did not send.
 fn rows_committed_during_the_replay_are_not_lost(exactly_once: bool) {
     const TABLE: &str = "tenant_1.outbox";
-    let scene = scene(&[TABLE], exactly_once);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start();
-    scene.db.run(&event(TABLE, "no topic", "bad"));
+    let fixture = fixture(&[TABLE], exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start();
+    fixture.db.run(&event(TABLE, "no topic", "bad"));
     walpost.wait_for_log("table set aside");
-    scene
+    fixture
         .db
         .run("DELETE FROM tenant_1.outbox WHERE aggregatetype = 'no topic'");
-    let replay = || scene.replay(&["--set-aside", "--yes", "--table", TABLE]);
+    let replay = || fixture.replay(&["--set-aside", "--yes", "--table", TABLE]);
     let mut keys = Vec::new();
     let mut running = replay().start();
     while running.is_running() {
         let key = keys.len().to_string();
-        scene.db.run(&event(TABLE, &aggregate, &key));
+        fixture.db.run(&event(TABLE, &aggregate, &key));
         keys.push(key);
         thread::sleep(Duration::from_millis(20));
     }
@@ -325,44 +333,44 @@ fn rows_committed_during_the_replay_are_not_lost(exactly_once: bool) {
         .finish()
         .expect_code(1)
         .expect_mentions(&["stays set aside"]);
-    assert_eq!(open_entries(&scene, "tenant_1"), 1);
+    assert_eq!(open_entries(&fixture, "tenant_1"), 1);
     replay().finish().expect_code(0);
-    scene.db.run(&event(TABLE, &aggregate, "last"));
+    fixture.db.run(&event(TABLE, &aggregate, "last"));
     keys.push("last".to_owned());
     wait_until("the last event", || {
-        let found = keys_of(&scene.records(), "tenant_1");
+        let found = keys_of(&fixture.records(), "tenant_1");
         found.last().map(String::as_str) == Some("last")
     });
-    assert_eq!(keys_of(&scene.records(), "tenant_1"), keys);
+    assert_eq!(keys_of(&fixture.records(), "tenant_1"), keys);
     walpost.terminate().expect_code(0);
 }
 
-/// Creates a scene whose table was set aside and is delivered again.
-pub(crate) fn set_aside_and_delivered_again() -> Scene<'static> {
-    let scene = scene(&["tenant_1.outbox"], false);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start();
-    scene.db.run(&event("tenant_1.outbox", "no topic", "bad"));
+/// Creates a fixture whose table was set aside and is delivered again.
+pub(crate) fn set_aside_and_delivered_again() -> Fixture<'static> {
+    let fixture = fixture(&["tenant_1.outbox"], false);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start();
+    fixture.db.run(&event("tenant_1.outbox", "no topic", "bad"));
     walpost.wait_for_log("table set aside");
-    scene.db.run("DELETE FROM tenant_1.outbox");
-    scene.db.run(&event("tenant_1.outbox", &aggregate, "1"));
-    scene
+    fixture.db.run("DELETE FROM tenant_1.outbox");
+    fixture.db.run(&event("tenant_1.outbox", &aggregate, "1"));
+    fixture
         .replay(&["--set-aside", "--yes", "--table", "tenant_1.outbox"])
         .finish()
         .expect_code(0);
     walpost.terminate().expect_code(0);
-    scene
+    fixture
 }
 
 #[test]
 fn retention_keeps_the_rows_of_a_table_that_is_set_aside() {
     let settings = format!("{SETTINGS}retention = \"1s\"\ndelete_rows = true\n");
-    let scene = scene_on(MAJOR, &settings, &["tenant_1.outbox"]);
-    scene.accept_any_name("tenant_1.outbox");
-    let mut walpost = scene.start();
-    scene.db.run(&event("tenant_1.outbox", "no topic", "bad"));
+    let fixture = fixture_on(MAJOR, &settings, &["tenant_1.outbox"]);
+    fixture.accept_any_name("tenant_1.outbox");
+    let mut walpost = fixture.start();
+    fixture.db.run(&event("tenant_1.outbox", "no topic", "bad"));
     walpost.wait_for_log("table set aside");
-    let maintain = scene.invoke("maintain").finish();
+    let maintain = fixture.invoke("maintain").finish();
     maintain.expect_mentions(&[
         "nothing of table tenant_1.outbox is removed",
         "walpost replay --set-aside --table tenant_1.outbox",
@@ -373,35 +381,37 @@ fn retention_keeps_the_rows_of_a_table_that_is_set_aside() {
 /// A replay of the events that are set aside reads the table that has the name by then.
 #[test]
 fn table_that_is_replaced_while_it_is_set_aside_is_named() {
-    let scene = scene(&["tenant_1.outbox"], false);
-    let aggregate = scene.aggregate(1);
-    let mut walpost = scene.start();
-    scene.db.run(&event("tenant_1.outbox", "no topic", "bad"));
+    let fixture = fixture(&["tenant_1.outbox"], false);
+    let aggregate = fixture.aggregate(1);
+    let mut walpost = fixture.start();
+    fixture.db.run(&event("tenant_1.outbox", "no topic", "bad"));
     walpost.wait_for_log("table set aside");
-    scene.db.run(&event("tenant_1.outbox", &aggregate, "aside"));
-    scene.wait_until_confirmed();
+    fixture
+        .db
+        .run(&event("tenant_1.outbox", &aggregate, "aside"));
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "DELETE FROM tenant_1.outbox WHERE aggregatetype = 'no topic';
          ALTER TABLE tenant_1.outbox RENAME TO former; CREATE TABLE tenant_1.outbox (LIKE tenant_1.former INCLUDING ALL);
          ALTER PUBLICATION {} ADD TABLE tenant_1.outbox",
-        scene.slot()
+        fixture.slot()
     ));
     let command = "walpost replay --dropped-slots --table tenant_1.former";
-    let mut walpost = scene.run().start();
+    let mut walpost = fixture.run().start();
     walpost.wait_for_log(command);
     walpost.wait_for_log("streaming");
-    let replay = scene.replay(&["--set-aside", "--yes", "--table", "tenant_1.outbox"]);
+    let replay = fixture.replay(&["--set-aside", "--yes", "--table", "tenant_1.outbox"]);
     replay.finish().expect_code(0);
     walpost.terminate().expect_code(0);
-    let check = scene.check().finish().expect_code(3);
+    let check = fixture.check().finish().expect_code(3);
     check.expect_mentions(&["events of table tenant_1.former committed", command]);
-    let mut scene = scene;
-    scene.use_settings(&SETTINGS.replace(
+    let mut fixture = fixture;
+    fixture.use_settings(&SETTINGS.replace(
         "\"tenant_*.outbox\"",
         "\"tenant_*.outbox\", \"tenant_1.former\"",
     ));
-    let replay = scene.replay(&["--dropped-slots", "--yes", "--table", "tenant_1.former"]);
+    let replay = fixture.replay(&["--dropped-slots", "--yes", "--table", "tenant_1.former"]);
     replay.finish().expect_code(0);
-    assert_eq!(keys_of(&scene.records(), "tenant_1"), ["aside"]);
+    assert_eq!(keys_of(&fixture.records(), "tenant_1"), ["aside"]);
 }

@@ -1,32 +1,32 @@
 //! Correctly delivered events pass verification, whatever the table and the topics look like.
 
 use super::{Forged, insert_rows, verify, verify_with};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::walpost::config_file;
 
 in_both_modes! { what_was_delivered_under_load_is_found_clean }
 
 fn what_was_delivered_under_load_is_found_clean(exactly_once: bool) {
-    let scene = Scene::new().in_mode(exactly_once);
-    let aggregates = [scene.aggregate(3), scene.aggregate(1)];
-    let walpost = scene.start();
-    let load = scene.load(&[&aggregates[0], &aggregates[1]]);
+    let fixture = Fixture::new().in_mode(exactly_once);
+    let aggregates = [fixture.aggregate(3), fixture.aggregate(1)];
+    let walpost = fixture.start();
+    let load = fixture.load(&[&aggregates[0], &aggregates[1]]);
     load.wait_for_transactions(200);
     // Other sessions are still writing: their events are newer than the rows that were read.
-    let verdict = verify(&scene);
+    let verdict = verify(&fixture);
     assert!(verdict.ok, "{}", verdict.counts());
     load.stop();
-    let history = scene.history();
-    let verdict = verify(&scene);
+    let history = fixture.history();
+    let verdict = verify(&fixture);
     let all = history.len();
     assert_eq!(
         verdict.counts(),
         format!("rows {all}, records {all}, delivered {all}")
     );
     assert_eq!(verdict.notes(), "[]");
-    scene.verify().finish().expect_code(0).expect_mentions(&[
+    fixture.verify().finish().expect_code(0).expect_mentions(&[
         "public.outbox",
         "delivered",
         "ok",
@@ -39,16 +39,16 @@ fn what_was_delivered_under_load_is_found_clean(exactly_once: bool) {
 #[test]
 fn leader_that_lags_hides_no_records() {
     let broker = Broker::borrowed();
-    let scene = Scene::on_servers(Server::shared(MAJOR), &broker);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "first");
-    scene.insert(&aggregate, "second");
-    scene.wait_until_confirmed();
+    let fixture = Fixture::on_servers(Server::shared(MAJOR), &broker);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "first");
+    fixture.insert(&aggregate, "second");
+    fixture.wait_until_confirmed();
     walpost.terminate().expect_code(0);
     let proxy = broker.proxy();
     let lag = proxy.lag_behind(1);
     let far = format!("bootstrap.servers=127.0.0.1:{}", proxy.port());
-    let verdict = verify_with(&scene, &["-X", &far]);
+    let verdict = verify_with(&fixture, &["-X", &far]);
     assert_eq!(verdict.counts(), "rows 2, records 2, delivered 2");
     assert!(
         lag.has_caught_up(),
@@ -58,17 +58,17 @@ fn leader_that_lags_hides_no_records() {
 
 #[test]
 fn events_repeated_after_a_crash_are_in_order() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(2);
-    let mut walpost = scene.start();
-    let load = scene.load(&[&aggregate]);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(2);
+    let mut walpost = fixture.start();
+    let load = fixture.load(&[&aggregate]);
     for _ in 0..3 {
         load.wait_for_transactions(50);
-        scene.kill(walpost);
-        walpost = scene.start();
+        fixture.kill(walpost);
+        walpost = fixture.start();
     }
     load.stop();
-    let verdict = verify(&scene);
+    let verdict = verify(&fixture);
     let counts = &verdict.pipeline["counts"];
     assert_eq!(counts["delivered"], counts["rows"]);
     assert!(verdict.ok, "{}", verdict.counts());
@@ -77,19 +77,19 @@ fn events_repeated_after_a_crash_are_in_order() {
 
 #[test]
 fn replayed_events_are_counted_separately() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let ids = insert_rows(&scene, &aggregate, &["a", "b"]);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let ids = insert_rows(&fixture, &aggregate, &["a", "b"]);
     let record = |number: usize| Forged::new(&aggregate, ["a", "b"][number], &ids[number]);
-    record(0).at(0x20, 0).produce(scene.broker);
+    record(0).at(0x20, 0).produce(fixture.broker);
     record(0)
         .at(0x10, 0)
         .with("walpost-replay", "run-1")
-        .produce(scene.broker);
+        .produce(fixture.broker);
     record(1)
         .with("walpost-replay", "run-1")
-        .produce(scene.broker);
-    let verdict = verify(&scene);
+        .produce(fixture.broker);
+    let verdict = verify(&fixture);
     assert!(verdict.ok);
     assert_eq!(
         verdict.counts(),
@@ -99,7 +99,7 @@ fn replayed_events_are_counted_separately() {
 
 #[test]
 fn values_have_the_text_that_the_log_has() {
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TYPE mood AS ENUM ('sad', 'glad');
          CREATE TABLE outbox (id int8 PRIMARY KEY, \"order\" bool, \"A\"\"b\" char(5), at timestamptz,
              raw bytea, mood mood, shard int, payload text)",
@@ -109,38 +109,38 @@ fn values_have_the_text_that_the_log_has() {
         "bytea_output = escape",
         "datestyle = 'German'",
     ] {
-        let name = &scene.name;
-        scene
+        let name = &fixture.name;
+        fixture
             .db
             .run(&format!("ALTER DATABASE {name} SET {setting}"));
     }
-    let topic = format!("{}-t", scene.name);
-    scene.topic(&topic, 2, &[]);
-    let walpost = scene.start_with_file(&format!(
+    let topic = format!("{}-t", fixture.name);
+    fixture.topic(&topic, 2, &[]);
+    let walpost = fixture.start_with_file(&format!(
         "topic = '{}-{{order}}'
          key = '{{A\"b}}|{{at}}|{{raw}}|{{mood}}'
          headers = {{ event = '{{id}}' }}
          partition = 'shard'",
-        scene.name
+        fixture.name
     ));
-    scene.db.run(
+    fixture.db.run(
         "INSERT INTO outbox SELECT n, true, 'x', now(), '\\x00ff', 'glad', n % 2, repeat('p', 1000)
          FROM generate_series(1, 10) AS n",
     );
-    scene.wait_for_records(10);
-    scene.wait_until_confirmed();
+    fixture.wait_for_records(10);
+    fixture.wait_until_confirmed();
     let config = format!(
         "[[pipeline]]\nname = '{0}'\ntopic = '{0}-{{order}}'\nkey = '{{A\"b}}|{{at}}|{{raw}}|{{mood}}'\n\
          headers = {{ event = '{{id}}' }}\npartition = 'shard'\n",
-        scene.name
+        fixture.name
     );
     let file = config_file(&config);
     let file = file.display().to_string();
-    let verdict = verify_with(&scene, &["--config", &file]);
+    let verdict = verify_with(&fixture, &["--config", &file]);
     assert_eq!(verdict.counts(), "rows 10, records 10, delivered 10");
     // Updates one row to have no topic, and another to have a different partition than its record.
-    scene.db.run("UPDATE outbox SET \"order\" = NULL WHERE id = 1; UPDATE outbox SET shard = 1 - shard WHERE id = 2");
-    let verdict = verify_with(&scene, &["--config", &file]);
+    fixture.db.run("UPDATE outbox SET \"order\" = NULL WHERE id = 1; UPDATE outbox SET shard = 1 - shard WHERE id = 2");
+    let verdict = verify_with(&fixture, &["--config", &file]);
     assert_eq!(
         verdict.counts(),
         "rows 10, records 10, delivered 9, misplaced 1, unroutable 1, unexpected 1"
@@ -150,16 +150,16 @@ fn values_have_the_text_that_the_log_has() {
 
 #[test]
 fn rows_of_partitions_are_found_too() {
-    let scene = Scene::bare();
-    scene.init().arg("--partitioned").finish().expect_code(0);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "a");
-    scene.db.run(&format!(
+    let fixture = Fixture::bare();
+    fixture.init().arg("--partitioned").finish().expect_code(0);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "a");
+    fixture.db.run(&format!(
         "INSERT INTO outbox (aggregatetype, aggregateid, type, created_at)
          VALUES ('{aggregate}', 'b', 't', now() + interval '1 day'), ('{aggregate}', 'c', 't', 'infinity')"
     ));
-    scene.wait_for_records(3);
-    assert_eq!(verify(&scene).counts(), "rows 3, records 3, delivered 3");
+    fixture.wait_for_records(3);
+    assert_eq!(verify(&fixture).counts(), "rows 3, records 3, delivered 3");
     walpost.terminate().expect_code(0);
 }

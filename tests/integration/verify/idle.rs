@@ -1,18 +1,18 @@
 //! `verify` on an idle server.
 
 use super::{advance_slot, insert_rows, verify_with};
+use crate::support::fixture::Fixture;
 use crate::support::kafka::Broker;
 use crate::support::postgres::{MAJOR, Server};
-use crate::support::scene::Scene;
 use crate::support::wait::wait_until;
 
 /// Waits until the slot has moved this many times by itself. Each time, Walpost waits about twice
 /// as long before it moves the slot again.
-fn wait_until_idle(scene: &Scene<'_>, moves: u32) {
-    let mut confirmed = scene.confirmed();
+fn wait_until_idle(fixture: &Fixture<'_>, moves: u32) {
+    let mut confirmed = fixture.confirmed();
     for _ in 0..moves {
         wait_until("the slot to move by itself", || {
-            let before = std::mem::replace(&mut confirmed, scene.confirmed());
+            let before = std::mem::replace(&mut confirmed, fixture.confirmed());
             confirmed > before
         });
     }
@@ -22,12 +22,12 @@ in_both_modes! { verify_does_not_wait_for_an_idle_slot_to_move_by_itself }
 
 fn verify_does_not_wait_for_an_idle_slot_to_move_by_itself(exactly_once: bool) {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared()).in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "a");
-    wait_until_idle(&scene, if exactly_once { 2 } else { 3 });
+    let fixture = Fixture::on_servers(&server, Broker::shared()).in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "a");
+    wait_until_idle(&fixture, if exactly_once { 2 } else { 3 });
     for _ in 0..2 {
-        let verdict = verify_with(&scene, &["--wait", "5s"]);
+        let verdict = verify_with(&fixture, &["--wait", "5s"]);
         assert_eq!(verdict.counts(), "rows 1, records 1, delivered 1");
         assert_eq!(verdict.notes(), "[]");
     }
@@ -37,15 +37,15 @@ fn verify_does_not_wait_for_an_idle_slot_to_move_by_itself(exactly_once: bool) {
 #[test]
 fn lost_row_is_missing_and_not_pending_on_an_idle_server() {
     let server = Server::private(MAJOR, "");
-    let scene = Scene::on_servers(&server, Broker::shared());
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "a");
+    let fixture = Fixture::on_servers(&server, Broker::shared());
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "a");
     walpost.terminate().expect_code(0);
-    insert_rows(&scene, &aggregate, &["lost"]);
-    advance_slot(&scene);
-    let walpost = scene.start();
-    wait_until_idle(&scene, 3);
-    let verdict = verify_with(&scene, &["--wait", "5s"]);
+    insert_rows(&fixture, &aggregate, &["lost"]);
+    advance_slot(&fixture);
+    let walpost = fixture.start();
+    wait_until_idle(&fixture, 3);
+    let verdict = verify_with(&fixture, &["--wait", "5s"]);
     assert_eq!(
         verdict.counts(),
         "rows 2, records 1, delivered 1, missing 1"

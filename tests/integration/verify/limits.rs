@@ -1,30 +1,30 @@
 //! The rows and records that are read, and the memory used.
 
 use super::{Forged, Verdict, advance_slot, insert_rows, verify, verify_with};
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 
 #[test]
 fn rows_are_chosen_by_their_time() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
     let old = |key: &str, at: &str| {
-        scene.db.run(&format!(
+        fixture.db.run(&format!(
             "INSERT INTO outbox (aggregatetype, aggregateid, type, payload, created_at)
              VALUES ('{aggregate}', '{key}', 't', '{{}}', {at})"
         ));
     };
     old("a", "'2020-01-01 12:00+00'");
     old("b", "now() - interval '2 days'");
-    advance_slot(&scene);
-    let walpost = scene.start_and_confirm_one(&aggregate, "c");
+    advance_slot(&fixture);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "c");
     assert_eq!(
-        verify(&scene).counts(),
+        verify(&fixture).counts(),
         "rows 3, records 1, delivered 1, missing 2"
     );
-    let verdict = verify_with(&scene, &["--since", "1h"]);
+    let verdict = verify_with(&fixture, &["--since", "1h"]);
     assert!(verdict.ok);
     assert_eq!(verdict.counts(), "rows 1, records 1, delivered 1");
-    let verdict = verify_with(&scene, &["--since", "72h", "--until", "1h"]);
+    let verdict = verify_with(&fixture, &["--since", "72h", "--until", "1h"]);
     assert!(!verdict.ok);
     assert_eq!(verdict.counts(), "rows 1, records 1, missing 1, outside 1");
     for (arguments, rows) in [
@@ -33,7 +33,7 @@ fn rows_are_chosen_by_their_time() {
         (&["--since", "2020-01-01 12:00", "--until", "2020-01-02"], 1),
         (&["--since", "2020-01-01", "--time-column", "created_at"], 3),
     ] {
-        let counts = &verify_with(&scene, arguments).pipeline["counts"];
+        let counts = &verify_with(&fixture, arguments).pipeline["counts"];
         assert_eq!(counts["rows"], rows, "{arguments:?}");
     }
     walpost.terminate().expect_code(0);
@@ -41,15 +41,15 @@ fn rows_are_chosen_by_their_time() {
 
 #[test]
 fn only_records_of_that_time_are_read() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(2);
-    let ids = insert_rows(&scene, &aggregate, &["a", "b"]);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(2);
+    let ids = insert_rows(&fixture, &aggregate, &["a", "b"]);
     let mut old = Forged::new(&aggregate, "a", &ids[0]);
     old.timestamp = Some(1_577_880_000_000);
-    old.produce(scene.broker);
-    Forged::new(&aggregate, "b", &ids[1]).produce(scene.broker);
-    assert_eq!(verify(&scene).counts(), "rows 2, records 2, delivered 2");
-    let verdict = verify_with(&scene, &["--since", "1h"]);
+    old.produce(fixture.broker);
+    Forged::new(&aggregate, "b", &ids[1]).produce(fixture.broker);
+    assert_eq!(verify(&fixture).counts(), "rows 2, records 2, delivered 2");
+    let verdict = verify_with(&fixture, &["--since", "1h"]);
     assert_eq!(
         verdict.counts(),
         "rows 2, records 1, delivered 1, pending 1"
@@ -57,8 +57,8 @@ fn only_records_of_that_time_are_read() {
 }
 
 /// Returns the counts, and the highest memory use of the run in bytes.
-fn most_memory(scene: &Scene<'_>, arguments: &[&str]) -> (String, u64) {
-    let mut walpost = scene.verify().arg("--json").args(arguments).start();
+fn most_memory(fixture: &Fixture<'_>, arguments: &[&str]) -> (String, u64) {
+    let mut walpost = fixture.verify().arg("--json").args(arguments).start();
     let most = walpost.peak_memory_at_exit();
     let finished = walpost.finish();
     (Verdict::of(&finished).counts(), most)
@@ -67,17 +67,17 @@ fn most_memory(scene: &Scene<'_>, arguments: &[&str]) -> (String, u64) {
 #[test]
 fn memory_is_bounded_and_the_findings_are_the_same() {
     const ROWS: usize = 200_000;
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(3);
-    let walpost = scene.start();
-    scene
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(3);
+    let walpost = fixture.start();
+    fixture
         .db
-        .run(&scene.events().insert_many(&aggregate, ROWS, "NULL"));
-    scene.wait_for_records(ROWS);
-    scene.wait_until_confirmed();
-    Forged::new(&aggregate, "x", "stranger").produce(scene.broker);
-    let (in_memory, much) = most_memory(&scene, &["--memory", "1GiB"]);
-    let (on_disk, little) = most_memory(&scene, &["--memory", "4MiB"]);
+        .run(&fixture.events().insert_many(&aggregate, ROWS, "NULL"));
+    fixture.wait_for_records(ROWS);
+    fixture.wait_until_confirmed();
+    Forged::new(&aggregate, "x", "stranger").produce(fixture.broker);
+    let (in_memory, much) = most_memory(&fixture, &["--memory", "1GiB"]);
+    let (on_disk, little) = most_memory(&fixture, &["--memory", "4MiB"]);
     let records = ROWS + 1;
     assert_eq!(
         on_disk,

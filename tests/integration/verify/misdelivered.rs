@@ -3,20 +3,20 @@
 use serde_json::Value;
 
 use super::{Forged, insert_rows, produce_again, verify, verify_with};
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 
 in_both_modes! { event_that_is_there_twice_is_told_with_its_places }
 
 fn event_that_is_there_twice_is_told_with_its_places(exactly_once: bool) {
-    let scene = Scene::new().in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    let ids = insert_rows(&scene, &aggregate, &["a", "b", "c"]);
-    let records = scene.wait_for_records(3);
-    produce_again(&scene, &records[1]);
-    produce_again(&scene, &records[1]);
-    produce_again(&scene, &records[2]);
-    let verdict = verify_with(&scene, &["--forbid-repeats"]);
+    let fixture = Fixture::new().in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c"]);
+    let records = fixture.wait_for_records(3);
+    produce_again(&fixture, &records[1]);
+    produce_again(&fixture, &records[1]);
+    produce_again(&fixture, &records[2]);
+    let verdict = verify_with(&fixture, &["--forbid-repeats"]);
     assert!(!verdict.ok);
     // The records follow a later one, but they are repetitions.
     assert_eq!(
@@ -33,13 +33,13 @@ fn event_that_is_there_twice_is_told_with_its_places(exactly_once: bool) {
     assert_eq!(thrice["copies"], 3);
     assert_eq!(thrice["at"][0]["offset"], records[1].offset);
     assert_eq!(thrice["at"].as_array().unwrap().len(), 3);
-    let verdict = verify(&scene);
+    let verdict = verify(&fixture);
     assert_eq!(
         verdict.ok, !exactly_once,
         "what the mode allows is no error"
     );
     assert_eq!(verdict.findings().len(), 2, "told all the same");
-    let verdict = verify_with(&scene, &["--allow-repeats"]);
+    let verdict = verify_with(&fixture, &["--allow-repeats"]);
     assert!(verdict.ok);
     assert_eq!(verdict.findings().len(), 2, "told all the same");
     walpost.terminate().expect_code(0);
@@ -47,9 +47,9 @@ fn event_that_is_there_twice_is_told_with_its_places(exactly_once: bool) {
 
 #[test]
 fn record_that_is_behind_a_later_one_is_out_of_order() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(2);
-    let ids = insert_rows(&scene, &aggregate, &["a", "b", "c", "d", "e"]);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(2);
+    let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c", "d", "e"]);
     let record = |number: usize, commit, index| {
         let key = ["a", "b", "c", "d", "e"][number];
         Forged::new(&aggregate, key, &ids[number]).at(commit, index)
@@ -64,9 +64,9 @@ fn record_that_is_behind_a_later_one_is_out_of_order() {
         Forged::new(&aggregate, "x", "stranger").at(0x900, 0),
         record(4, 0x28, 0),
     ] {
-        forged.produce(scene.broker);
+        forged.produce(fixture.broker);
     }
-    let verdict = verify(&scene);
+    let verdict = verify(&fixture);
     assert!(!verdict.ok);
     assert_eq!(
         verdict.counts(),
@@ -83,32 +83,32 @@ fn record_that_is_behind_a_later_one_is_out_of_order() {
 
 #[test]
 fn transaction_without_some_of_its_events_has_a_gap() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let ids = insert_rows(&scene, &aggregate, &["a", "b", "c", "d", "e"]);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c", "d", "e"]);
     for (number, (commit, index)) in [(0x10, 0), (0x20, 1), (0x20, 4), (0x30, 0), (0x30, 1)]
         .into_iter()
         .enumerate()
     {
         let key = ["a", "b", "c", "d", "e"][number];
         let record = Forged::new(&aggregate, key, &ids[number]);
-        record.at(commit, index).produce(scene.broker);
+        record.at(commit, index).produce(fixture.broker);
     }
     // The table has no rows of this transaction, so its events are unknown.
     Forged::new(&aggregate, "x", "stranger")
         .at(0x15, 3)
-        .produce(scene.broker);
+        .produce(fixture.broker);
     // If a copy was started again, some of the copied rows have two records.
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "INSERT INTO walpost.journal (pipeline, slot, action, to_lsn, detail)
          VALUES ('{}', '{}', 'snapshot', '0/41', '{{}}')",
-        scene.name,
-        scene.slot()
+        fixture.name,
+        fixture.slot()
     ));
     Forged::new(&aggregate, "a", &ids[0])
         .at(0x40, 7)
-        .produce(scene.broker);
-    let verdict = verify_with(&scene, &["--limit", "9"]);
+        .produce(fixture.broker);
+    let verdict = verify_with(&fixture, &["--limit", "9"]);
     let gaps: Vec<_> = verdict
         .findings()
         .into_iter()
@@ -123,20 +123,20 @@ fn transaction_without_some_of_its_events_has_a_gap() {
 
 #[test]
 fn record_in_another_topic_or_with_another_key_is_misplaced() {
-    let scene = Scene::new();
-    let (aggregate, other) = (scene.aggregate(1), scene.aggregate(1));
-    let ids = insert_rows(&scene, &aggregate, &["a", "b", "c"]);
-    Forged::new(&aggregate, "a", &ids[0]).produce(scene.broker);
-    Forged::new(&aggregate, "z", &ids[1]).produce(scene.broker);
-    Forged::new(&other, "c", &ids[2]).produce(scene.broker);
-    let verdict = verify(&scene);
+    let fixture = Fixture::new();
+    let (aggregate, other) = (fixture.aggregate(1), fixture.aggregate(1));
+    let ids = insert_rows(&fixture, &aggregate, &["a", "b", "c"]);
+    Forged::new(&aggregate, "a", &ids[0]).produce(fixture.broker);
+    Forged::new(&aggregate, "z", &ids[1]).produce(fixture.broker);
+    Forged::new(&other, "c", &ids[2]).produce(fixture.broker);
+    let verdict = verify(&fixture);
     assert_eq!(
         verdict.counts(),
         "rows 3, records 2, delivered 2, pending 1, misplaced 1"
     );
     assert_eq!(verdict.findings()[0]["differs"], "key");
     let other = format!("outbox.event.{other}");
-    let verdict = verify_with(&scene, &["--also-topic", &other]);
+    let verdict = verify_with(&fixture, &["--also-topic", &other]);
     assert_eq!(
         verdict.counts(),
         "rows 3, records 3, delivered 3, misplaced 2"
@@ -151,29 +151,29 @@ fn record_in_another_topic_or_with_another_key_is_misplaced() {
 
 #[test]
 fn unexpected_record_is_counted_and_an_error_only_on_request() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "a");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "a");
     Forged::new(&aggregate, "a", "not-in-the-table")
         .at(0x10, 0)
-        .produce(scene.broker);
+        .produce(fixture.broker);
     // Committed after the table was read.
     Forged::new(&aggregate, "a", "not-yet-in-the-table")
         .at(u64::MAX >> 1, 0)
-        .produce(scene.broker);
-    scene.broker.produce(
+        .produce(fixture.broker);
+    fixture.broker.produce(
         &format!("outbox.event.{aggregate}"),
         "k",
         "no header at all",
     );
-    let verdict = verify(&scene);
+    let verdict = verify(&fixture);
     assert!(verdict.ok);
     assert_eq!(
         verdict.counts(),
         "rows 1, records 4, delivered 1, unexpected 2, newer 1"
     );
     assert_eq!(verdict.findings(), Vec::<Value>::new());
-    let verdict = verify_with(&scene, &["--strict"]);
+    let verdict = verify_with(&fixture, &["--strict"]);
     assert!(!verdict.ok);
     let mut ids: Vec<_> = verdict
         .findings()

@@ -10,23 +10,23 @@ use rdkafka::{Offset, TopicPartitionList};
 use serde_json::Value;
 
 use super::{Forged, advance_slot, insert_rows, verify, verify_with};
+use crate::support::fixture::Fixture;
 use crate::support::reaper;
-use crate::support::scene::Scene;
 use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
 #[test]
 fn undelivered_rows_are_reported_missing() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(2);
-    scene
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(2);
+    fixture
         .start_and_confirm_one(&aggregate, "first")
         .terminate()
         .expect_code(0);
-    let lost = insert_rows(&scene, &aggregate, &["a", "b", "c"]);
-    advance_slot(&scene);
-    let walpost = scene.start();
-    scene.insert(&aggregate, "last");
-    let verdict = verify(&scene);
+    let lost = insert_rows(&fixture, &aggregate, &["a", "b", "c"]);
+    advance_slot(&fixture);
+    let walpost = fixture.start();
+    fixture.insert(&aggregate, "last");
+    let verdict = verify(&fixture);
     assert!(!verdict.ok);
     assert_eq!(
         verdict.counts(),
@@ -48,7 +48,7 @@ fn undelivered_rows_are_reported_missing() {
 
     // As text, limited to the requested number of findings; the file contains all of them.
     let file = reaper::folder("verify").join("findings");
-    let finished = scene
+    let finished = fixture
         .verify()
         .args(["--limit", "1", "--output"])
         .arg(&file)
@@ -71,20 +71,23 @@ fn undelivered_rows_are_reported_missing() {
 
 #[test]
 fn rows_that_were_skipped_are_missing_with_a_note() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "a");
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "a");
     walpost.terminate().expect_code(0);
-    wait_until("the slot to be free", || !scene.slot_is_active());
-    scene.insert(&aggregate, "b");
-    let end = scene.db.value("SELECT pg_current_wal_flush_lsn()").unwrap();
-    scene.skip(&end).arg("--yes").finish().expect_code(0);
+    wait_until("the slot to be free", || !fixture.slot_is_active());
+    fixture.insert(&aggregate, "b");
+    let end = fixture
+        .db
+        .value("SELECT pg_current_wal_flush_lsn()")
+        .unwrap();
+    fixture.skip(&end).arg("--yes").finish().expect_code(0);
     assert!(
-        !verify(&scene).notes().contains("were skipped"),
+        !verify(&fixture).notes().contains("were skipped"),
         "it may come"
     );
-    let walpost = scene.start_and_confirm_one(&aggregate, "c");
-    let verdict = verify(&scene);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "c");
+    let verdict = verify(&fixture);
     assert_eq!(
         verdict.counts(),
         "rows 3, records 2, delivered 2, missing 1"
@@ -96,16 +99,16 @@ fn rows_that_were_skipped_are_missing_with_a_note() {
 
 #[test]
 fn rows_of_a_topic_that_is_not_there_are_missing_when_nothing_can_come() {
-    let scene = Scene::new();
-    let slot = scene.slot();
-    let nowhere = format!("{}.nowhere", scene.name);
-    insert_rows(&scene, &nowhere, &["a"]);
-    let verdict = verify(&scene);
+    let fixture = Fixture::new();
+    let slot = fixture.slot();
+    let nowhere = format!("{}.nowhere", fixture.name);
+    insert_rows(&fixture, &nowhere, &["a"]);
+    let verdict = verify(&fixture);
     assert_eq!(verdict.counts(), "rows 1, pending 1");
-    scene.db.run(&format!(
+    fixture.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
     ));
-    let verdict = verify(&scene);
+    let verdict = verify(&fixture);
     assert_eq!(verdict.counts(), "rows 1, missing 1");
     let notes = verdict.notes();
     for text in [&nowhere, &slot] {
@@ -117,12 +120,12 @@ fn rows_of_a_topic_that_is_not_there_are_missing_when_nothing_can_come() {
 in_both_modes! { what_is_not_confirmed_yet_is_pending }
 
 fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
-    let scene = Scene::new().in_mode(exactly_once);
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start_and_confirm_one(&aggregate, "a");
+    let fixture = Fixture::new().in_mode(exactly_once);
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start_and_confirm_one(&aggregate, "a");
     walpost.freeze();
-    scene.insert(&aggregate, "b");
-    let verdict = verify_with(&scene, &["--wait", "1s"]);
+    fixture.insert(&aggregate, "b");
+    let verdict = verify_with(&fixture, &["--wait", "1s"]);
     assert!(verdict.ok);
     assert_eq!(
         verdict.counts(),
@@ -131,11 +134,11 @@ fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
     assert!(verdict.notes().contains("longer than --wait"));
     walpost.thaw();
     // This waits until the row has been delivered.
-    assert_eq!(verify(&scene).counts(), "rows 2, records 2, delivered 2");
+    assert_eq!(verify(&fixture).counts(), "rows 2, records 2, delivered 2");
     walpost.terminate().expect_code(0);
-    scene.insert(&aggregate, "c");
-    wait_until("the slot to be free", || !scene.slot_is_active());
-    let verdict = verify(&scene);
+    fixture.insert(&aggregate, "c");
+    wait_until("the slot to be free", || !fixture.slot_is_active());
+    let verdict = verify(&fixture);
     assert!(verdict.ok);
     assert_eq!(verdict.pipeline["counts"]["pending"], 1);
     assert!(verdict.notes().contains("nobody reads it"));
@@ -143,27 +146,27 @@ fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
 
 #[test]
 fn records_of_transactions_that_were_aborted_or_are_open_are_not_seen() {
-    let scene = Scene::new().exactly_once();
-    let aggregate = scene.aggregate(1);
-    let walpost = scene.start();
-    let ids = insert_rows(&scene, &aggregate, &["a"]);
-    scene.wait_for_records(1);
-    let mut config = scene.broker.client();
-    config.set("transactional.id", format!("{}-aborts", scene.name));
+    let fixture = Fixture::new().exactly_once();
+    let aggregate = fixture.aggregate(1);
+    let walpost = fixture.start();
+    let ids = insert_rows(&fixture, &aggregate, &["a"]);
+    fixture.wait_for_records(1);
+    let mut config = fixture.broker.client();
+    config.set("transactional.id", format!("{}-aborts", fixture.name));
     let producer: BaseProducer = config.create().unwrap();
     producer.init_transactions(WAIT_TIMEOUT).unwrap();
     producer.begin_transaction().unwrap();
     Forged::new(&aggregate, "a", &ids[0]).send(&producer);
     producer.flush(WAIT_TIMEOUT).unwrap();
     producer.abort_transaction(WAIT_TIMEOUT).unwrap();
-    assert_eq!(verify(&scene).counts(), "rows 1, records 1, delivered 1");
+    assert_eq!(verify(&fixture).counts(), "rows 1, records 1, delivered 1");
 
     producer.begin_transaction().unwrap();
     Forged::new(&aggregate, "a", &ids[0]).send(&producer);
     producer.flush(WAIT_TIMEOUT).unwrap();
-    scene.insert(&aggregate, "b");
-    scene.wait_until_confirmed();
-    let verdict = verify_with(&scene, &["--wait", "1s"]);
+    fixture.insert(&aggregate, "b");
+    fixture.wait_until_confirmed();
+    let verdict = verify_with(&fixture, &["--wait", "1s"]);
     assert!(verdict.ok);
     assert_eq!(
         verdict.counts(),
@@ -171,24 +174,24 @@ fn records_of_transactions_that_were_aborted_or_are_open_are_not_seen() {
     );
     assert!(verdict.notes().contains("open transaction"));
     producer.abort_transaction(WAIT_TIMEOUT).unwrap();
-    assert_eq!(verify(&scene).counts(), "rows 2, records 2, delivered 2");
+    assert_eq!(verify(&fixture).counts(), "rows 2, records 2, delivered 2");
     walpost.terminate().expect_code(0);
 }
 
 #[test]
 fn rows_whose_records_were_removed_for_their_age_are_expired() {
-    let scene = Scene::new();
-    let aggregate = scene.aggregate(1);
+    let fixture = Fixture::new();
+    let aggregate = fixture.aggregate(1);
     let topic = format!("outbox.event.{aggregate}");
-    let walpost = scene.start();
-    insert_rows(&scene, &aggregate, &["a", "b", "c"]);
-    scene.wait_for_records(3);
+    let walpost = fixture.start();
+    insert_rows(&fixture, &aggregate, &["a", "b", "c"]);
+    fixture.wait_for_records(3);
     std::thread::sleep(Duration::from_millis(20));
-    scene.insert(&aggregate, "d");
-    scene.wait_for_records(4);
-    scene.wait_until_confirmed();
+    fixture.insert(&aggregate, "d");
+    fixture.wait_for_records(4);
+    fixture.wait_until_confirmed();
     let remove = |before: i64| {
-        let admin: AdminClient<DefaultClientContext> = scene.broker.client().create().unwrap();
+        let admin: AdminClient<DefaultClientContext> = fixture.broker.client().create().unwrap();
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(&topic, 0, Offset::Offset(before))
             .unwrap();
@@ -202,7 +205,7 @@ fn rows_whose_records_were_removed_for_their_age_are_expired() {
     };
     // A transaction whose first records were removed does not have a gap.
     remove(1);
-    let verdict = verify(&scene);
+    let verdict = verify(&fixture);
     assert!(verdict.ok, "{}", verdict.counts());
     assert_eq!(
         verdict.counts(),
@@ -210,12 +213,12 @@ fn rows_whose_records_were_removed_for_their_age_are_expired() {
     );
     assert!(verdict.notes().contains("has lost its first records"));
     remove(3);
-    let verdict = verify(&scene);
+    let verdict = verify(&fixture);
     assert_eq!(
         verdict.counts(),
         "rows 4, records 1, delivered 1, expired 3"
     );
     remove(4);
-    assert_eq!(verify(&scene).counts(), "rows 4, expired 4");
+    assert_eq!(verify(&fixture).counts(), "rows 4, expired 4");
     walpost.terminate().expect_code(0);
 }

@@ -1,7 +1,7 @@
 //! Impossible requests are reported.
 
 use crate::support::event::Outbox;
-use crate::support::scene::Scene;
+use crate::support::fixture::Fixture;
 use crate::support::walpost::Invocation;
 
 #[test]
@@ -45,54 +45,54 @@ fn impossible_requests_are_rejected_without_querying_a_server() {
 
 #[test]
 fn reports_columns_that_the_table_lacks() {
-    let scene = Scene::bare();
-    scene.verify().finish().expect_code(3).expect_mentions(&[
+    let fixture = Fixture::bare();
+    fixture.verify().finish().expect_code(3).expect_mentions(&[
         "public.outbox",
         "does not exist",
         "walpost init",
     ]);
-    let scene = Scene::with_table(
+    let fixture = Fixture::with_table(
         "CREATE TABLE outbox (id uuid, aggregatetype text, aggregateid text, type text, payload jsonb)",
     );
-    scene
+    fixture
         .verify()
         .args(["--since", "1h"])
         .finish()
         .expect_code(2)
         .expect_mentions(&["created_at", "--time-column"]);
-    scene
+    fixture
         .verify()
         .args(["--time-column", "type"])
         .finish()
         .expect_code(2)
         .expect_mentions(&["\"type\"", "neither timestamptz nor timestamp"]);
-    scene
+    fixture
         .verify()
         .args(["--header", "type={type}"])
         .finish()
         .expect_code(2)
         .expect_mentions(&["no header has the event's id"]);
-    scene
+    fixture
         .verify()
         .args(["--topic", "{tenant}"])
         .finish()
         .expect_code(3)
         .expect_mentions(&["tenant", "no column"]);
     // Without rows, there are no findings.
-    scene.verify().finish().expect_code(0);
+    fixture.verify().finish().expect_code(0);
 }
 
 #[test]
 fn broker_that_does_not_answer_is_named() {
-    let scene = Scene::new();
-    scene.insert("a", "k");
-    scene
+    let fixture = Fixture::new();
+    fixture.insert("a", "k");
+    fixture
         .invoke("verify")
         .args(["--kafka", "127.0.0.1:9"])
         .finish()
         .expect_code(1)
         .expect_mentions(&["127.0.0.1:9"]);
-    let log = Scene::with_outbox(Outbox::Messages);
+    let log = Fixture::with_outbox(Outbox::Messages);
     log.verify()
         .finish()
         .expect_code(2)

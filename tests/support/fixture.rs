@@ -24,7 +24,7 @@ pub(crate) use commands::Commands;
 use topics::Topics;
 
 /// Everything that one test works with. Dropping it also drops the database and its slots.
-pub(crate) struct Scene<'a> {
+pub(crate) struct Fixture<'a> {
     pub(crate) server: &'a Server,
     pub(crate) broker: &'a Broker,
     /// Addresses at which Walpost reaches the broker.
@@ -44,52 +44,52 @@ pub(crate) struct Scene<'a> {
     taken_back: HashSet<String>,
 }
 
-impl Scene<'static> {
-    /// Creates a scene on the shared servers, with the outbox table, publication and slot that
+impl Fixture<'static> {
+    /// Creates a fixture on the shared servers, with the outbox table, publication and slot that
     /// `walpost init` creates.
     pub(crate) fn new() -> Self {
         Self::with_outbox(Outbox::Table)
     }
 
-    /// Like [`Scene::new`], with the given kind of outbox.
+    /// Like [`Fixture::new`], with the given kind of outbox.
     pub(crate) fn with_outbox(outbox: Outbox) -> Self {
         Self::with_outbox_on(outbox, Server::shared(MAJOR), Broker::shared())
     }
 
-    /// Creates a scene on the shared servers, with an empty database.
+    /// Creates a fixture on the shared servers, with an empty database.
     pub(crate) fn bare() -> Self {
         Self::bare_on_servers(Server::shared(MAJOR), Broker::shared())
     }
 
-    /// Creates a scene on the shared servers with a table that the test defines. `walpost init`
+    /// Creates a fixture on the shared servers with a table that the test defines. `walpost init`
     /// creates the publication and the slot.
     pub(crate) fn with_table(create: &str) -> Self {
-        let scene = Self::bare();
-        scene.db.run(create);
-        scene.init().finish().expect_code(0);
-        scene
+        let fixture = Self::bare();
+        fixture.db.run(create);
+        fixture.init().finish().expect_code(0);
+        fixture
     }
 }
 
-impl<'a> Scene<'a> {
-    /// Like [`Scene::new`], on the given servers.
+impl<'a> Fixture<'a> {
+    /// Like [`Fixture::new`], on the given servers.
     pub(crate) fn on_servers(server: &'a Server, broker: &'a Broker) -> Self {
         Self::with_outbox_on(Outbox::Table, server, broker)
     }
 
-    /// Like [`Scene::with_outbox`], on the given servers.
+    /// Like [`Fixture::with_outbox`], on the given servers.
     pub(crate) fn with_outbox_on(outbox: Outbox, server: &'a Server, broker: &'a Broker) -> Self {
-        let scene = Self::bare_with(outbox, server, broker, "");
-        scene.init().finish().expect_code(0);
-        scene
+        let fixture = Self::bare_with(outbox, server, broker, "");
+        fixture.init().finish().expect_code(0);
+        fixture
     }
 
-    /// Like [`Scene::bare`], on the given servers.
+    /// Like [`Fixture::bare`], on the given servers.
     pub(crate) fn bare_on_servers(server: &'a Server, broker: &'a Broker) -> Self {
         Self::bare_with(Outbox::Table, server, broker, "")
     }
 
-    /// Like [`Scene::bare`], with the given kind of outbox and servers. `options` are options of
+    /// Like [`Fixture::bare`], with the given kind of outbox and servers. `options` are options of
     /// CREATE DATABASE.
     pub(crate) fn bare_with(
         outbox: Outbox,
@@ -174,13 +174,13 @@ impl<'a> Scene<'a> {
         self.server.conninfo(&self.name)
     }
 
-    /// Like [`Scene::conninfo`], for a role that needs no password on the Unix-domain socket.
+    /// Like [`Fixture::conninfo`], for a role that needs no password on the Unix-domain socket.
     pub(crate) fn conninfo_as(&self, role: &str) -> String {
         self.server.conninfo_as(role, &self.name)
     }
 }
 
-impl Drop for Scene<'_> {
+impl Drop for Fixture<'_> {
     fn drop(&mut self) {
         let Ok(session) = Session::connect(&self.server.conninfo("postgres")) else {
             return;
