@@ -383,17 +383,17 @@ impl Attempt<'_> {
         self.conninfo
             .exposures
             .record_connection(wire.exposure(), self.label, tls.mode);
+        // A pooler may have dropped the parameters. SHOW calls no function, so it is safe to run with
+        // any search_path.
+        let search_path = wire.query("SHOW search_path").await?;
+        if search_path.as_deref() != Some(SEARCH_PATH.1) {
+            wire.terminate().await;
+            return Err(DialError::Pooler {
+                host: self.label.to_owned(),
+                search_path: search_path.unwrap_or_default(),
+            });
+        }
         if started.may_be_since(SUPPORTED_SINCE) {
-            // A pooler may have dropped the parameters. SHOW calls no function, so it is safe to run
-            // with any search_path.
-            let search_path = wire.query("SHOW search_path").await?;
-            if search_path.as_deref() != Some(SEARCH_PATH.1) {
-                wire.terminate().await;
-                return Err(DialError::Pooler {
-                    host: self.label.to_owned(),
-                    search_path: search_path.unwrap_or_default(),
-                });
-            }
             wire.query(LATER_TIMEOUTS).await?;
         }
         // Both commands also work in a replication session.

@@ -35,12 +35,14 @@ enum Step {
     /// Reads some bytes of whatever arrives.
     Anything,
     Send(Vec<u8>),
+    /// Accepts the client without further authentication, and replies to its query for search_path.
+    Accept,
     /// Accepts TLS.
     Tls,
     /// Waits until the client closes the connection.
     Wait,
 }
-use Step::{Anything, Send, Tagged, Tls as AcceptTls, Untagged, Wait};
+use Step::{Accept, Anything, Send, Tagged, Tls as AcceptTls, Untagged, Wait};
 
 trait Stream: AsyncRead + AsyncWrite + Unpin + std::marker::Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + std::marker::Send> Stream for T {}
@@ -93,6 +95,12 @@ async fn follow(
             }
             Anything => drop(stream.read(&mut [0; 1024]).await?),
             Send(bytes) => stream.write_all(&bytes).await?,
+            Accept => {
+                stream.write_all(&ready()).await?;
+                stream.read_u8().await?;
+                assert_eq!(read_untagged(&mut stream).await?, b"SHOW search_path\0");
+                stream.write_all(&value(SEARCH_PATH.1)).await?;
+            }
             AcceptTls => {
                 let ssl = Ssl::new(self_signed().context()).unwrap();
                 let mut encrypted = tokio_openssl::SslStream::new(ssl, stream).unwrap();
@@ -185,7 +193,7 @@ fn sasl_offer() -> Vec<u8> {
     authentication(10, b"SCRAM-SHA-256\0\0")
 }
 
-/// Returns AuthenticationOk and the messages after it, from a server too old for further queries.
+/// Returns AuthenticationOk and the messages after it, from a server too old for [`LATER_TIMEOUTS`].
 fn ready() -> Vec<u8> {
     let key = [7_i32.to_be_bytes(), 8_i32.to_be_bytes()].concat();
     [
@@ -200,13 +208,7 @@ fn ready() -> Vec<u8> {
 
 /// Returns the steps of a server that accepts TLS, then the client without authentication.
 fn encrypted() -> Vec<Step> {
-    vec![
-        Untagged,
-        Send(b"S".to_vec()),
-        AcceptTls,
-        Untagged,
-        Send(ready()),
-    ]
+    vec![Untagged, Send(b"S".to_vec()), AcceptTls, Untagged, Accept]
 }
 
 /// Returns the reply to a query for one value.

@@ -12,7 +12,7 @@ async fn passwords_are_sent_as_the_server_asks() {
             "md51e8407dfb59787c442d61f29237e2c80\0",
         ),
     ] {
-        let script = vec![Untagged, Send(request.clone()), Tagged, Send(ready())];
+        let script = vec![Untagged, Send(request.clone()), Tagged, Accept];
         let (session, heard) = dial("sslmode=disable password=secret", script).await;
         session.unwrap();
         assert_eq!(String::from_utf8_lossy(&heard[0][1]), expected);
@@ -33,7 +33,7 @@ async fn a_broken_scram_exchange_is_never_a_session() {
             "invalid nonce",
         ),
         (
-            vec![Untagged, Send(sasl_offer()), Tagged, Send(ready())],
+            vec![Untagged, Send(sasl_offer()), Tagged, Accept],
             "SASLContinue",
         ),
         (
@@ -104,7 +104,7 @@ async fn sends_nothing_if_require_auth_forbids_the_requested_method() {
         assert_eq!(heard[0].len(), 1, "nothing behind the startup message");
     }
     for required in ["none", "!md5", "none,scram-sha-256"] {
-        let script = vec![Untagged, Send(ready())];
+        let script = vec![Untagged, Accept];
         let parameters = format!("sslmode=disable require_auth={required}");
         dial(&parameters, script).await.0.unwrap();
     }

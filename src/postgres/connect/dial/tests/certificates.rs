@@ -24,7 +24,7 @@ async fn tls_that_the_server_lacks_is_an_error_only_where_it_is_required() {
             error => panic!("{mode}: {error}"),
         }
     }
-    let script = vec![Untagged, Send(b"N".to_vec()), Untagged, Send(ready())];
+    let script = vec![Untagged, Send(b"N".to_vec()), Untagged, Accept];
     dial("sslmode=prefer", script).await.0.unwrap();
 }
 
@@ -83,7 +83,7 @@ async fn a_certificate_is_checked_where_the_mode_asks_for_it() {
 
 #[tokio::test]
 async fn prefer_continues_without_tls_if_the_handshake_or_pg_hba_fails() {
-    let plain = || vec![Untagged, Send(ready())];
+    let plain = || vec![Untagged, Accept];
     let no_handshake = vec![
         Untagged,
         Send(b"S".to_vec()),

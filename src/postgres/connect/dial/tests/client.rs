@@ -4,13 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn an_sql_client_works_on_the_session_that_was_dialed() {
-    let script = vec![
-        Untagged,
-        Send(ready()),
-        Tagged,
-        Send(value("hello")),
-        Tagged,
-    ];
+    let script = vec![Untagged, Accept, Tagged, Send(value("hello")), Tagged];
     let (port, heard) = server(vec![script]).await;
     let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable");
     let (client, connection) = sql(&conninfo(&text), SqlLimits::CATALOG_QUERIES)

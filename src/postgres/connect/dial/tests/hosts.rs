@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_host_that_is_read_only_is_passed_over() {
-    let standby = |shown| vec![Untagged, Send(ready()), Tagged, Send(value(shown)), Tagged];
+    let standby = |shown| vec![Untagged, Accept, Tagged, Send(value(shown)), Tagged];
     for (attribute, question) in [
         ("read-write", "SHOW transaction_read_only\0"),
         ("primary", "SHOW in_hot_standby\0"),
@@ -26,7 +26,7 @@ async fn a_host_that_is_read_only_is_passed_over() {
     let parameters = "sslmode=disable target_session_attrs=read-write";
     let error = dial(
         parameters,
-        vec![Untagged, Send(ready()), Tagged, Send(value("on")), Tagged],
+        vec![Untagged, Accept, Tagged, Send(value("on")), Tagged],
     )
     .await
     .0

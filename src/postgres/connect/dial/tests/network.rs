@@ -87,7 +87,7 @@ async fn sends_no_password_over_a_network_to_an_unauthenticated_server() {
                 dial_outside(address, is_replication, parameters, without(asks())).await;
             assert!(matches!(done, Err(DialError::Exposed { .. })), "{done:?}");
 
-            let accepts = || vec![Send(request.clone()), Tagged, Send(ready())];
+            let accepts = || vec![Send(request.clone()), Tagged, Accept];
             for script in [without(accepts()), by_tls(accepts())] {
                 let parameters = format!("password=secret require_auth={method},none");
                 let (done, heard) =
@@ -102,7 +102,7 @@ async fn sends_no_password_over_a_network_to_an_unauthenticated_server() {
 #[tokio::test]
 async fn network_exposure_is_logged_once_per_kind() {
     let Some(address) = outside() else { return };
-    let clear = || vec![Untagged, Send(b"N".to_vec()), Untagged, Send(ready())];
+    let clear = || vec![Untagged, Send(b"N".to_vec()), Untagged, Accept];
     let scripts = vec![encrypted(), encrypted(), clear(), clear(), encrypted()];
     let (port, heard) = server_at(address, scripts).await;
     let conninfo = conninfo(&format!("hostaddr={address} port={port}"));

@@ -4,8 +4,9 @@ use super::*;
 
 #[tokio::test]
 async fn a_session_holds_what_the_server_said_and_all_that_followed() {
-    let answer = [&ready()[..], b"more"].concat();
-    let (port, heard) = server(vec![vec![Untagged, Send(answer)]]).await;
+    let answer = [&value(SEARCH_PATH.1)[..], b"more"].concat();
+    let script = vec![Untagged, Send(ready()), Tagged, Send(answer)];
+    let (port, heard) = server(vec![script]).await;
     let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable options='-c geqo=off'");
     let session = replication(&conninfo(&text), &[("wal_sender_timeout", "20s")])
         .await
@@ -137,6 +138,18 @@ async fn a_postmaster_that_can_not_fork_is_a_lost_connection() {
     assert!(error.to_string().contains("could not fork"), "{error}");
 }
 
+/// Whatever version a pooler reports, the server behind it may be a supported one.
+#[tokio::test]
+async fn search_path_of_the_server_is_verified_whatever_version_it_reports() {
+    let others = value("plot, pg_catalog");
+    let script = vec![Untagged, Send(ready()), Tagged, Send(others), Tagged];
+    let (session, heard) = dial("sslmode=disable", script).await;
+    let error = session.unwrap_err();
+    assert!(matches!(error, DialError::Pooler { .. }), "{error}");
+    assert_eq!(heard[0][1], b"SHOW search_path\0");
+    assert_eq!(heard[0].len(), 3, "no further query is sent");
+}
+
 #[tokio::test]
 async fn a_startup_that_is_cut_short_anywhere_is_a_lost_connection() {
     for end in 0..ready().len() {
@@ -152,7 +165,7 @@ async fn a_startup_with_damaged_bytes_never_panics() {
     println!("replay: seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..300 {
-        let mut answer = [ready(), value("off")].concat();
+        let mut answer = [ready(), value(SEARCH_PATH.1), value("off")].concat();
         for _ in 0..random.usize(1..4) {
             let at = random.usize(..answer.len());
             answer[at] = random.u8(..);
