@@ -2,7 +2,8 @@
 //!
 //! Standard error may be a pipe that nobody reads, or one whose reader has exited. Threads that log
 //! only append to this queue, so neither can delay or end a pipeline; one thread writes. Lines that
-//! do not fit, or cannot be written, are dropped and counted.
+//! do not fit, or cannot be written, are dropped and counted. Debug output can fill only half of the
+//! queue, so that it never displaces an error.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
@@ -13,12 +14,23 @@ use std::time::{Duration, Instant};
 /// Limits on the lines that are waiting to be written.
 const MAX_LINES: usize = 8192;
 const MAX_BYTES: usize = 1 << 20;
+/// The share of the queue that DEBUG and TRACE lines can fill.
+const VERBOSE_SHARE: usize = 2;
 /// How long to wait until a nonblocking standard error accepts more.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// [`LogQueue::flush`] returns if no line was written for this long, ...
 const FLUSH_STALL_TIMEOUT: Duration = Duration::from_secs(1);
 /// ... and in any case after this.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Determines which lines are dropped first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Importance {
+    /// DEBUG and TRACE.
+    Verbose,
+    /// INFO, WARN and ERROR.
+    Normal,
+}
 
 /// Lines that are waiting to be written.
 #[derive(Debug, Default)]
@@ -45,10 +57,16 @@ struct State {
 }
 
 impl LogQueue {
-    /// Appends a line, or drops it if the queue is full. Does not block.
-    pub(super) fn push(&self, line: &[u8]) {
+    /// Appends a line, or drops it if the queue is too full for lines of this importance. Does not
+    /// block.
+    pub(super) fn push(&self, importance: Importance, line: &[u8]) {
+        let share = match importance {
+            Importance::Verbose => VERBOSE_SHARE,
+            Importance::Normal => 1,
+        };
         let mut state = self.lock();
-        let is_full = state.lines.len() >= MAX_LINES || state.bytes + line.len() > MAX_BYTES;
+        let is_full =
+            state.lines.len() >= MAX_LINES / share || state.bytes + line.len() > MAX_BYTES / share;
         if is_full && !state.lines.is_empty() {
             state.drop_line();
             return;
@@ -205,7 +223,7 @@ mod tests {
     fn writes_lines_in_order() {
         let (queue, read, _reported) = queue();
         for line in [b"one\n", b"two\n"] {
-            queue.push(line);
+            queue.push(Importance::Normal, line);
         }
         assert_eq!(read.recv().as_deref(), Ok(&b"one\n"[..]));
         assert_eq!(read.recv().as_deref(), Ok(&b"two\n"[..]));
@@ -218,7 +236,7 @@ mod tests {
         let (queue, read, reported) = queue();
         // One line is being written, or is about to be.
         for _ in 0..MAX_LINES + 5 {
-            queue.push(b"line\n");
+            queue.push(Importance::Normal, b"line\n");
         }
         let dropped = queue.dropped();
         assert!((4..=5).contains(&dropped), "{dropped}");
@@ -229,11 +247,24 @@ mod tests {
     }
 
     #[test]
+    fn debug_output_leaves_space_for_errors() {
+        let (queue, read, _reported) = queue();
+        for _ in 0..2 * MAX_LINES {
+            queue.push(Importance::Verbose, b"debug\n");
+        }
+        let dropped = queue.dropped();
+        assert!(dropped > 0, "{dropped}");
+        queue.push(Importance::Normal, b"error\n");
+        assert_eq!(queue.dropped(), dropped);
+        assert!(read.iter().any(|line| line == b"error\n"));
+    }
+
+    #[test]
     fn bounds_the_bytes_that_wait() {
         let (queue, read, _reported) = queue();
         let line = vec![b'x'; MAX_BYTES / 2];
         for _ in 0..10 {
-            queue.push(&line);
+            queue.push(Importance::Normal, &line);
         }
         assert!(queue.dropped() >= 7, "{}", queue.dropped());
         read.recv().expect("a line");
@@ -242,7 +273,7 @@ mod tests {
     #[test]
     fn accepts_a_line_larger_than_the_queue_when_nothing_waits() {
         let (queue, read, _reported) = queue();
-        queue.push(&vec![b'x'; 2 * MAX_BYTES]);
+        queue.push(Importance::Normal, &vec![b'x'; 2 * MAX_BYTES]);
         assert_eq!(read.recv().map(|line| line.len()), Ok(2 * MAX_BYTES));
         assert_eq!(queue.dropped(), 0);
     }
@@ -251,7 +282,7 @@ mod tests {
     fn counts_lines_after_the_reader_has_closed() {
         let (queue, read, _reported) = queue();
         drop(read);
-        queue.push(b"line\n");
+        queue.push(Importance::Normal, b"line\n");
         queue.flush();
         assert_eq!(queue.dropped(), 1);
     }
@@ -259,7 +290,7 @@ mod tests {
     #[test]
     fn does_not_wait_for_a_reader_that_does_not_read() {
         let (queue, _read, _reported) = queue();
-        queue.push(b"line\n");
+        queue.push(Importance::Normal, b"line\n");
         let began = Instant::now();
         queue.flush();
         assert!(began.elapsed() < FLUSH_TIMEOUT, "{:?}", began.elapsed());

@@ -9,13 +9,13 @@ use std::panic::{PanicHookInfo, set_hook};
 use std::sync::LazyLock;
 
 use tracing::field::{Field, Visit};
-use tracing::{error, warn};
+use tracing::{Level, Metadata, error, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::RecordFields;
-use tracing_subscriber::fmt::FormatFields;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FormatFields, MakeWriter};
 
-use super::log_queue::LogQueue;
+use super::log_queue::{Importance, LogQueue};
 use crate::escape::{self, Escaping};
 use crate::progress;
 use crate::progress::BarSafeStderr;
@@ -61,12 +61,12 @@ pub(crate) fn start(format: LogFormat, filter: &str) -> Result<FlushGuard, Strin
         LogFormat::Json => builder
             .json()
             .flatten_event(true)
-            .with_writer(|| EscapedJson(QueueWriter))
+            .with_writer(EscapedJson(QueueWriters))
             .init(),
         LogFormat::Text | LogFormat::Auto => builder
             .with_ansi(format == LogFormat::Auto && progress::is_terminal())
             .fmt_fields(EscapedFields)
-            .with_writer(|| QueueWriter)
+            .with_writer(QueueWriters)
             .init(),
     }
     set_hook(Box::new(log_panic));
@@ -104,13 +104,31 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     flush();
 }
 
+/// Creates a writer for each line, according to its level.
+struct QueueWriters;
+
+impl MakeWriter<'_> for QueueWriters {
+    type Writer = QueueWriter;
+
+    fn make_writer(&self) -> QueueWriter {
+        QueueWriter(Importance::Normal)
+    }
+
+    fn make_writer_for(&self, metadata: &Metadata<'_>) -> QueueWriter {
+        QueueWriter(match *metadata.level() {
+            Level::DEBUG | Level::TRACE => Importance::Verbose,
+            Level::INFO | Level::WARN | Level::ERROR => Importance::Normal,
+        })
+    }
+}
+
 /// Appends each line to the queue.
-struct QueueWriter;
+struct QueueWriter(Importance);
 
 impl Write for QueueWriter {
     /// Accepts the entire buffer: `tracing_subscriber` writes a whole line at once.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        QUEUE.push(line);
+        QUEUE.push(self.0, line);
         Ok(line.len())
     }
 
@@ -194,6 +212,18 @@ impl<W: Write> Write for EscapedJson<W> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
+    }
+}
+
+impl MakeWriter<'_> for EscapedJson<QueueWriters> {
+    type Writer = EscapedJson<QueueWriter>;
+
+    fn make_writer(&self) -> Self::Writer {
+        EscapedJson(self.0.make_writer())
+    }
+
+    fn make_writer_for(&self, metadata: &Metadata<'_>) -> Self::Writer {
+        EscapedJson(self.0.make_writer_for(metadata))
     }
 }
 
