@@ -96,13 +96,13 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
         document.pipelines.push(section.append(&common));
     }
     if tables.len() > 1 {
-        let says = "are a pipeline each, and within each events are in commit order. Debezium has one order for all of them: where two \
-                    share a topic, their events can change places";
+        let says = "become one pipeline each, and each pipeline delivers in commit order. Debezium has one order for all of \
+         them: if two pipelines share a topic, the order between their events can differ";
         report.different("several tables", says);
     }
     report.different(
         "header walpost-position",
-        "is in every record, after those of Debezium",
+        "is added to every record, after Debezium's headers",
     );
     known::report_remaining(source, report);
 
@@ -113,7 +113,7 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
         (Kind::Server, _) => "Debezium Server's application.properties".to_owned(),
     };
     document.head.push(format!(
-        "Made by walpost import debezium from {of}. Above each line stands the property that it comes from."
+        "Made by walpost import debezium from {of}. The comment above each line names the property that it was converted from."
     ));
     let switch_over = SwitchOver {
         kind: source.kind,

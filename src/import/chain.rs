@@ -71,7 +71,7 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
         let class = source.take_property(&format!("{prefix}type"), report);
         let when = when(&prefix, source, report);
         let Some(class) = class else {
-            let says = "is in the list of transforms, and has no type: Kafka Connect refuses that";
+            let says = "is in the list of transforms but has no type, which Kafka Connect rejects";
             report.unknown(&format!("transforms.{name}"), says);
             continue;
         };
@@ -81,8 +81,8 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
             continue;
         }
         if class.value.trim() == ROUTER {
-            let says = "is a second outbox event router. One is imported: import this one for itself, from a copy of the file without \
-                        the first, and put its [[pipeline]] under the other";
+            let says = "is a second outbox event router, and only one is imported: import this one separately, from a copy of \
+             the file without the first, and append its [[pipeline]] to this file";
             report.unsupported(&class.written, says);
         } else {
             others.push(Other {
@@ -136,8 +136,8 @@ fn when(prefix: &str, source: &mut Source, report: &mut Report) -> When {
         "RecordIsTombstone" if negate => When::Always,
         "RecordIsTombstone" => When::Tombstones,
         _ => {
-            let says = "is a predicate that Walpost has no equal of: all rows of the table are delivered. Where some are not to be, \
-                        have the service write them to another table";
+            let says = "is a predicate for which Walpost has no equivalent: all rows of the table are delivered. If some rows \
+             must not be, change the service so that it writes them to another table";
             report.unsupported(&predicate.written, says);
             When::NotKnown
         }
@@ -158,7 +158,7 @@ fn matches(
     let Some(java) = source.take_property(&format!("{of}pattern"), report) else {
         report.unknown(
             &format!("{of}pattern"),
-            "is missing: Kafka Connect refuses that",
+            "is missing, which Kafka Connect rejects",
         );
         return When::NotKnown;
     };
@@ -171,7 +171,7 @@ fn matches(
         }),
         Err(reason) => {
             let says = format!(
-                "can't be read: {reason}. Write the table that it lets through into walpost.toml"
+                "can't be read: {reason}. Write the table that it accepts into walpost.toml"
             );
             report.unsupported(&java.written, says);
             When::NotKnown
@@ -203,19 +203,21 @@ impl Chain {
             }
             let says = match (short, other.is_before) {
                 ("RegexRouter" | "TimestampRouter" | "ByLogicalTableRouter", _) => format!(
-                    "{short} changes the topic behind the router, and Walpost has one rule for topics: put it into topic or route"
+                    "{short} changes the topic after the router. Walpost has a single rule for topics: include this change in \
+                     topic or route"
                 ),
                 ("InsertHeader" | "HeaderFrom" | "DropHeaders", _) => {
-                    format!("{short} changes headers: put them into headers, which has templates and fixed texts")
+                    format!("{short} changes headers: write them into headers, which accepts templates and fixed texts")
                 }
-                ("Filter", _) => "Filter leaves records out, and Walpost delivers every row: have the service write what is not to be \
-                                  delivered to another table"
+                ("Filter", _) => "Filter omits records, and Walpost delivers every row: change the service so that it writes \
+                 rows that must not be delivered to another table"
                     .to_owned(),
-                ("ActivateTracingSpan", _) => "ActivateTracingSpan makes spans of its own, and Walpost makes none: the header traceparent \
-                                               comes from a column"
+                ("ActivateTracingSpan", _) => "ActivateTracingSpan creates its own spans, and Walpost creates none: the header \
+                 traceparent is read from a column"
                     .to_owned(),
                 _ => format!(
-                    "{short} is a transform that Walpost has no equal of: have the service write the event as consumers are to read it"
+                    "{short} is a transform for which Walpost has no equivalent: change the service so that it writes events as \
+                     consumers expect them"
                 ),
             };
             report.unsupported(&other.written, says);

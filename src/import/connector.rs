@@ -40,7 +40,8 @@ pub(super) fn take_or_obsolete(
     let (_, obsolete) = FORMER_NAMES.iter().find(|(new, _)| *new == name)?;
     let taken = source.take_property(obsolete, report)?;
     let says = format!(
-        "is no property of Debezium 3: it is called {name} since Debezium 2, and was read as that. Make sure that it still counts"
+        "is not a property of Debezium 3: since Debezium 2 it is called {name}, and it was read under that name. Make sure that \
+         it still applies"
     );
     report.unknown(&taken.written, says);
     Some(taken)
@@ -94,7 +95,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
             Some(_) => report.carried(&taken.written, "postgres"),
             None => report.unsupported(
                 &taken.written,
-                "is no port: write a number of 1 to 65535 into postgres",
+                "is not a port: write a number from 1 to 65535 into postgres",
             ),
         }
         port
@@ -103,8 +104,8 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     let parameters = tls(source, report);
     let at = hosts_in_url(&host, port);
     if host.contains(',') {
-        let says = "names several hosts, which are tried in turn until one accepts the connection. To have a standby passed over: \
-                    target_session_attrs=read-write in postgres";
+        let says = "names several hosts, which are tried in turn until one accepts the connection. To skip standbys, add \
+         target_session_attrs=read-write to postgres";
         report.different("database.hostname", says);
     }
     let as_role = |user: &str, parameters: &[(String, String)]| {
@@ -126,7 +127,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     if let Err(error) = Conninfo::parse(&url, &|_| None) {
         report.unsupported(
             "database.*",
-            format!("makes no connection string: {error}. Write postgres"),
+            format!("does not result in a valid connection string: {error}. Write postgres"),
         );
         url = format!("postgresql://{CHANGE_ME}@change-me.invalid/{CHANGE_ME}");
         administrator.clone_from(&url);
@@ -182,15 +183,15 @@ fn password(source: &mut Source, section: &mut Section, report: &mut Report) {
         };
         let is_reference = super::source::reference(source.kind, &taken.value);
         let what = match is_reference {
-            Some(reference) => format!("is {reference}, which Walpost does not look up"),
+            Some(reference) => format!("is {reference}, which Walpost can't look up"),
             None => "is a secret, which is not written here".to_owned(),
         };
         let places = match name {
             "database.password" => PLACES,
             _ => "sslpassword in postgres, in walpost.toml with mode 0600 or in WALPOST_POSTGRES",
         };
-        report.task(&taken.written, format!("{what}: give it in {places}"));
-        section.add_comment(format!("{}: give it in {places}", taken.written));
+        report.task(&taken.written, format!("{what}: set it in {places}"));
+        section.add_comment(format!("{}: set it in {places}", taken.written));
     }
 }
 
@@ -205,13 +206,14 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
                 parameters.push(("sslmode".to_owned(), mode));
             }
             "allow" => {
-                let says = "sends the password before it tries TLS, and Walpost refuses that: sslmode=prefer is written, which tries TLS first";
+                let says = "sends the password before it tries TLS, which Walpost does not do: sslmode=prefer is written, which \
+                 tries TLS first";
                 report.different(&taken.written, says);
                 parameters.push(("sslmode".to_owned(), "prefer".to_owned()));
             }
             _ => report.unsupported(
                 &taken.written,
-                "is no sslmode: expected disable, prefer, require, verify-ca or verify-full",
+                "is not an sslmode: expected disable, prefer, require, verify-ca or verify-full",
             ),
         }
     }
@@ -227,9 +229,9 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
             .iter()
             .any(|end| file.to_ascii_lowercase().ends_with(end));
         if name == "sslkey" && is_der {
-            let says = "is a key as JDBC has it, in DER or PKCS#12, and Walpost reads PEM, as libpq. openssl pkcs8 -inform DER -in FILE.pk8 \
-                        -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes -nocerts -out FILE.pem: name that file, with mode 0600, as \
-                        sslkey in postgres";
+            let says = "is a key in DER or PKCS#12, as JDBC expects it. Walpost reads PEM, like libpq. Convert it with openssl \
+             pkcs8 -inform DER -in FILE.pk8 -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes -nocerts -out FILE.pem, and \
+             set sslkey in postgres to that file, with mode 0600";
             report.task(&taken.written, says);
         } else {
             report.carried(&taken.written, "postgres");
@@ -260,7 +262,7 @@ pub(super) fn tables(
             .unwrap_or_default();
         let Some((schema, name)) = literal(&pattern) else {
             let says = format!(
-                "has {pattern:?}, a regular expression: write a [[pipeline]] for each table that it is to be"
+                "contains {pattern:?}, a regular expression: write a [[pipeline]] for each table that it is meant to match"
             );
             report.unsupported(&from, says);
             continue;
@@ -268,8 +270,8 @@ pub(super) fn tables(
         let topic = format!("{}.{schema}.{name}", prefix.unwrap_or_default());
         if filter.is_some_and(|filter| !filter.lets_through(&topic)) {
             let says = format!(
-                "has {schema}.{name}, whose changes do not go through the outbox event router: they stay with Debezium, from which the outbox \
-                 table is taken out"
+                "contains {schema}.{name}, whose changes do not pass through the outbox event router: keep Debezium for this \
+                 table, and remove the outbox table from its list"
             );
             report.unsupported(&from, says);
             continue;
@@ -279,8 +281,8 @@ pub(super) fn tables(
             .any(|c| c.is_ascii_uppercase())
         {
             let says = format!(
-                "has {schema}.{name}: Debezium takes no notice of capital letters, and in walpost.toml a name in double quotes has \
-                 them as they are. Compare it with the table's"
+                "contains {schema}.{name}: Debezium ignores the case of letters, but in walpost.toml a name in double quotes is \
+                 case-sensitive. Compare it with the name of the table"
             );
             report.task(&from, says);
         }
@@ -293,7 +295,7 @@ pub(super) fn tables(
         let (from, says) = match &listed {
             Some(listed) => (
                 listed.written.as_str(),
-                "names no table as it is: write the outbox table into table",
+                "does not name a single table: write the outbox table into table",
             ),
             None => (
                 "table.include.list",
@@ -383,11 +385,12 @@ pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
     let slot = taken.value.trim();
     let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
     if slot.is_empty() || slot.len() > 63 || !slot.bytes().all(is_legal) {
-        let says = "is no name of a slot, which PostgreSQL refuses too: expected 1 to 63 characters of a-z, 0-9 and _";
+        let says = "is not a valid name of a slot, and PostgreSQL rejects it too: expected 1 to 63 characters of a-z, 0-9 and _";
         report.unsupported(&taken.written, says);
         return DEFAULT.to_owned();
     }
-    let says = "stays Debezium's. Walpost makes a slot and a publication of its own, so that there is no gap and a way back";
+    let says = "remains Debezium's. Walpost creates its own slot and publication, so that no event is missed and you can switch \
+     back";
     report.different(&taken.written, says);
     slot.to_owned()
 }
@@ -407,14 +410,14 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
         other => {
             let says = match other {
                 "always" => {
-                    "copies the table at each start, and Walpost does once in a pipeline's life. snapshot = \"initial\" is written; \
-                             walpost replay sends rows again"
+                    "copies the table at each start. Walpost copies it only once: snapshot = \"initial\" is written; walpost \
+                     replay sends rows again"
                 }
                 "initial_only" => {
-                    "copies the table and ends, and Walpost goes on with the stream. snapshot = \"initial\" is written"
+                    "copies the table and ends. Walpost continues with the stream: snapshot = \"initial\" is written"
                 }
                 _ => {
-                    "is no mode that Walpost has: expected initial or never. snapshot = \"initial\" is written"
+                    "is not a mode of Walpost: expected initial or never. snapshot = \"initial\" is written"
                 }
             };
             report.unsupported(from, says);
@@ -426,8 +429,8 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
     }
     let comment = match mode {
         "initial" => format!(
-            "{from}: rows that are older than the slot are delivered at the first start. Where Debezium has delivered them, as in the \
-             switch-over below, \"never\""
+            "{from}: rows that are older than the slot are delivered at the first start. If Debezium has delivered them, as in \
+             the switch-over below, write \"never\""
         ),
         _ => from.to_owned(),
     };
@@ -441,19 +444,19 @@ pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut
     };
     let deletes = java_regex::pattern("(?i)(?s).*\\b(delete|truncate|drop)\\b.*");
     if deletes.is_ok_and(|deletes| deletes.matches_whole(&taken.value)) {
-        let says = "removes rows at each heartbeat. Walpost runs no SQL of yours: retention = \"7d\" with delete_rows = true removes rows \
-                    that are delivered, or drops partitions; see docs/retention.md";
+        let says = "removes rows at each heartbeat. Walpost does not run custom SQL: retention = \"7d\" with delete_rows = true \
+         removes delivered rows, or drops partitions; see docs/retention.md";
         report.unsupported(&taken.written, says);
         let note = format!(
-            "{} removes rows. retention does that here, of rows that are delivered, once both lines are uncommented",
+            "{} removes rows. Here, retention removes delivered rows once both lines are uncommented",
             taken.written
         );
         section.add_comment(note);
         section.add_comment("   retention = \"7d\"");
         section.add_comment("   delete_rows = true");
     } else {
-        let says = "has no equal and needs none: Walpost confirms what the WAL has of other tables. Drop the table that it writes to when \
-                    Debezium is gone";
+        let says = "has no equivalent, and none is needed: Walpost also confirms WAL of other tables. Drop the table that this \
+         statement writes to after Debezium is removed";
         report.different(&taken.written, says);
     }
 }
@@ -473,8 +476,8 @@ pub(super) fn others(
     match prefix {
         Some(prefix) if has_headers => {
             let comment = format!(
-                "{}, and the default of extended.headers.enabled: the headers __debezium.context.*. Leave the line out if no consumer reads \
-                 them; earlier versions of Debezium wrote none",
+                "{}, and the default of extended.headers.enabled: the headers __debezium.context.*. Remove the line if no \
+                 consumer reads them; earlier versions of Debezium wrote none",
                 prefix.written
             );
             section.set("debezium_headers", text(prefix.value.trim()), comment);
@@ -487,8 +490,8 @@ pub(super) fn others(
         match taken.is("required") {
             true => {
                 section.set("delivery", text("exactly-once"), taken.written.clone());
-                let says = "delivery = \"exactly-once\". Walpost records its position in a topic of its own, walpost-checkpoints, and needs \
-                            the rights for that: docs/exactly-once.md";
+                let says = "delivery = \"exactly-once\". Walpost records its position in a topic of its own, \
+                 walpost-checkpoints, and needs privileges for it: docs/exactly-once.md";
                 report.task(&taken.written, says);
             }
             false => report.without_effect(&taken.written),
@@ -502,7 +505,7 @@ pub(super) fn others(
         {
             true => {
                 let says =
-                    "leaves out inserts, which the events of an outbox are: Walpost delivers them";
+                    "skips inserts, which are the events of an outbox: Walpost delivers them";
                 report.unsupported(&taken.written, says);
             }
             false => report.without_effect(&taken.written),
@@ -517,13 +520,17 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
     let number = |taken: &Taken| taken.value.trim().parse::<i32>().ok();
     let Some(partitions) = partitions else {
         if let Some(taken) = replication {
-            report.task(&taken.written, "has no number of partitions beside it: write create_topics, or create the topics yourself");
+            report.task(
+                &taken.written,
+                "is set without a number of partitions: write create_topics, or create the topics \
+             yourself",
+            );
         }
         return;
     };
     let Some(count) = number(&partitions).filter(|count| *count > 0) else {
-        let says = "leaves the number of partitions to the broker, and Walpost's create_topics has a number: write one, or create the \
-                    topics yourself";
+        let says = "leaves the number of partitions to the broker, but Walpost's create_topics requires a number: write one, or \
+         create the topics yourself";
         return report.task(&partitions.written, says);
     };
     let mut entries = vec![("partitions", count.to_string())];
@@ -540,7 +547,7 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
             }
             _ => report.unsupported(
                 &taken.written,
-                "is no number of replicas: expected 1 or more",
+                "is not a number of replicas: expected 1 or more",
             ),
         }
     }

@@ -50,8 +50,8 @@ pub(super) fn read(source: &mut Source, section: &mut Section, report: &mut Repo
     };
     let (key, value, header) = (read("key"), read("value"), read("header"));
     if header.format == Format::String {
-        let says = "writes headers as Java shows their values: times as numbers, and bytea as the name of an object. Walpost writes the \
-                    columns' text; where a header is of such a type, compare it before the switch-over";
+        let says = "writes headers as Java formats their values: times as numbers, and bytea as the name of an object. Walpost \
+         writes the text of the column: if a header has such a type, compare it before the switch-over";
         report.different(&header.from, says);
     }
     if key.format != Format::String {
@@ -120,8 +120,8 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
         }
     };
     if let Some(decimals) = decimals.filter(|decimals| !decimals.is("BASE64")) {
-        let says = "writes numbers of type numeric in another way than the default BASE64, and Walpost writes that: compare such columns \
-                    before the switch-over";
+        let says = "writes values of type numeric differently from the default, BASE64, which Walpost uses: compare such \
+         columns before the switch-over";
         report.task(&decimals.written, says);
     }
     while let Some(name) = source.next_with_prefix(&format!("{of}.converter.")) {
@@ -141,7 +141,7 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
                 report.task(&taken.written, DELEGATE_HINT);
             }
             _ => {
-                let says = "is a setting of the converter that Walpost does not know: make sure that no consumer depends on it";
+                let says = "is an unknown setting of the converter: make sure that no consumer depends on it";
                 report.unknown(&taken.written, says);
             }
         }
@@ -156,9 +156,9 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
     found
 }
 
-const DELEGATE_HINT: &str = "writes what is not bytea: with a payload column of another type, such as jsonb, the bytes are those of this \
-    converter, and value_format = \"bytes\" delivers the column's text. Set value_format to \"json\" or \"json-schema\" where that is \
-    JsonConverter, or leave it out for StringConverter; with a payload of bytea nothing has to be done";
+const DELEGATE_HINT: &str = "writes values that are not bytea: if the payload column has another type, such as jsonb, this \
+ converter determines the bytes, while value_format = \"bytes\" delivers the column's text. For JsonConverter, set value_format \
+ to \"json\" or \"json-schema\"; for StringConverter, omit it. If the payload is bytea, nothing has to be changed";
 
 const DEFAULT_OF_HEADERS: &str = "the default of header.converter";
 const DEFAULTS: [&str; 1] = [DEFAULT_OF_HEADERS];
@@ -199,8 +199,8 @@ fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
         );
     }
     let property = format!("{of}.converter");
-    let says = "is not in this file, so that of the Connect worker applies. Kafka's own files for workers have JsonConverter with \
-                schemas, which is written here: give the worker's file with --worker";
+    let says = "is not in this file, so the Connect worker's setting applies. This assumes JsonConverter with schemas, the \
+     default of the worker files that Kafka ships: pass the worker's file with --worker";
     report.task(&property, says);
     taken(&format!("{property}, which the worker sets"), JSON)
 }
@@ -209,20 +209,21 @@ fn reason(of: &str, class: &str) -> String {
     let instead = match of {
         "header" => "Headers are written as SimpleHeaderConverter writes them",
         _ => {
-            "Write the bytes in the service into a bytea column and set the format \"bytes\", or have consumers read text"
+            "Change the service so that it writes the bytes into a bytea column and set the format \"bytes\", or change the \
+             consumers so that they read text"
         }
     };
     let why = if class.contains("avro") || class.contains("Avro") {
-        "writes Avro with the ids of a schema registry, and Walpost registers no schemas"
+        "writes Avro with the ids of a schema registry, and Walpost does not register schemas"
     } else if class.contains("protobuf") || class.contains("Protobuf") {
-        "writes Protobuf with the ids of a schema registry, and Walpost registers no schemas"
+        "writes Protobuf with the ids of a schema registry, and Walpost does not register schemas"
     } else if class.contains("CloudEvents") {
-        "writes CloudEvents. Their binary mode is headers from templates (ce_id, ce_type and the like); the structured mode has no \
-         equal"
+        "writes CloudEvents. For the binary mode, use headers with templates (ce_id, ce_type and so on); the structured mode \
+         has no equivalent"
     } else if class.contains("JsonSchemaConverter") || class.contains("ExtJsonConverter") {
-        "writes JSON with the ids of a schema registry, and Walpost registers no schemas"
+        "writes JSON with the ids of a schema registry, and Walpost does not register schemas"
     } else {
-        "is a converter that Walpost has no equal of: it has StringConverter, JsonConverter and ByteArrayConverter"
+        "is a converter for which Walpost has no equivalent: it has StringConverter, JsonConverter and ByteArrayConverter"
     };
     format!("{why}. {instead}")
 }

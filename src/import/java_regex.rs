@@ -168,7 +168,7 @@ impl Translator<'_> {
     fn class(&mut self, depth: usize) -> Result<(), String> {
         if depth > CLASS_DEPTH_MAX {
             return Err(format!(
-                "more than {CLASS_DEPTH_MAX} character classes inside one another are not supported"
+                "more than {CLASS_DEPTH_MAX} nested character classes are not supported"
             ));
         }
         self.rust.push('[');
@@ -323,7 +323,7 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
                     let digit = rest.peek()?.to_digit(10)?;
                     usize::try_from(digit).ok()
                 };
-                let mut group = digit(&mut rest).ok_or("a $ has no group behind it")?;
+                let mut group = digit(&mut rest).ok_or("a $ is not followed by a group")?;
                 rest.next();
                 if group >= pattern.groups.len() {
                     return Err(format!("the regex has no group {group}"));
@@ -418,7 +418,7 @@ mod tests {
             let _ = pattern(&part.repeat(1 << 20));
         }
         assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
-        assert!(refused(&"[".repeat(101)).contains("more than 100 character classes"));
+        assert!(refused(&"[".repeat(101)).contains("more than 100 nested character classes"));
         check("[a[b[c]]]{2}", &["ab", "cc"], &["a", "ad"]);
     }
 

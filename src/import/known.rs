@@ -24,24 +24,26 @@ use Fate::{Different, ToDo, Unsupported, WithoutEffect};
 struct KnownProperty(&'static str, &'static [&'static str], Fate);
 
 const TYPES: Fate = ToDo(
-    "changes how columns of some types come as key, header or envelope. Walpost writes them as Debezium does with this property's \
-     default: compare those columns before the switch-over",
+    "changes how columns of some types are written as key, header or envelope. Walpost writes them as Debezium does with this \
+     property's default: compare those columns before the switch-over",
 );
 const SKIPS: Fate = Different(
-    "has Debezium leave out events that fail. Walpost leaves nothing out: it halts, or sends a dead letter with on_unroutable = \
+    "makes Debezium skip events that fail. Walpost skips nothing: it halts, or sends a dead letter with on_unroutable = \
      \"dead-letter\"",
 );
 const COLUMNS: Fate = Unsupported(
-    "changes the values of columns. Walpost delivers them as they are in the table: have the service write them so",
+    "changes the values of columns. Walpost delivers the values in the table: change the service so that it writes them in this \
+     form",
 );
 const COPY: Fate = Different(
-    "is of Debezium's snapshot. Walpost copies all rows that are older than its slot, or none; walpost replay sends some again",
+    "configures Debezium's snapshot. Walpost copies all rows that are older than its slot, or none; walpost replay sends \
+     selected rows again",
 );
 const SIGNALS: Fate = Different(
-    "is of Debezium's signals, which Walpost does not read; walpost replay sends rows of the table again",
+    "configures Debezium's signals, which Walpost does not support; walpost replay sends rows of the table again",
 );
 const TOPICS: Fate = ToDo(
-    "is a setting of new topics, and Walpost sets their partitions and replicas alone: create the topics yourself, or set it with \
+    "is a setting of new topics. Walpost sets only their partitions and replicas: create the topics yourself, or set it with \
      kafka-configs.sh",
 );
 
@@ -69,14 +71,14 @@ const KNOWN: &[KnownProperty] = &[
         "slot.drop.on.stop",
         &["false"],
         ToDo(
-            "has Debezium drop its slot when it stops: set it to false before the switch-over, so that there is a way back",
+            "makes Debezium drop its slot when it stops: set it to false before the switch-over, so that you can switch back",
         ),
     ),
     KnownProperty(
         "slot.failover",
         &["false"],
         Different(
-            "is what walpost init does from PostgreSQL 17 on, if it is not told --no-failover",
+            "is what walpost init does on PostgreSQL 17 and later, unless it is run with --no-failover",
         ),
     ),
     KnownProperty("slot.stream.params", &[], WithoutEffect),
@@ -86,7 +88,9 @@ const KNOWN: &[KnownProperty] = &[
     KnownProperty(
         "offset.mismatch.strategy",
         &[],
-        Different("has no equal: Walpost halts where its slot was moved, and says how to go on"),
+        Different(
+            "has no equivalent: if its slot was moved, Walpost halts and names the commands that resolve this",
+        ),
     ),
     KnownProperty("create.slot.command.timeout", &[], WithoutEffect),
     KnownProperty("publication.name", &[], WithoutEffect),
@@ -100,16 +104,16 @@ const KNOWN: &[KnownProperty] = &[
         "lsn.flush.mode",
         &["connector", "connector_and_driver"],
         ToDo(
-            "leaves it to others to move Debezium's slot, so its position does not say what Debezium has delivered: in the switch-over, \
-         compare Debezium's offsets with the start of Walpost's slot",
+            "lets other programs move Debezium's slot, so the position of the slot does not show what Debezium has delivered: \
+             during the switch-over, compare Debezium's offsets with the start of Walpost's slot",
         ),
     ),
     KnownProperty(
         "flush.lsn.source",
         &["true"],
         ToDo(
-            "leaves it to others to move Debezium's slot, so its position does not say what Debezium has delivered: in the switch-over, \
-         compare Debezium's offsets with the start of Walpost's slot",
+            "lets other programs move Debezium's slot, so the position of the slot does not show what Debezium has delivered: \
+             during the switch-over, compare Debezium's offsets with the start of Walpost's slot",
         ),
     ),
     KnownProperty("xmin.fetch.interval.ms", &[], WithoutEffect),
@@ -117,8 +121,8 @@ const KNOWN: &[KnownProperty] = &[
         "read.only",
         &["false"],
         Unsupported(
-            "keeps Debezium from writing. Walpost writes what is confirmed into the table walpost.slot_state of the primary, and reads \
-         its slot there: let its role do that (sql/role.sql)",
+            "prevents Debezium from writing to the database. Walpost records the confirmed position in the table \
+             walpost.slot_state of the primary, and reads its slot there: grant its role these privileges (sql/role.sql)",
         ),
     ),
     KnownProperty("connection.validation.timeout.ms", &[], WithoutEffect),
@@ -128,40 +132,40 @@ const KNOWN: &[KnownProperty] = &[
         "database.initial.statements",
         &[""],
         Unsupported(
-            "runs SQL in each session. Write settings into the connection string: options='-c NAME=VALUE'",
+            "runs SQL in each session. Put settings into the connection string instead: options='-c NAME=VALUE'",
         ),
     ),
     KnownProperty(
         "database.sslfactory",
         &[""],
         Unsupported(
-            "is a class of Java. What is checked is chosen with sslmode and sslrootcert in postgres",
+            "is a Java class. Use sslmode and sslrootcert in postgres to choose what is verified",
         ),
     ),
     KnownProperty(
         "database.connection.factory.class",
         &[""],
         Unsupported(
-            "is a class of Java. Passwords come from PGPASSWORD, ~/.pgpass or walpost.toml",
+            "is a Java class. Walpost reads passwords from PGPASSWORD, ~/.pgpass or walpost.toml",
         ),
     ),
     KnownProperty(
         "driver.*",
         &[],
         Unsupported(
-            "is a property of the JDBC driver. Write its equal of libpq into postgres, if there is one",
+            "is a property of the JDBC driver. If libpq has an equivalent parameter, add it to postgres",
         ),
     ),
     // Tables and columns.
     KnownProperty(
         "table.exclude.list",
         &[""],
-        Different("has no equal: a pipeline reads its own table and no other"),
+        Different("has no equivalent: a pipeline reads only its own table"),
     ),
     KnownProperty(
         "schema.exclude.list",
         &[""],
-        Different("has no equal: a pipeline reads its own table and no other"),
+        Different("has no equivalent: a pipeline reads only its own table"),
     ),
     KnownProperty("database.include.list", &[], WithoutEffect),
     KnownProperty("database.exclude.list", &[], WithoutEffect),
@@ -174,27 +178,28 @@ const KNOWN: &[KnownProperty] = &[
         "converters",
         &[""],
         Unsupported(
-            "are converters of your own for columns, and Walpost has none: their columns come as Debezium's defaults have them",
+            "are custom converters for columns, which Walpost does not support: it writes these columns as Debezium does \
+             without them",
         ),
     ),
     KnownProperty(
         "post.processors",
         &[""],
-        Unsupported("are processors of your own, and Walpost has none"),
+        Unsupported("are custom processors, which Walpost does not support"),
     ),
     KnownProperty("message.key.columns", &[], WithoutEffect),
     KnownProperty(
         "message.prefix.include.list",
         &[""],
         Different(
-            "is of messages of pg_logical_emit_message. Walpost reads those that are its own events alone: docs/messages.md",
+            "selects messages of pg_logical_emit_message. Walpost reads only those that are its own events: docs/messages.md",
         ),
     ),
     KnownProperty(
         "message.prefix.exclude.list",
         &[""],
         Different(
-            "is of messages of pg_logical_emit_message. Walpost reads those that are its own events alone: docs/messages.md",
+            "selects messages of pg_logical_emit_message. Walpost reads only those that are its own events: docs/messages.md",
         ),
     ),
     KnownProperty("skip.messages.without.change", &[], WithoutEffect),
@@ -203,8 +208,8 @@ const KNOWN: &[KnownProperty] = &[
         "provide.transaction.metadata",
         &["false"],
         ToDo(
-            "has Debezium send a record for each BEGIN and END to a topic of its own. Walpost sends none: the header walpost-position has \
-         the LSN of the commit, which is one for all records of a transaction",
+            "makes Debezium send a record for each BEGIN and END to a separate topic. Walpost sends none: the header \
+             walpost-position contains the commit LSN, which is the same for all records of a transaction",
         ),
     ),
     KnownProperty("transaction.metadata.factory", &[], WithoutEffect),
@@ -219,7 +224,8 @@ const KNOWN: &[KnownProperty] = &[
         "binary.handling.mode",
         &["bytes"],
         Unsupported(
-            "writes bytea as text. Walpost delivers its bytes as they are: have the service write base64 or hex into a text column",
+            "writes bytea as text. Walpost delivers the bytes unchanged: change the service so that it writes base64 or hex \
+             into a text column",
         ),
     ),
     KnownProperty("include.unknown.datatypes", &[], WithoutEffect),
@@ -256,7 +262,7 @@ const KNOWN: &[KnownProperty] = &[
         "notification.enabled.channels",
         &[""],
         Different(
-            "has no equal: the state of a pipeline is in its metrics, /status and walpost status",
+            "has no equivalent: the state of a pipeline is in its metrics, /status and walpost status",
         ),
     ),
     KnownProperty("notification.*", &[], WithoutEffect),
@@ -265,7 +271,8 @@ const KNOWN: &[KnownProperty] = &[
         "heartbeat.interval.ms",
         &["0"],
         Different(
-            "has no equal and needs none: Walpost confirms what the WAL has of other tables, and sends no record to a heartbeat topic",
+            "has no equivalent, and none is needed: Walpost also confirms WAL of other tables, and sends no records to a \
+             heartbeat topic",
         ),
     ),
     KnownProperty("topic.heartbeat.prefix", &[], WithoutEffect),
@@ -314,7 +321,7 @@ const KNOWN: &[KnownProperty] = &[
     KnownProperty(
         "debezium.sink.*",
         &[],
-        Unsupported("is of a sink that Walpost does not have"),
+        Unsupported("belongs to a sink that Walpost does not have"),
     ),
     KnownProperty("debezium.api.*", &[], WithoutEffect),
     KnownProperty("quarkus.*", &[], WithoutEffect),
@@ -477,7 +484,8 @@ fn meaning(name: &str) -> String {
         .iter()
         .map(|KnownProperty(known, ..)| known.trim_end_matches(['*', '.']));
     match nearest(name, known.chain(CONVERTED_PROPERTIES.iter().copied())) {
-        Some(known) => format!("is no property of Debezium 3.7; did you mean {known}? Debezium takes no notice of it, nor does Walpost"),
+        Some(known) => format!("is no property of Debezium 3.7; did you mean {known}? Debezium takes no notice of it, nor does \
+         Walpost"),
         None => "is no property of Debezium 3.7 that is known here: find out what it is for, and remove it if nothing".to_owned(),
     }
 }

@@ -20,15 +20,15 @@ enum Rule {
 use Rule::{Different, Renamed, Unsupported, WithoutEffect};
 
 const WAITING_RULE: Rule = Different(
-    "has no equal: Walpost waits for the brokers as long as it takes, since a record that expires would leave a gap",
+    "has no equivalent: Walpost waits for the brokers indefinitely, because a record that expires would leave a gap",
 );
-const CODE_RULE: Rule = Unsupported("is a class of Java, and Walpost loads none");
+const CODE_RULE: Rule = Unsupported("is a Java class, which Walpost can't load");
 const TOKEN_RULE: Rule = Unsupported(
-    "is of a login with tokens by classes of Java: kafka_token_command names a program that prints one, and \
-     \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] has them fetched from a token endpoint, see docs/managed.md",
+    "configures a login with tokens through Java classes. Instead, set kafka_token_command to a program that prints a token, or \
+     \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] to fetch tokens from a token endpoint: see docs/managed.md",
 );
 const KERBEROS_RULE: Rule = Unsupported(
-    "is of a login with Kerberos, which Walpost is not built with: give it a listener with SCRAM, tokens or certificates",
+    "configures a login with Kerberos, which Walpost does not support: use a listener with SCRAM, tokens or certificates",
 );
 
 /// The rules by name. A `*` at the end matches any suffix.
@@ -64,7 +64,7 @@ const RULES: &[(&str, Rule)] = &[
     (
         "ssl.cipher.suites",
         Unsupported(
-            "has Java's names of cipher suites: write OpenSSL's into [kafka], or leave it out",
+            "contains Java's names of cipher suites: write OpenSSL's names into [kafka], or omit it",
         ),
     ),
     ("retries", WAITING_RULE),
@@ -72,7 +72,7 @@ const RULES: &[(&str, Rule)] = &[
     (
         "buffer.memory",
         Different(
-            "has no equal: window_bytes bounds what is read and not acknowledged, 8MiB unless set",
+            "has no equivalent: window_bytes limits what is read and not yet acknowledged, by default to 8MiB",
         ),
     ),
     ("partitioner.class", CODE_RULE),
@@ -87,7 +87,7 @@ const RULES: &[(&str, Rule)] = &[
     (
         "partitioner.ignore.keys",
         Unsupported(
-            "has Debezium choose partitions without the key. With Walpost a key keeps its partition",
+            "makes Debezium choose partitions without the key. Walpost always sends the same key to the same partition",
         ),
     ),
 ];
@@ -172,10 +172,11 @@ fn brokers(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, NAME, taken.value.trim(), &taken, report);
     }
     if !kafka.contains(NAME) {
-        let says = "is not in this file: Kafka Connect has the brokers in the worker's. Give that with --worker, or write the brokers \
-                    into walpost.toml";
+        let says = "is not in this file: the brokers are in the file of the Kafka Connect worker. Pass that with --worker, or \
+         write the brokers into walpost.toml";
         report.task(NAME, says);
-        let comment = "CHANGE THIS: the brokers, and below them what a login and TLS need (docs/configuration.md, \"Kafka\")";
+        let comment = "CHANGE THIS: the brokers, and below them the settings for the login and TLS (docs/configuration.md, \
+         \"Kafka\")";
         kafka.set(NAME, text(NO_BROKER), comment);
     }
 }
@@ -187,22 +188,22 @@ fn insisted(source: &mut Source, report: &mut Report) {
         (
             "acks",
             &["all", "-1"][..],
-            "has no equal: Walpost waits for all in-sync replicas (acks = all)",
+            "has no equivalent: Walpost waits for all in-sync replicas (acks = all)",
         ),
         (
             "enable.idempotence",
             &["true"],
-            "has no equal: without idempotence a retry can repeat and reorder records",
+            "has no equivalent: without idempotence, a retry can repeat and reorder records",
         ),
         (
             "max.in.flight.requests.per.connection",
             &["1"],
-            "has no equal: Walpost has one request in flight for a broker, and five with delivery = \"exactly-once\"",
+            "has no equivalent: Walpost has one request in flight per broker, and five with delivery = \"exactly-once\"",
         ),
         (
             "transactional.id",
             &[],
-            "has no equal: Walpost names it after pipeline and slot, with delivery = \"exactly-once\"",
+            "has no equivalent: with delivery = \"exactly-once\", Walpost derives it from the pipeline and the slot",
         ),
     ] {
         if let Some(taken) = source.take_property(&format!("producer.{name}"), report) {
@@ -221,8 +222,9 @@ fn insisted(source: &mut Source, report: &mut Report) {
     match class {
         Some(taken) if is_own(&taken) => report.without_effect(&taken.written),
         Some(taken) => {
-            let says = "chooses partitions with a class of Java. Walpost hashes the key as the Java client does by default (murmur2); \
-                        librdkafka's others are named by \"partitioner\" in [kafka], and a column can name the partition";
+            let says = "chooses partitions with a Java class. Walpost hashes the key as the Java client does by default \
+             (murmur2); \"partitioner\" in [kafka] selects another partitioner of librdkafka, and a column can contain the \
+             partition";
             report.unsupported(&taken.written, says);
         }
         None => {}
@@ -242,19 +244,19 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         .iter()
         .any(|known| module.ends_with(known))
     {
-        let says = "is of a login by a class of Java that is neither PlainLoginModule nor ScramLoginModule: find the mechanism and its \
-                    properties in docs/configuration.md and librdkafka's CONFIGURATION.md";
+        let says = "configures a login through a Java class other than PlainLoginModule and ScramLoginModule: \
+         docs/configuration.md and librdkafka's CONFIGURATION.md list the mechanisms and their properties";
         return report.unsupported(&taken.written, says);
     }
     match option(&taken.value, "username") {
         Some(user) => set(kafka, "sasl.username", &user, &taken, report),
         None => report.unsupported(
             &taken.written,
-            "has no username: write sasl.username into [kafka]",
+            "contains no username: write sasl.username into [kafka]",
         ),
     }
-    let says = "has a password, which is not written here: give it in WALPOST_KAFKA_SASL_PASSWORD, or as \"sasl.password\" in [kafka] \
-                with mode 0600";
+    let says = "contains a password, which is not written here: set it in WALPOST_KAFKA_SASL_PASSWORD, or as \"sasl.password\" \
+     in [kafka] with mode 0600";
     report.task(&taken.written, says);
     kafka.add_comment("sasl.password is in the environment: WALPOST_KAFKA_SASL_PASSWORD");
 }
@@ -280,8 +282,8 @@ fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         return set(kafka, "ssl.ca.location", &taken.value, &taken, report);
     }
     let says = format!(
-        "is a Java trust store, and librdkafka reads PEM. Write its certificates into {PEM}: keytool -list -rfc -keystore TRUSTSTORE > \
-         {PEM}"
+        "is a Java trust store, but librdkafka reads PEM. Write its certificates to {PEM}: keytool -list -rfc -keystore \
+         TRUSTSTORE > {PEM}"
     );
     report.task(&taken.written, says);
     set(kafka, "ssl.ca.location", PEM, &taken, report);
@@ -300,8 +302,8 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, "ssl.certificate.pem", &taken.value, &taken, report);
     }
     if let Some(taken) = source.raw("producer.ssl.keystore.key") {
-        let says = "is a private key, which is not written here: put it into a file of mode 0600, and name that as \"ssl.key.location\" \
-                    in [kafka]";
+        let says = "is a private key, which is not written here: put it into a file with mode 0600, and set \
+         \"ssl.key.location\" in [kafka] to that file";
         report.task(&taken.written, says);
     }
     for (name, property) in [
@@ -311,7 +313,7 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         if let Some(taken) = source.raw(&format!("producer.{name}")) {
             let variable = property.to_uppercase().replace('.', "_");
             let says = format!(
-                "is a secret, which is not written here: give it in WALPOST_KAFKA_{variable}"
+                "is a secret, which is not written here: set it in WALPOST_KAFKA_{variable}"
             );
             report.task(&taken.written, says);
         }
@@ -332,7 +334,8 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, "ssl.keystore.location", &taken.value, &taken, report);
     } else {
         let says = format!(
-            "is a Java key store, and librdkafka reads PKCS#12: keytool -importkeystore -srckeystore KEYSTORE -destkeystore {PKCS12} \
+            "is a Java key store, but librdkafka reads PKCS#12: keytool -importkeystore -srckeystore KEYSTORE -destkeystore \
+             {PKCS12} \
              -deststoretype PKCS12"
         );
         report.task(&taken.written, says);
@@ -365,9 +368,9 @@ fn other(name: &str, taken: &Taken, kafka: &mut Section, report: &mut Report) {
                 .chain(SAME_IN_LIBRDKAFKA.iter().copied())
                 .chain(HANDLED_SEPARATELY.iter().copied());
             let says = match nearest(name, names) {
-                Some(known) => format!("is no property of Kafka's producer; did you mean {known}?"),
-                None => "is no property of Kafka's producer that is known here: find its equal in librdkafka's CONFIGURATION.md, or \
-                         remove it"
+                Some(known) => format!("is not a property of Kafka's producer; did you mean {known}?"),
+                None => "is not a known property of Kafka's producer: look for an equivalent in librdkafka's CONFIGURATION.md, \
+                 or remove it"
                     .to_owned(),
             };
             report.unknown(&taken.written, says);

@@ -17,7 +17,7 @@ pub(super) fn set(
     report: &mut Report,
 ) {
     if kafka.contains(name) {
-        return report.unsupported(&taken.written, format!("would set {name} a second time"));
+        return report.unsupported(&taken.written, format!("sets {name} a second time"));
     }
     let properties = [("bootstrap.servers", NO_BROKER), (name, value)];
     let properties: Properties = properties
@@ -25,7 +25,7 @@ pub(super) fn set(
         .into();
     // In C, a value with a NUL character would be truncated.
     let checked = match value.contains('\0') {
-        true => Err("it has a NUL in it".to_owned()),
+        true => Err("it contains a NUL character".to_owned()),
         false => check(&properties).map_err(|error| error.to_string()),
     };
     match checked {
@@ -35,7 +35,7 @@ pub(super) fn set(
         }
         Err(error) => report.unsupported(
             &taken.written,
-            format!("is not taken by librdkafka. {error}"),
+            format!("is rejected by librdkafka. {error}"),
         ),
     }
 }

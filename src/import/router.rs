@@ -136,7 +136,7 @@ impl Router<'_> {
     fn column(&mut self, given: &Given) -> Option<String> {
         let template = column(&given.value);
         if template.is_none() {
-            let says = "names a column with braces in its name, and no template can: give the column another name";
+            let says = "refers to a column whose name contains braces, which a template can't contain: rename the column";
             self.report.unsupported(&given.from, says);
         }
         template
@@ -215,8 +215,7 @@ impl Router<'_> {
             Ok(pattern) => pattern,
             Err(reason) => {
                 let says = format!(
-                    "can't be written for Walpost: {reason}. Until somebody does, all events go to the topic of the default; write \
-                     topic or route"
+                    "can't be converted: {reason}. Until you write topic or route, all events go to the default topic"
                 );
                 self.report.unsupported(&regex.from, says);
                 return self.default_topic(&by, section);
@@ -227,8 +226,11 @@ impl Router<'_> {
             Err(reason) => {
                 let is_reference = reference(self.source.kind, &replacement.value).is_some();
                 let says = match is_reference {
-                    true => "refers to a value that Walpost does not look up: write the topic into topic".to_owned(),
-                    false => format!("is refused by Java too: {reason}. Write topic or route"),
+                    true => {
+                        "refers to a value that Walpost can't look up: write the topic into topic"
+                            .to_owned()
+                    }
+                    false => format!("is not valid in Java either: {reason}. Write topic or route"),
                 };
                 self.report.unsupported(&replacement.from, says);
                 return self.default_topic(&by, section);
@@ -283,7 +285,7 @@ impl Router<'_> {
                 [column, place, alias] => (column, place, alias),
                 _ => {
                     let says =
-                        format!("has {placed:?}; expected COLUMN:PLACE or COLUMN:PLACE:ALIAS");
+                        format!("contains {placed:?}; expected COLUMN:PLACE or COLUMN:PLACE:ALIAS");
                     self.report.unsupported(&written, says);
                     continue;
                 }
@@ -296,7 +298,7 @@ impl Router<'_> {
                     match is_fit && !is_taken {
                         true => envelope.push((column_name.to_owned(), alias.to_owned())),
                         false => {
-                            let says = format!("has {placed:?}, which Debezium refuses too");
+                            let says = format!("contains {placed:?}, which Debezium also rejects");
                             self.report.unsupported(&written, says);
                         }
                     }
@@ -306,7 +308,7 @@ impl Router<'_> {
                 }
                 _ => {
                     let says = format!(
-                        "has {placed:?}; expected a column and header, envelope or partition"
+                        "contains {placed:?}; expected a column and header, envelope or partition"
                     );
                     self.report.unsupported(&written, says);
                 }
@@ -366,7 +368,7 @@ impl Router<'_> {
                 placement,
             );
         } else if !envelope.is_empty() {
-            let says = "places columns in the envelope, and a converter for bytes writes no object: no envelope is written";
+            let says = "places columns in the envelope, but a converter for bytes can't write an object: no envelope is written";
             self.report.unsupported(&placement, says);
         }
         if let Some((column, from)) = partition {
@@ -385,13 +387,13 @@ impl Router<'_> {
         let is_fit = !alias.is_empty() && !is_reserved(alias.as_bytes()) && !alias.contains('\0');
         let Some(template) = column(column_name) else {
             let says = format!(
-                "places the column {column_name:?}, whose name no template can have: give it another name"
+                "places the column {column_name:?}, whose name can't be used in a template: rename the column"
             );
             return self.report.unsupported(written, says);
         };
         if !is_fit {
             let says =
-                format!("has the header {alias:?}, which can't be the name of a header of yours");
+                format!("contains the header {alias:?}, whose name is reserved or not valid");
             return self.report.unsupported(written, says);
         }
         headers.push((alias.to_owned(), template));
@@ -422,7 +424,7 @@ impl Router<'_> {
                 section.set(key, text(&kept.replace('_', "-")), taken.written.clone());
                 self.report.carried(&taken.written, key);
             } else {
-                let says = format!("has a value that Debezium refuses; expected ignore or {kept}");
+                let says = format!("has a value that Debezium rejects; expected ignore or {kept}");
                 self.report.unsupported(&taken.written, says);
             }
         }
@@ -431,20 +433,21 @@ impl Router<'_> {
             return self.report.without_effect(&expand.written);
         }
         if is_of_bytes {
-            let says = "makes an object of the payload, and a converter for bytes writes none: the payload is delivered as it is";
+            let says = "turns the payload into an object, but a converter for bytes can't write one: the payload is delivered \
+             unchanged";
             return self.report.unsupported(&expand.written, says);
         }
         section.set("expand_payload", "true".to_owned(), expand.written.clone());
         self.report.carried(&expand.written, "expand_payload");
         let says = match formats.value.is_json() {
             true => {
-                "arrays at the top and integers beyond 64 bits, at which Debezium's task fails, are delivered. Doubles have the \
-                     fewest digits that name them, as since Java 19; in arrays whose objects have different members, the order of members \
-                     can differ"
+                "top-level arrays and integers of more than 64 bits, which make Debezium's task fail, are delivered. Doubles \
+                 are written with the fewest digits that identify them, as in Java 19 and later; in arrays whose objects have \
+                 different members, the order of members can differ"
             }
             false => {
-                "a payload that is expanded is written by StringConverter as Java shows it (Struct{...}), which no consumer reads \
-                      as JSON. With value.converter = JsonConverter it is JSON"
+                "StringConverter writes an expanded payload as Java formats it (Struct{...}), which consumers can't parse as \
+                 JSON. With value.converter = JsonConverter it is JSON"
             }
         };
         self.report.different(&expand.written, says);
@@ -470,7 +473,7 @@ impl Router<'_> {
             }
         }
         if formats.null_default {
-            let from = "Debezium delivers a NULL in a column with a DEFAULT as that default. false delivers NULL";
+            let from = "if a column has a DEFAULT, Debezium delivers NULL as that default. false delivers NULL";
             section.set("null_default", "true".to_owned(), from);
         }
     }
@@ -489,8 +492,8 @@ impl Router<'_> {
             // Only the schema of an envelope contains this version.
             match has_envelope && formats.value == Format::JsonSchema {
                 true => {
-                    let says = "puts the column into the schema of each value as its version. The schema that Walpost writes has none: \
-                                place the column as a header or in the envelope";
+                    let says = "writes the column into the schema of each value as its version. The schema that Walpost writes \
+                     has no version: place the column in a header or in the envelope";
                     self.report.unsupported(&taken.written, says);
                 }
                 false => self.report.without_effect(&taken.written),
@@ -499,8 +502,9 @@ impl Router<'_> {
         if let Some(taken) = self.take_property("table.field.additional.missing") {
             match taken.is("ignore") {
                 true => {
-                    let says = "has Debezium pass over columns that the table does not have. Walpost refuses to start without a column \
-                                that is named: remove those from headers, envelope and partition; walpost check names them";
+                    let says = "makes Debezium ignore columns that the table does not have. Walpost does not start if a \
+                     configured column is missing: remove such columns from headers, envelope and partition; walpost check \
+                     names them";
                     self.report.different(&taken.written, says);
                 }
                 false => self.report.without_effect(&taken.written),
@@ -509,8 +513,8 @@ impl Router<'_> {
         if let Some(taken) = self.take_property("table.op.invalid.behavior") {
             match taken.is("fatal") {
                 true => {
-                    let says = "stops Debezium at an UPDATE. Walpost reads inserts alone: forbid UPDATE with the trigger of \
-                                sql/no_update.sql";
+                    let says = "stops Debezium at an UPDATE. Walpost reads only inserts: forbid UPDATE with the trigger of \
+                     sql/no_update.sql";
                     self.report.different(&taken.written, says);
                 }
                 false => self.report.without_effect(&taken.written),
@@ -529,10 +533,11 @@ impl Router<'_> {
                 .or_else(|| nearest(&name, KEYS.iter().copied()));
             let says = match meant {
                 Some(meant) => format!(
-                    "is no property of the outbox event router; did you mean {}{meant}? Debezium takes no notice of it, nor does Walpost",
+                    "is not a property of the outbox event router; did you mean {}{meant}? Debezium ignores it, and so does \
+                     Walpost",
                     self.prefix
                 ),
-                None => "is no property of the outbox event router: Debezium takes no notice of it, nor does Walpost".to_owned(),
+                None => "is not a property of the outbox event router: Debezium ignores it, and so does Walpost".to_owned(),
             };
             self.report.unknown(&taken.written, says);
         }

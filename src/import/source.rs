@@ -24,27 +24,28 @@ pub(crate) enum ImportError {
         "it is not JSON: {0}. Expected a connector's configuration, as GET /connectors/NAME/config of Kafka Connect gives it"
     )]
     Json(String),
-    #[error("line {0}: \\u is not followed by four hexadecimal digits, which Java refuses too")]
+    #[error("line {0}: \\u is not followed by four hexadecimal digits, which Java also rejects")]
     Escape(usize),
     #[error(
-        "property {0} is an array or an object; Kafka Connect takes text, numbers and truth values alone"
+        "property {0} is an array or an object; Kafka Connect accepts only text, numbers and Booleans"
     )]
     Nested(String),
     #[error(
-        "it has {found} connectors, and one is imported at a time. Take out the first with: jq '{path}' FILE > connector.json"
+        "it contains {found} connectors, and only one can be imported at a time. Extract the first with: jq '{path}' FILE > \
+         connector.json"
     )]
     Bundle { found: usize, path: String },
     #[error(
-        "it is YAML, as a KafkaConnector of Strimzi has it; expected JSON. Get that with kubectl get kafkaconnector NAME -o json, or \
+        "it is YAML, like a KafkaConnector of Strimzi; expected JSON. Get that with kubectl get kafkaconnector NAME -o json, or \
          from Kafka Connect: curl http://localhost:8083/connectors/NAME"
     )]
     Yaml,
     #[error(
-        "the worker's file is YAML, as a KafkaConnect of Strimzi has it; expected properties, each a line NAME=VALUE"
+        "the worker's file is YAML, like a KafkaConnect of Strimzi; expected properties, each a line NAME=VALUE"
     )]
     YamlWorker,
     #[error(
-        "the connector is {0}, and Walpost reads PostgreSQL: expected io.debezium.connector.postgresql.PostgresConnector"
+        "the connector is {0}, but Walpost reads PostgreSQL: expected io.debezium.connector.postgresql.PostgresConnector"
     )]
     OtherConnector(String),
     #[error(
@@ -52,8 +53,8 @@ pub(crate) enum ImportError {
     )]
     OtherSink(String),
     #[error(
-        "no transform is io.debezium.transforms.outbox.EventRouter. Walpost delivers the inserts of an outbox table as events, and \
-         is no general change data capture: the changes of other tables stay with Debezium"
+        "no transform is io.debezium.transforms.outbox.EventRouter. Walpost delivers the inserts of an outbox table as events \
+         and is not a general tool for change data capture: keep Debezium for the changes of other tables"
     )]
     NoRouter,
 }
@@ -185,7 +186,7 @@ impl Source {
         let mut taken = self.raw(name)?;
         if let Some(reference) = reference(kind, &taken.value) {
             let says = format!(
-                "is {reference}, which Walpost does not look up: write the value itself into walpost.toml"
+                "is {reference}, which Walpost can't look up: write the value itself into walpost.toml"
             );
             report.unsupported(&taken.written, says);
             return None;
@@ -263,9 +264,9 @@ pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
             return Some(match (kind, name) {
                 (Kind::Server, name) if name.chars().all(is_plain) => {
-                    format!("a reference to a property expression of Quarkus, {name}")
+                    format!("a reference to a Quarkus property expression, {name}")
                 }
-                (Kind::Server, _) => "a reference to a property expression of Quarkus".to_owned(),
+                (Kind::Server, _) => "a reference to a Quarkus property expression".to_owned(),
                 (_, "env") => {
                     let variable = inner.split_once(':').map_or("", |(_, variable)| variable);
                     match variable.chars().all(is_plain) {
@@ -425,8 +426,8 @@ fn from_properties(text: &str, report: &mut Report) -> Result<Source, ImportErro
     for (written, value) in plain.into_iter().chain(profiles) {
         let (profile, name) = without_profile(&written);
         if profile.is_some_and(|profile| profile.split(',').all(|one| one.trim() != "prod")) {
-            let says = "is of a profile of Quarkus that Debezium Server has only where it is told so (QUARKUS_PROFILE); the values \
-                        of the profile prod are imported";
+            let says = "belongs to a Quarkus profile that Debezium Server uses only if it is selected (QUARKUS_PROFILE); the \
+             values of the profile prod are imported";
             report.different(&written, says);
             continue;
         }
@@ -529,9 +530,9 @@ mod tests {
             ("{", "not JSON: line 1"),
             ("{\"a\": 1}", "neither"),
             ("a=b", "neither"),
-            ("[{}, {}]", "it has 2 connectors"),
+            ("[{}, {}]", "it contains 2 connectors"),
             (r#"{"connectors": [{}]}"#, "jq '.connectors[0]'"),
-            (r#"{"connectors": {"a": {}}}"#, "it has 1 connectors"),
+            (r#"{"connectors": {"a": {}}}"#, "it contains 1 connectors"),
             (
                 r#"{"a": {"info": {}}, "b": {"info": {}}}"#,
                 "jq 'to_entries[0].value.info'",
@@ -603,7 +604,7 @@ mod tests {
             }
         }
         let found = reference(Kind::Server, "${DB_PASSWORD:hunter2}");
-        assert!(found.is_some_and(|found| found.ends_with("Quarkus, DB_PASSWORD")));
+        assert!(found.is_some_and(|found| found.ends_with("expression, DB_PASSWORD")));
     }
 
     #[test]

@@ -37,19 +37,24 @@ impl SwitchOver<'_> {
         );
         say("");
         say(
-            "1. While Debezium runs, make what Walpost needs, as the table's owner or a superuser: from now on both slots have every event.",
+            "1. While Debezium is running, create what Walpost needs, as the table's owner or a superuser. From now on, both \
+             slots retain every event.",
         );
         say(&format!(
             "     walpost init --config walpost.toml --role {role} --postgres '{administrator}'"
         ));
         say(
-            "2. Wait until this says t: Debezium has delivered what is older than Walpost's slot. In a quiet database it takes an event.",
+            "2. Wait until this prints t: Debezium has delivered everything that is older than Walpost's slot. In an idle \
+             database, insert an event.",
         );
         say(&format!(
-            "     psql '{administrator}' -qAt -c \"SET search_path = pg_catalog\" -c \"SELECT bool_and(debezium.confirmed_flush_lsn >= walpost.confirmed_flush_lsn) FROM pg_replication_slots AS debezium, pg_replication_slots AS walpost WHERE debezium.slot_name = '{slot}' AND walpost.slot_name IN ({slots})\""
+            "     psql '{administrator}' -qAt -c \"SET search_path = pg_catalog\" -c \"SELECT \
+             bool_and(debezium.confirmed_flush_lsn >= walpost.confirmed_flush_lsn) FROM pg_replication_slots AS debezium, \
+             pg_replication_slots AS walpost WHERE debezium.slot_name = '{slot}' AND walpost.slot_name IN ({slots})\""
         ));
         say(
-            "3. Stop Debezium. What it has delivered since step 1 comes a second time, with the same id: keep that time short.",
+            "3. Stop Debezium. Events that it has delivered since step 1 are delivered again with the same ids: keep this time \
+             short.",
         );
         match self.kind {
             Kind::Connect => say(&format!("     curl -fsS -X PUT {rest}/stop")),
@@ -57,17 +62,18 @@ impl SwitchOver<'_> {
         }
         if self.is_initial {
             say(
-                "4. Debezium has delivered the older rows: leave them out, or all of them come once more.",
+                "4. Debezium has delivered the older rows. Exclude them, or all of them are delivered again.",
             );
             say("     sed -i 's/^snapshot = \"initial\"$/snapshot = \"never\"/' walpost.toml");
         } else {
-            say("4. snapshot = \"never\" leaves the older rows out, which Debezium has delivered.");
+            say("4. snapshot = \"never\" excludes the older rows, which Debezium has delivered.");
         }
         say("5. Start Walpost.");
         say("     walpost check --config walpost.toml");
         say("     walpost run --config walpost.toml");
         say(
-            "6. When consumers have what they need: drop Debezium's slot, or the WAL that it retains fills the disk. From here on there is no way back.",
+            "6. When consumers have received everything, drop Debezium's slot, or the WAL that it retains fills the disk. After \
+             this step you can't switch back.",
         );
         say(&format!(
             "     psql '{administrator}' -c \"SELECT pg_catalog.pg_drop_replication_slot('{slot}')\""

@@ -62,7 +62,7 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
         .iter()
         .map(|(name, value, _)| ((*name).to_owned(), value.clone()));
     if let Err(reason) = Endpoint::from_properties(&mut values.collect(), || Ok(None)) {
-        return report.unsupported(&jaas.written, format!("can't be carried over: {reason}"));
+        return report.unsupported(&jaas.written, format!("can't be converted: {reason}"));
     }
     for (name, value, taken) in found {
         report.carried(&taken.written, format!("{name:?} in [kafka]"));
@@ -71,13 +71,13 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
 
     let secret = source.raw("producer.sasl.oauthbearer.client.credentials.client.secret");
     let written = secret.map_or(jaas.written.clone(), |secret| secret.written);
-    let says = "has the client's secret, which is not written here: give it in WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET, or as \
-                \"sasl.oauthbearer.client.secret\" in [kafka] with mode 0600";
+    let says = "contains the client's secret, which is not written here: set it in \
+     WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET, or as \"sasl.oauthbearer.client.secret\" in [kafka] with mode 0600";
     report.task(&written, says);
     kafka.add_comment("sasl.oauthbearer.client.secret is in the environment: WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET");
     if option(&jaas.value, "ssl.truststore.location").is_some() {
-        let says = "has a trust store for the token endpoint: write its certificates into a PEM file, and name that as \
-                    \"https.ca.location\" in [kafka]";
+        let says = "contains a trust store for the token endpoint: write its certificates to a PEM file, and set \
+         \"https.ca.location\" in [kafka] to that file";
         report.task(&jaas.written, says);
     }
 
@@ -119,7 +119,7 @@ pub(super) fn need_program(
     if !has_tokens || kafka.contains(METHOD) {
         return;
     }
-    let says = "needs a program that prints a token, which kafka_token_command names: docs/managed.md has one for each service";
+    let says = "requires a program that prints a token; set kafka_token_command to it: docs/managed.md has one for each service";
     report.task("sasl.mechanism", says);
     let comment = "CHANGE THIS: the program that prints a token (docs/managed.md, \"Tokens\")";
     let program = NO_PROGRAM.map(text).join(", ");

@@ -494,7 +494,7 @@ fn expansion_is_carried_with_its_behaviours() {
         "JsonConverter writes null"
     );
     assert!(
-        report_text(&imported).contains("integers beyond 64 bits"),
+        report_text(&imported).contains("integers of more than 64 bits"),
         "{}",
         report_text(&imported)
     );
@@ -853,7 +853,7 @@ fn predicate_determines_the_table_that_reaches_the_router() {
     );
     check(&imported, "public.outbox", true);
     assert!(
-        report_text(&imported).contains("public.orders, whose changes do not go through"),
+        report_text(&imported).contains("public.orders, whose changes do not pass through"),
         "{}",
         report_text(&imported)
     );
