@@ -81,8 +81,13 @@ BEGIN
         IF has_rows THEN
             RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers them first', outbox, its_slot
                 USING HINT = 'If they were delivered, or are not to be, let it run with snapshot = "never".';
-            -- The journal may be a restored one, and the OID and the position are of this cluster.
+            -- The journal may be restored from a backup, and OIDs and positions are specific to a cluster. The copy can't
+            -- include partitions that are detached before it.
             its_detail := its_detail || jsonb_build_object('state', 'due', 'relation', outbox::regclass::oid::text,
+                'partitions', (WITH RECURSIVE descendant (oid) AS (
+                    SELECT inhrelid FROM pg_inherits WHERE inhparent = outbox::regclass AND NOT inhdetachpending
+                    UNION SELECT i.inhrelid FROM pg_inherits i JOIN descendant d ON i.inhparent = d.oid WHERE NOT i.inhdetachpending)
+                    SELECT coalesce(jsonb_agg(oid::text ORDER BY oid), '[]') FROM descendant),
                 'system_id', (SELECT system_identifier::text FROM pg_control_system()));
             IF EXISTS (SELECT FROM walpost.journal j WHERE j.slot = its_slot AND j.action = 'snapshot' AND j.to_lsn = confirmed
                 AND j.detail = its_detail) THEN

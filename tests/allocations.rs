@@ -273,26 +273,36 @@ async fn produce<'s>(
 fn walsender(listener: &UnixListener, begins: &mpsc::Receiver<()>, bytes: &[u8]) {
     const AUTHENTICATION_OK: &[u8] = b"R\0\0\0\x08\0\0\0\0";
     const READY_FOR_QUERY: &[u8] = b"Z\0\0\0\x05I";
+    const SEARCH_PATH: &[u8] = b"D\0\0\0\x1d\0\x01\0\0\0\x13pg_catalog, pg_temp";
     const COPY_BOTH: &[u8] = b"W\0\0\0\x07\0\0\0";
     let (mut socket, _) = listener.accept().unwrap();
     read_message(&mut socket);
     socket.write_all(AUTHENTICATION_OK).unwrap();
     socket.write_all(READY_FOR_QUERY).unwrap();
-    let mut tag = [0];
-    socket.read_exact(&mut tag).unwrap();
-    assert_eq!(tag, *b"Q");
-    read_message(&mut socket);
+    assert_eq!(read_query(&mut socket), b"SHOW search_path\0");
+    socket.write_all(SEARCH_PATH).unwrap();
+    socket.write_all(READY_FOR_QUERY).unwrap();
+    assert!(read_query(&mut socket).starts_with(b"START_REPLICATION"));
     socket.write_all(COPY_BOTH).unwrap();
     begins.recv().unwrap();
     socket.write_all(bytes).unwrap();
 }
 
-/// Reads a length and a message body of that length.
-fn read_message(socket: &mut UnixStream) {
+/// Reads a simple query and returns its text.
+fn read_query(socket: &mut UnixStream) -> Vec<u8> {
+    let mut tag = [0];
+    socket.read_exact(&mut tag).unwrap();
+    assert_eq!(tag, *b"Q");
+    read_message(socket)
+}
+
+/// Reads a length and a message body of that length, and returns the body.
+fn read_message(socket: &mut UnixStream) -> Vec<u8> {
     let mut len = [0; 4];
     socket.read_exact(&mut len).unwrap();
     let mut body = vec![0; u32::from_be_bytes(len) as usize - len.len()];
     socket.read_exact(&mut body).unwrap();
+    body
 }
 
 /// Asserts that the rows reached the sink: the end of the stream can be confirmed.

@@ -33,6 +33,9 @@ pub struct DroppedSlot {
     /// True if only rows of partitions that were detached since are missing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detached_partitions: bool,
+    /// True if no slot was dropped, but partitions were detached before their older rows were copied.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub uncopied_partitions: bool,
     /// The first transaction that may be missing. If `None`, any row may be missing.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
@@ -65,6 +68,9 @@ impl DroppedSlot {
         match self.left_publication {
             true if self.is_replaced => "another table has taken its place",
             true => "the table was not in the publication for a while",
+            false if self.uncopied_partitions => {
+                "partitions were detached before their older rows were copied. Only attached partitions are read, so attach them first"
+            }
             false if self.detached_partitions => {
                 "another slot was used before. A partition with such events is only read if it is attached, so attach it first"
             }

@@ -15,7 +15,7 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotOf};
 use crate::postgres::catalog::table_state::{Refresh, UncopiedTable};
 use crate::postgres::catalog::{
-    Catalog, CatalogError, CreatedAt, HiddenRows, LockedTable, Observed, ObservedTable,
+    Catalog, CatalogError, CopyScope, CreatedAt, HiddenRows, LockedTable, Observed, ObservedTable,
     OrderColumn, RowOrder, SnapshotHistory, SnapshotRecord, Statement, TableSnapshot, TableVersion,
 };
 use crate::postgres::connect::conninfo::Conninfo;
@@ -138,6 +138,22 @@ pub(crate) trait CatalogQueries: Send + Sync + 'static {
         target: &Target,
         snapshots: &[TableSnapshot],
     ) -> impl Future<Output = Result<Vec<UncopiedTable>, CatalogError>> + Send;
+
+    /// Returns the table and partitions that a copy of `table` would read now.
+    fn copy_scope(
+        &self,
+        table: &TableName,
+    ) -> impl Future<Output = Result<CopyScope, CatalogError>> + Send;
+
+    /// Records partitions that were detached from `table` before their rows were copied. The slot is
+    /// at `confirmed`.
+    fn record_uncopied_partitions(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &TableName,
+        confirmed: Lsn,
+    ) -> impl Future<Output = Result<(), CatalogError>> + Send;
 
     /// Returns the columns that determine the order of a table's rows.
     fn order_columns(
@@ -325,6 +341,20 @@ impl CatalogQueries for Catalog {
         snapshots: &[TableSnapshot],
     ) -> Result<Vec<UncopiedTable>, CatalogError> {
         Catalog::uncopied_tables(self, target, snapshots).await
+    }
+
+    async fn copy_scope(&self, table: &TableName) -> Result<CopyScope, CatalogError> {
+        Catalog::copy_scope(self, table).await
+    }
+
+    async fn record_uncopied_partitions(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &TableName,
+        confirmed: Lsn,
+    ) -> Result<(), CatalogError> {
+        Catalog::record_uncopied_partitions(self, pipeline, target, table, confirmed).await
     }
 
     async fn order_columns(&self, table: &TableName) -> Result<Vec<OrderColumn>, CatalogError> {

@@ -54,9 +54,9 @@ use crate::postgres::catalog::set_aside::TableNote;
 use crate::postgres::catalog::slot_state::{FirstStart, FoundState, SlotOf, SlotState};
 use crate::postgres::catalog::table_state::{Refresh, UncopiedTable};
 use crate::postgres::catalog::{
-    CatalogError, HiddenRows, Observed, ObservedPublication, ObservedSlot, ObservedTable,
-    OrderColumn, RowOrder, ServerStarts, SnapshotHistory, SnapshotRecord, TableSnapshot,
-    TableVersion,
+    CatalogError, CopyScope, HiddenRows, Observed, ObservedPublication, ObservedSlot,
+    ObservedTable, OrderColumn, RowOrder, ServerStarts, SnapshotHistory, SnapshotRecord,
+    TableSnapshot, TableVersion,
 };
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::connect::dial;
@@ -313,6 +313,20 @@ impl CatalogQueries for SimDatabase {
         _: &[TableSnapshot],
     ) -> Result<Vec<UncopiedTable>, CatalogError> {
         Ok(Vec::new())
+    }
+
+    async fn copy_scope(&self, _: &TableName) -> Result<CopyScope, CatalogError> {
+        Ok(CopyScope::default())
+    }
+
+    async fn record_uncopied_partitions(
+        &self,
+        _: &str,
+        _: &Target,
+        _: &TableName,
+        _: Lsn,
+    ) -> Result<(), CatalogError> {
+        Ok(())
     }
 
     async fn order_columns(&self, _: &TableName) -> Result<Vec<OrderColumn>, CatalogError> {

@@ -44,6 +44,9 @@ const LOCK_TIMEOUT: &str = "30s";
 /// handled when it was new.
 const STREAMED_BEFORE: &str = "streamed before";
 
+/// The reason why there is nothing to copy: the table has no rows.
+const EMPTY_TABLE: &str = "empty table";
+
 /// How to handle rows that are older than the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Decision {
@@ -73,7 +76,7 @@ fn decide(
         }
         (SnapshotRecord::NoJournal, Rows::None) => Ok(Decision::Stream),
         (SnapshotRecord::Nothing | SnapshotRecord::Due { .. }, Rows::None) => {
-            Ok(Decision::Settled("empty table"))
+            Ok(Decision::Settled(EMPTY_TABLE))
         }
         (_, Rows::Denied { grant }) => Err(SnapshotError::Denied {
             table: table.clone(),
@@ -480,15 +483,29 @@ pub(super) struct Known {
     pub(super) copied: Option<CopyProgress>,
 }
 
-/// Records that there is nothing to copy. If this fails, the next start reaches the same
-/// conclusion.
+/// Records that there is nothing to copy. If writing that entry fails, the next start reaches the
+/// same conclusion.
+///
+/// # Errors
+/// Partitions were detached while their rows had not been copied, and this can't be determined or
+/// recorded.
 pub(super) async fn settle(
     settings: &PipelineSettings,
     catalog: &impl CatalogQueries,
     confirmed: Lsn,
     settlement: Settlement,
-) {
+) -> Result<(), SnapshotError> {
     let (pipeline, why) = (&settings.name, settlement.why);
+    if let Some(table) = settings
+        .target
+        .outbox
+        .table()
+        .filter(|_| why == EMPTY_TABLE)
+    {
+        catalog
+            .record_uncopied_partitions(pipeline, &settings.target, table, confirmed)
+            .await?;
+    }
     info!(
         pipeline,
         why, "no snapshot is needed: no rows that are older than the slot are left to deliver"
@@ -504,6 +521,7 @@ pub(super) async fn settle(
     if let Err(error) = catalog.write_journal(&entry).await {
         warn!(pipeline, %error, "failed to record in the journal that no snapshot is needed");
     }
+    Ok(())
 }
 
 /// Returns the columns by which rows were ordered in the copy, or `None` if the copy can't be
@@ -584,6 +602,19 @@ fn entry<'s>(settings: &'s PipelineSettings, snapshot_lsn: Lsn, state: &str) -> 
     }
 }
 
+/// Records that a copy of the table begins, and which partitions the table has.
+async fn write_begun(
+    settings: &PipelineSettings,
+    catalog: &impl CatalogQueries,
+    table: &TableName,
+    snapshot_lsn: Lsn,
+) -> Result<(), CatalogError> {
+    let scope = catalog.copy_scope(table).await?;
+    let mut entry = entry(settings, snapshot_lsn, SnapshotRecord::BEGUN);
+    scope.add_to(&mut entry.detail);
+    catalog.write_journal(&entry).await
+}
+
 /// A snapshot that was created and has not been copied yet.
 pub(super) struct Snapshot {
     plan: Box<Plan>,
@@ -646,8 +677,7 @@ impl Snapshot {
             if record != plan.record {
                 return Err(SnapshotError::Outrun);
             }
-            let entry = entry(settings, snapshot_lsn, SnapshotRecord::BEGUN);
-            catalog.write_journal(&entry).await?;
+            write_begun(settings, catalog, &plan.name, snapshot_lsn).await?;
             plan.record = SnapshotRecord::Begun(snapshot_lsn);
         }
         Ok(Self {
@@ -678,9 +708,12 @@ impl Snapshot {
             return Err(SnapshotError::Outrun);
         }
         if self.plan.before.is_none() && record != SnapshotRecord::Begun(self.snapshot_lsn) {
-            let entry = entry(settings, self.snapshot_lsn, SnapshotRecord::BEGUN);
-            catalog.write_journal(&entry).await?;
+            write_begun(settings, catalog, &self.plan.name, self.snapshot_lsn).await?;
         }
+        // The table is locked only if its partitions are still those at the time of planning.
+        catalog
+            .record_uncopied_partitions(pipeline, target, &self.plan.name, confirmed)
+            .await?;
         let locked = catalog.lock_table(&self.plan.table.version).await;
         let locked = locked.map_err(|error| error.with_commands(&target.commands))?;
         // The publication can have changed independently. While the table is locked, its filter

@@ -22,6 +22,7 @@ use crate::model::commands::Commands;
 use crate::model::lsn::Lsn;
 use crate::outbox::connect::{ColumnFacts, Domain};
 
+pub(crate) use self::copy_scope::CopyScope;
 pub(crate) use self::event_limits::EventLimit;
 pub(crate) use self::guard_function::GuardFunction;
 pub(crate) use self::hidden_rows::{HiddenRows, hidden_rows_warning};
@@ -45,6 +46,7 @@ pub(crate) use self::table_guard::{
 use self::text_limits::{EXPRESSION_BYTES_MAX, TABLES_PER_QUERY};
 
 pub(crate) mod copy;
+mod copy_scope;
 pub(crate) mod drop_slot;
 mod encoding;
 mod event_limits;

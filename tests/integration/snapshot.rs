@@ -14,6 +14,7 @@ use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
 mod copy;
+pub(crate) mod detached;
 mod interrupted;
 mod moved;
 mod needed;

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::budget;
 use crate::replay::already_delivered::settled;
+use crate::snapshot::detached::detached_before_first_start;
 use crate::snapshot::{self, filled, start_and_copy_some};
 use crate::support::checker::Resends;
 use crate::support::fixture::Fixture;
@@ -77,6 +78,9 @@ fn left() -> Vec<(String, Value)> {
     snapshot::settle(&fixture, fixture.start());
     let mut left = left_in_kafka(&fixture);
     left.extend(left_in_the_journal(&fixture));
+
+    // Partitions that were detached before they were copied.
+    left.extend(left_in_the_journal(&detached_before_first_start()));
 
     // A skip, a dropped slot, and a replay of its events.
     let fixture = Fixture::new();

@@ -16,8 +16,8 @@ pub(crate) enum InterceptAction {
     RequestPassword,
     /// Requests an MD5 hash of the password, records the response and then returns an error.
     RequestHash,
-    /// Accepts the connection without authentication, and responds to its query with a row of this
-    /// many bytes.
+    /// Accepts the connection without authentication, and responds to the first query of Walpost's
+    /// SQL client with a row of this many bytes.
     RespondWith(u32),
 }
 
@@ -148,9 +148,12 @@ fn serve(
     }
 }
 
-/// Accepts the connection, and responds to its first query with a message of the given length.
+/// Accepts the connection, returns the requested `search_path`, and responds to the next query with a
+/// message of the given length.
 fn respond_with(mut client: TcpStream, bytes: u32) -> io::Result<()> {
     client.write_all(b"R\0\0\0\x08\0\0\0\0K\0\0\0\x0c\0\0\0\x07\0\0\0\x08Z\0\0\0\x05I")?;
+    let _ = client.read(&mut [0; 4096])?;
+    client.write_all(b"D\0\0\0\x1d\0\x01\0\0\0\x13pg_catalog, pg_tempZ\0\0\0\x05I")?;
     let _ = client.read(&mut [0; 4096])?;
     client.write_all(b"1\0\0\0\x04D")?;
     client.write_all(&bytes.to_be_bytes())?;

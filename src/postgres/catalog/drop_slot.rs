@@ -35,6 +35,10 @@ pub(super) const REPLACED: &str = "replaced";
 /// Key in an entry's detail: only rows of partitions that were detached are missing.
 pub(super) const DETACHED_PARTITIONS: &str = "detached_partitions";
 
+/// Key in an entry's detail: the OIDs of the table's partitions and child tables, as strings. In an
+/// entry about detached partitions, those that were detached.
+pub(super) const PARTITIONS: &str = "partitions";
+
 /// How long to wait for a session that has ended to release the slot.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -375,6 +379,7 @@ impl From<Written> for DroppedSlot {
             left_publication: entry.detail.get(LEFT_PUBLICATION).is_some(),
             is_replaced: entry.detail[REPLACED] == true,
             detached_partitions: entry.detail[DETACHED_PARTITIONS] == true,
+            uncopied_partitions: entry.detail[PARTITIONS].is_array(),
             id: entry.id,
             at: entry.at,
             from: entry.from,
@@ -399,6 +404,7 @@ mod tests {
             left_publication: false,
             is_replaced: false,
             detached_partitions: false,
+            uncopied_partitions: false,
         }
     }
 

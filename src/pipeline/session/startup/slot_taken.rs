@@ -60,7 +60,7 @@ impl<C: CatalogQueries> SlotTaken<C> {
         let snapshot = match self.older {
             OlderRows::Copy(snapshot) => Some(snapshot),
             OlderRows::Settled(settlement) => {
-                snapshot::settle(settings, &self.catalog, resume, settlement).await;
+                snapshot::settle(settings, &self.catalog, resume, settlement).await?;
                 None
             }
             OlderRows::Nothing => None,

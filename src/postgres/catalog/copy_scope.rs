@@ -1,0 +1,241 @@
+//! The partitions that a copy of older rows is expected to read.
+//!
+//! A partition that is detached before its rows are copied is in neither the copy nor the stream,
+//! and the catalog does not record that it was attached. Therefore, the journal's entries about a
+//! copy list the partitions that the table had.
+
+use std::collections::BTreeSet;
+
+use postgres_protocol::escape::escape_literal;
+use serde_json::{Value, json};
+use tracing::warn;
+
+use super::drop_slot::{DETACHED_PARTITIONS, PARTITIONS};
+use super::journal::{Action, Entry, Written};
+use super::{Catalog, CatalogError};
+use crate::model::dropped_slot::replay_command;
+use crate::model::lsn::Lsn;
+use crate::postgres::table::TableName;
+use crate::postgres::target::Target;
+
+/// Key in an entry's detail: the OID of the table, as a string.
+const RELATION: &str = "relation";
+/// Key in an entry's detail: the cluster that assigned the OIDs.
+const SYSTEM_ID: &str = "system_id";
+
+/// The reason, in the journal, why events of detached partitions may be missing.
+const REASON: &str = "partitions detached before they were copied";
+
+/// The OIDs of all partitions and child tables, at any level, of the table with the OID `$1`. The
+/// copy may omit a partition whose detachment is pending.
+const DESCENDANTS: &str = "WITH RECURSIVE descendant (oid) AS ( \
+     SELECT inhrelid FROM pg_inherits WHERE inhparent = $1 AND NOT inhdetachpending \
+     UNION SELECT i.inhrelid FROM pg_inherits i JOIN descendant d ON i.inhparent = d.oid WHERE NOT i.inhdetachpending)";
+
+/// The table that a copy reads and its partitions, in one cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CopyScope {
+    system_id: String,
+    relation: u32,
+    partitions: Vec<u32>,
+}
+
+impl CopyScope {
+    /// Adds the scope to the detail of a journal entry.
+    pub(crate) fn add_to(&self, detail: &mut Value) {
+        let oid = u32::to_string;
+        let partitions: Vec<_> = self.partitions.iter().map(oid).collect();
+        detail[SYSTEM_ID] = json!(self.system_id);
+        detail[RELATION] = json!(oid(&self.relation));
+        detail[PARTITIONS] = json!(partitions);
+    }
+
+    /// Returns the partitions that the table had according to `entries`, no longer has, and that no
+    /// later entry records as missing. The entries are in the order in which they were written.
+    fn missing(&self, entries: &[Written]) -> Vec<u32> {
+        let mut missing = BTreeSet::new();
+        let about_table = entries.iter().filter(|entry| {
+            entry.detail[SYSTEM_ID] == *self.system_id
+                && entry.detail[RELATION] == *self.relation.to_string()
+        });
+        for entry in about_table {
+            let listed = listed_partitions(entry);
+            match entry.action {
+                Action::DropSlot => listed.for_each(|oid| {
+                    missing.remove(&oid);
+                }),
+                _ => missing.extend(listed),
+            }
+        }
+        missing.retain(|oid| !self.partitions.contains(oid));
+        missing.into_iter().collect()
+    }
+}
+
+/// Returns the OIDs of partitions in the detail of an entry.
+fn listed_partitions(entry: &Written) -> impl Iterator<Item = u32> {
+    let oids = entry.detail[PARTITIONS].as_array().into_iter().flatten();
+    oids.filter_map(|oid| oid.as_str()?.parse().ok())
+}
+
+impl Catalog {
+    /// Returns what a copy of `table` would read now.
+    ///
+    /// # Errors
+    /// The query fails, or the table does not exist.
+    pub(crate) async fn copy_scope(&self, table: &TableName) -> Result<CopyScope, CatalogError> {
+        let client = self.client();
+        let find = "SELECT $1::text::regclass::oid, (SELECT system_identifier::text FROM pg_control_system())";
+        let found = client.query_one(find, &[&table.quoted()]).await?;
+        let relation: u32 = found.try_get(0)?;
+        let list = format!("{DESCENDANTS} SELECT oid FROM descendant ORDER BY oid");
+        let rows = client.query(&list, &[&relation]).await?;
+        let oids: Result<_, _> = rows.iter().map(|row| row.try_get(0)).collect();
+        Ok(CopyScope {
+            system_id: found.try_get(1)?,
+            relation,
+            partitions: oids?,
+        })
+    }
+
+    /// Records in the journal, once for each partition, that partitions of `table` were detached
+    /// before their rows were copied, and logs a warning. The slot is at `confirmed`.
+    ///
+    /// # Errors
+    /// A query fails, or the journal may not be read or written.
+    pub(crate) async fn record_uncopied_partitions(
+        &self,
+        pipeline: &str,
+        target: &Target,
+        table: &TableName,
+        confirmed: Lsn,
+    ) -> Result<(), CatalogError> {
+        let scope = self.copy_scope(table).await?;
+        let missing = scope.missing(&self.copy_entries(target, table).await?);
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let existing = "SELECT c.oid, c.oid::regclass::text FROM pg_class c WHERE c.oid = ANY ($1) ORDER BY c.oid";
+        let rows = self.client().query(existing, &[&missing]).await?;
+        let (mut oids, mut names) = (Vec::<u32>::new(), Vec::<String>::new());
+        for row in rows {
+            oids.push(row.try_get(0)?);
+            names.push(row.try_get(1)?);
+        }
+        if oids.is_empty() {
+            return Ok(());
+        }
+        let scope = CopyScope {
+            partitions: oids,
+            ..scope
+        };
+        let mut detail = json!({
+            "reason": REASON,
+            "table": table.to_string(),
+            "several": false,
+            DETACHED_PARTITIONS: true,
+        });
+        scope.add_to(&mut detail);
+        let entry = Entry {
+            pipeline,
+            target,
+            action: Action::DropSlot,
+            from: Some(Lsn::ZERO),
+            to: Some(confirmed),
+            detail,
+        };
+        let id = self.write_journal(&entry).await?;
+        let (slot, partitions) = (&target.slot, names.join(", "));
+        warn!(
+            pipeline,
+            slot,
+            journal = id,
+            partitions,
+            "partitions were detached from table {table} before their rows were copied: their events may be missing in Kafka. \
+             Attach the partitions, and send the events: {}",
+            replay_command(&target.commands, None)
+        );
+        Ok(())
+    }
+
+    /// Returns the journal's entries about copies of the table that were not completed, and about
+    /// partitions that such a copy did not read.
+    async fn copy_entries(
+        &self,
+        target: &Target,
+        table: &TableName,
+    ) -> Result<Vec<Written>, CatalogError> {
+        let condition = format!(
+            "j.slot = {} AND j.detail ->> 'table' = {} AND j.detail ? '{PARTITIONS}' AND j.action IN ({}, {})",
+            escape_literal(&target.slot),
+            escape_literal(&table.to_string()),
+            escape_literal(Action::Snapshot.name()),
+            escape_literal(Action::DropSlot.name()),
+        );
+        self.entries(target, &condition).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(action: Action, partitions: &[u32]) -> Written {
+        let mut detail = json!({});
+        scope(partitions).add_to(&mut detail);
+        Written {
+            id: 1,
+            at: String::new(),
+            action,
+            from: None,
+            to: None,
+            by_role: String::new(),
+            detail,
+        }
+    }
+
+    fn scope(partitions: &[u32]) -> CopyScope {
+        CopyScope {
+            system_id: "7".to_owned(),
+            relation: 16384,
+            partitions: partitions.to_vec(),
+        }
+    }
+
+    #[test]
+    fn finds_partitions_detached_since_any_entry() {
+        let entries = [
+            entry(Action::Snapshot, &[1, 2]),
+            entry(Action::Snapshot, &[2, 3]),
+        ];
+        assert_eq!(scope(&[2, 4]).missing(&entries), [1, 3]);
+        assert!(scope(&[1, 2, 3]).missing(&entries).is_empty());
+    }
+
+    #[test]
+    fn records_a_partition_again_only_if_it_was_attached_in_between() {
+        let (begun, recorded) = (
+            entry(Action::Snapshot, &[1, 2]),
+            entry(Action::DropSlot, &[1]),
+        );
+        let entries = [begun.clone(), recorded.clone()];
+        assert_eq!(scope(&[]).missing(&entries), [2]);
+        let entries = [begun.clone(), recorded, begun];
+        assert_eq!(scope(&[]).missing(&entries), [1, 2]);
+    }
+
+    #[test]
+    fn ignores_entries_about_other_clusters_and_tables() {
+        let begun = [entry(Action::Snapshot, &[1])];
+        let other_cluster = CopyScope {
+            system_id: "8".to_owned(),
+            ..scope(&[])
+        };
+        let other_table = CopyScope {
+            relation: 16385,
+            ..scope(&[])
+        };
+        assert!(other_cluster.missing(&begun).is_empty());
+        assert!(other_table.missing(&begun).is_empty());
+    }
+}

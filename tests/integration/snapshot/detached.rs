@@ -1,0 +1,123 @@
+//! Partitions that are detached before their rows are copied.
+
+use std::collections::HashSet;
+
+use super::{TABLE, cold, fill, filled, settle, start_and_copy_some};
+use crate::support::fixture::Fixture;
+
+in_both_modes! { names_a_partition_detached_during_its_copy }
+
+fn partitioned_table() -> String {
+    let columns = TABLE.replace("id uuid PRIMARY KEY", "id uuid");
+    let partition = |remainder: u32| {
+        format!(
+            "CREATE TABLE outbox_{remainder} PARTITION OF outbox FOR VALUES WITH (MODULUS 2, REMAINDER {remainder});"
+        )
+    };
+    format!(
+        "{columns} PARTITION BY HASH (id); ALTER TABLE outbox ADD PRIMARY KEY (id); {} {}",
+        partition(0),
+        partition(1)
+    )
+}
+
+fn detach(fixture: &Fixture<'_>, partition: u32) {
+    fixture.db.run(&format!(
+        "ALTER TABLE outbox DETACH PARTITION outbox_{partition}"
+    ));
+}
+
+fn attach(fixture: &Fixture<'_>, partition: u32) {
+    fixture.db.run(&format!(
+        "ALTER TABLE outbox ATTACH PARTITION outbox_{partition} FOR VALUES WITH (MODULUS 2, REMAINDER {partition})"
+    ));
+}
+
+/// Starts Walpost and waits until it has logged which partitions it can't copy.
+fn start_and_expect(fixture: &Fixture<'_>, partitions: &str) {
+    let mut walpost = fixture.run().start();
+    walpost.wait_for_log(&format!("partitions={partitions}"));
+    walpost.wait_for_log("streaming");
+    settle(fixture, walpost);
+}
+
+fn entries(fixture: &Fixture<'_>) -> usize {
+    let entries = "SELECT id FROM walpost.journal WHERE action = 'drop slot'";
+    fixture.db.rows(entries).len()
+}
+
+/// Asserts that the command that `check` prints sends all rows once the partitions are attached.
+fn expect_replay(fixture: &Fixture<'_>, partitions: &[u32]) {
+    let command = "walpost replay --dropped-slots";
+    let check = fixture.check().finish().expect_code(3);
+    check.expect_mentions(&["attach them first", command]);
+    for partition in partitions {
+        attach(fixture, *partition);
+    }
+    let replay = fixture.replay(&["--dropped-slots", "--yes"]);
+    replay.finish().expect_code(0);
+    let sent: HashSet<_> = fixture
+        .records()
+        .iter()
+        .map(|record| record.header("id").to_owned())
+        .collect();
+    assert_eq!(sent.len(), fixture.history().len());
+    let check = fixture.check().finish();
+    assert!(!check.stdout.contains(command), "{}", check.stdout);
+}
+
+/// Returns a fixture with a partition that was detached before the first start.
+pub(crate) fn detached_before_first_start() -> Fixture<'static> {
+    let fixture = cold(&partitioned_table());
+    let aggregate = fixture.aggregate(2);
+    fill(&fixture, &aggregate, 40);
+    fixture.init().finish().expect_code(0);
+    detach(&fixture, 0);
+    start_and_expect(&fixture, "public.outbox_0");
+    fixture
+}
+
+#[test]
+fn names_a_partition_detached_before_the_first_start_once() {
+    let fixture = detached_before_first_start();
+    assert!(fixture.records().len() < 40);
+    settle(&fixture, fixture.start());
+    assert_eq!(entries(&fixture), 1);
+    expect_replay(&fixture, &[0]);
+}
+
+/// The copy of a table without rows is recorded as not needed.
+#[test]
+fn names_all_partitions_if_the_table_has_none_left() {
+    let fixture = cold(&partitioned_table());
+    let aggregate = fixture.aggregate(2);
+    fill(&fixture, &aggregate, 40);
+    fixture.init().finish().expect_code(0);
+    detach(&fixture, 0);
+    detach(&fixture, 1);
+    start_and_expect(&fixture, "\"public.outbox_0, public.outbox_1\"");
+    assert_eq!(fixture.records().len(), 0);
+    expect_replay(&fixture, &[0, 1]);
+}
+
+/// Found by a walk of `./dev soak --shapes` with seed 114732207607622.
+fn names_a_partition_detached_during_its_copy(exactly_once: bool) {
+    let (fixture, _) = filled(&partitioned_table(), 20_000, exactly_once);
+    let walpost = start_and_copy_some(&fixture);
+    fixture.kill(walpost);
+    detach(&fixture, 1);
+    start_and_expect(&fixture, "public.outbox_1");
+    expect_replay(&fixture, &[1]);
+}
+
+#[test]
+fn a_partition_that_was_dropped_has_no_events_to_send() {
+    let fixture = cold(&partitioned_table());
+    let aggregate = fixture.aggregate(2);
+    fill(&fixture, &aggregate, 40);
+    fixture.init().finish().expect_code(0);
+    detach(&fixture, 0);
+    fixture.db.run("DROP TABLE outbox_0");
+    settle(&fixture, fixture.start());
+    assert_eq!(entries(&fixture), 0);
+}
