@@ -47,7 +47,7 @@ pub(crate) struct Given<'a> {
     pub records: Option<&'a RecordArgs>,
     pub sink: GivenSink,
     /// Whether the command can be limited to one of several tables with `--table`.
-    pub takes_one_of: bool,
+    pub accepts_single_table: bool,
 }
 
 /// The sink that a command uses, as far as its command line determines it.
@@ -63,7 +63,7 @@ pub(crate) enum GivenSink {
 
 /// The value that disables the control socket.
 const OFF: &str = "off";
-/// The name of the control socket in its own folder.
+/// The file name of the control socket in the service's runtime directory.
 const CONTROL_FILE: &str = "control.sock";
 /// The path of the control socket on a machine that uses the provided systemd unit.
 pub(crate) const CONTROL_BY_SYSTEMD: &str = "/run/walpost/control.sock";
@@ -74,13 +74,15 @@ type Env<'e> = &'e dyn Fn(&str) -> Option<String>;
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub pipelines: Vec<PipelineSettings>,
-    /// The errors of sources of pipelines that could not be used. Their pipelines are missing.
+    /// Errors from the pipeline sources that could not be used, whose pipelines are missing from
+    /// `pipelines`.
     pub failures: Vec<String>,
 }
 
 impl From<Reading<Definition>> for Loaded {
     fn from(reading: Reading<Definition>) -> Self {
-        let pipelines = reading.defined.into_iter().map(|of| of.settings).collect();
+        let defined = reading.defined.into_iter();
+        let pipelines = defined.map(|defined| defined.settings).collect();
         Self {
             pipelines,
             failures: reading.failures,
@@ -101,8 +103,8 @@ pub(crate) fn load(
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
-/// Like [`load`], but does not connect to any server: sources that are databases are reported as
-/// failures.
+/// Like [`load`], but does not connect to any server. Sources that query a database are reported
+/// as failures.
 ///
 /// # Errors
 /// Same as [`load`].
@@ -115,7 +117,8 @@ pub(crate) fn load_offline(
     Ok(define(given, env, env_vars.collect(), &mut answers)?.into())
 }
 
-/// Like [`load`], with the definitions that are compared when the configuration changes.
+/// Like [`load`], but also returns the pipelines' definitions, which are compared when the
+/// configuration changes.
 fn define(
     given: &Given<'_>,
     env: Env<'_>,
@@ -123,7 +126,7 @@ fn define(
     answers: &mut QueryResults,
 ) -> Result<Reading<Definition>, ConfigError> {
     let path = given.connection.config.as_deref();
-    let read = path.map(|path| everything(path, given, env, &env_vars, answers));
+    let read = path.map(|path| read_sources(path, given, env, &env_vars, answers));
     let (file, failures) = read.transpose()?.unzip();
     Ok(Reading {
         defined: load_file(path.zip(file), given, env, env_vars.into_iter())?,
@@ -131,9 +134,9 @@ fn define(
     })
 }
 
-/// Returns the file with the pipelines of its sources, and the errors of sources that could not be
-/// used.
-fn everything(
+/// Returns the file with the pipelines from all its sources, and the errors from sources that
+/// could not be used.
+fn read_sources(
     path: &Path,
     given: &Given<'_>,
     env: Env<'_>,
@@ -154,7 +157,7 @@ fn everything(
     all.pipeline.extend(files.flat_map(|part| part.pipeline));
     let from_env = kafka_properties(env_vars.iter().cloned());
     let in_files = NamedTopics::from_files(&all.pipeline);
-    let judge = |pipeline: &FilePipeline| {
+    let validate = |pipeline: &FilePipeline| {
         let settings = settings(
             pipeline.clone(),
             Some(path),
@@ -165,23 +168,23 @@ fn everything(
         );
         let settings = settings.map_err(|error| error.to_string())?;
         match in_files.conflict(&settings) {
-            None => Ok(own(&settings)),
+            None => Ok(exclusive_resources(&settings)),
             Some(reason) => Err(reason),
         }
     };
     let taken: HashSet<_> = match all.queries().next() {
         // Invalid pipelines are skipped here, because their errors are reported when their settings
         // are loaded.
-        Some(_) => all.pipeline.iter().flat_map(&judge).flatten().collect(),
+        Some(_) => all.pipeline.iter().flat_map(&validate).flatten().collect(),
         None => HashSet::new(),
     };
-    let (found, failures) = answers.read(path, &all, env, &judge, taken)?;
+    let (found, failures) = answers.read(path, &all, env, &validate, taken)?;
     all.pipeline.extend(found);
     Ok((all, failures))
 }
 
-/// Returns what no other pipeline may have.
-fn own(settings: &PipelineSettings) -> Vec<ExclusiveResource> {
+/// Returns the resources that the pipeline must not share with another one.
+fn exclusive_resources(settings: &PipelineSettings) -> Vec<ExclusiveResource> {
     let topics = settings
         .own_topics()
         .map(|(name, usage)| ExclusiveResource::Topic {
@@ -198,7 +201,8 @@ fn own(settings: &PipelineSettings) -> Vec<ExclusiveResource> {
         .collect()
 }
 
-/// The pipelines that flags, environment variables and files define. They can be read repeatedly.
+/// The source of the pipelines that flags, environment variables and files define. It can be read
+/// repeatedly.
 pub(crate) struct Configured {
     connection: ConnectionArgs,
     records: RecordArgs,
@@ -236,7 +240,7 @@ impl Definitions for Configured {
             connection: &self.connection,
             records: Some(&self.records),
             sink: GivenSink::ForDelivery(self.sink),
-            takes_one_of: false,
+            accepts_single_table: false,
         };
         define(&given, &self.env, (self.env_vars)(), &mut self.answers)
             .map_err(|error| error.to_string())
@@ -250,20 +254,22 @@ impl Definitions for Configured {
         let Some(path) = &self.connection.config else {
             return Vec::new();
         };
-        // A file that can't be read has no sources until it changes.
-        let directories = file::read(path).map_or_else(|_| Vec::new(), |of| of.directories(path));
+        // If the file can't be read, only the file itself is watched until it changes.
+        let directories =
+            file::read(path).map_or_else(|_| Vec::new(), |file| file.directories(path));
         std::iter::once(path.clone()).chain(directories).collect()
     }
 }
 
-/// A pipeline's definition in the files, without passwords, which are read again for each
-/// connection.
+/// A pipeline's definition in the files. Passwords are not part of the definition, because they
+/// are read again for each connection.
 #[derive(PartialEq)]
 pub(crate) struct Definition {
     pipeline: FilePipeline,
     postgres: Vec<(String, String)>,
     kafka: BTreeMap<String, file::Scalar>,
-    /// Also depends on the other pipelines.
+    /// The reserved topics that the pipeline's rows could use. They also depend on the other
+    /// pipelines.
     reserved: ReservedTopics,
 }
 
@@ -287,9 +293,9 @@ impl Definition {
     }
 }
 
-/// Like [`load`], for commands that create what the pipelines need. If the file has several
-/// pipelines, `--postgres` is the connection of an administrator: it supplies the server and the
-/// role, and each pipeline supplies its own database.
+/// Like [`load`], for commands that create the pipelines' database objects. If the file defines
+/// several pipelines, `--postgres` is an administrator's connection: it supplies the server and
+/// the role, and each pipeline supplies its own database.
 ///
 /// # Errors
 /// Returns an error that names the invalid setting.
@@ -302,44 +308,48 @@ pub(crate) fn load_to_administer(
     let (Some(path), Some(url)) = (&connection.config, &connection.postgres) else {
         return load(given, env, env_vars);
     };
-    let own = ConnectionArgs {
+    let without_url = ConnectionArgs {
         postgres: None,
         ..connection.clone()
     };
-    let own = Given {
-        connection: &own,
+    let without_url = Given {
+        connection: &without_url,
         ..*given
     };
     let env_vars: Vec<_> = env_vars.collect();
-    let (file, failures) = everything(path, &own, env, &env_vars, &mut QueryResults::default())?;
-    let asked = &connection.pipeline;
-    let is_asked = |of: &&FilePipeline| asked.is_empty() || asked.iter().any(|it| it == of.name());
-    let are_several = file.pipeline.iter().filter(is_asked).count() > 1;
-    let given = if are_several { &own } else { given };
+    let mut results = QueryResults::default();
+    let (file, failures) = read_sources(path, &without_url, env, &env_vars, &mut results)?;
+    let requested = &connection.pipeline;
+    let is_requested = |pipeline: &&FilePipeline| {
+        requested.is_empty() || requested.iter().any(|name| name == pipeline.name())
+    };
+    let are_several = file.pipeline.iter().filter(is_requested).count() > 1;
+    let given = if are_several { &without_url } else { given };
     let defined = load_file(Some((path, file)), given, env, env_vars.into_iter())?;
-    let mut pipelines: Vec<_> = defined.into_iter().map(|of| of.settings).collect();
+    let defined = defined.into_iter();
+    let mut pipelines: Vec<_> = defined.map(|defined| defined.settings).collect();
     if !are_several {
         return Ok(Loaded {
             pipelines,
             failures,
         });
     }
-    on_one_server(&pipelines)?;
+    check_same_server(&pipelines)?;
     let administrator = Conninfo::parse(url, env)
         .map_err(|error| ConfigError::Flag(format!("--postgres: {error}")))?;
     for settings in &mut pipelines {
         settings.postgres = administrator.with_database_of(&settings.postgres);
     }
-    each_its_own(&pipelines.iter().collect::<Vec<_>>())?;
+    check_exclusive_resources(&pipelines.iter().collect::<Vec<_>>())?;
     Ok(Loaded {
         pipelines,
         failures,
     })
 }
 
-/// Checks that all pipelines use the same server. An administrator's connection is to one server,
-/// so the objects of pipelines on other servers would be created there too.
-fn on_one_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
+/// Checks that all pipelines use the same server. Otherwise, an administrator's connection, which
+/// is to a single server, would create the objects of pipelines on other servers there too.
+fn check_same_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
     let [first, others @ ..] = pipelines else {
         return Ok(());
     };
@@ -348,8 +358,8 @@ fn on_one_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
         let there = other.postgres.servers();
         if there != here {
             return Err(ConfigError::Flag(format!(
-                "pipelines {:?} and {:?} are on different servers ({here} and {there}), and --postgres names one: choose those \
-                 of one server with --pipeline",
+                "pipelines {:?} and {:?} are on different servers ({here} and {there}), but --postgres specifies only one. \
+                 Select pipelines on the same server with --pipeline",
                 first.name, other.name
             )));
         }
@@ -357,8 +367,8 @@ fn on_one_server(pipelines: &[PipelineSettings]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Returns the address for metrics, health and status: from the flag or its variable, or else from
-/// the file. `None` if neither sets it.
+/// Returns the address for metrics, health and status from the flag or its variable, or else from
+/// the file. Returns `None` if neither sets the address.
 ///
 /// # Errors
 /// Returns an error if the file can't be used.
@@ -373,7 +383,7 @@ pub(crate) fn http(
     Ok(file.and_then(|file| file.http))
 }
 
-/// Returns the additional host names that HTTP requests may use: from the flag or its variable, or
+/// Returns the additional host names that HTTP requests may use, from the flag or its variable, or
 /// else from the file.
 ///
 /// # Errors
@@ -389,9 +399,10 @@ pub(crate) fn http_hosts(
     Ok(file.map(|file| file.http_hosts).unwrap_or_default())
 }
 
-/// Returns the path of the socket for `walpost pipeline`: from the flag or its variable, or else
-/// from the file, or else in the folder that systemd created for the service. `None` if none of
-/// them exists.
+/// Returns the path of the socket for `walpost pipeline`, from the flag or its variable, or else
+/// from the file. If neither sets the path, the socket is in the runtime directory that systemd
+/// created for the service. Returns `None` if that directory does not exist either, or if the
+/// socket is disabled.
 ///
 /// # Errors
 /// Returns an error if the file can't be used.
@@ -421,7 +432,7 @@ pub(crate) fn control(
         .filter(|path| path != Path::new(OFF)))
 }
 
-/// Returns the settings of the selected pipelines, which are defined in the file if there is one.
+/// Returns the settings of the selected pipelines. If there is a file, it defines the pipelines.
 fn load_file(
     read: Option<(&Path, File)>,
     given: &Given<'_>,
@@ -437,7 +448,7 @@ fn load_file(
     if chosen.len() > 1 && given.is_for_one_pipeline() {
         return Err(ConfigError::Several(names(&chosen)));
     }
-    each_in_one_file(&chosen)?;
+    check_unique_files(&chosen)?;
     let mut defined: Vec<_> = chosen
         .into_iter()
         .map(|pipeline| {
@@ -448,8 +459,8 @@ fn load_file(
             })
         })
         .collect::<Result<_, ConfigError>>()?;
-    let all: Vec<_> = defined.iter().map(|of| &of.settings).collect();
-    each_its_own(&all)?;
+    let all: Vec<_> = defined.iter().map(|defined| &defined.settings).collect();
+    check_exclusive_resources(&all)?;
     reserved::reserve(named, &mut defined)?;
     Ok(defined)
 }
@@ -461,11 +472,12 @@ impl Given<'_> {
     }
 }
 
-fn each_in_one_file(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
-    for (at, second) in pipelines.iter().enumerate() {
+/// Checks that no pipeline name is used in two files.
+fn check_unique_files(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
+    for (index, second) in pipelines.iter().enumerate() {
         let is_other =
             |first: &&FilePipeline| first.name() == second.name() && first.origin != second.origin;
-        if let Some(first) = pipelines[..at].iter().find(is_other) {
+        if let Some(first) = pipelines[..index].iter().find(is_other) {
             return Err(ConfigError::InTwoFiles {
                 name: second.name().to_owned(),
                 first: first.origin.to_string(),
@@ -476,19 +488,20 @@ fn each_in_one_file(pipelines: &[FilePipeline]) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn each_its_own(settings: &[&PipelineSettings]) -> Result<(), ConfigError> {
+/// Checks that no two pipelines share an exclusive resource.
+fn check_exclusive_resources(settings: &[&PipelineSettings]) -> Result<(), ConfigError> {
     let mut taken: HashMap<ExclusiveResource, &str> = HashMap::new();
     for second in settings {
-        for own in own(second) {
-            let excluded = own.excluded();
+        for resource in exclusive_resources(second) {
+            let excluded = resource.excluded();
             if let Some(first) = excluded.iter().find_map(|other| taken.get(other)) {
                 return Err(ConfigError::Twice {
                     first: (*first).to_owned(),
                     second: second.name.clone(),
-                    what: own.description(),
+                    what: resource.description(),
                 });
             }
-            taken.insert(own, &second.name);
+            taken.insert(resource, &second.name);
         }
     }
     Ok(())

@@ -46,7 +46,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         connection: &args.connection,
         records: Some(&args.records),
         sink: GivenSink::ForDelivery(None),
-        takes_one_of: false,
+        accepts_single_table: false,
     };
     if args.offline {
         return offline(&given, args.json);

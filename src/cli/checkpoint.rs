@@ -91,7 +91,7 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
         connection: &connection,
         records: Some(&records),
         sink: GivenSink::ForDelivery(None),
-        takes_one_of: false,
+        accepts_single_table: false,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,

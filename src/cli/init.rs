@@ -105,7 +105,7 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         connection: &args.connection,
         records: None,
         sink: GivenSink::Instead(SinkName::Stdout),
-        takes_one_of: true,
+        accepts_single_table: true,
     };
     let pipelines = match load_to_administer(&given) {
         Ok(pipelines) => pipelines,

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
         connection: &args.connection,
         records: Some(&records),
         sink: GivenSink::Instead(SinkName::Stdout),
-        takes_one_of: true,
+        accepts_single_table: true,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,

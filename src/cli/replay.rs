@@ -152,7 +152,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
         sink: args
             .sink
             .map_or(GivenSink::ForDelivery(None), GivenSink::Instead),
-        takes_one_of: true,
+        accepts_single_table: true,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
         connection: &args.connection,
         records: Some(&args.records),
         sink: GivenSink::ForDelivery(None),
-        takes_one_of: false,
+        accepts_single_table: false,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,

@@ -156,7 +156,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
         connection: &args.connection,
         records: None,
         sink: GivenSink::Instead(SinkName::Stdout),
-        takes_one_of: false,
+        accepts_single_table: false,
     };
     // If no database is configured, only the running process is queried.
     let settings = match args.connection.names_database() {

@@ -125,7 +125,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
         connection: &args.connection,
         records: Some(&args.records),
         sink: GivenSink::ForDelivery(None),
-        takes_one_of: true,
+        accepts_single_table: true,
     };
     let (pipelines, runtime) = match load_to_ask(&given) {
         Ok(loaded) => loaded,

@@ -38,7 +38,8 @@ pub(crate) struct LogArgs {
         default_value = "auto"
     )]
     log_format: LogFormat,
-    /// error, warn, info, debug, trace, or a filter of the crate tracing
+    /// Lowest level to log (error, warn, info, debug or trace), or a filter in the syntax of
+    /// tracing-subscriber
     #[arg(
         long,
         env = "WALPOST_LOG_LEVEL",
@@ -66,7 +67,7 @@ pub(crate) struct ConnectionArgs {
     /// Configuration file (walpost.toml)
     #[arg(long, env = "WALPOST_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Only this pipeline of the file; without a file, the pipeline's name [default: outbox]
+    /// Use only this pipeline from the file; without a file, the pipeline's name [default: outbox]
     #[arg(
         long,
         env = "WALPOST_PIPELINE",
@@ -74,8 +75,8 @@ pub(crate) struct ConnectionArgs {
         value_delimiter = ','
     )]
     pub pipeline: Vec<String>,
-    /// The database: a URL or key=value pairs, as for psql. Give a password with PGPASSWORD or
-    /// ~/.pgpass, not here, where other users of this machine can see it
+    /// The database, as a URL or key=value pairs like those of psql. Set the password in
+    /// PGPASSWORD or ~/.pgpass, because other users of this machine can see command lines
     #[arg(
         long,
         env = "WALPOST_POSTGRES",
@@ -83,14 +84,14 @@ pub(crate) struct ConnectionArgs {
         hide_env_values = true
     )]
     pub postgres: Option<String>,
-    /// Where events are: table, for its rows, or messages, for logical decoding messages in WAL
-    /// [default: table]
+    /// Where events are stored: table for rows of a table, or messages for logical decoding
+    /// messages in WAL [default: table]
     #[arg(long, env = "WALPOST_OUTBOX", value_enum, hide_possible_values = true)]
     pub outbox: Option<OutboxName>,
     /// The outbox table [default: public.outbox]
     #[arg(long, env = "WALPOST_TABLE", value_name = "SCHEMA.TABLE")]
     pub table: Option<String>,
-    /// The prefix of the messages [default: walpost_PIPELINE]
+    /// The prefix of the outbox's logical decoding messages [default: walpost_PIPELINE]
     #[arg(long, env = "WALPOST_PREFIX", value_name = "NAME")]
     pub prefix: Option<String>,
     /// The publication [default: walpost_PIPELINE]
@@ -107,12 +108,12 @@ pub(crate) struct RecordArgs {
     /// Kafka's bootstrap servers
     #[arg(long, env = "WALPOST_KAFKA", value_name = "HOST:PORT[,...]", help_heading = heading::KAFKA)]
     pub kafka: Option<String>,
-    /// A property of librdkafka. For secrets use a file or a variable:
-    /// WALPOST_KAFKA_SASL_PASSWORD is sasl.password
+    /// A librdkafka property. For secrets, use a file or an environment variable:
+    /// WALPOST_KAFKA_SASL_PASSWORD sets sasl.password
     #[arg(short = 'X', long, value_name = "NAME=VALUE", help_heading = heading::KAFKA)]
     pub kafka_property: Vec<String>,
-    /// Let properties of librdkafka load libraries and run commands. There is no key for it in the
-    /// file
+    /// Allow librdkafka properties to load libraries and run commands. The configuration file has
+    /// no key for this setting
     #[arg(
         long,
         env = "WALPOST_ALLOW_CODE_IN_KAFKA_PROPERTIES",
@@ -121,7 +122,7 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub allow_code_in_kafka_properties: bool,
-    /// Create topics that are missing, with this many partitions and replicas
+    /// Create missing topics with this number of partitions and this replication factor
     #[arg(
         long,
         env = "WALPOST_CREATE_TOPICS",
@@ -138,11 +139,10 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub delivery: Option<DeliveryName>,
-    /// The same as --delivery exactly-once
+    /// Equivalent to --delivery exactly-once
     #[arg(long, conflicts_with = "delivery", help_heading = heading::DELIVERY)]
     pub exactly_once: bool,
-    /// What happens to an event that is larger than Kafka accepts: halt, or dead-letter [default:
-    /// halt]
+    /// What to do with an event that is too large for Kafka: halt or dead-letter [default: halt]
     #[arg(
         long,
         env = "WALPOST_ON_OVERSIZE",
@@ -151,8 +151,8 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_oversize: Option<Undeliverable>,
-    /// What happens to an event that can't become a record, as without a topic: halt, or
-    /// dead-letter [default: halt]
+    /// What to do with an event that can't become a record, for example because it has no topic:
+    /// halt or dead-letter [default: halt]
     #[arg(
         long,
         env = "WALPOST_ON_UNROUTABLE",
@@ -161,8 +161,8 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_unroutable: Option<Undeliverable>,
-    /// What happens to a message that has the outbox's prefix and is not an event:
-    /// halt, or dead-letter [default: dead-letter]
+    /// What to do with a logical decoding message that has the outbox's prefix but is not an
+    /// event: halt or dead-letter [default: dead-letter]
     #[arg(
         long,
         env = "WALPOST_ON_MALFORMED",
@@ -172,8 +172,8 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub on_malformed: Option<Undeliverable>,
-    /// What an error in one of several tables leads to: halt, or set-aside, which delivers the
-    /// others [default: halt]
+    /// What to do after an error in one of several tables: halt, or set-aside, which continues to
+    /// deliver the other tables [default: halt]
     #[arg(
         long,
         env = "WALPOST_ON_TABLE_ERROR",
@@ -191,8 +191,8 @@ pub(crate) struct RecordArgs {
         help_heading = heading::DELIVERY
     )]
     pub dead_letter_topic: Option<String>,
-    /// Whether to deliver rows that are older than the slot, once and before the stream: initial,
-    /// or never [default: initial]
+    /// Whether to deliver rows that are older than the slot once, before newer rows: initial or
+    /// never [default: initial]
     #[arg(
         long,
         env = "WALPOST_SNAPSHOT",
@@ -201,16 +201,17 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub snapshot: Option<SnapshotMode>,
-    /// The topic, a template over columns [default: outbox.event.{aggregatetype}]
+    /// Template for the topic, with columns in braces [default: outbox.event.{aggregatetype}]
     #[arg(long, env = "WALPOST_TOPIC", value_name = "TEMPLATE", help_heading = heading::RECORDS)]
     pub topic: Option<String>,
-    /// The key, a template over columns [default: {aggregateid}]
+    /// Template for the key, with columns in braces [default: {aggregateid}]
     #[arg(long, env = "WALPOST_KEY", value_name = "TEMPLATE", help_heading = heading::RECORDS)]
     pub key: Option<String>,
-    /// The column with the value [default: payload]
+    /// The column that contains the record's value [default: payload]
     #[arg(long, env = "WALPOST_PAYLOAD", value_name = "COLUMN", help_heading = heading::RECORDS)]
     pub payload: Option<String>,
-    /// A header, its value a template over columns; replaces the default id={id}
+    /// A header and the template for its value, with columns in braces; replaces the default
+    /// id={id}
     #[arg(
         long,
         env = "WALPOST_HEADER",
@@ -220,7 +221,7 @@ pub(crate) struct RecordArgs {
         help_heading = heading::RECORDS
     )]
     pub header: Vec<(String, String)>,
-    /// What a null payload becomes: empty, or tombstone [default: tombstone]
+    /// The record value for a null payload: empty or tombstone [default: tombstone]
     #[arg(
         long,
         env = "WALPOST_NULL_PAYLOAD",
@@ -229,7 +230,8 @@ pub(crate) struct RecordArgs {
         hide_possible_values = true
     )]
     pub null_payload: Option<NullPayload>,
-    /// Bytes that may be in flight: read, and not acknowledged by Kafka yet [default: 8MiB]
+    /// Maximum size of events in flight, which were read but not yet acknowledged by Kafka
+    /// [default: 8MiB]
     #[arg(
         long,
         env = "WALPOST_WINDOW_BYTES",
@@ -238,7 +240,8 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub window_bytes: Option<String>,
-    /// Records that may be in flight: read, and not acknowledged by Kafka yet [default: 100000]
+    /// Maximum number of records in flight, which were read but not yet acknowledged by Kafka
+    /// [default: 100000]
     #[arg(
         long,
         env = "WALPOST_WINDOW_RECORDS",
@@ -247,7 +250,7 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub window_records: Option<u64>,
-    /// The largest row that is accepted [default: 64MiB]
+    /// Maximum size of a row [default: 64MiB]
     #[arg(
         long,
         env = "WALPOST_MAX_ROW_BYTES",
@@ -256,7 +259,7 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub max_row_bytes: Option<String>,
-    /// How long PostgreSQL may be silent before the connection counts as dead [default: 60s]
+    /// Close the connection if nothing arrives from PostgreSQL for this long [default: 60s]
     #[arg(
         long,
         env = "WALPOST_LINK_TIMEOUT",
@@ -265,7 +268,7 @@ pub(crate) struct RecordArgs {
         hide_short_help = true
     )]
     pub link_timeout: Option<String>,
-    /// How long stopping may take [default: 30s]
+    /// Maximum time to drain when stopping [default: 30s]
     #[arg(
         long,
         env = "WALPOST_DRAIN_TIMEOUT",
@@ -286,13 +289,14 @@ pub(crate) struct RecordArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::RETENTION)]
 pub(crate) struct RetentionArgs {
-    /// How long a partition of the table is kept after it was delivered. Without it, for ever
+    /// How long to keep a partition of the table after its rows were delivered. Without this flag,
+    /// partitions are kept indefinitely
     #[arg(long, env = "WALPOST_RETENTION", value_name = "DURATION")]
     pub retention: Option<String>,
-    /// How many partitions of the table are created in advance [default: 7]
+    /// Number of partitions of the table to create in advance [default: 7]
     #[arg(long, env = "WALPOST_PARTITIONS_AHEAD", value_name = "COUNT")]
     pub partitions_ahead: Option<u32>,
-    /// Delete rows of a table that has no partitions
+    /// Apply the retention to a table without partitions by deleting its rows
     #[arg(
         long,
         env = "WALPOST_DELETE_ROWS",
@@ -305,14 +309,14 @@ pub(crate) struct RetentionArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = heading::WAL)]
 pub(crate) struct WalBudgetArgs {
-    /// Warn when the slot retains more WAL than this. Without it, never
+    /// Warn when the slot retains more WAL than this. Without this flag, Walpost never warns
     #[arg(long, env = "WALPOST_WAL_BUDGET_WARN", value_name = "SIZE")]
     pub wal_budget_warn: Option<String>,
-    /// The most WAL that the slot should retain. Without it, there is no limit
+    /// The most WAL that the slot should retain. Without this flag, there is no limit
     #[arg(long, env = "WALPOST_WAL_BUDGET_MAX", value_name = "SIZE")]
     pub wal_budget_max: Option<String>,
-    /// What to do when it retains more: hold the slot, or drop-slot to save the database's disk
-    /// [default: hold]
+    /// What to do when the slot retains more than the maximum: hold (keep the slot), or drop-slot
+    /// to prevent the database's disk from filling up [default: hold]
     #[arg(long, env = "WALPOST_WAL_BUDGET_ON_MAX", value_enum)]
     pub wal_budget_on_max: Option<OnMax>,
 }

@@ -1,5 +1,5 @@
-//! The options of commands that appear in messages, with which these commands use the same
-//! configuration as this process.
+//! The options that commands in messages need in order to use the same configuration as this
+//! process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,8 +28,8 @@ const POSTGRES_VARIABLES: [(&str, &str); 7] = [
 
 type Flags = Vec<(&'static str, String)>;
 
-/// Creates the commands for the named pipeline. `has_postgres` tells whether the file contains its
-/// database connection. `kafka` contains the properties set by environment variables.
+/// Creates the commands for the named pipeline. `has_postgres` is true if the file contains the
+/// pipeline's database connection. `kafka` contains the properties set by environment variables.
 pub(super) fn commands(
     pipeline: &str,
     path: Option<&Path>,
@@ -46,11 +46,11 @@ pub(super) fn commands(
         None => common.push(("--postgres", variable_assignments(env))),
     }
     common.extend(connection_flags(given.connection));
-    let of_variables = kafka
+    let from_variables = kafka
         .iter()
         .filter(|(name, _)| !Credentials::have(name))
         .map(|(name, value)| ("--kafka-property", format!("{name}={value}")));
-    let mut records: Flags = of_variables.collect();
+    let mut records: Flags = from_variables.collect();
     records.extend(given.records.into_iter().flat_map(record_flags));
     Commands::new(Options { common, records })
 }
@@ -72,7 +72,7 @@ fn variable_assignments(env: Env<'_>) -> String {
     )
 }
 
-/// Formats a connection string of keywords and values.
+/// Formats keywords and values as a connection string.
 fn conninfo(pairs: Vec<(String, String)>) -> String {
     let quoted = |value: &str| {
         let is_plain = !value.is_empty() && !value.contains([' ', '\'', '\\', '\t', '\n']);
@@ -140,7 +140,7 @@ fn given<const N: usize>(flags: [(&'static str, Option<String>); N]) -> Flags {
         .collect()
 }
 
-/// Returns the name of a value as its flag accepts it.
+/// Returns the name by which the flag accepts this value.
 fn value_name(value: impl ValueEnum) -> Option<String> {
     Some(value.to_possible_value()?.get_name().to_owned())
 }
@@ -162,7 +162,7 @@ mod tests {
             connection,
             records: Some(records),
             sink: GivenSink::ForDelivery(None),
-            takes_one_of: false,
+            accepts_single_table: false,
         };
         let properties = BTreeMap::from([
             ("sasl.password".to_owned(), "hunter2".to_owned()),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_have_every_flag_and_no_password() {
+    fn commands_contain_every_flag_but_no_password() {
         let connection = ConnectionArgs {
             postgres: Some("postgresql://shop:hunter2@db/shop".to_owned()),
             table: Some("shop.outbox".to_owned()),
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_name_the_database_of_the_environment() {
+    fn commands_contain_the_database_from_the_environment() {
         let env = |name: &str| match name {
             "PGHOST" => Some("/var/run/my socket".to_owned()),
             "PGDATABASE" => Some("shop".to_owned()),

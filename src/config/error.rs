@@ -35,23 +35,23 @@ pub(crate) enum ConfigError {
     },
     /// No database is configured.
     #[error(
-        "pipeline {0:?}: no database is named: expected --postgres URL, WALPOST_POSTGRES=URL, postgres = \"URL\" in walpost.toml, or PGHOST or PGDATABASE in the environment"
+        "pipeline {0:?}: no database is configured: expected --postgres URL, WALPOST_POSTGRES=URL, postgres = \"URL\" in walpost.toml, or PGHOST or PGDATABASE in the environment"
     )]
     NoPostgres(String),
-    /// Kafka's properties are invalid.
+    /// A Kafka property is invalid.
     #[error("pipeline {pipeline:?}: {error}{origin}")]
     Kafka {
         pipeline: String,
         error: PropertyError,
-        /// The source of the property, if it isn't obvious.
+        /// The source of the property, if it is not the configuration file.
         origin: String,
     },
     /// `--pipeline` names a pipeline that is not in the file.
-    #[error("pipeline {name:?} is not in the configuration file, which has: {found}")]
+    #[error("pipeline {name:?} is not in the configuration file, which contains: {found}")]
     NoPipeline {
         /// The requested name.
         name: String,
-        /// The existing names.
+        /// The names of the pipelines in the file.
         found: String,
     },
     /// Two pipelines use the same name, slot or topic.
@@ -59,22 +59,25 @@ pub(crate) enum ConfigError {
     Twice {
         first: String,
         second: String,
-        /// What they share.
+        /// A description of the shared name, slot or topic.
         what: &'static str,
     },
     /// Two files define pipelines with the same name.
-    #[error("pipeline {name:?} is in two files, {first} and {second}; each needs its own name")]
+    #[error(
+        "pipeline {name:?} is defined in two files, {first} and {second}; each pipeline needs its own name"
+    )]
     InTwoFiles {
         name: String,
         first: String,
         second: String,
     },
-    /// A source of pipelines can't be used, and neither can a previous result.
+    /// A source of pipelines can't be used, and no previous result of the source can be used
+    /// instead.
     #[error("{name}: {reason}")]
     Source { name: String, reason: String },
     /// Flags for one pipeline are set, but there are several pipelines.
     #[error(
-        "flags or WALPOST_* variables for one pipeline are given, but the configuration file has several: {0}. Choose one with --pipeline NAME, or put the values into the file"
+        "flags or WALPOST_* variables for a single pipeline are set, but the configuration file defines several: {0}. Select one with --pipeline NAME, or move the values into the file"
     )]
     Several(String),
     /// A program does not exist, or is not safe to run.

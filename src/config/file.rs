@@ -25,7 +25,7 @@ use crate::trusted_path::{self, PathError};
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct File {
-    /// The address for metrics, health and status.
+    /// The HTTP server's address for metrics, health checks and status.
     pub http: Option<String>,
     /// Additional host names that HTTP requests may use.
     #[serde(default)]
@@ -54,9 +54,9 @@ pub(crate) struct FileFleet {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "WrittenSource")]
 pub(crate) enum FileSource {
-    /// A folder in which each file whose name ends in `.toml` defines pipelines.
+    /// A directory. Each file in it whose name ends in `.toml` defines pipelines.
     Directory(PathBuf),
-    /// A query of which each row defines a pipeline.
+    /// A query. Each row of its result defines a pipeline.
     Query(QuerySource),
 }
 
@@ -107,14 +107,14 @@ pub(crate) enum Origin {
     Nowhere,
     /// walpost.toml.
     File(PathBuf),
-    /// A file of a source.
+    /// A file in the directory of a source.
     Part(PathBuf),
-    /// A row of a query.
+    /// A row of a query's result.
     Row {
         /// The file that contains the query.
         file: PathBuf,
         rows: Arc<LastRows>,
-        /// Identifies the query among those of the file.
+        /// Distinguishes the query from other queries in the same file.
         source: String,
     },
 }
@@ -145,13 +145,14 @@ impl fmt::Display for Origin {
         match self {
             Self::Nowhere => f.write_str("the command line"),
             Self::File(path) | Self::Part(path) => write!(f, "{}", path.display()),
-            Self::Row { file, .. } => write!(f, "a query of {}", file.display()),
+            Self::Row { file, .. } => write!(f, "a query in {}", file.display()),
         }
     }
 }
 
 impl Origin {
-    /// Returns the source, which may define several pipelines and can only be valid as a whole.
+    /// Returns the name of the source. A source may define several pipelines, and is valid only if
+    /// all of them are.
     pub(super) fn source(&self) -> String {
         match self {
             Self::Part(path) => path.parent().unwrap_or(path).display().to_string(),
@@ -161,7 +162,7 @@ impl Origin {
     }
 }
 
-/// A file of a source, which contains only pipelines.
+/// A file in the directory of a source. Such a file contains only pipelines.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PartFile {
@@ -291,8 +292,8 @@ pub(crate) enum FileNull {
     OptionalBytes,
 }
 
-/// How empty arrays of an expanded payload are written. `optional-bytes` is accepted because it is
-/// the value of the other key.
+/// How empty arrays of an expanded payload are written. `optional-bytes` is also accepted, because
+/// `expand_null` uses that value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileEmptyArray {
@@ -301,8 +302,8 @@ pub(crate) enum FileEmptyArray {
     OptionalString,
 }
 
-/// Names and templates of headers: sorted by name if they are given as a table, and in the given
-/// order if they are given as an array of pairs.
+/// Names and templates of headers. Headers from a table are sorted by name; headers from an array
+/// of pairs keep their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileHeaders(pub Vec<(String, String)>);
 
@@ -371,7 +372,7 @@ impl<'de> Deserialize<'de> for Scalar {
             type Value = Scalar;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text in quotes, a whole number, true or false")
+                f.write_str("a quoted string, an integer, true or false")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Scalar, E> {
@@ -386,12 +387,12 @@ impl<'de> Deserialize<'de> for Scalar {
                 Ok(Scalar::Boolean(truth))
             }
 
-            // In TOML, a name with an unquoted dot defines a table, and librdkafka's names contain
-            // dots.
+            // The names of librdkafka properties contain dots. In TOML, an unquoted name with a dot
+            // defines a table.
             fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Scalar, A::Error> {
                 Err(de::Error::custom(
-                    "found a table, expected a text in quotes, a whole number, true or false. A name with dots is written in \
-                     quotes: \"bootstrap.servers\" = \"...\"",
+                    "found a table, expected a quoted string, an integer, true or false. Put a name that contains dots \
+                     in quotes: \"bootstrap.servers\" = \"...\"",
                 ))
             }
         }
@@ -448,53 +449,53 @@ impl FilePipeline {
 impl Given<'_> {
     /// Overrides values of the file with those of flags and environment variables.
     pub(super) fn overlay(&self, file: &mut FilePipeline) {
-        fn over<T: Clone>(file: &mut Option<T>, given: Option<&T>) {
+        fn overlay<T: Clone>(file: &mut Option<T>, given: Option<&T>) {
             if let Some(given) = given {
                 *file = Some(given.clone());
             }
         }
         let connection = self.connection;
-        over(&mut file.postgres, connection.postgres.as_ref());
-        over(&mut file.outbox, connection.outbox.as_ref());
+        overlay(&mut file.postgres, connection.postgres.as_ref());
+        overlay(&mut file.outbox, connection.outbox.as_ref());
         if file.tables.is_none() {
-            over(&mut file.table, connection.table.as_ref());
+            overlay(&mut file.table, connection.table.as_ref());
         }
-        over(&mut file.prefix, connection.prefix.as_ref());
-        over(&mut file.publication, connection.publication.as_ref());
-        over(&mut file.slot, connection.slot.as_ref());
+        overlay(&mut file.prefix, connection.prefix.as_ref());
+        overlay(&mut file.publication, connection.publication.as_ref());
+        overlay(&mut file.slot, connection.slot.as_ref());
         let Some(records) = self.records else { return };
-        over(&mut file.delivery, records.delivery.as_ref());
-        over(&mut file.snapshot, records.snapshot.as_ref());
+        overlay(&mut file.delivery, records.delivery.as_ref());
+        overlay(&mut file.snapshot, records.snapshot.as_ref());
         if records.exactly_once {
             file.delivery = Some(DeliveryName::ExactlyOnce);
         }
-        over(&mut file.on_oversize, records.on_oversize.as_ref());
-        over(&mut file.on_unroutable, records.on_unroutable.as_ref());
-        over(&mut file.on_malformed, records.on_malformed.as_ref());
-        over(&mut file.on_table_error, records.on_table_error.as_ref());
-        over(
+        overlay(&mut file.on_oversize, records.on_oversize.as_ref());
+        overlay(&mut file.on_unroutable, records.on_unroutable.as_ref());
+        overlay(&mut file.on_malformed, records.on_malformed.as_ref());
+        overlay(&mut file.on_table_error, records.on_table_error.as_ref());
+        overlay(
             &mut file.dead_letter_topic,
             records.dead_letter_topic.as_ref(),
         );
-        over(&mut file.topic, records.topic.as_ref());
-        over(&mut file.key, records.key.as_ref());
-        over(&mut file.payload, records.payload.as_ref());
-        over(&mut file.null_payload, records.null_payload.as_ref());
-        over(
+        overlay(&mut file.topic, records.topic.as_ref());
+        overlay(&mut file.key, records.key.as_ref());
+        overlay(&mut file.payload, records.payload.as_ref());
+        overlay(&mut file.null_payload, records.null_payload.as_ref());
+        overlay(
             &mut file.window_bytes,
             records.window_bytes.clone().map(Scalar::Text).as_ref(),
         );
-        over(&mut file.window_records, records.window_records.as_ref());
-        over(
+        overlay(&mut file.window_records, records.window_records.as_ref());
+        overlay(
             &mut file.max_row_bytes,
             records.max_row_bytes.clone().map(Scalar::Text).as_ref(),
         );
-        over(&mut file.link_timeout, records.link_timeout.as_ref());
-        over(&mut file.drain_timeout, records.drain_timeout.as_ref());
-        over(&mut file.create_topics, records.create_topics.as_ref());
+        overlay(&mut file.link_timeout, records.link_timeout.as_ref());
+        overlay(&mut file.drain_timeout, records.drain_timeout.as_ref());
+        overlay(&mut file.create_topics, records.create_topics.as_ref());
         let retention = &records.retention;
-        over(&mut file.retention, retention.retention.as_ref());
-        over(
+        overlay(&mut file.retention, retention.retention.as_ref());
+        overlay(
             &mut file.partitions_ahead,
             retention.partitions_ahead.as_ref(),
         );
@@ -505,9 +506,9 @@ impl Given<'_> {
         if given.is_given() {
             let wal_budget = file.wal_budget.get_or_insert_default();
             let size = |given: &Option<String>| given.clone().map(Scalar::Text);
-            over(&mut wal_budget.warn, size(&given.wal_budget_warn).as_ref());
-            over(&mut wal_budget.max, size(&given.wal_budget_max).as_ref());
-            over(&mut wal_budget.on_max, given.wal_budget_on_max.as_ref());
+            overlay(&mut wal_budget.warn, size(&given.wal_budget_warn).as_ref());
+            overlay(&mut wal_budget.max, size(&given.wal_budget_max).as_ref());
+            overlay(&mut wal_budget.on_max, given.wal_budget_on_max.as_ref());
         }
         if !records.header.is_empty() {
             let headers: BTreeMap<_, _> = records.header.iter().cloned().collect();
@@ -528,10 +529,10 @@ pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
     Ok(file)
 }
 
-/// Reads the file, and the files in its directories in the order of their names.
+/// Reads the file, and the files in the directories that it names, sorted by name.
 ///
 /// # Errors
-/// Same as [`read`], and returns an error if a folder can't be read.
+/// Same as [`read`]. Also returns an error if a directory can't be read.
 pub(crate) fn read_all(path: &Path) -> Result<Vec<(PathBuf, File)>, ConfigError> {
     let file = read(path)?;
     let mut parts = Vec::new();
@@ -561,13 +562,13 @@ pub(super) fn read_part(path: &Path) -> Result<Vec<FilePipeline>, ConfigError> {
     Ok(read_as(path, parse::<PartFile>)?.pipeline)
 }
 
-/// Resolves a path in the file, which is relative to the file's folder.
+/// Resolves a path relative to the directory of the file that contains the path.
 pub(super) fn resolve_path(file: &Path, path: &Path) -> PathBuf {
     file.parent().unwrap_or(Path::new("")).join(path)
 }
 
-/// Returns the files of a folder that define pipelines. Editors may temporarily create other files
-/// there.
+/// Returns the files in a directory that define pipelines. Hidden files are ignored, because
+/// editors may create them temporarily.
 fn files_in(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let unreadable = |error: PathError| ConfigError::Unreadable {
         path: directory.to_owned(),
@@ -580,7 +581,7 @@ fn files_in(directory: &Path) -> Result<Vec<PathBuf>, ConfigError> {
         let is_hidden = path
             .file_name()
             .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        if !is_hidden && path.extension().is_some_and(|of| of == "toml") {
+        if !is_hidden && path.extension().is_some_and(|suffix| suffix == "toml") {
             files.push(path);
         }
     }
@@ -616,14 +617,14 @@ pub(super) fn exposed(path: &Path, file: &File) -> Option<String> {
     }
     let (mode, remedy) = trusted_path::exposure(path)?;
     Some(format!(
-        "configuration file {}: others can read the passwords in it ({}), its mode is {mode:04o}: {remedy}",
+        "configuration file {} has mode {mode:04o}, so other users can read the passwords in it ({}). Run: {remedy}",
         path.display(),
         secrets.join(", "),
     ))
 }
 
 impl File {
-    /// Returns the sources that are folders.
+    /// Returns the paths of the sources that are directories.
     pub(super) fn directories(&self, path: &Path) -> Vec<PathBuf> {
         let directories = self.fleet.source.iter().filter_map(|source| match source {
             FileSource::Directory(directory) => Some(resolve_path(path, directory)),
@@ -640,7 +641,7 @@ impl File {
         })
     }
 
-    /// Returns the names of the keys whose values are or contain a password.
+    /// Returns descriptions of the keys whose values are, or contain, passwords.
     fn secrets(&self) -> Vec<String> {
         let mut found = Vec::new();
         for source in self.queries() {
@@ -648,7 +649,7 @@ impl File {
         }
         let mut add = |place: &str, kafka: &BTreeMap<String, Scalar>| {
             let names = kafka.keys().filter(|name| is_secret(name));
-            found.extend(names.map(|name| format!("{name} of {place}")));
+            found.extend(names.map(|name| format!("{name} in {place}")));
         };
         add("[kafka]", &self.kafka);
         for pipeline in &self.pipeline {

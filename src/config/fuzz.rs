@@ -1,4 +1,4 @@
-//! Properties of arbitrary configuration files.
+//! Fuzz target that loads arbitrary configuration files and checks the resulting settings.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::outbox::headers::is_reserved;
 use crate::outbox::route::is_topic_name;
 use crate::pipeline::settings::SinkSettings;
 
-/// A password that a fuzzer does not find by chance.
+/// A password that the fuzzer is unlikely to generate by chance.
 const PASSWORD: &str = "q7Zr0vT2mXw9";
-/// Lines that contain the password where it must not be shown.
+/// Lines with the password in places where no output may show it.
 const SECRETS: [&str; 6] = [
     "\"sasl.password\" = \"q7Zr0vT2mXw9\"",
     "\"ssl.key.password\" = \"q7Zr0vT2mXw9\"",
@@ -21,22 +21,23 @@ const SECRETS: [&str; 6] = [
     "postgres = \"host=h user=u password=q7Zr0vT2mXw9 sslmode=none\"",
 ];
 
-/// Loads `data` as walpost.toml. A line that consists of `$` and a digit is replaced by a line with
-/// a secret.
+/// Loads `data` as walpost.toml. Each line that consists of `$` and a digit is first replaced by a
+/// line that contains a secret.
 ///
 /// # Panics
-/// Panics if a secret is shown, or settings don't match the documentation.
+/// Panics if output contains a secret, or settings don't match the documentation.
 pub fn config(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };
-    let has_secret_for_certain = !text.contains(PASSWORD) && !text.contains(['\'', '\\']) && {
+    let must_hide_password = !text.contains(PASSWORD) && !text.contains(['\'', '\\']) && {
         // Excludes multi-line strings, whose lines could look like secrets.
         !text.contains("\"\"\"")
     };
     let lines = text.lines().map(|line| match line.strip_prefix('$') {
         Some(digit) => {
-            let secret = digit.parse().ok().and_then(|at: usize| SECRETS.get(at));
+            let index: Option<usize> = digit.parse().ok();
+            let secret = index.and_then(|index| SECRETS.get(index));
             secret.copied().unwrap_or(line)
         }
         None => line,
@@ -50,27 +51,24 @@ pub fn config(data: &[u8]) {
         }
         Err(error) => error,
     };
-    assert!(
-        !has_secret_for_certain || !shown.contains(PASSWORD),
-        "{shown}"
-    );
+    assert!(!must_hide_password || !shown.contains(PASSWORD), "{shown}");
 }
 
-/// Loads the text without flags or variables. Returns the file as a log would show it and the
-/// settings, or the error in all its forms.
+/// Loads the text without flags or variables. Returns the file's debug representation and the
+/// settings, or text that contains the display and debug representations of the error.
 fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
     let file: super::File = syntax::parse(text).map_err(|(line, reason)| {
         let lines = text.matches('\n').count() + 1;
         assert!((1..=lines).contains(&line), "line {line} of {lines}");
         reason
     })?;
-    file.pipeline.iter().for_each(hold_values);
+    file.pipeline.iter().for_each(check_values);
     let read = format!("{file:?}");
     let given = Given {
         connection: &ConnectionArgs::default(),
         records: None,
         sink: GivenSink::ForDelivery(None),
-        takes_one_of: false,
+        accepts_single_table: false,
     };
     let env = |name: &str| (name == "USER").then(|| "me".to_owned());
     match load_file(
@@ -79,7 +77,10 @@ fn loaded(text: &str) -> Result<(String, Vec<PipelineSettings>), String> {
         &env,
         std::iter::empty(),
     ) {
-        Ok(defined) => Ok((read, defined.into_iter().map(|of| of.settings).collect())),
+        Ok(defined) => {
+            let defined = defined.into_iter();
+            Ok((read, defined.map(|defined| defined.settings).collect()))
+        }
         Err(error) => Err(format!("{read} {error} {error:?}")),
     }
 }
@@ -110,19 +111,19 @@ fn check_settings(settings: &PipelineSettings) {
     }
 }
 
-/// Checks sizes and durations against a separate parser for simple values.
-fn hold_values(pipeline: &FilePipeline) {
+/// Compares sizes and durations with the results of a separate parser for simple values.
+fn check_values(pipeline: &FilePipeline) {
     let sizes = [&pipeline.window_bytes, &pipeline.max_row_bytes];
     for text in sizes.into_iter().flatten().map(ToString::to_string) {
         let found = bytes(&text).map(|Bytes(bytes)| bytes);
-        if let Some(expected) = plain(&text, &SIZES) {
+        if let Some(expected) = parse_simple(&text, &SIZES) {
             assert_eq!(found, Ok(expected), "{text:?}");
         }
     }
     let durations = [&pipeline.link_timeout, &pipeline.drain_timeout];
     for text in durations.into_iter().flatten() {
         let found = duration(text);
-        if let Some(expected) = plain(text, &DURATIONS) {
+        if let Some(expected) = parse_simple(text, &DURATIONS) {
             assert_eq!(found, Ok(Duration::from_millis(expected)), "{text:?}");
         }
     }
@@ -140,7 +141,7 @@ const SIZES: [(&str, u64); 10] = [
     ("GiB", 1 << 30),
     ("TiB", 1 << 40),
 ];
-/// The units in milliseconds.
+/// Units of durations, in milliseconds.
 const DURATIONS: [(&str, u64); 5] = [
     ("ms", 1),
     ("s", 1000),
@@ -150,7 +151,7 @@ const DURATIONS: [(&str, u64); 5] = [
 ];
 
 /// Parses a number of up to five digits with one of these units.
-fn plain(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+fn parse_simple(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;

@@ -1,4 +1,4 @@
-//! The brokers, and the credentials for them.
+//! The Kafka properties of a pipeline, and the credentials for the brokers.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,8 +15,8 @@ use crate::kafka::token_endpoint::{self, Endpoint};
 use crate::pipeline::settings::SinkSettings;
 use crate::program::Program;
 
-/// Returns the properties set by environment variables: `WALPOST_KAFKA_SASL_PASSWORD` is
-/// `sasl.password`.
+/// Returns the properties set by environment variables. For example, `WALPOST_KAFKA_SASL_PASSWORD`
+/// sets `sasl.password`.
 pub(super) fn kafka_properties(vars: impl Iterator<Item = (String, String)>) -> Properties {
     vars.filter_map(|(name, value)| {
         let name = name.strip_prefix(KAFKA_VARIABLE_PREFIX)?;
@@ -33,10 +33,10 @@ pub(super) fn sink(
     from_env: &Properties,
     given: &Given<'_>,
 ) -> Result<SinkSettings, ConfigError> {
-    let mut over = from_env.clone();
+    let mut overrides = from_env.clone();
     if let Some(records) = given.records {
         if let Some(brokers) = &records.kafka {
-            over.insert("bootstrap.servers".to_owned(), brokers.clone());
+            overrides.insert("bootstrap.servers".to_owned(), brokers.clone());
         }
         for property in &records.kafka_property {
             let (name, value) = property.split_once('=').ok_or_else(|| {
@@ -45,23 +45,24 @@ pub(super) fn sink(
                 let name: String = property.chars().take_while(is_name).collect();
                 ConfigError::Flag(format!("--kafka-property {name:?}: expected NAME=VALUE"))
             })?;
-            over.insert(name.trim().to_owned(), value.to_owned());
+            overrides.insert(name.trim().to_owned(), value.to_owned());
         }
     }
-    let mut properties = properties_of_file(kafka, file);
-    properties.extend(over.clone());
+    let mut properties = file_properties(kafka, file);
+    properties.extend(overrides.clone());
     let program = token_command(reader, file, &properties)?;
     let endpoint = match token_endpoint::is_named(&properties) {
         true => Some(endpoint(
             reader,
             path,
             &file.origin,
-            &over,
+            &overrides,
             &mut properties,
         )?),
         false => None,
     };
-    // A user who may write the file is not necessarily allowed to run programs as Walpost's user.
+    // A user who is allowed to write the file is not necessarily allowed to run programs as
+    // Walpost's user.
     let may_run_code = given
         .records
         .is_some_and(|records| records.allow_code_in_kafka_properties);
@@ -71,7 +72,7 @@ pub(super) fn sink(
     };
     let checked = checked.and_then(|()| {
         match properties::check_files(&client_config(&properties, "walpost")) {
-            // A missing file is reported by the command that connects.
+            // The command that connects reports a missing file.
             Err(error) if error.is_distrust() => Err(PropertyError::File(error)),
             _ => Ok(()),
         }
@@ -85,7 +86,7 @@ pub(super) fn sink(
             origin: variable.map_or_else(String::new, |name| {
                 let variable = name.to_uppercase().replace('.', "_");
                 format!(
-                    ". It comes from the environment variable {KAFKA_VARIABLE_PREFIX}{variable}"
+                    ". The property comes from the environment variable {KAFKA_VARIABLE_PREFIX}{variable}"
                 )
             }),
         }
@@ -105,7 +106,7 @@ pub(super) fn sink(
             Credentials::from_program(origin, program)
         }
         (None, Some(endpoint)) => Credentials::from_endpoint(endpoint),
-        (None, None) => credentials(path, &file.origin, &reader.pipeline, over),
+        (None, None) => credentials(path, &file.origin, &reader.pipeline, overrides),
     };
     Ok(SinkSettings::Kafka {
         properties,
@@ -114,8 +115,8 @@ pub(super) fn sink(
     })
 }
 
-/// Returns the program that prints tokens for SASL/OAUTHBEARER. It must be configured if that
-/// mechanism is used without another source of tokens, and must not be configured otherwise.
+/// Returns the program that prints tokens for SASL/OAUTHBEARER. The program must be configured if
+/// that mechanism is used without another source of tokens, and must not be configured otherwise.
 fn token_command(
     reader: &Reader,
     file: &FilePipeline,
@@ -132,21 +133,23 @@ fn token_command(
     let is_fetched = token_endpoint::is_named(properties);
     let unused = || {
         format!(
-            "tokens are for SASL/OAUTHBEARER, and sasl.mechanisms is {mechanism:?} with security.protocol {protocol:?}. Set \
-             \"sasl.mechanisms\" = \"OAUTHBEARER\" and \"security.protocol\" = \"sasl_ssl\"; or leave it out"
+            "tokens are used only with SASL/OAUTHBEARER, but sasl.mechanisms is {mechanism:?} and security.protocol is \
+             {protocol:?}. Set \"sasl.mechanisms\" = \"OAUTHBEARER\" and \"security.protocol\" = \"sasl_ssl\", or remove \
+             this key"
         )
     };
     if is_fetched && !is_used {
         return Err(reader.error(token_endpoint::METHOD, unused()));
     }
     let Some(argv) = &file.kafka_token_command else {
-        // librdkafka has another way to create tokens, for tests.
+        // librdkafka can also create unsecured tokens, which are intended for tests.
         let is_given =
             is_fetched || properties.contains_key("enable.sasl.oauthbearer.unsecure.jwt");
         if is_used && !is_given {
             return Err(error(
-                "sasl.mechanisms is OAUTHBEARER, and nothing gives a token: name a program that prints one, as \
-                 [\"/usr/bin/...\", \"...\"], or set \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] for a token endpoint"
+                "sasl.mechanisms is OAUTHBEARER, but no source of tokens is configured. Specify a program that prints a \
+                 token, like [\"/usr/bin/...\", \"...\"], or set \"sasl.oauthbearer.method\" = \"oidc\" in [kafka] to use \
+                 a token endpoint"
                     .to_owned(),
             ));
         }
@@ -154,7 +157,7 @@ fn token_command(
     };
     if is_fetched {
         return Err(error(
-            "sasl.oauthbearer.method is oidc, with which tokens come from a token endpoint. Leave one of the two out".to_owned(),
+            "sasl.oauthbearer.method is oidc, so tokens come from a token endpoint. Remove one of these two settings".to_owned(),
         ));
     }
     if !is_used {
@@ -164,40 +167,37 @@ fn token_command(
 }
 
 /// Returns the token endpoint that the properties configure, and removes these properties. The
-/// client's secret is read again for each token, unless `over`, which overrides the file, contains
-/// it.
+/// client's secret is read again for each token, unless `overrides`, whose properties take
+/// precedence over the file, contains the secret.
 fn endpoint(
     reader: &Reader,
     path: Option<&Path>,
     origin: &Origin,
-    over: &Properties,
+    overrides: &Properties,
     properties: &mut Properties,
 ) -> Result<Endpoint, ConfigError> {
-    let secret = |of: &Properties| {
+    let secret = |properties: &Properties| {
         let mut found = token_endpoint::SECRETS
             .iter()
-            .filter_map(|name| of.get(*name));
+            .filter_map(|name| properties.get(*name));
         found.next().cloned()
     };
     let fixed = match path {
-        Some(_) => secret(over),
+        Some(_) => secret(overrides),
         None => secret(properties),
     };
     let (path, origin) = (path.map(Path::to_owned), origin.clone());
     let pipeline = reader.pipeline.clone();
     let read_secret = move || match (&fixed, &path) {
-        (None, Some(path)) => Ok(secret(&properties_again(path, &origin, &pipeline)?)),
+        (None, Some(path)) => Ok(secret(&reread_properties(path, &origin, &pipeline)?)),
         (fixed, _) => Ok(fixed.clone()),
     };
-    let taken = Endpoint::from_properties(properties, read_secret);
-    taken.map_err(|reason| reader.error("kafka", reason))
+    let endpoint = Endpoint::from_properties(properties, read_secret);
+    endpoint.map_err(|reason| reader.error("kafka", reason))
 }
 
 /// Returns the properties that the file contains for a pipeline.
-fn properties_of_file(
-    kafka: &BTreeMap<String, file::Scalar>,
-    pipeline: &FilePipeline,
-) -> Properties {
+fn file_properties(kafka: &BTreeMap<String, file::Scalar>, pipeline: &FilePipeline) -> Properties {
     let own = pipeline.kafka.iter().flatten();
     kafka
         .iter()
@@ -206,34 +206,34 @@ fn properties_of_file(
         .collect()
 }
 
-/// Returns the properties that the file now contains for a pipeline.
-fn properties_again(path: &Path, origin: &Origin, pipeline: &str) -> Result<Properties, String> {
-    let again = read_again(path, origin, pipeline);
-    let (kafka, now) = again.map_err(|error| error.to_string())?;
-    Ok(properties_of_file(&kafka, &now))
+/// Reads the file again, and returns the properties that it contains for a pipeline.
+fn reread_properties(path: &Path, origin: &Origin, pipeline: &str) -> Result<Properties, String> {
+    let current = read_again(path, origin, pipeline);
+    let (kafka, current) = current.map_err(|error| error.to_string())?;
+    Ok(file_properties(&kafka, &current))
 }
 
-/// Returns the credentials for the brokers, which may change in the file. Properties in `over`
-/// override the file and don't change.
+/// Returns the credentials for the brokers, which may change in the file. The properties in
+/// `overrides` take precedence over the file and don't change.
 fn credentials(
     path: Option<&Path>,
     origin: &Origin,
     pipeline: &str,
-    over: Properties,
+    overrides: Properties,
 ) -> Credentials {
     let path = match path {
-        Some(path) if !over.contains_key("sasl.password") => path.to_owned(),
+        Some(path) if !overrides.contains_key("sasl.password") => path.to_owned(),
         _ => {
             return Credentials::fixed(format!(
-                "-X sasl.password or the environment variable {KAFKA_VARIABLE_PREFIX}SASL_PASSWORD, which are read at the start only"
+                "-X sasl.password or the environment variable {KAFKA_VARIABLE_PREFIX}SASL_PASSWORD, which are read only at startup"
             ));
         }
     };
     let place = format!("\"sasl.password\" in {}", path.display());
     let (origin, pipeline) = (origin.clone(), pipeline.to_owned());
     Credentials::kept(place, move || {
-        let mut now = properties_again(&path, &origin, &pipeline)?;
-        now.extend(over.clone());
-        Ok(now)
+        let mut current = reread_properties(&path, &origin, &pipeline)?;
+        current.extend(overrides.clone());
+        Ok(current)
     })
 }

@@ -1,5 +1,4 @@
-//! Turns what walpost.toml, flags and environment variables contain for one pipeline into its
-//! settings.
+//! Combines walpost.toml, flags and environment variables into the settings of one pipeline.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,7 +26,7 @@ use crate::program::Program;
 pub(super) fn settings(
     mut file: FilePipeline,
     path: Option<&Path>,
-    kafka_of_file: &BTreeMap<String, file::Scalar>,
+    file_kafka: &BTreeMap<String, file::Scalar>,
     from_env: &Properties,
     given: &Given<'_>,
     env: Env<'_>,
@@ -46,9 +45,10 @@ pub(super) fn settings(
         && file.postgres.is_some()
         && given.connection.postgres.is_none()
     {
-        postgres = kept(postgres, path, &file.origin, &name);
+        postgres = with_reread_password(postgres, path, &file.origin, &name);
     }
-    // A user who names another connection on the command line supplies its password too.
+    // The password command belongs to the file's connection. For a connection from the command
+    // line, the user supplies the password.
     if let Some(argv) = &file.password_command
         && given.connection.postgres.is_none()
     {
@@ -80,11 +80,11 @@ pub(super) fn settings(
     };
     let window_bytes = size("window_bytes", &file.window_bytes, 8 << 20)?;
     let row_bytes_max = size("max_row_bytes", &file.max_row_bytes, 64 << 20)?;
-    // PostgreSQL's own limit on the size of a message.
+    // PostgreSQL does not send larger messages.
     let row_bytes_max = usize::try_from(row_bytes_max.min(1 << 30)).unwrap_or(1 << 30);
     let window_records = file.window_records.unwrap_or(100_000);
     if window_records == 0 || window_bytes == 0 || row_bytes_max < 1024 {
-        let reason = "window_records and window_bytes must be above 0, max_row_bytes at least 1KiB";
+        let reason = "window_records and window_bytes must be greater than 0, and max_row_bytes at least 1KiB";
         return Err(reader.error("window", reason));
     }
     let delivery = delivery(&reader, &file)?;
@@ -97,11 +97,11 @@ pub(super) fn settings(
     };
     let sink = match sink {
         SinkName::Stdout if is_for_delivery && delivery != Delivery::AtLeastOnce => {
-            let reason = "exactly-once needs Kafka's transactions, and the sink is stdout";
+            let reason = "exactly-once requires Kafka transactions, but the sink is stdout";
             return Err(reader.error("delivery", reason));
         }
         SinkName::Stdout => SinkSettings::Stdout,
-        SinkName::Kafka => kafka::sink(&reader, &file, path, kafka_of_file, from_env, given)?,
+        SinkName::Kafka => kafka::sink(&reader, &file, path, file_kafka, from_env, given)?,
     };
     let mut settings = PipelineSettings {
         name,
@@ -124,7 +124,7 @@ pub(super) fn settings(
     let own = settings.own_topics();
     let own = ReservedTopics::new(own.map(|(topic, usage)| (topic.to_owned(), usage)));
     settings.outbox.reserved_topics = own;
-    reserved::refuse_fixed(&reader, &settings.outbox)?;
+    reserved::reject_constant_topic(&reader, &settings.outbox)?;
     Ok(settings)
 }
 
@@ -135,8 +135,7 @@ fn retention(
 ) -> Result<Retention, ConfigError> {
     let is_given = file.retention.is_some() || file.partitions_ahead.is_some();
     if is_given && outbox.is_messages() {
-        let reason =
-            "an outbox of messages has no rows to keep; leave it out, with partitions_ahead";
+        let reason = "an outbox with logical decoding messages has no table to clean up. Remove retention and partitions_ahead";
         return Err(reader.error("retention", reason));
     }
     let keep = reader.parse("retention", file.retention.as_ref(), duration)?;
@@ -176,20 +175,23 @@ fn wal_budget(
     if let (Some(warn), Some(max)) = (budget.warn_bytes, budget.max_bytes)
         && warn > max
     {
-        let reason =
-            format!("{warn} bytes are more than wal_budget.max, {max} bytes: expected less");
+        let reason = format!(
+            "found {warn} bytes, expected no more than wal_budget.max, which is {max} bytes"
+        );
         return Err(reader.error("wal_budget.warn", reason));
     }
     if given.on_max.is_some() && budget.max_bytes.is_none() {
-        let reason = "there is no wal_budget.max to reach; set one, or leave it out";
+        let reason =
+            "has no effect without wal_budget.max. Set wal_budget.max, or remove wal_budget.on_max";
         return Err(reader.error("wal_budget.on_max", reason));
     }
     if budget.on_max == OnMax::DropSlot && outbox.table().is_none() {
         let reason = match outbox.is_messages() {
             true => {
-                "an outbox of messages has no table to send events again from; leave it at hold"
+                "an outbox with logical decoding messages has no table from which events could be sent again; \
+                 expected hold"
             }
-            false => "it is for an outbox that is one table; leave it at hold",
+            false => "drop-slot requires an outbox with exactly one table; expected hold",
         };
         return Err(reader.error("wal_budget.on_max", reason));
     }
@@ -204,7 +206,7 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
     let topic = checkpoint
         .topic
         .unwrap_or_else(|| DEFAULT_CHECKPOINT_TOPIC.to_owned());
-    records::legal_topic(&topic).map_err(|reason| reader.error("checkpoint", reason))?;
+    records::check_topic_name(&topic).map_err(|reason| reader.error("checkpoint", reason))?;
     own_topic(&topic, TopicUse::Checkpoints)
         .map_err(|reason| reader.error("checkpoint", reason))?;
     let replication = checkpoint.replication.unwrap_or(-1);
@@ -221,7 +223,7 @@ fn delivery(reader: &Reader, file: &FilePipeline) -> Result<Delivery, ConfigErro
 fn own_topic(topic: &str, usage: TopicUse) -> Result<(), String> {
     match ReservedTopics::default().find(topic) {
         Some(other) if other != usage => Err(format!(
-            "topic {topic:?} is reserved for {other}, so it cannot be for {usage}; name another"
+            "topic {topic:?} is reserved for {other} and can't be used for {usage}; choose another topic"
         )),
         _ => Ok(()),
     }
@@ -240,34 +242,35 @@ fn dead_letters(
         oversize: file.on_oversize.unwrap_or_default(),
         unroutable: file.on_unroutable.unwrap_or_default(),
         malformed: match target.outbox.is_messages() {
-            // Rows can't be malformed: a given value is for other pipelines of the file.
+            // Rows can't be malformed. A flag may set on_malformed for other pipelines in the file.
             false => Undeliverable::Halt,
-            // Any role that can connect can write such a message, unless that was revoked.
+            // By default, any role that can connect can write a malformed message.
             true => file.on_malformed.unwrap_or(Undeliverable::DeadLetter),
         },
         topic: file.dead_letter_topic.clone().unwrap_or(default.topic),
     };
     if !settings.is_enabled() {
         if file.dead_letter_topic.is_some() {
-            let reason = "nothing would be sent there; set on_oversize or on_unroutable to dead-letter, or leave it out";
+            let reason = "has no effect unless dead letters are enabled. Set on_oversize or on_unroutable to dead-letter, \
+                          or remove dead_letter_topic";
             return Err(reader.error(TOPIC, reason));
         }
         return Ok(settings);
     }
     let topic = &settings.topic;
-    records::legal_topic(topic).map_err(|reason| reader.error(TOPIC, reason))?;
+    records::check_topic_name(topic).map_err(|reason| reader.error(TOPIC, reason))?;
     own_topic(topic, TopicUse::DeadLetters).map_err(|reason| reader.error(TOPIC, reason))?;
     if events.constant() == Some(topic) {
-        let reason = format!("topic {topic:?} is that of the events; name another");
+        let reason = format!("topic {topic:?} is the topic for events; choose another topic");
         return Err(reader.error(TOPIC, reason));
     }
     if matches!(delivery, Delivery::ExactlyOnce(checkpoint) if checkpoint.topic == *topic) {
-        let reason = format!("topic {topic:?} is that of the checkpoints; name another");
+        let reason = format!("topic {topic:?} is the topic for checkpoints; choose another topic");
         return Err(reader.error(TOPIC, reason));
     }
     if target.outbox.is_messages() && settings.oversize == Undeliverable::DeadLetter {
-        let reason = "the payload is left out of what is too large, and an outbox of messages stores it nowhere else; \
-                      leave it at halt, and raise message.max.bytes";
+        let reason = "a dead letter for an oversize event does not contain the payload, and an outbox with logical decoding \
+                      messages does not store it anywhere else. Use halt, and raise message.max.bytes";
         return Err(reader.error("on_oversize", reason));
     }
     Ok(settings)
@@ -288,15 +291,22 @@ fn postgres(name: &str, url: Option<&str>, env: Env<'_>) -> Result<Conninfo, Con
     })
 }
 
-/// Returns the connection string with a password that may change in the file that contains it.
-fn kept(postgres: Conninfo, path: &Path, origin: &Origin, pipeline: &str) -> Conninfo {
+/// Returns the connection string with a password source that reads the file again, because the
+/// password in the file may change.
+fn with_reread_password(
+    postgres: Conninfo,
+    path: &Path,
+    origin: &Origin,
+    pipeline: &str,
+) -> Conninfo {
     let place = format!("postgres of pipeline {pipeline:?} in {origin}");
     let (path, origin) = (path.to_owned(), origin.clone());
     let pipeline = pipeline.to_owned();
     postgres.with_source(&place, move || {
-        let again = read_again(&path, &origin, &pipeline);
-        let (_, now) = again.map_err(|error| error.to_string())?;
+        let current = read_again(&path, &origin, &pipeline);
+        let (_, current) = current.map_err(|error| error.to_string())?;
         let env = |name: &str| std::env::var(name).ok();
-        self::postgres(&pipeline, now.postgres.as_deref(), &env).map_err(|error| error.to_string())
+        let postgres = self::postgres(&pipeline, current.postgres.as_deref(), &env);
+        postgres.map_err(|error| error.to_string())
     })
 }

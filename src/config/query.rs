@@ -1,4 +1,4 @@
-//! Pipelines defined by the rows of a query, each of which fills a template.
+//! Pipelines defined by the rows of a query's result. Each row fills a template.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,7 +23,7 @@ const INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// The key of a regular expression, which may contain braces.
 const ROUTE: &str = "route";
-/// The keys whose values are executed. Values of rows must not influence them.
+/// The keys whose values are programs to run. Values of rows must not influence them.
 const COMMAND_KEYS: [&str; 2] = [PASSWORD_COMMAND, TOKEN_COMMAND];
 
 /// A `[[fleet.source]]` with a query.
@@ -60,38 +60,38 @@ impl QuerySource {
 
     /// Returns whether both sources run the same query in the same database, regardless of role and
     /// password.
-    pub(super) fn asks_as(&self, other: &QuerySource) -> bool {
+    pub(super) fn is_same_query(&self, other: &QuerySource) -> bool {
         let database = |of: &QuerySource| Conninfo::without_passwords(&of.postgres);
         self.query == other.query && database(self) == database(other)
     }
 
-    /// Returns the names of the keys whose values are or contain a password.
+    /// Returns descriptions of the keys whose values are, or contain, passwords.
     pub(super) fn secrets(&self) -> Vec<String> {
         let mut found = Vec::new();
         if Conninfo::contains_password(&self.postgres) {
-            found.push("postgres of a fleet.source".to_owned());
+            found.push("postgres in a fleet.source".to_owned());
         }
-        let of_template = self.template.get("postgres").and_then(Value::as_str);
-        if of_template.is_some_and(Conninfo::contains_password) {
-            found.push("postgres of a template".to_owned());
+        let in_template = self.template.get("postgres").and_then(Value::as_str);
+        if in_template.is_some_and(Conninfo::contains_password) {
+            found.push("postgres in a template".to_owned());
         }
         let kafka = self.template.get("kafka").and_then(Value::as_table);
         let names = kafka.into_iter().flatten().map(|(name, _)| name);
         found.extend(
             names
                 .filter(|name| is_secret(name))
-                .map(|name| format!("{name} of a template")),
+                .map(|name| format!("{name} in a template")),
         );
         found
     }
 
     /// Returns the program that the template contains at this key.
-    pub(super) fn program_of_template(&self, key: &str) -> Option<String> {
+    pub(super) fn template_program(&self, key: &str) -> Option<String> {
         let program = self.template.get(key)?.as_array()?.first()?;
         program.as_str().map(str::to_owned)
     }
 
-    /// Returns the name of the source in messages.
+    /// Returns the name by which messages refer to the source.
     pub(super) fn describe(&self, env: Env<'_>) -> String {
         match Conninfo::parse(&self.postgres, env) {
             Ok(conninfo) => format!("fleet.source in {}", conninfo.describe()),
@@ -107,22 +107,21 @@ impl QuerySource {
         let conninfo = Conninfo::parse(&self.postgres, env);
         let mut conninfo = conninfo.map_err(|error| format!("postgres: {error}"))?;
         if let Some(argv) = &self.password_command {
-            let with = Program::new(argv).and_then(|program| {
+            let with_command = Program::new(argv).and_then(|program| {
                 let place = format!("{PASSWORD_COMMAND} of a fleet.source");
-                let with = conninfo.with_password_command(program, &place);
-                with.map_err(str::to_owned)
+                let with_command = conninfo.with_password_command(program, &place);
+                with_command.map_err(str::to_owned)
             });
-            conninfo = with.map_err(|error| format!("{PASSWORD_COMMAND}: {error}"))?;
+            conninfo = with_command.map_err(|error| format!("{PASSWORD_COMMAND}: {error}"))?;
         }
         let runtime = supervisor::runtime().map_err(|error| error.to_string())?;
         let rows = runtime.block_on(text_rows(&conninfo, &self.query, QUERY_TIMEOUT));
-        // A host name may still be being resolved on one of the runtime's threads. Don't wait for
-        // it.
+        // Don't wait for threads of the runtime that may still be resolving a host name.
         runtime.shutdown_background();
         rows.map_err(|error| error.to_string())
     }
 
-    /// Returns the name of a row in messages.
+    /// Returns the name by which messages refer to a row.
     pub(super) fn row_name(&self, row: &TextRow) -> String {
         let template = self.template.get("name").and_then(Value::as_str);
         match template.map(|template| Place::new("name").filled(template, row)) {
@@ -134,7 +133,8 @@ impl QuerySource {
     /// Returns the template filled with the values of the row.
     ///
     /// # Errors
-    /// Returns an error if the row lacks a value, or a value is not allowed at its place.
+    /// Returns an error if the row lacks a value, or has a value that the template does not accept
+    /// in that place.
     pub(super) fn fill_template(&self, row: &TextRow) -> Result<Table, String> {
         let mut table = self.template.clone();
         for (key, value) in &mut table {
@@ -146,15 +146,15 @@ impl QuerySource {
     }
 }
 
-/// Checks what applies to the template regardless of the row.
+/// Checks the requirements that the template must meet for every row.
 ///
 /// # Errors
-/// Returns an error if all pipelines would have the same name, or if a value is used where rows
-/// must not supply one. The message describes what to do.
+/// Returns an error if all pipelines would have the same name, or if the template inserts a value
+/// of the row where rows must not supply one. The message suggests a fix.
 pub(super) fn check_template(template: &Table) -> Result<(), String> {
     if !template.contains_key("name") {
         return Err(
-            "template: name: expected one with a column of the query, as \"shard_{name}\""
+            "template: name: expected a name that contains a column of the query, like \"shard_{name}\""
                 .to_owned(),
         );
     }
@@ -163,15 +163,15 @@ pub(super) fn check_template(template: &Table) -> Result<(), String> {
         let mut arguments = arguments.into_iter().flatten().filter_map(Value::as_str);
         if arguments.any(|argument| argument.contains('{')) {
             return Err(format!(
-                "template: {program}: a program and its arguments are the same for each row, without braces: whoever may write a row \
-                 could have something else run"
+                "template: {program}: found braces, expected the same program and arguments for each row: otherwise, any role \
+                 that can write a row could run other programs"
             ));
         }
     }
     row_values::check(template)
 }
 
-/// The row that defined each pipeline, according to the last result.
+/// The rows of the last result, by the pipelines that they define.
 #[derive(Debug, Default)]
 pub(crate) struct LastRows(Mutex<BTreeMap<String, TextRow>>);
 
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_the_row_stand_in_the_places_of_its_columns() {
+    fn replaces_columns_in_a_template_with_values_of_the_row() {
         let row = row(&[("name", Some("a")), ("host", Some("h1")), ("none", None)]);
         let table = filled(
             r#"
@@ -243,10 +243,10 @@ mod tests {
         assert_eq!(table, Ok(expected));
     }
 
-    /// A value of a row is always literal text. As a placeholder, it would insert another column of
-    /// the outbox.
+    /// Values of a row are always literal text. A value in braces would otherwise insert another
+    /// column of the outbox.
     #[test]
-    fn braces_in_a_value_are_not_placeholders() {
+    fn escapes_braces_in_values() {
         let row = row(&[("v", Some("{payload}{{")), ("name", Some("a"))]);
         let table = filled(
             "headers = { a = \"{source.v}-{id}\" }\nkey = \"{source.v}\"",
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn source_is_known_by_its_query_and_its_database() {
+    fn identifies_a_source_by_its_query_and_database() {
         let source = |postgres: &str, query: &str| QuerySource {
             postgres: postgres.to_owned(),
             password_command: None,
@@ -269,19 +269,19 @@ mod tests {
             template: Table::new(),
         };
         let ours = source("postgresql://r:old@h/shards", "SELECT 1");
-        assert!(ours.asks_as(&source("postgresql://r:new@h/shards", "SELECT 1")));
+        assert!(ours.is_same_query(&source("postgresql://r:new@h/shards", "SELECT 1")));
         for other in [
             source("postgresql://r:old@h/shards", "SELECT 2"),
-            // During an outage of one database, the rows of the other would be used for it.
+            // Otherwise, during an outage of one database, rows of the other would be used for it.
             source("postgresql://r:old@h/tenants", "SELECT 1"),
             source("postgresql://r:old@h2/shards", "SELECT 1"),
         ] {
-            assert!(!ours.asks_as(&other), "{other:?}");
+            assert!(!ours.is_same_query(&other), "{other:?}");
         }
     }
 
     #[test]
-    fn value_says_nothing_else_of_the_connection() {
+    fn value_changes_no_other_connection_parameter() {
         let text = "a?host=evil&user=b/c@d:e%20,\u{e4}";
         let row = row(&[("dbname", Some(text)), ("url", Some("host=h dbname=d"))]);
         let postgres = |template: &str| {
@@ -297,12 +297,12 @@ mod tests {
         );
         assert_eq!(postgres("{url}"), Ok("host=h dbname=d".to_owned()));
         let error = postgres("host=h dbname={dbname}").expect_err("no URL");
-        assert!(error.contains("filled into a URL"), "{error}");
+        assert!(error.contains("expected a URL"), "{error}");
     }
 
     #[test]
-    fn refuses_values_that_do_not_fit_their_place() {
-        let refused = |template: &str, value: &str| {
+    fn rejects_values_that_their_place_does_not_accept() {
+        let fill_error = |template: &str, value: &str| {
             let row = row(&[("v", Some(value)), ("name", Some("a"))]);
             let template = template.replace('\'', "\"");
             match filled(&template, &row) {
@@ -361,7 +361,7 @@ mod tests {
             ("kafka = { 'ssl.ca.location' = '{v}' }", &["/etc/ca"]),
         ] {
             for value in values {
-                let error = refused(template, value);
+                let error = fill_error(template, value);
                 assert!(
                     error.contains("column v") && error.starts_with("template: "),
                     "{error}"
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_names_in_their_places() {
+    fn accepts_valid_hosts_ports_tables_and_topics() {
         let row = row(&[
             ("host", Some("db-1.example.com")),
             ("v6", Some("::1")),
@@ -404,13 +404,13 @@ mod tests {
     }
 
     #[test]
-    fn refuses_templates_with_values_where_no_row_may_supply_one() {
+    fn rejects_templates_with_values_that_rows_must_not_supply() {
         for (template, says) in [
             ("postgres = 'postgresql://u@h/d?sslmode={x}'", "{x}"),
             ("postgres = 'postgresql://u@h/d?options={x}'", "{x}"),
             ("postgres = 'postgresql://u@h/d?passfile=/home/{x}'", "{x}"),
             ("postgres = 'postgresql://u@h/d?{x}=y'", "{x}"),
-            ("postgres = 'host={x} user=u'", "filled into a URL"),
+            ("postgres = 'host={x} user=u'", "expected a URL"),
             (
                 "kafka = { 'security.protocol' = '{x}' }",
                 "security.protocol",
@@ -425,16 +425,16 @@ mod tests {
     }
 
     #[test]
-    fn names_the_column_that_can_not_be_filled() {
+    fn error_names_the_column_that_can_not_be_filled() {
         let row = row(&[("name", Some("a")), ("none", None)]);
         for (template, says) in [
             (
                 "name = '{nmae}'",
-                "name: the query has no column nmae; it has name, none",
+                "name: the query has no column nmae; its columns are name, none",
             ),
             ("slot = '{none}'", "slot: column none is NULL"),
-            ("slot = 'x{name'", "a brace without the other one"),
-            ("slot = 'x}'", "a brace without the other one"),
+            ("slot = 'x{name'", "unmatched brace"),
+            ("slot = 'x}'", "unmatched brace"),
             (
                 "topic = '{source.nmae}'",
                 "topic: the query has no column nmae",

@@ -1,4 +1,4 @@
-//! The results of the queries in walpost.toml, kept from one reading of the file to the next.
+//! The results of the queries in walpost.toml, kept between reloads of the file.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,15 +15,15 @@ use super::query::{LastRows, QuerySource};
 use crate::outbox::reserved_topics::TopicUse;
 use crate::postgres::text_rows::TextRow;
 
-/// The results, and when to run the queries again.
+/// The results of the queries, and when to run the queries again.
 #[derive(Default)]
 pub(crate) struct QueryResults {
     queried: Vec<QueriedSource>,
     last_rows: Arc<LastRows>,
-    /// Whether the file was read before, so that there are running pipelines that can continue.
-    has_begun: bool,
+    /// Whether the file was read before, so that running pipelines can continue if a query fails.
+    was_read: bool,
     /// When to retry a new query that failed.
-    again: Option<Instant>,
+    retry_at: Option<Instant>,
     /// Whether queries must not be run.
     is_offline: bool,
 }
@@ -33,9 +33,9 @@ struct QueriedSource {
     source: QuerySource,
     /// When to run the query again.
     due: Instant,
-    /// The last result, whether it could be used or not.
+    /// The last result, even if it could not be used.
     last: Result<Vec<TextRow>, String>,
-    /// The rows that were used from the last usable result.
+    /// The rows in use, from the last usable result.
     rows: Vec<TextRow>,
 }
 
@@ -47,8 +47,8 @@ pub(super) enum ExclusiveResource {
         slot: String,
         database: String,
     },
-    /// Several pipelines can share a topic reserved for Walpost, but only for the same purpose: a
-    /// dead letter must not be mistaken for a checkpoint.
+    /// A topic reserved for Walpost. Several pipelines can share such a topic, but only for the
+    /// same purpose: a dead letter must not be mistaken for a checkpoint.
     Topic {
         name: String,
         usage: TopicUse,
@@ -57,7 +57,7 @@ pub(super) enum ExclusiveResource {
 
 /// A function that returns the resources that a pipeline uses exclusively, or an error if the
 /// pipeline is invalid.
-pub(super) type Judge<'j> = &'j dyn Fn(&FilePipeline) -> Result<Vec<ExclusiveResource>, String>;
+pub(super) type Validate<'v> = &'v dyn Fn(&FilePipeline) -> Result<Vec<ExclusiveResource>, String>;
 
 impl QueryResults {
     /// Creates an instance that runs no queries.
@@ -68,56 +68,58 @@ impl QueryResults {
         }
     }
 
-    /// Runs the queries of the file `path`, and returns their pipelines. A row whose pipeline needs
-    /// a resource in `taken` is rejected. Also returns the errors of sources and rows that could
-    /// not be used. If a source can't be used, its previous rows remain in use; at the start, rows
-    /// that can't be used are skipped.
+    /// Runs the queries in the file at `path`, and returns the pipelines that their rows define,
+    /// and errors about sources and rows that could not be used.
+    ///
+    /// A row whose pipeline needs a resource in `taken` is rejected. If a source can't be used, its
+    /// previous rows remain in use. At startup, rows that can't be used are skipped.
     ///
     /// # Errors
-    /// Returns an error if a new source can't be used and the file was read before, or if rows that
-    /// were used before are no longer valid with the current file.
+    /// Returns an error if a new source can't be used although the file was read before, or if
+    /// previously used rows are no longer valid with the current file.
     pub(super) fn read(
         &mut self,
         path: &Path,
         file: &File,
         env: Env<'_>,
-        judge: Judge<'_>,
+        validate: Validate<'_>,
         mut taken: HashSet<ExclusiveResource>,
     ) -> Result<(Vec<FilePipeline>, Vec<String>), ConfigError> {
         let mut next = Vec::new();
         let (mut pipelines, mut failures) = (Vec::new(), Vec::new());
         for source in file.queries() {
             if self.is_offline {
-                failures.push(format!("{}: not asked", source.describe(env)));
+                failures.push(format!("{}: not queried", source.describe(env)));
                 continue;
             }
-            let before = self.queried.iter().find(|of| of.source.asks_as(source));
-            let before = before.map(|of| of.rows.clone());
-            let last = query_rows(source, before.is_none(), env);
+            let mut queried = self.queried.iter();
+            let previous = queried.find(|queried| queried.source.is_same_query(source));
+            let previous_rows = previous.map(|queried| queried.rows.clone());
+            let last = query_rows(source, previous_rows.is_none(), env);
             let origin = Origin::Row {
                 file: path.to_owned(),
                 rows: Arc::clone(&self.last_rows),
                 source: format!("{}: {}", source.describe(env), source.query),
             };
-            let filled = |rows| filled(source, &origin, rows, judge, &taken);
-            let FilledRow { mut used, failure } = match &last {
-                Ok(rows) => filled(rows.clone()),
-                Err(reason) => FilledRow {
+            let fill = |rows| fill_rows(source, &origin, rows, validate, &taken);
+            let FilledRows { mut used, failure } = match &last {
+                Ok(rows) => fill(rows.clone()),
+                Err(reason) => FilledRows {
                     used: Vec::new(),
                     failure: Some(reason.clone()),
                 },
             };
             if let Some(reason) = failure {
-                let refused = match before {
+                let fatal = match previous_rows {
                     Some(rows) => {
-                        let again = filled(rows);
-                        used = again.used;
-                        again.failure
+                        let refilled = fill(rows);
+                        used = refilled.used;
+                        refilled.failure
                     }
-                    None => self.has_begun.then(|| reason.clone()),
+                    None => self.was_read.then(|| reason.clone()),
                 };
-                if let Some(reason) = refused {
-                    self.again = Some(Instant::now() + source.every);
+                if let Some(reason) = fatal {
+                    self.retry_at = Some(Instant::now() + source.every);
                     return Err(ConfigError::Source {
                         name: source.describe(env),
                         reason,
@@ -126,11 +128,16 @@ impl QueryResults {
                 failures.push(format!("{}: {reason}", source.describe(env)));
             }
             let mut rows = Vec::with_capacity(used.len());
-            for ValidRow { row, pipeline, own } in used {
+            for ValidRow {
+                row,
+                pipeline,
+                resources,
+            } in used
+            {
                 self.last_rows.set(pipeline.name(), &row);
                 rows.push(row);
                 pipelines.push(pipeline);
-                taken.extend(own);
+                taken.extend(resources);
             }
             next.push(QueriedSource {
                 source: source.clone(),
@@ -139,24 +146,25 @@ impl QueryResults {
                 rows,
             });
         }
-        (self.queried, self.has_begun, self.again) = (next, true, None);
+        (self.queried, self.was_read, self.retry_at) = (next, true, None);
         Ok((pipelines, failures))
     }
 
     /// Runs the queries that are due. Returns whether the file has to be read again.
     pub(super) fn have_changed(&mut self, env: Env<'_>) -> bool {
         let now = Instant::now();
-        let mut have_changed = self.again.take_if(|at| *at <= now).is_some();
-        for asked in self.queried.iter_mut().filter(|of| of.due <= now) {
-            have_changed |= query_rows(&asked.source, false, env) != asked.last;
-            asked.due = Instant::now() + asked.source.every;
+        let mut have_changed = self.retry_at.take_if(|time| *time <= now).is_some();
+        let due = self.queried.iter_mut().filter(|queried| queried.due <= now);
+        for queried in due {
+            have_changed |= query_rows(&queried.source, false, env) != queried.last;
+            queried.due = Instant::now() + queried.source.every;
         }
         have_changed
     }
 }
 
 impl ExclusiveResource {
-    /// Returns the resources of other pipelines that conflict with this one.
+    /// Returns the resources that conflict with this one if another pipeline uses them.
     pub(super) fn excluded(&self) -> Vec<Self> {
         match self {
             Self::Name(_) | Self::Slot { .. } => vec![self.clone()],
@@ -171,12 +179,12 @@ impl ExclusiveResource {
         }
     }
 
-    /// Returns a description of what two pipelines would share.
+    /// Returns a description of the resource, for an error about two pipelines that share it.
     pub(super) fn description(&self) -> &'static str {
         match self {
             Self::Name(_) => "name",
             Self::Slot { .. } => "slot in the same database",
-            Self::Topic { .. } => "topic, one for checkpoints and one for dead letters",
+            Self::Topic { .. } => "topic for different purposes (checkpoints and dead letters)",
         }
     }
 }
@@ -184,19 +192,22 @@ impl ExclusiveResource {
 impl fmt::Display for ExclusiveResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Name(_) => f.write_str("another pipeline has that name"),
+            Self::Name(_) => f.write_str("another pipeline has the same name"),
             Self::Slot { slot, .. } => {
-                write!(f, "another pipeline has slot {slot:?} in the same database")
+                write!(
+                    f,
+                    "another pipeline uses slot {slot:?} in the same database"
+                )
             }
             Self::Topic { name, usage } => write!(
                 f,
-                "topic {name:?} is for {usage} here and for something else in another pipeline; name another"
+                "topic {name:?} is used for {usage}, but another pipeline uses it for a different purpose; choose another topic"
             ),
         }
     }
 }
 
-struct FilledRow {
+struct FilledRows {
     used: Vec<ValidRow>,
     failure: Option<String>,
 }
@@ -205,16 +216,17 @@ struct FilledRow {
 struct ValidRow {
     row: TextRow,
     pipeline: FilePipeline,
-    own: Vec<ExclusiveResource>,
+    resources: Vec<ExclusiveResource>,
 }
 
-/// Returns the result of the query, sorted so that the order does not depend on the server.
+/// Returns the rows of the query's result, sorted so that their order does not depend on the
+/// server.
 fn query_rows(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<TextRow>, String> {
     let mut found = source.run(env)?;
     if found.as_superuser && is_new {
         warn!(
-            "{}: it is asked as a superuser: who owns a table, view or function that the query uses can have code run with all \
-             rights. Use a role that may read that table and nothing else",
+            "{}: the query runs as a superuser, so the owner of any table, view or function that it uses can run code as a \
+             superuser. Use a role that can read that table and nothing else",
             source.describe(env)
         );
     }
@@ -222,67 +234,72 @@ fn query_rows(source: &QuerySource, is_new: bool, env: Env<'_>) -> Result<Vec<Te
     Ok(found.rows)
 }
 
-/// Returns the names and slots that occur in several rows. None of these rows is used. Otherwise,
-/// any role that can add a row could take over another pipeline's slot and checkpoint with a row
-/// that sorts first.
-fn shared<'p>(
-    judged: impl Iterator<Item = &'p (FilePipeline, Vec<ExclusiveResource>)>,
+/// Returns the names and slots that occur in several rows. All of these rows are rejected.
+/// Otherwise, any role that can add a row could take over another pipeline's slot and checkpoint
+/// with a row that sorts first.
+fn duplicates<'p>(
+    valid: impl Iterator<Item = &'p (FilePipeline, Vec<ExclusiveResource>)>,
 ) -> HashSet<ExclusiveResource> {
     let (mut seen, mut shared) = (HashSet::new(), HashSet::new());
-    for own in judged.flat_map(|(_, own)| own) {
-        if !matches!(own, ExclusiveResource::Topic { .. }) && !seen.insert(own) {
-            shared.insert(own.clone());
+    for resource in valid.flat_map(|(_, resources)| resources) {
+        if !matches!(resource, ExclusiveResource::Topic { .. }) && !seen.insert(resource) {
+            shared.insert(resource.clone());
         }
     }
     shared
 }
 
-/// Returns the rows that define valid pipelines, and the error of the first row that does not.
-fn filled(
+/// Fills the template with each row. Returns the rows that define valid pipelines, and the error
+/// of the first row that does not define one.
+fn fill_rows(
     source: &QuerySource,
     origin: &Origin,
     rows: Vec<TextRow>,
-    judge: Judge<'_>,
+    validate: Validate<'_>,
     taken: &HashSet<ExclusiveResource>,
-) -> FilledRow {
-    let (mut used, mut failure, mut refused) = (Vec::new(), None, 0);
-    let judged = rows.into_iter().map(|row| {
+) -> FilledRows {
+    let (mut used, mut failure, mut rejected) = (Vec::new(), None, 0);
+    let results = rows.into_iter().map(|row| {
         let found = source.fill_template(&row).and_then(|filled| {
             let mut pipeline = FilePipeline::from_template(filled)?;
             pipeline.origin = origin.clone();
-            let own = judge(&pipeline)?;
-            Ok((pipeline, own))
+            let resources = validate(&pipeline)?;
+            Ok((pipeline, resources))
         });
         (row, found)
     });
-    let judged: Vec<_> = judged.collect();
-    let shared = shared(judged.iter().filter_map(|(_, found)| found.as_ref().ok()));
+    let results: Vec<_> = results.collect();
+    let duplicates = duplicates(results.iter().filter_map(|(_, found)| found.as_ref().ok()));
     let mut in_rows = HashSet::new();
-    for (row, found) in judged {
-        let found = found.and_then(|(pipeline, own)| {
+    for (row, found) in results {
+        let found = found.and_then(|(pipeline, resources)| {
             let is_taken = |other: &ExclusiveResource| {
-                taken.contains(other) || shared.contains(other) || in_rows.contains(other)
+                taken.contains(other) || duplicates.contains(other) || in_rows.contains(other)
             };
-            let is_free = |own: &ExclusiveResource| !own.excluded().iter().any(is_taken);
-            match own.iter().find(|own| !is_free(own)) {
-                Some(own) => Err(own.to_string()),
-                None => Ok((pipeline, own)),
+            let is_free = |resource: &ExclusiveResource| !resource.excluded().iter().any(is_taken);
+            match resources.iter().find(|resource| !is_free(resource)) {
+                Some(resource) => Err(resource.to_string()),
+                None => Ok((pipeline, resources)),
             }
         });
         match found {
-            Ok((pipeline, own)) => {
-                in_rows.extend(own.clone());
-                used.push(ValidRow { row, pipeline, own });
+            Ok((pipeline, resources)) => {
+                in_rows.extend(resources.clone());
+                used.push(ValidRow {
+                    row,
+                    pipeline,
+                    resources,
+                });
             }
             Err(reason) => {
-                refused += 1;
+                rejected += 1;
                 failure.get_or_insert_with(|| format!("{}: {reason}", source.row_name(&row)));
             }
         }
     }
-    let failure = failure.map(|reason| match refused {
+    let failure = failure.map(|reason| match rejected {
         1 => reason,
-        _ => format!("{refused} rows can't be used. {reason}"),
+        _ => format!("{rejected} rows can't be used. {reason}"),
     });
-    FilledRow { used, failure }
+    FilledRows { used, failure }
 }

@@ -1,4 +1,4 @@
-//! Parses the values of one pipeline, and adds the key to errors.
+//! Parses the values of one pipeline, and adds the pipeline and the key to errors.
 
 use super::error::ConfigError;
 

@@ -1,4 +1,4 @@
-//! The settings for records.
+//! Builds the settings that determine topics, keys, values and headers of records.
 
 use super::error::ConfigError;
 use super::file::{FileEmptyArray, FileHeaders, FileNull, FilePipeline};
@@ -19,7 +19,10 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
             .iter()
             .map(|(name, template)| {
                 if name.is_empty() || name.contains('\0') || is_reserved(name.as_bytes()) {
-                    let reason = format!("{name:?} can't be the name of a header of yours");
+                    let reason = format!(
+                        "found the header name {name:?}, expected a name that is not empty, contains no NUL and is not \
+                         reserved for Walpost"
+                    );
                     return Err(reader.error("headers", reason));
                 }
                 let template = template
@@ -33,8 +36,8 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
     let expand_payload = expansion(reader, file)?;
     let envelope = envelope(reader, file)?;
     if value_format == Format::Bytes && (expand_payload.is_some() || !envelope.is_empty()) {
-        let reason = "\"bytes\" writes the column's bytes as they are, and expand_payload and envelope make an object of it. \
-                      Set it to \"json\" or \"json-schema\", or leave these two out";
+        let reason = "with \"bytes\", the column's bytes are written unchanged, but expand_payload and envelope require an \
+                      object. Set value_format to \"json\" or \"json-schema\", or remove expand_payload and envelope";
         return Err(reader.error("value_format", reason));
     }
     Ok(OutboxSettings {
@@ -53,10 +56,10 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
         headers,
         header_format: file.header_format.unwrap_or_default(),
         debezium_headers: file.debezium_headers.clone().map(|logical_name| {
-            let run = uuid::Builder::from_random_bytes(fastrand::u128(..).to_be_bytes());
+            let run_id = uuid::Builder::from_random_bytes(fastrand::u128(..).to_be_bytes());
             DebeziumHeaders {
                 logical_name,
-                run_id: run.into_uuid().to_string(),
+                run_id: run_id.into_uuid().to_string(),
             }
         }),
         tracing_span_context: file.tracing_span_context.clone(),
@@ -67,7 +70,7 @@ pub(super) fn outbox(reader: &Reader, file: &FilePipeline) -> Result<OutboxSetti
         },
         timestamp: file.timestamp.clone(),
         partition: file.partition.clone(),
-        // The reserved topics of this pipeline and of others are added once they are known.
+        // Set later, when the settings of all pipelines are known.
         reserved_topics: ReservedTopics::default(),
     })
 }
@@ -77,16 +80,17 @@ fn topic(reader: &Reader, file: &FilePipeline) -> Result<Option<Topic>, ConfigEr
         let template: Option<Template> = reader.read("topic", file.topic.as_ref())?;
         let has_time = |part: &Part| matches!(part, Part::Time(_));
         if template.iter().flat_map(Template::parts).any(has_time) {
-            let reason = "a time of RFC 3339 has colons, which the name of a topic can't have. Take :rfc3339 out";
+            let reason = "a time formatted according to RFC 3339 contains colons, which topic names can't contain. \
+                          Remove :rfc3339";
             return Err(reader.error("topic", reason));
         }
-        if let Some(reason) = template.as_ref().and_then(why_no_topic) {
+        if let Some(reason) = template.as_ref().and_then(invalid_topic_text) {
             return Err(reader.error("topic", reason));
         }
         return Ok(template.map(Topic::Template));
     };
     if file.topic.is_some() {
-        let reason = "topic and route both say where records go. Leave one of them out";
+        let reason = "topic and route both determine the topic. Remove one of them";
         return Err(reader.error("route", reason));
     }
     let route = Route::new(&route.column, &route.regex, &route.replacement);
@@ -94,22 +98,23 @@ fn topic(reader: &Reader, file: &FilePipeline) -> Result<Option<Topic>, ConfigEr
     Ok(Some(Topic::Route(route)))
 }
 
-/// Returns why no row can have a valid topic, judging by the template's literal text.
-fn why_no_topic(template: &Template) -> Option<String> {
+/// Returns an error message if the template's literal text prevents every topic name from being
+/// valid.
+fn invalid_topic_text(template: &Template) -> Option<String> {
     if let Some(topic) = template.constant() {
-        return legal_topic(topic).err();
+        return check_topic_name(topic).err();
     }
     let found = template.char_in_no_topic()?;
     Some(format!(
-        "the name of a topic can't contain {found:?}, expected only a-z A-Z 0-9 . _ - outside of the braces"
+        "topic names can't contain {found:?}, expected only a-z A-Z 0-9 . _ - outside the braces"
     ))
 }
 
 /// Checks the name of a topic.
 ///
 /// # Errors
-/// Kafka does not accept the name.
-pub(super) fn legal_topic(topic: &str) -> Result<(), String> {
+/// Returns an error if Kafka does not accept the name.
+pub(super) fn check_topic_name(topic: &str) -> Result<(), String> {
     match is_topic_name(topic) {
         true => Ok(()),
         false => Err(format!(
@@ -138,14 +143,14 @@ fn expansion(reader: &Reader, file: &FilePipeline) -> Result<Option<Expansion>, 
     ];
     match given.into_iter().find(|(_, is_given)| *is_given) {
         Some((key, _)) => {
-            let reason = "it is about members of an expanded payload. Set expand_payload = true, or leave it out";
+            let reason = "has no effect unless the payload is expanded. Set expand_payload = true, or remove this key";
             Err(reader.error(key, reason))
         }
         None => Ok(None),
     }
 }
 
-/// Returns the columns and their names in the envelope.
+/// Returns the columns of the envelope, each with the name of its member.
 fn envelope(reader: &Reader, file: &FilePipeline) -> Result<Vec<(String, String)>, ConfigError> {
     let mut members: Vec<(String, String)> = Vec::new();
     for given in file.envelope.iter().flatten() {
@@ -156,7 +161,7 @@ fn envelope(reader: &Reader, file: &FilePipeline) -> Result<Vec<(String, String)
         }
         if name == "payload" || members.iter().any(|(_, other)| other == name) {
             let reason = format!(
-                "{given:?}: the object has a member {name:?} already. Give this one another name: \"{column}:NAME\""
+                "{given:?}: the object already has a member {name:?}. Choose another name for this column: \"{column}:NAME\""
             );
             return Err(reader.error("envelope", reason));
         }

@@ -1,5 +1,5 @@
-//! Reserves the checkpoint and dead-letter topics of all pipelines of the process in each of its
-//! pipelines: a row of one pipeline must not forge a checkpoint of another.
+//! Reserves the checkpoint and dead-letter topics of all pipelines in each pipeline of the process,
+//! so that a row of one pipeline can't forge a checkpoint of another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,16 +13,18 @@ use crate::outbox::template::Template;
 use crate::pipeline::settings::PipelineSettings;
 use crate::supervisor::definitions::Defined;
 
-/// The checkpoint and dead-letter topics of pipelines, and the constant topics of their events, as
-/// [`collision_key`]s.
+/// The topics that pipelines use, by their [`collision_key`]s.
 #[derive(Default)]
 pub(super) struct NamedTopics {
+    /// Topics for checkpoints and dead letters.
     own: BTreeMap<String, TopicUse>,
-    fixed: BTreeSet<String>,
+    /// Constant topics for events.
+    constant: BTreeSet<String>,
 }
 
 impl NamedTopics {
-    /// Collects the topics that the files contain, whether or not their pipelines were selected.
+    /// Collects the topics of all pipelines in the files, including pipelines that were not
+    /// selected.
     pub(super) fn from_files(pipelines: &[FilePipeline]) -> Self {
         let pipelines = pipelines.iter();
         pipelines
@@ -36,7 +38,8 @@ impl NamedTopics {
     }
 
     fn with_topics_of(mut self, pipeline: &FilePipeline) -> Self {
-        let checkpoints = pipeline.checkpoint.as_ref().and_then(|of| of.topic.clone());
+        let checkpoints = pipeline.checkpoint.as_ref();
+        let checkpoints = checkpoints.and_then(|checkpoint| checkpoint.topic.clone());
         let checkpoints = checkpoints.map(|topic| (topic, TopicUse::Checkpoints));
         let dead_letters = pipeline.dead_letter_topic.clone();
         let dead_letters = dead_letters.map(|topic| (topic, TopicUse::DeadLetters));
@@ -44,74 +47,80 @@ impl NamedTopics {
         self.own
             .extend(own.map(|(topic, usage)| (collision_key(&topic), usage)));
         let template = pipeline.topic.as_deref().map(str::parse::<Template>);
-        let fixed = template.and_then(Result::ok);
-        let fixed = fixed.as_ref().and_then(Template::constant);
-        self.fixed.extend(fixed.map(collision_key));
+        let template = template.and_then(Result::ok);
+        let constant = template.as_ref().and_then(Template::constant);
+        self.constant.extend(constant.map(collision_key));
         self
     }
 
-    /// Returns why a pipeline that a row defines conflicts with those of the files.
-    pub(super) fn conflict(&self, of_row: &PipelineSettings) -> Option<String> {
-        let mut own = of_row.own_topics();
+    /// Returns an error message if a pipeline defined by a row conflicts with the pipelines in the
+    /// files.
+    pub(super) fn conflict(&self, row_pipeline: &PipelineSettings) -> Option<String> {
+        let mut own = row_pipeline.own_topics();
         if let Some((topic, usage)) =
-            own.find(|(topic, _)| self.fixed.contains(&collision_key(topic)))
+            own.find(|(topic, _)| self.constant.contains(&collision_key(topic)))
         {
             return Some(format!(
-                "topic {topic:?}, which is for {usage}, is the topic of another pipeline's events; name another"
+                "topic {topic:?} is used for {usage}, but another pipeline writes its events to this topic; choose another topic"
             ));
         }
-        let fixed = of_row.outbox.topic.constant()?;
-        let usage = self.own.get(&collision_key(fixed))?;
-        Some(reserved(fixed, *usage))
+        let constant = row_pipeline.outbox.topic.constant()?;
+        let usage = self.own.get(&collision_key(constant))?;
+        Some(reserved_error(constant, *usage))
     }
 }
 
-/// Reserves `named` and the pipelines' own topics in each pipeline.
+/// Reserves the topics in `named`, and each pipeline's own topics, in all pipelines.
 ///
 /// # Errors
-/// Returns an error if the constant topic of a pipeline is one of them.
+/// Returns an error if a pipeline's constant topic for events is reserved.
 pub(super) fn reserve(
     named: NamedTopics,
     defined: &mut [Defined<Definition>],
 ) -> Result<(), ConfigError> {
     let mut own = named.own;
-    for of in &*defined {
-        let topics = of.settings.own_topics();
+    for pipeline in &*defined {
+        let topics = pipeline.settings.own_topics();
         own.extend(topics.map(|(topic, usage)| (topic.to_owned(), usage)));
     }
     let all = ReservedTopics::new(own);
-    for of in defined {
-        let outbox = &mut of.settings.outbox;
+    for pipeline in defined {
+        let outbox = &mut pipeline.settings.outbox;
         outbox.reserved_topics = all.clone();
         // The definition contains only the reserved topics that the pipeline's own rows could use,
         // so that other changes don't restart the pipeline.
-        of.definition.reserved = outbox.topic.reachable(&all);
-        // A topic in a row can't make the pipelines of a file invalid. Their events are unroutable
-        // then.
-        if !of.definition.pipeline.origin.is_row() {
+        pipeline.definition.reserved = outbox.topic.reachable(&all);
+        // A topic in a row must not make the pipelines of a file invalid. Instead, the events of
+        // the row's pipeline are unroutable.
+        if !pipeline.definition.pipeline.origin.is_row() {
             let reader = Reader {
-                pipeline: of.settings.name.clone(),
+                pipeline: pipeline.settings.name.clone(),
             };
-            refuse_fixed(&reader, &of.settings.outbox)?;
+            reject_constant_topic(&reader, &pipeline.settings.outbox)?;
         }
     }
     Ok(())
 }
 
+/// Rejects a constant topic for events that is reserved.
+///
 /// # Errors
 /// Returns an error if all events would be written to a reserved topic.
-pub(super) fn refuse_fixed(reader: &Reader, outbox: &OutboxSettings) -> Result<(), ConfigError> {
+pub(super) fn reject_constant_topic(
+    reader: &Reader,
+    outbox: &OutboxSettings,
+) -> Result<(), ConfigError> {
     let Some(topic) = outbox.topic.constant() else {
         return Ok(());
     };
     match outbox.reserved_topics.find(topic) {
         None => Ok(()),
-        Some(usage) => Err(reader.error("topic", reserved(topic, usage))),
+        Some(usage) => Err(reader.error("topic", reserved_error(topic, usage))),
     }
 }
 
-fn reserved(topic: &str, usage: TopicUse) -> String {
-    format!("topic {topic:?} is reserved for {usage}; name another")
+fn reserved_error(topic: &str, usage: TopicUse) -> String {
+    format!("topic {topic:?} is reserved for {usage}; choose another topic")
 }
 
 impl Origin {

@@ -1,7 +1,8 @@
 //! Fills the text of a template with the values of a row.
 //!
-//! The author of a row can choose a host or a name, but nothing around it: each place of a template
-//! has a rule for the values that it accepts, and a row with another value is rejected.
+//! The author of a row can choose a host or a name, but can't change the surrounding text. Each
+//! place in a template has a rule for the values that it accepts, and rows with other values are
+//! rejected.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use toml::{Table, Value};
@@ -12,10 +13,11 @@ use crate::postgres::connect::conninfo::{Conninfo, is_host, is_port};
 use crate::postgres::table::TableName;
 use crate::postgres::text_rows::TextRow;
 
-/// The prefix of a query's columns in places where braces contain columns of the outbox.
+/// The prefix that marks a query's columns in templates in which braces usually contain columns of
+/// the outbox.
 const SOURCE_PREFIX: &str = "source.";
 
-/// Properties of Kafka for which a row may supply a value.
+/// The Kafka properties for which a row may supply a value.
 const PLAIN_KAFKA_PROPERTIES: [&str; 6] = [
     "bootstrap.servers",
     "client.id",
@@ -32,20 +34,21 @@ pub(super) enum Place<'k> {
     Postgres,
     /// A table name, or a pattern for table names.
     Table,
-    /// A template for topics, in which other braces contain columns of the outbox.
+    /// A template for topics. Braces without the prefix `source.` contain columns of the outbox.
     Topic,
-    /// A template for keys or headers, in which other braces contain columns of the outbox.
+    /// A template for keys or headers. Braces without the prefix `source.` contain columns of the
+    /// outbox.
     Record,
     /// A topic name.
     TopicName,
-    /// A property of Kafka.
+    /// The value of this Kafka property.
     Kafka(&'k str),
-    /// A value whose syntax is checked when the pipeline is defined.
+    /// Any other value. Its syntax is checked when the pipeline is defined.
     Other,
 }
 
 impl<'k> Place<'k> {
-    /// Returns the place for a key of a pipeline.
+    /// Returns the place for the value of a pipeline's key.
     pub(super) fn new(key: &'k str) -> Self {
         match key {
             "postgres" => Self::Postgres,
@@ -57,7 +60,8 @@ impl<'k> Place<'k> {
         }
     }
 
-    /// Returns the place for `inner` in the table at the pipeline's key `key`.
+    /// Returns the place for the key `inner` in the table that is the value of the pipeline's key
+    /// `key`.
     fn within(self, key: &str, inner: &'k str) -> Self {
         match (key, inner) {
             ("kafka", property) => Self::Kafka(property),
@@ -67,11 +71,11 @@ impl<'k> Place<'k> {
     }
 }
 
-/// Fills the text in the value of a template's key.
+/// Inserts the row's values into the value of a template's key.
 ///
 /// # Errors
-/// Returns an error that names the column if the row lacks a column or has a value that its place
-/// does not accept.
+/// Returns an error that names the column if the row lacks the column, or has a value that this
+/// place in the template does not accept.
 pub(super) fn fill_value(key: &str, value: &mut Value, row: &TextRow) -> Result<(), String> {
     fill_at(Place::new(key), key, value, row)
 }
@@ -98,18 +102,19 @@ fn fill_at(place: Place<'_>, key: &str, value: &mut Value, row: &TextRow) -> Res
     Ok(())
 }
 
-/// Checks that the template has no place where every row would be rejected.
+/// Checks that no place in the template causes every row to be rejected.
 ///
 /// # Errors
 /// Returns an error that names such a place.
 pub(super) fn check(template: &Table) -> Result<(), String> {
     if let Some(text) = template.get("postgres").and_then(Value::as_str)
-        && whole(text).is_none()
+        && sole_column(text).is_none()
         && let Ok(segments) = segments(text)
     {
         parameters(&segments).map_err(|reason| format!("template: postgres: {reason}"))?;
     }
-    let checkpoint = template.get("checkpoint").and_then(|of| of.get("topic"));
+    let checkpoint = template.get("checkpoint");
+    let checkpoint = checkpoint.and_then(|checkpoint| checkpoint.get("topic"));
     let own_topics = [
         ("dead_letter_topic", template.get("dead_letter_topic")),
         ("checkpoint.topic", checkpoint),
@@ -120,8 +125,8 @@ pub(super) fn check(template: &Table) -> Result<(), String> {
             && !has_text(text)
         {
             return Err(format!(
-                "template: {key}: {text:?} lets a row name the topic of another pipeline's events, which would be reserved then; \
-                 write text beside the value, like '{text}.walpost'"
+                "template: {key}: with {text:?}, a row could name another pipeline's topic for events, which would then be \
+                 reserved; add literal text, like '{text}.walpost'"
             ));
         }
     }
@@ -134,10 +139,12 @@ pub(super) fn check(template: &Table) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether the text contains values of a row.
+/// Returns whether the text contains columns, which are replaced by values of a row.
 fn has_values(text: &str) -> bool {
     let segments = segments(text).unwrap_or_default();
-    segments.iter().any(|of| matches!(of, Segment::Column(_)))
+    segments
+        .iter()
+        .any(|segment| matches!(segment, Segment::Column(_)))
 }
 
 /// Returns whether the text contains characters that do not come from a row.
@@ -145,11 +152,11 @@ fn has_text(text: &str) -> bool {
     let segments = segments(text).unwrap_or_default();
     segments
         .iter()
-        .any(|of| matches!(of, Segment::Text(text) if !text.is_empty()))
+        .any(|segment| matches!(segment, Segment::Text(text) if !text.is_empty()))
 }
 
 impl Place<'_> {
-    /// Returns the text with the values of the row.
+    /// Returns the text with its columns replaced by the values of the row.
     pub(super) fn filled(self, text: &str, row: &TextRow) -> Result<String, String> {
         match self {
             Self::Postgres => postgres(text, row),
@@ -185,7 +192,7 @@ fn segments(text: &str) -> Result<Vec<Segment<'_>>, String> {
         let (name, after) = brace[1..]
             .split_once('}')
             .filter(|(name, _)| brace.starts_with('{') && !name.contains('{'))
-            .ok_or("a brace without the other one; write {{ or }} for the character itself")?;
+            .ok_or("unmatched brace; write {{ or }} for a literal brace")?;
         segments.push(Segment::Text(std::mem::take(&mut plain)));
         segments.push(Segment::Column(name));
         rest = after;
@@ -195,13 +202,13 @@ fn segments(text: &str) -> Result<Vec<Segment<'_>>, String> {
     Ok(segments)
 }
 
-/// Returns the column if the text consists only of its value.
-fn whole(text: &str) -> Option<&str> {
+/// Returns the name of the column if the text consists of nothing but one column in braces.
+fn sole_column(text: &str) -> Option<&str> {
     let name = text.strip_prefix('{')?.strip_suffix('}')?;
     (!name.contains(['{', '}'])).then_some(name)
 }
 
-/// Returns the text with its values, which `check` has to accept.
+/// Returns the text with its columns replaced by values, each of which `check` must accept.
 fn checked(
     text: &str,
     row: &TextRow,
@@ -217,7 +224,7 @@ fn checked(
     Ok(filled)
 }
 
-/// Returns the value of a column, which `check` has to accept. Errors name the column.
+/// Returns the value of a column if `check` accepts the value. Errors name the column.
 fn accepted<'r>(
     name: &str,
     row: &'r TextRow,
@@ -228,7 +235,7 @@ fn accepted<'r>(
     Ok(value)
 }
 
-/// Returns the name of a column, which may also be written as `source.NAME`.
+/// Returns the name of a column without the optional prefix `source.`.
 fn column(name: &str) -> &str {
     name.strip_prefix(SOURCE_PREFIX).unwrap_or(name)
 }
@@ -241,17 +248,17 @@ fn value<'r>(name: &str, row: &'r TextRow) -> Result<&'r str, String> {
         None => {
             let names: Vec<_> = row.keys().map(String::as_str).collect();
             Err(format!(
-                "the query has no column {column}; it has {}",
+                "the query has no column {column}; its columns are {}",
                 names.join(", ")
             ))
         }
     }
 }
 
-/// Fills in values for the server, database and user. Values must not influence anything else of
-/// the connection.
+/// Fills in values for the server, database and user. Values must not change any other connection
+/// parameter.
 fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
-    if let Some(name) = whole(text) {
+    if let Some(name) = sole_column(text) {
         let url = accepted(name, row, Conninfo::check_of_row)?;
         return Ok(url.to_owned());
     }
@@ -272,7 +279,7 @@ fn postgres(text: &str, row: &TextRow) -> Result<String, String> {
     Ok(filled)
 }
 
-/// Returns the connection parameter that each column's value is part of.
+/// Returns, for each column, the connection parameter that the column's value is part of.
 fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     let marker = |index: usize| format!("walpost{index}value");
     let mut marked = String::new();
@@ -289,7 +296,7 @@ fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     let is_url = ["postgres://", "postgresql://"];
     if !columns.is_empty() && !is_url.iter().any(|scheme| marked.starts_with(scheme)) {
         return Err(
-            "values are filled into a URL, like \"postgresql://walpost@{host}/{dbname}\", or one is the whole text: \"{url}\""
+            "expected a URL with columns, like \"postgresql://walpost@{host}/{dbname}\", or a single column: \"{url}\""
                 .to_owned(),
         );
     }
@@ -297,21 +304,22 @@ fn parameters(segments: &[Segment<'_>]) -> Result<Vec<&'static str>, String> {
     let parameter = |(index, name): (usize, &&str)| {
         Conninfo::parameter_with(&marked, &marker(index)).ok_or_else(|| {
             format!(
-                "{{{name}}} has the place of something that is the same for each row: a row may supply the host, hostaddr, port, \
-                 user, password, dbname or application_name. Write anything else in the template"
+                "{{{name}}} is used for a part of the URL that must be the same for each row: a row may supply only the host, \
+                 hostaddr, port, user, password, dbname or application_name. Write anything else in the template"
             )
         })
     };
     columns.map(parameter).collect()
 }
 
-/// Fills in values that are a name or part of a name, never a pattern or several names.
+/// Fills in values, each of which must be a name or part of a name. A value can't be a pattern, and
+/// can't consist of several names.
 fn table(text: &str, row: &TextRow) -> Result<String, String> {
-    if let Some(name) = whole(text) {
+    if let Some(name) = sole_column(text) {
         let table = value(name, row)?.parse::<TableName>();
         return table.map(|table| table.to_string()).map_err(|error| {
             format!(
-                "column {}: {error}. Patterns are written in the template",
+                "column {}: {error}. Only the template may contain patterns",
                 column(name)
             )
         });
@@ -339,7 +347,8 @@ fn check_identifier(in_quotes: bool, value: &str) -> Result<(), String> {
         true => (!value.contains(['"', '\0']), "a name without double quotes"),
         false => (
             value.chars().all(is_plain),
-            "a name of letters, digits, _ and $. If it needs other characters, put it in double quotes in the template",
+            "a name of letters, digits, _ and $. If the name contains other characters, put the column in double quotes in \
+             the template",
         ),
     };
     match fits && !value.is_empty() {
@@ -348,7 +357,7 @@ fn check_identifier(in_quotes: bool, value: &str) -> Result<(), String> {
     }
 }
 
-/// Replaces columns of the query. Columns of the outbox remain.
+/// Replaces columns of the query by their values. Columns of the outbox remain in the text.
 fn fill_record_template(place: Place<'_>, text: &str, row: &TextRow) -> Result<String, String> {
     if !text.contains("{source.") {
         return Ok(text.to_owned());
@@ -361,31 +370,31 @@ fn fill_record_template(place: Place<'_>, text: &str, row: &TextRow) -> Result<S
             return Ok(None);
         }
         let check = |value: &str| match place {
-            Place::Topic => check_part_of_topic(&template, index, value),
+            Place::Topic => check_topic_part(&template, index, value),
             _ => Ok(()),
         };
         accepted(name, row, check).map(|value| Some(value.to_owned()))
     })
 }
 
-fn check_part_of_topic(template: &Template, index: usize, value: &str) -> Result<(), String> {
+fn check_topic_part(template: &Template, index: usize, value: &str) -> Result<(), String> {
     check_topic(value)?;
     match template.separator_in(index, value) {
         None => Ok(()),
         Some(separator) => Err(format!(
-            "has {value:?}, expected a name without {separator:?}, which separates it from the rest of the topic: another \
-             pipeline's events could have the same topic"
+            "has {value:?}, expected a name without {separator:?}, which separates the name from the rest of the topic: \
+             otherwise, events of different pipelines could be written to the same topic"
         )),
     }
 }
 
-/// Accepts part of a topic name.
+/// Checks that a value can be part of a topic name.
 fn check_topic(value: &str) -> Result<(), String> {
-    // A single or double dot can be part of a name, but not a name.
+    // "." and ".." are not topic names, but can be part of one.
     match is_topic_name(&format!("{value}_")) && !value.is_empty() {
         true => Ok(()),
         false => Err(format!(
-            "has {value:?}, expected characters of a-z A-Z 0-9 . _ - for the name of a topic"
+            "has {value:?}, expected a topic name with the characters a-z A-Z 0-9 . _ -"
         )),
     }
 }
@@ -394,7 +403,7 @@ fn check_property(property: &str) -> Result<(), String> {
     match PLAIN_KAFKA_PROPERTIES.contains(&property) {
         true => Ok(()),
         false => Err(format!(
-            "{property} is the same for each row: write it in the template. A row may supply values for {}",
+            "{property} must be the same for each row: write its value in the template. A row may supply values for {}",
             PLAIN_KAFKA_PROPERTIES.join(", ")
         )),
     }
@@ -402,7 +411,7 @@ fn check_property(property: &str) -> Result<(), String> {
 
 fn kafka(property: &str, text: &str, row: &TextRow) -> Result<String, String> {
     let is_list = matches!(property, "bootstrap.servers" | "metadata.broker.list");
-    let name = whole(text);
+    let name = sole_column(text);
     checked(text, row, |value| {
         check_property(property)?;
         match is_list {
@@ -414,17 +423,15 @@ fn kafka(property: &str, text: &str, row: &TextRow) -> Result<String, String> {
     })
 }
 
-/// Accepts a host or a port number.
+/// Checks that a value is a host or a port number.
 fn check_broker_part(value: &str) -> Result<(), String> {
     match is_host(value) || is_port(value) {
         true => Ok(()),
-        false => Err(format!(
-            "has {value:?}, expected the host or the port of a broker"
-        )),
+        false => Err(format!("has {value:?}, expected a broker's host or port")),
     }
 }
 
-/// Accepts a list of brokers without protocols.
+/// Checks that a value is a list of brokers without protocols.
 fn check_brokers(value: &str) -> Result<(), String> {
     let is_broker = |broker: &str| {
         let (host, port) = match broker.strip_prefix('[') {

@@ -1,4 +1,4 @@
-//! Selects the pipelines of a file.
+//! Selects pipelines from a file by name.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,8 +6,8 @@ use std::path::Path;
 use super::error::ConfigError;
 use super::file::{self, File, FilePipeline, Origin};
 
-/// Returns the selected pipelines of the file. Without a file, returns pipelines that have only a
-/// name.
+/// Returns the selected pipelines of the file. Without a file, returns a pipeline for each
+/// requested name, or a single unnamed one, without any other settings.
 pub(super) fn choose(
     file: File,
     requested: &[String],
@@ -23,7 +23,7 @@ pub(super) fn choose(
         };
         return Ok(match requested {
             [] => unnamed(),
-            asked => asked.iter().map(named).collect(),
+            names => names.iter().map(named).collect(),
         });
     }
     for name in requested {
@@ -51,7 +51,8 @@ pub(super) fn names(pipelines: &[FilePipeline]) -> String {
 }
 
 /// Reads the file again. Returns the Kafka properties that apply to all pipelines, and the current
-/// definition of the pipeline at `origin`, which is empty if no file contains it.
+/// definition of the pipeline at `origin`. The definition is empty if the pipeline no longer
+/// exists.
 pub(super) fn read_again(
     path: &Path,
     origin: &Origin,
@@ -72,11 +73,11 @@ pub(super) fn read_again(
     }
     let is_unnamed =
         file.pipeline.is_empty() && matches!(origin, Origin::Nowhere | Origin::File(_));
-    let asked: &[String] = match is_unnamed {
+    let requested: &[String] = match is_unnamed {
         true => &[],
         false => &[pipeline.to_owned()],
     };
-    let chosen = choose(file, asked, true)?;
+    let chosen = choose(file, requested, true)?;
     let found = chosen.into_iter().next();
     Ok((kafka, found.unwrap_or_default()))
 }

@@ -1,4 +1,4 @@
-//! Parses the text of walpost.toml. Every error contains its line.
+//! Parses the text of walpost.toml. Every error contains a line number.
 
 use std::ops::Range;
 
@@ -8,11 +8,11 @@ use toml::de::{DeTable, DeValue};
 
 use super::values::variable_for;
 
-/// A line number, counted from 1, and the error there.
+/// A line number, counted from 1, and a description of the error in that line.
 pub(super) type SyntaxError = (usize, String);
 
-/// A key whose value may contain `${NAME}`: Java's replacement text uses this form for named
-/// groups.
+/// A key whose value may contain `${NAME}`, because Java's replacement syntax uses this form for
+/// named groups.
 const ROUTE_KEY: &str = "route";
 
 /// Parses the text of a configuration file.
@@ -23,7 +23,7 @@ const ROUTE_KEY: &str = "route";
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, SyntaxError> {
     let document = DeTable::parse(text)
         .map_err(|error| (line_number(text, error.span()), explain(error.message())))?;
-    refuse_variables(text, document.get_ref())?;
+    reject_variables(text, document.get_ref())?;
     let document = toml::Deserializer::from(document);
     serde_path_to_error::deserialize(document).map_err(|error| {
         let path = error.path().to_string();
@@ -42,18 +42,18 @@ fn line_number(text: &str, span: Option<Range<usize>>) -> usize {
     before.matches('\n').count() + 1
 }
 
-/// Adds the most likely cause to an error of the TOML parser.
+/// Adds the most likely cause to an error message of the TOML parser.
 fn explain(message: &str) -> String {
     match message.starts_with("unexpected key or value")
         || message.starts_with("string values must be quoted")
     {
-        true => format!("{message}. A text is written in quotes: key = \"text\""),
+        true => format!("{message}. Strings must be quoted: key = \"text\""),
         false => message.to_owned(),
     }
 }
 
-/// Describes an error from serde at this path, such as "unknown field `a`, expected one of `b`,
-/// `c`".
+/// Describes an error that serde reported for the value at this path, such as "unknown field `a`,
+/// expected one of `b`, `c`".
 fn describe(path: &str, message: &str) -> String {
     let unknown = message.strip_prefix("unknown field `");
     if let Some((key, _)) = unknown.and_then(|rest| rest.split_once('`'))
@@ -72,43 +72,45 @@ fn describe(path: &str, message: &str) -> String {
     }
     match (path, message) {
         ("pipeline" | "fleet.source", "invalid type: map, expected a sequence") => {
-            format!("there can be several of these: write [[{path}]] instead of [{path}]")
+            format!("[[{path}]] can occur several times: write [[{path}]] instead of [{path}]")
         }
         _ => match message.rsplit_once(", expected ") {
-            Some((found, "a string")) => format!("{path}: {found}, expected a text in quotes"),
+            Some((found, "a string")) => format!("{path}: {found}, expected a quoted string"),
             Some((found, "u32" | "u64" | "usize" | "i32")) => {
-                format!("{path}: {found}, expected a whole number without quotes")
+                format!("{path}: {found}, expected an integer without quotes")
             }
             Some((found, "a boolean")) => format!("{path}: {found}, expected true or false"),
             Some((found, "a sequence")) => {
-                format!("{path}: {found}, expected a list in [brackets]")
+                format!("{path}: {found}, expected an array in [brackets]")
             }
             Some((found, "a map")) => format!("{path}: {found}, expected a table"),
             Some((found, "a tuple of size 2")) => {
-                format!("{path}: {found}, expected a list of two texts: [\"NAME\", \"TEMPLATE\"]")
+                format!(
+                    "{path}: {found}, expected an array of two strings: [\"NAME\", \"TEMPLATE\"]"
+                )
             }
             _ => format!("{path}: {message}"),
         },
     }
 }
 
-/// Returns where a setting belongs that other programs configure under this key.
+/// For a key that other programs use, describes where walpost.toml contains the same setting.
 fn setting_location(key: &str) -> Option<&'static str> {
     match key {
         "broker" | "brokers" | "bootstrap_servers" | "kafka_brokers" => {
-            Some("the brokers are a property in [kafka]: \"bootstrap.servers\" = \"HOST:PORT\"")
+            Some("set the brokers in [kafka]: \"bootstrap.servers\" = \"HOST:PORT\"")
         }
         "database" | "database_url" | "dbname" | "dsn" | "host" | "password" | "port" | "url"
         | "user" | "username" => Some(
-            "the connection is one text: postgres = \"postgresql://USER@HOST:PORT/DATABASE\". A password is best in PGPASSWORD or \
-             ~/.pgpass",
+            "set the connection in a single string: postgres = \"postgresql://USER@HOST:PORT/DATABASE\". Put the password in \
+             PGPASSWORD or ~/.pgpass",
         ),
         _ => None,
     }
 }
 
-/// Returns the known key or value that is most similar to the unknown one. serde's message quotes
-/// both.
+/// Returns the known key or value that is most similar to the unknown one. The message from serde
+/// contains both in backticks.
 fn nearest_known(message: &str) -> Option<&str> {
     let is_unknown =
         message.starts_with("unknown field ") || message.starts_with("unknown variant ");
@@ -121,18 +123,18 @@ fn nearest_known(message: &str) -> Option<&str> {
         .map(|(_, known)| known)
 }
 
-/// Rejects values such as `"${KAFKA_PASSWORD}"`: other tools expand them, whereas Walpost would
-/// send the text itself to a server as a password.
-fn refuse_variables(text: &str, table: &DeTable<'_>) -> Result<(), SyntaxError> {
+/// Rejects values such as `"${KAFKA_PASSWORD}"`. Other tools expand variables, whereas Walpost
+/// would send the text itself to a server as a password.
+fn reject_variables(text: &str, table: &DeTable<'_>) -> Result<(), SyntaxError> {
     for (key, value) in table {
         if key.get_ref() != ROUTE_KEY {
-            refuse_variables_in(text, key.get_ref(), value)?;
+            reject_variables_in(text, key.get_ref(), value)?;
         }
     }
     Ok(())
 }
 
-fn refuse_variables_in(
+fn reject_variables_in(
     text: &str,
     key: &str,
     value: &Spanned<DeValue<'_>>,
@@ -145,14 +147,14 @@ fn refuse_variables_in(
             let reason = format!(
                 "{key}: environment variables are not expanded in this file: found \"${{{name}}}\", expected the value itself. \
                  {}",
-                instead_of_variable(key)
+                replacement_hint(key)
             );
             Err((line_number(text, Some(value.span())), reason))
         }
         DeValue::Array(values) => values
             .iter()
-            .try_for_each(|value| refuse_variables_in(text, key, value)),
-        DeValue::Table(table) => refuse_variables(text, table),
+            .try_for_each(|value| reject_variables_in(text, key, value)),
+        DeValue::Table(table) => reject_variables(text, table),
         _ => Ok(()),
     }
 }
@@ -166,16 +168,19 @@ fn variable_in(value: &str) -> Option<&str> {
     })
 }
 
-/// Returns a hint that names the variable that Walpost reads instead of the key, if there is one.
-fn instead_of_variable(key: &str) -> String {
+/// Returns a hint about the environment variable that can be set instead of the key.
+fn replacement_hint(key: &str) -> String {
     match key {
         "postgres" => {
-            "Leave it out and set WALPOST_POSTGRES, or leave out the password and set PGPASSWORD"
+            "Remove the key and set WALPOST_POSTGRES, or remove the password and set PGPASSWORD"
                 .to_owned()
         }
         property if property.contains('.') => {
-            format!("Leave the property out and set {}", variable_for(property))
+            format!("Remove the property and set {}", variable_for(property))
         }
-        _ => "docs/configuration.md lists the variables that can replace keys".to_owned(),
+        _ => {
+            "docs/configuration.md lists the environment variables that can be set instead of keys"
+                .to_owned()
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The slot, the publication and the outbox.
+//! Builds the settings for the slot, the publication and the outbox.
 
 use super::Given;
 use super::error::ConfigError;
@@ -34,12 +34,12 @@ pub(super) fn target(
                 let tables = tables(reader, file, patterns)?;
                 match given.connection.table.as_ref() {
                     None => Outbox::Tables(tables),
-                    Some(one) => select_table(reader, tables, one, given.takes_one_of)?,
+                    Some(one) => select_table(reader, tables, one, given.accepts_single_table)?,
                 }
             }
         },
         OutboxName::Messages if file.snapshot == Some(SnapshotMode::Initial) => {
-            let reason = "an outbox of messages has no table with older rows; leave it out";
+            let reason = "an outbox with logical decoding messages has no table with older rows. Remove snapshot";
             return Err(reader.error("snapshot", reason));
         }
         OutboxName::Messages => Outbox::Messages {
@@ -58,7 +58,8 @@ fn reject_prefix(reader: &Reader, file: &FilePipeline) -> Result<(), ConfigError
     if file.prefix.is_none() {
         return Ok(());
     }
-    let reason = "a prefix is for an outbox of messages, and this one is a table; leave it out, or set outbox to messages";
+    let reason = "a prefix is used only with logical decoding messages, but this outbox is a table. Remove prefix, or set \
+                  outbox to messages";
     Err(reader.error("prefix", reason))
 }
 
@@ -70,34 +71,36 @@ fn tables(
 ) -> Result<TablePatterns, ConfigError> {
     reject_prefix(reader, file)?;
     if file.table.is_some() {
-        let reason = "table and tables both say where events are. Leave one of them out";
+        let reason = "table and tables both determine the outbox. Remove one of them";
         return Err(reader.error("tables", reason));
     }
     if file.snapshot.is_some() {
-        let reason =
-            "rows that a table has are delivered when it is added to the others. Leave it out";
+        let reason = "with several tables, the existing rows of each table are delivered when the table is added. Remove snapshot";
         return Err(reader.error("snapshot", reason));
     }
     TablePatterns::new(patterns).map_err(|error| reader.error("tables", error))
 }
 
-/// Selects one of the tables, for a command that supports it.
+/// Selects one of the outbox's tables, for a command that can be limited to a single table.
 fn select_table(
     reader: &Reader,
-    of: TablePatterns,
-    one: &String,
-    is_taken: bool,
+    tables: TablePatterns,
+    selected: &String,
+    is_accepted: bool,
 ) -> Result<Outbox, ConfigError> {
-    if !is_taken {
-        let reason = "--table or WALPOST_TABLE names one of several tables, and this command is about all of them. Leave it out";
+    if !is_accepted {
+        let reason = "--table or WALPOST_TABLE selects one of several tables, but this command applies to all of them. \
+                      Remove the flag or variable";
         return Err(reader.error("tables", reason));
     }
-    let table: Option<TableName> = reader.read("table", Some(one))?;
+    let table: Option<TableName> = reader.read("table", Some(selected))?;
     match table {
-        Some(table) if of.matches(&table.schema, &table.name) => Ok(Outbox::OneOf { table, of }),
+        Some(table) if tables.matches(&table.schema, &table.name) => {
+            Ok(Outbox::OneOf { table, of: tables })
+        }
         _ => {
             let reason = format!(
-                "{one} is none of the outbox's tables, {of}. Name one of them, or add a pattern to tables"
+                "{selected} is not one of the outbox's tables, {tables}. Specify one of these tables, or add a pattern to tables"
             );
             Err(reader.error("table", reason))
         }
@@ -119,7 +122,7 @@ fn prefix(reader: &Reader, file: &FilePipeline, default: String) -> Result<Strin
         ("tables", file.tables.is_some()),
     ];
     if let Some((key, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
-        let reason = "an outbox of messages has no table; leave it out, or set outbox to table";
+        let reason = "an outbox with logical decoding messages has no table. Remove this key, or set outbox to table";
         return Err(reader.error(key, reason));
     }
     let prefix = file.prefix.clone().unwrap_or(default);

@@ -9,7 +9,7 @@ use crate::outbox::settings::{
 use crate::pipeline::settings::{DeadLetterSettings, Retention, SinkSettings, Undeliverable};
 use crate::postgres::target::Outbox;
 
-/// Loads `toml` as the file's text, with flags and environment.
+/// Loads `toml` as the file's text, with these flags and environment variables.
 fn load_text(
     toml: &str,
     connection: ConnectionArgs,
@@ -27,9 +27,9 @@ fn load_text(
         connection: &connection,
         records: Some(records),
         sink: GivenSink::ForDelivery(None),
-        takes_one_of: false,
+        accepts_single_table: false,
     };
-    let look_up = |name: &str| {
+    let variable = |name: &str| {
         let found = env.iter().find(|(key, _)| *key == name);
         found
             .map(|(_, value)| (*value).to_owned())
@@ -38,7 +38,7 @@ fn load_text(
     let vars = env
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    Ok(load(&given, &look_up, vars)?.pipelines)
+    Ok(load(&given, &variable, vars)?.pipelines)
 }
 
 fn from_toml(toml: &str) -> Result<Vec<PipelineSettings>, ConfigError> {
@@ -64,7 +64,7 @@ const MINIMAL: &str = r#"
 "#;
 
 #[test]
-fn minimal_file_yields_the_defaults() {
+fn fills_in_defaults_for_a_minimal_file() {
     let settings = from_toml(MINIMAL).expect("loads").remove(0);
     assert_eq!(settings.name, "outbox");
     assert_eq!(settings.target.outbox.to_string(), "table public.outbox");
@@ -87,7 +87,7 @@ fn minimal_file_yields_the_defaults() {
 }
 
 #[test]
-fn every_key_of_the_file_is_used() {
+fn reads_every_key_of_a_pipeline() {
     let settings = from_toml(
         r#"
         [kafka]
@@ -217,26 +217,26 @@ fn every_key_of_the_file_is_used() {
 }
 
 #[test]
-fn an_outbox_of_messages_has_a_prefix_and_no_table() {
+fn accepts_a_prefix_but_no_table_with_logical_messages() {
     let outbox = |lines: &str| from_toml(&format!("{MINIMAL}\noutbox = \"messages\"\n{lines}"));
     let prefix = |prefix: &str| Outbox::Messages {
         prefix: prefix.to_owned(),
     };
-    let of = |lines: &str| outbox(lines).expect("loads").remove(0).target.outbox;
-    assert_eq!(of(""), prefix("walpost_outbox"));
-    assert_eq!(of("name = \"orders\""), prefix("walpost_orders"));
-    assert_eq!(of("prefix = \"Orders.v1\""), prefix("Orders.v1"));
+    let loaded = |lines: &str| outbox(lines).expect("loads").remove(0).target.outbox;
+    assert_eq!(loaded(""), prefix("walpost_outbox"));
+    assert_eq!(loaded("name = \"orders\""), prefix("walpost_orders"));
+    assert_eq!(loaded("prefix = \"Orders.v1\""), prefix("Orders.v1"));
 
     let text = outbox("table = \"public.outbox\"")
         .expect_err("both")
         .to_string();
     assert!(
-        text.contains("table: an outbox of messages has no table"),
+        text.contains("table: an outbox with logical decoding messages has no table"),
         "{text}"
     );
     let text = error(&format!("{MINIMAL}\nprefix = \"x\""));
     assert!(
-        text.contains("prefix: a prefix is for an outbox of messages"),
+        text.contains("prefix: a prefix is used only with logical decoding messages"),
         "{text}"
     );
     for bad in ["", "a b", &"x".repeat(64)] {
@@ -248,16 +248,16 @@ fn an_outbox_of_messages_has_a_prefix_and_no_table() {
 }
 
 #[test]
-fn dead_letters_have_a_topic_of_their_own() {
+fn requires_a_separate_topic_for_dead_letters() {
     let letters = |lines: &str| {
         let settings = from_toml(&format!("{MINIMAL}\n{lines}"));
         settings.expect("loads").remove(0).dead_letters
     };
     assert_eq!(letters(""), DeadLetterSettings::default());
     let unroutable = "on_unroutable = \"dead-letter\"\n";
-    let some = letters(unroutable);
+    let enabled = letters(unroutable);
     assert_eq!(
-        (some.oversize, some.unroutable, some.topic.as_str()),
+        (enabled.oversize, enabled.unroutable, enabled.topic.as_str()),
         (
             Undeliverable::Halt,
             Undeliverable::DeadLetter,
@@ -281,16 +281,16 @@ fn dead_letters_have_a_topic_of_their_own() {
     }
     refused(
         &format!("{}topic = \"t\"", topic("t")),
-        &["dead_letter_topic", "that of the events"],
+        &["dead_letter_topic", "the topic for events"],
     );
     let checkpoints = "delivery = \"exactly-once\"\ncheckpoint = { topic = \"c\" }";
     refused(
         &format!("{}{checkpoints}", topic("c")),
-        &["dead_letter_topic", "that of the checkpoints"],
+        &["dead_letter_topic", "the topic for checkpoints"],
     );
     refused(
         "dead_letter_topic = \"d\"",
-        &["dead_letter_topic", "set on_oversize or on_unroutable"],
+        &["dead_letter_topic", "Set on_oversize or on_unroutable"],
     );
     refused(
         "on_oversize = \"drop\"",
@@ -298,11 +298,11 @@ fn dead_letters_have_a_topic_of_their_own() {
     );
     refused(
         "outbox = \"messages\"\non_oversize = \"dead-letter\"",
-        &["on_oversize", "nowhere else"],
+        &["on_oversize", "anywhere else"],
     );
     assert!(
         !letters("on_malformed = \"dead-letter\"").is_enabled(),
-        "no row is malformed"
+        "rows can't be malformed"
     );
     let as_messages = letters("outbox = \"messages\"\ndead_letter_topic = \"d\"");
     assert_eq!(
@@ -316,7 +316,7 @@ fn dead_letters_have_a_topic_of_their_own() {
 }
 
 #[test]
-fn fixed_topic_that_is_reserved_is_refused() {
+fn rejects_a_constant_topic_that_is_reserved() {
     let refused = |lines: &str, words: &[&str]| {
         let text = error(&format!("{MINIMAL}\n{lines}"));
         for word in words {
@@ -329,7 +329,8 @@ fn fixed_topic_that_is_reserved_is_refused() {
         ("__consumer_offsets", "for Kafka's internal topics"),
     ] {
         let line = format!("topic = \"{name}\"");
-        refused(&line, &["topic: topic \"", name, usage, "name another"]);
+        let another = "choose another topic";
+        refused(&line, &["topic: topic \"", name, usage, another]);
     }
     refused(
         "topic = \"c\"\ndelivery = \"exactly-once\"\ncheckpoint = { topic = \"c\" }",
@@ -343,7 +344,7 @@ fn fixed_topic_that_is_reserved_is_refused() {
 }
 
 #[test]
-fn topic_of_walposts_own_has_one_purpose_in_all_pipelines() {
+fn rejects_topics_used_for_checkpoints_and_dead_letters() {
     let dead = "on_unroutable = \"dead-letter\"\ndead_letter_topic = ";
     for (topic, usage) in [
         ("walpost-checkpoints", "for checkpoints"),
@@ -364,10 +365,10 @@ fn topic_of_walposts_own_has_one_purpose_in_all_pipelines() {
     let both = format!("{MINIMAL}\n{dead}\"x\"\n{other}{exactly_once}\"x\" }}");
     let text = error(&both);
     assert!(
-        text.contains("have the same topic, one for checkpoints"),
+        text.contains("have the same topic for different purposes"),
         "{text}"
     );
-    // Several pipelines may share a topic for the same purpose.
+    // Several pipelines may use a topic for the same purpose.
     let same = format!("{MINIMAL}\n{dead}\"x\"\n{other}{dead}\"x\"");
     let loaded = load_text(
         &same,
@@ -379,7 +380,7 @@ fn topic_of_walposts_own_has_one_purpose_in_all_pipelines() {
 }
 
 #[test]
-fn topics_of_all_pipelines_of_the_file_are_reserved_in_each() {
+fn reserves_the_topics_of_every_pipeline_in_each_pipeline() {
     let other = "[[pipeline]]\nname = \"b\"\npostgres = \"host=h user=u dbname=d\"\n\
                  delivery = \"exactly-once\"\ncheckpoint = { topic = \"of-b\" }\n";
     let text = format!("{MINIMAL}\nname = \"a\"\ntopic = \"{{aggregatetype}}\"\n{other}");
@@ -391,15 +392,15 @@ fn topics_of_all_pipelines_of_the_file_are_reserved_in_each() {
         let found = load_text(&text, connection, &RecordArgs::default(), &[]);
         found.expect("loads").remove(0).outbox.reserved_topics
     };
-    // Another process may run the other pipeline.
-    for asked in [&[][..], &["a"]] {
-        assert_eq!(load(asked).find("of-b"), Some(TopicUse::Checkpoints));
-        assert_eq!(load(asked).find("of-a"), None);
+    // The topic is also reserved if pipeline b is not selected, because another process may run it.
+    for selected in [&[][..], &["a"]] {
+        assert_eq!(load(selected).find("of-b"), Some(TopicUse::Checkpoints));
+        assert_eq!(load(selected).find("of-a"), None);
     }
 }
 
 #[test]
-fn flags_come_before_variables_and_variables_before_the_file() {
+fn flags_override_variables_and_variables_override_the_file() {
     let records = RecordArgs {
         kafka: Some("flag:1".to_owned()),
         kafka_property: vec!["linger.ms=1".to_owned()],
@@ -423,7 +424,7 @@ fn flags_come_before_variables_and_variables_before_the_file() {
 }
 
 #[test]
-fn variable_without_a_property_is_named() {
+fn error_names_a_variable_for_an_unknown_property() {
     let env = [("WALPOST_KAFKA_SERVICE_HOST", "10.0.0.1")];
     let error = load_text(
         MINIMAL,
@@ -436,7 +437,7 @@ fn variable_without_a_property_is_named() {
 }
 
 #[test]
-fn one_pipeline_needs_no_file() {
+fn loads_a_single_pipeline_without_a_file() {
     let connection = ConnectionArgs {
         postgres: Some("postgresql://db/shop".to_owned()),
         pipeline: vec!["orders".to_owned()],
@@ -453,11 +454,8 @@ fn one_pipeline_needs_no_file() {
         (settings.name.as_str(), settings.target.slot.as_str()),
         ("orders", "walpost_orders")
     );
-    let nothing = load_text("", ConnectionArgs::default(), &records, &[]).expect_err("no database");
-    assert!(
-        nothing.to_string().contains("WALPOST_POSTGRES"),
-        "{nothing}"
-    );
+    let error = load_text("", ConnectionArgs::default(), &records, &[]).expect_err("no database");
+    assert!(error.to_string().contains("WALPOST_POSTGRES"), "{error}");
     let from_env = load_text("", ConnectionArgs::default(), &records, &[("PGHOST", "db")]);
     assert_eq!(
         from_env.expect("loads")[0].postgres.describe(),
@@ -466,7 +464,7 @@ fn one_pipeline_needs_no_file() {
 }
 
 #[test]
-fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
+fn error_for_an_unknown_key_contains_its_line_and_a_suggestion() {
     let text = error(&format!("{MINIMAL}\n    topc = \"x\""));
     for word in ["line 7", "`topc`", "did you mean `topic`?"] {
         assert!(text.contains(word), "{word:?} in {text:?}");
@@ -476,7 +474,7 @@ fn an_unknown_key_is_named_with_its_line_and_the_nearest_known_one() {
 }
 
 #[test]
-fn unquoted_name_with_dots_is_reported() {
+fn rejects_unquoted_property_names_that_contain_dots() {
     for line in [
         "bootstrap.servers = \"b:9092\"",
         "ssl.ca.location = \"/ca\"",
@@ -494,7 +492,7 @@ fn unquoted_name_with_dots_is_reported() {
 }
 
 #[test]
-fn a_value_that_can_not_be_used_is_named_by_its_key() {
+fn error_for_an_invalid_value_names_its_key() {
     let check = |line: &str, words: &[&str]| {
         let text = error(&format!("{MINIMAL}\n    {line}"));
         words
@@ -555,7 +553,7 @@ fn a_value_that_can_not_be_used_is_named_by_its_key() {
 }
 
 #[test]
-fn headers_of_a_list_keep_their_order_and_those_of_a_table_have_the_alphabet_s() {
+fn keeps_the_order_of_headers_in_an_array_and_sorts_those_in_a_table() {
     let names = |line: &str| {
         let settings = from_toml(&format!("{MINIMAL}\n{line}\n"))
             .expect(line)
@@ -571,7 +569,7 @@ fn headers_of_a_list_keep_their_order_and_those_of_a_table_have_the_alphabet_s()
 }
 
 #[test]
-fn a_route_takes_the_place_of_the_topic() {
+fn replaces_the_topic_with_a_route() {
     let line = "route = { column = \"kind\", regex = '(?<all>.*)', replacement = 'e.${all}.$$' }";
     let settings = from_toml(&format!("{MINIMAL}\n{line}\n"))
         .expect("loads")
@@ -583,7 +581,7 @@ fn a_route_takes_the_place_of_the_topic() {
 }
 
 #[test]
-fn pipelines_are_chosen_by_name_and_each_has_its_own_slot() {
+fn selects_pipelines_by_name_and_rejects_a_shared_slot() {
     let two = format!(
         "{MINIMAL}\n[[pipeline]]\nname = \"b\"\npostgres = \"postgresql://walpost@db/shop\"\n"
     );
@@ -617,7 +615,7 @@ fn pipelines_are_chosen_by_name_and_each_has_its_own_slot() {
 }
 
 #[test]
-fn no_error_and_no_debug_output_shows_a_password() {
+fn errors_and_debug_output_contain_no_password() {
     let secret = "s3cr3t";
     let file = format!(
         "[kafka]\n\"bootstrap.servers\" = \"b:1\"\n\"sasl.password\" = \"{secret}\"\n\
@@ -637,9 +635,13 @@ fn no_error_and_no_debug_output_shows_a_password() {
     }
 }
 
-/// Loads a pipeline with these settings, and with `--table` if given. `takes_one_of` tells whether
-/// the command accepts it.
-fn with_tables(settings: &str, table: Option<&str>, takes_one_of: bool) -> Result<Outbox, String> {
+/// Loads a pipeline with these settings, and with `--table` if `table` is given.
+/// `accepts_single_table` determines whether the command accepts `--table`.
+fn with_tables(
+    settings: &str,
+    table: Option<&str>,
+    accepts_single_table: bool,
+) -> Result<Outbox, String> {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");
     std::fs::write(&path, format!("{MINIMAL}\n{settings}")).expect("written");
@@ -652,7 +654,7 @@ fn with_tables(settings: &str, table: Option<&str>, takes_one_of: bool) -> Resul
         connection: &connection,
         records: None,
         sink: GivenSink::ForDelivery(None),
-        takes_one_of,
+        accepts_single_table,
     };
     let loaded = load(&given, &|_| None, std::iter::empty());
     let mut pipelines = loaded.map_err(|error| error.to_string())?.pipelines;
@@ -660,7 +662,7 @@ fn with_tables(settings: &str, table: Option<&str>, takes_one_of: bool) -> Resul
 }
 
 #[test]
-fn several_tables_share_a_slot_and_one_can_be_named_where_a_command_is_about_one() {
+fn selects_one_of_several_tables_only_for_commands_that_support_it() {
     const TABLES: &str = "tables = [\"tenant_*.outbox\", \"Shop\"]";
     let all = with_tables(TABLES, None, false).expect("loads");
     assert_eq!(all.to_string(), "tables tenant_*.outbox, public.shop");
@@ -669,8 +671,8 @@ fn several_tables_share_a_slot_and_one_can_be_named_where_a_command_is_about_one
     assert_eq!(one.to_string(), "table tenant_1.outbox");
     assert!(one.includes("public", "shop") && !one.includes("public", "outbox"));
 
-    let check = |settings: &str, table, takes_one_of, words: &[&str]| {
-        let error = with_tables(settings, table, takes_one_of).expect_err(settings);
+    let check = |settings: &str, table, accepts_single_table, words: &[&str]| {
+        let error = with_tables(settings, table, accepts_single_table).expect_err(settings);
         for word in words {
             assert!(error.contains(word), "{word:?} in {error:?}");
         }
@@ -689,9 +691,9 @@ fn several_tables_share_a_slot_and_one_can_be_named_where_a_command_is_about_one
     );
     check("tables = []", None, false, &["tables", "pattern"]);
     for (more, words) in [
-        ("table = \"a.b\"", ["table and tables", "Leave one"]),
-        ("prefix = \"p\"", ["prefix", "leave it out"]),
-        ("snapshot = \"never\"", ["snapshot", "Leave it out"]),
+        ("table = \"a.b\"", ["table and tables", "Remove one"]),
+        ("prefix = \"p\"", ["prefix", "Remove prefix"]),
+        ("snapshot = \"never\"", ["snapshot", "Remove snapshot"]),
         ("outbox = \"messages\"", ["tables", "no table"]),
         (
             "wal_budget = { max = \"1GB\", on_max = \"drop-slot\" }",
@@ -708,7 +710,7 @@ fn syntax_error(text: &str) -> (usize, String) {
 }
 
 #[test]
-fn names_the_variable_that_replaces_a_property() {
+fn error_names_the_variable_that_replaces_a_property() {
     let (line, reason) = syntax_error("[kafka]\n\"sasl.password\" = \"${KAFKA_PW}\"\n");
     assert_eq!(line, 2);
     for word in [
@@ -721,7 +723,7 @@ fn names_the_variable_that_replaces_a_property() {
 }
 
 #[test]
-fn refuses_variables_in_arrays_and_nested_tables() {
+fn rejects_variables_in_arrays_and_nested_tables() {
     for text in [
         "[[pipeline]]\npostgres = \"postgresql://u:${PW}@h/d\"",
         "[[pipeline]]\npassword_command = [\"cat\", \"${SECRET}\"]",
@@ -733,7 +735,7 @@ fn refuses_variables_in_arrays_and_nested_tables() {
 }
 
 #[test]
-fn accepts_groups_of_a_replacement_and_other_dollars() {
+fn accepts_replacement_groups_and_other_dollar_signs() {
     for value in ["$1", "${", "${}", "${a b}", "$A"] {
         let text = format!("[[pipeline]]\ntopic = {value:?}\n");
         assert!(super::syntax::parse::<super::File>(&text).is_ok(), "{text}");
@@ -743,7 +745,7 @@ fn accepts_groups_of_a_replacement_and_other_dollars() {
 }
 
 #[test]
-fn names_the_nearest_key_before_the_list() {
+fn error_suggests_the_nearest_key_before_listing_all_keys() {
     let (_, reason) = syntax_error("[[pipeline]]\nretenton = \"7d\"");
     assert!(
         reason.starts_with(
@@ -761,7 +763,7 @@ fn names_the_nearest_key_before_the_list() {
 }
 
 #[test]
-fn names_the_expected_form_without_types_of_this_program() {
+fn error_describes_the_expected_format_without_rust_types() {
     for (setting, expected) in [
         (
             "create_topics = 12",
@@ -776,8 +778,8 @@ fn names_the_expected_form_without_types_of_this_program() {
             "a table: { warn = \"10GiB\", max = \"40GiB\" }",
         ),
         ("route = \"x\"", "a table: { column = "),
-        ("tables = \"a.*\"", "a list in [brackets]"),
-        ("headers = [\"id\"]", "a list of two texts"),
+        ("tables = \"a.*\"", "an array in [brackets]"),
+        ("headers = [\"id\"]", "an array of two strings"),
         ("delete_rows = \"yes\"", "true or false"),
     ] {
         let (_, reason) = syntax_error(&format!("[[pipeline]]\n{setting}"));
@@ -787,7 +789,7 @@ fn names_the_expected_form_without_types_of_this_program() {
 }
 
 #[test]
-fn names_the_double_brackets_of_a_pipeline() {
+fn error_suggests_double_brackets_for_arrays_of_tables() {
     let (line, reason) = syntax_error("\n[pipeline]\npostgres = \"x\"");
     assert_eq!(line, 2);
     assert!(reason.contains("write [[pipeline]]"), "{reason}");

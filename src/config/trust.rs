@@ -1,6 +1,6 @@
-//! Checks the programs that walpost.toml names, so that a command exits before it has any effect if
-//! another user could have written one of them. [`crate::program`] checks them again before each
-//! execution.
+//! Checks the programs that walpost.toml names. If another user could have written one of these
+//! programs, the command exits before it has any effect. [`crate::program`] checks each program
+//! again before it is executed.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::trusted_path;
 /// Checks every program that the file names.
 ///
 /// # Errors
-/// Returns an error if a program does not exist, or other users can write it.
+/// Returns an error if a program does not exist, or if other users can write to it.
 pub(super) fn check(file: &File) -> Result<(), ConfigError> {
     for pipeline in &file.pipeline {
         let owner = format!("pipeline {:?}", pipeline.name());
@@ -28,7 +28,7 @@ pub(super) fn check(file: &File) -> Result<(), ConfigError> {
         let own = source.password_command.iter().flatten().next();
         check_program("fleet.source", PASSWORD_COMMAND, own)?;
         for key in [PASSWORD_COMMAND, TOKEN_COMMAND] {
-            let program = source.program_of_template(key);
+            let program = source.template_program(key);
             check_program("template of a fleet.source", key, program.as_ref())?;
         }
     }

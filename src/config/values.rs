@@ -1,4 +1,4 @@
-//! Values with units, and names of keys that several modules use.
+//! Sizes, durations and times, and the names of keys that several modules use.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
 /// Parses a duration with a unit (`500ms`, `30s`, `1m30s`, `7d`, `2 weeks`). A day has 24 hours.
 ///
 /// # Errors
-/// Returns an error that describes the expected format if the text is not a duration, or has units
-/// without a fixed length, such as months.
+/// Returns an error that describes the expected format if the text is not a duration, or contains
+/// a unit without a fixed length, such as a month.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     text.parse::<jiff::Span>()
         .and_then(|span| span.to_duration(jiff::SpanRelativeTo::days_are_24_hours()))
@@ -48,8 +48,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         })
 }
 
-/// Parses a time: one with its offset from UTC (`2026-11-21T09:05:00Z`), a date with an optional
-/// time in UTC (`2026-11-21`, `2026-11-21 09:05`), or a duration before `now` (`24h`).
+/// Parses a time with an offset from UTC (`2026-11-21T09:05:00Z`), a date with an optional time in
+/// UTC (`2026-11-21`, `2026-11-21 09:05`), or a duration before `now` (`24h`).
 ///
 /// # Errors
 /// Returns an error that describes the expected formats.
@@ -66,7 +66,7 @@ pub(crate) fn moment(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp
     };
     zoned().or_else(utc).or_else(before).ok_or_else(|| {
         format!(
-            "{text:?} is not a time: expected one like 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for so long ago"
+            "{text:?} is not a time: expected a time like 2026-11-21T09:05:00Z, a date like 2026-11-21 (UTC), or a duration like 24h (24 hours ago)"
         )
     })
 }
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_units_or_are_bytes() {
+    fn parses_sizes_with_and_without_units() {
         assert_eq!(bytes("1000"), Ok(Bytes(1000)));
         assert_eq!(bytes("16MiB"), Ok(Bytes(16 << 20)));
         assert_eq!(bytes("900kB"), Ok(Bytes(900_000)));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_units() {
+    fn parses_durations_with_units() {
         assert_eq!(duration("30s"), Ok(Duration::from_secs(30)));
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_times_or_durations_ago() {
+    fn parses_times_dates_and_durations_before_now() {
         let now: jiff::Timestamp = "2026-11-21T12:00:00Z".parse().expect("a time");
         let check = |text: &str, expected: &str| {
             let found = moment(text, now).map(|at| at.to_string());

@@ -503,7 +503,7 @@ fn rejects_impossible_settings() {
     );
     refused(
         &["--wal-budget-on-max", "drop-slot"],
-        &["wal_budget.on_max", "no wal_budget.max"],
+        &["wal_budget.on_max", "without wal_budget.max"],
     );
     refused(
         &["--wal-budget-on-max", "drop"],
@@ -512,7 +512,10 @@ fn rejects_impossible_settings() {
     let of_messages = [&DROP_SLOT[..], &["--outbox", "messages"]].concat();
     refused(
         &of_messages,
-        &["wal_budget.on_max", "an outbox of messages"],
+        &[
+            "wal_budget.on_max",
+            "an outbox with logical decoding messages",
+        ],
     );
     let file = fixture.file("wal_budget = { max = \"1GiB\", at = \"drop-slot\" }\n");
     let run = |file| Invocation::new(["run", "--config"]).arg(file).finish();

@@ -359,11 +359,11 @@ fn rejects_invalid_dead_letter_settings_without_querying_a_server() {
     );
     refused(
         &["--dead-letter-topic", "dead"],
-        &["dead_letter_topic", "set on_oversize or on_unroutable"],
+        &["dead_letter_topic", "Set on_oversize or on_unroutable"],
     );
     refused(
         &[&topic("events")[..], &["--topic", "events"]].concat(),
-        &["dead_letter_topic", "that of the events"],
+        &["dead_letter_topic", "the topic for events"],
     );
     refused(
         &[&OVERSIZE[..], &["--outbox", "messages"]].concat(),

@@ -155,23 +155,20 @@ fn control_socket_that_cannot_be_created_is_named_with_a_folder_for_it() {
 #[test]
 fn file_errors_state_the_correct_syntax() {
     for (line, expected) in [
-        (
-            "postgres = postgresql://w@/shop",
-            "A text is written in quotes",
-        ),
+        ("postgres = postgresql://w@/shop", "Strings must be quoted"),
         (
             "partitions_ahead = \"3\"",
-            "expected a whole number without quotes",
+            "expected an integer without quotes",
         ),
         (
             "brokers = \"localhost:9092\"",
-            "unknown field `brokers`: the brokers are a property in [kafka]",
+            "unknown field `brokers`: set the brokers in [kafka]",
         ),
         (
             "password = \"secret\"",
-            "unknown field `password`: the connection is one text: postgres = ",
+            "unknown field `password`: set the connection in a single string: postgres = ",
         ),
-        ("retention = 7", "expected a text in quotes"),
+        ("retention = 7", "expected a quoted string"),
         (
             "postgres = \"postgresql://w@/shop\"\nkafka = { \"bootstrap.servers\" = \"http://k:9092\" }",
             "without http://",
@@ -360,5 +357,5 @@ fn commands_that_only_query_the_database_accept_an_exactly_once_pipeline() {
     invoke(&["run", "--sink", "stdout"])
         .finish()
         .expect_code(2)
-        .expect_mentions(&["exactly-once needs Kafka's transactions, and the sink is stdout"]);
+        .expect_mentions(&["exactly-once requires Kafka transactions, but the sink is stdout"]);
 }

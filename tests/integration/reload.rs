@@ -265,7 +265,7 @@ fn removes_most_pipelines_only_if_accepted_by_the_operator() {
         replace(&process.file(), text);
         let line = process.walpost.wait_for_logs(NOT_RELOADED, times + 1);
         assert!(
-            line.contains("pipeline reload --accept") || line.contains("no database is named"),
+            line.contains("pipeline reload --accept") || line.contains("no database is configured"),
             "{line}"
         );
     }

@@ -238,7 +238,7 @@ fn fixed_topic_that_is_reserved_is_refused() {
         let refused = fixture.run().args(["--topic", topic]).finish();
         refused
             .expect_code(2)
-            .expect_mentions(&[topic, why, "name another"]);
+            .expect_mentions(&[topic, why, "choose another topic"]);
         let refused = fixture
             .replay(&["--all", "--yes", "--topic", topic])
             .finish();

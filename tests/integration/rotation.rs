@@ -167,7 +167,7 @@ fn password_in_a_row_of_a_source_is_read_again() {
     replace(&file, &text);
     let walpost = Invocation::new(["run", "--config"]).arg(&file).start();
     let place = format!(
-        "postgres of pipeline \"{}\" in a query of {}",
+        "postgres of pipeline \"{}\" in a query in {}",
         fixture.name,
         file.display()
     );

@@ -269,7 +269,7 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
             &in_kafka,
             Some("ssl.key.password of pipeline \"outbox\""),
         ),
-        (&with_sasl, nowhere, Some("sasl.password of [kafka]")),
+        (&with_sasl, nowhere, Some("sasl.password in [kafka]")),
         (kafka, nowhere, None),
     ] {
         let file = reaper::folder("config").join("walpost.toml");
@@ -291,12 +291,12 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
             let count = usize::from(expected.is_some());
             let log = &finished.stderr;
             assert_eq!(
-                log.matches("others can read").count(),
+                log.matches("other users can read").count(),
                 count,
                 "{mode:o}: {log}"
             );
             if let Some(named) = expected {
-                let remedy = format!("its mode is {mode:04o}: chmod 0600 {}", file.display());
+                let remedy = format!("Run: chmod 0600 {}", file.display());
                 finished.expect_mentions(&["WARN", named, &remedy]);
             }
         }
@@ -322,14 +322,14 @@ fn file_with_a_password_that_others_may_read_is_warned_of() {
     let start = |words: &&[&str]| Invocation::new(*words).arg("--config").arg(&file).start();
     for mut walpost in commands.iter().map(start).collect::<Vec<_>>() {
         walpost.wait_for_log(
-            "others can read the passwords in it (sasl.password of [kafka], postgres of",
+            "other users can read the passwords in it (sasl.password in [kafka], postgres of",
         );
         // Some exit by themselves.
         if walpost.is_running() {
             walpost.signal("KILL");
         }
         let log = walpost.finish().stderr;
-        assert_eq!(log.matches("others can read").count(), 1, "{log}");
+        assert_eq!(log.matches("other users can read").count(), 1, "{log}");
     }
 }
 

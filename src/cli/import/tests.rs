@@ -20,7 +20,7 @@ fn settings(text: &str) -> Result<Vec<PipelineSettings>, String> {
         connection: &connection,
         records: Some(&RecordArgs::default()),
         sink: GivenSink::ForDelivery(None),
-        takes_one_of: false,
+        accepts_single_table: false,
     };
     let loaded = config::load(&given, &|_| None, std::iter::empty());
     loaded

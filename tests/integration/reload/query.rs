@@ -129,7 +129,7 @@ fn broken_source_is_reported_and_changes_nothing() {
         ),
         (
             "INSERT INTO shards SELECT * FROM shards LIMIT 1",
-            "another pipeline has that name",
+            "another pipeline has the same name",
             "DELETE FROM shards WHERE ctid = (SELECT max(ctid) FROM shards)",
         ),
     ];
@@ -150,7 +150,10 @@ fn broken_source_is_reported_and_changes_nothing() {
     let line = process
         .walpost
         .wait_for_logs(FAILED_MESSAGE, broken.len() + 1);
-    assert!(line.contains("another pipeline has that name"), "{line}");
+    assert!(
+        line.contains("another pipeline has the same name"),
+        "{line}"
+    );
     let changed = head() + &shards.source() + &pipeline(&in_file, "window_records = 500");
     replace(&process.file(), &changed);
     process.walpost.wait_for_log("1 changed");
@@ -200,7 +203,7 @@ fn database_that_is_away_at_the_start_keeps_no_other_pipeline_from_starting() {
     };
     check(&["--offline"])
         .expect_code(0)
-        .expect_mentions(&["source", "not asked"]);
+        .expect_mentions(&["source", "not queried"]);
     let found = check(&[]).expect_code(3);
     found.expect_mentions(&["walpost.toml: source", "public.shards", &in_file.name]);
     // A query that has not succeeded yet changes nothing.
@@ -231,7 +234,8 @@ fn row_with_the_name_of_another_one_does_not_take_its_place_at_a_start() {
     let mut process = shards.start(&pipeline(&in_file, ""), 1);
     let line = process.walpost.wait_for_log("pipelines are missing");
     assert!(
-        line.contains("2 rows can't be used") && line.contains("another pipeline has that name"),
+        line.contains("2 rows can't be used")
+            && line.contains("another pipeline has the same name"),
         "{line}"
     );
     shards.run("DELETE FROM shards WHERE dbname = 'a'");

@@ -37,7 +37,7 @@ fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
     let log = Fixture::with_outbox(Outbox::Messages);
     maintain(&log, &["--retention", "1s"])
         .expect_code(2)
-        .expect_mentions(&["retention", "an outbox of messages"]);
+        .expect_mentions(&["retention", "an outbox with logical decoding messages"]);
     maintain(&log, &[])
         .expect_code(0)
         .expect_mentions(&["no partitions"]);
