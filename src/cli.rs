@@ -36,18 +36,18 @@ use crate::trusted_path;
 
 /// Maximum number of pipelines queried concurrently.
 const CONCURRENT_QUERIES_MAX: usize = 8;
-/// For more pipelines than this, a summary precedes the details.
+/// If there are more pipelines than this, a summary precedes the details.
 const SHORT_LIST_MAX: usize = 3;
 
-/// Examples that follow the help of the program.
+/// Examples shown after the program's help.
 const EXAMPLES: &str = "\
 Examples:
-  Print events, without Kafka:
+  Print events instead of sending them to Kafka:
     walpost run --init --sink stdout --postgres postgresql://postgres@localhost/shop
-  Deliver them to Kafka, as the file says:
+  Deliver events to Kafka as configured in a file:
     walpost run --config /etc/walpost/walpost.toml
 
-Documentation: README.md and docs/; packages install them in /usr/share/doc/walpost";
+Documentation: README.md and docs/, which packages install in /usr/share/doc/walpost";
 
 /// Delivers events from a PostgreSQL outbox table to Apache Kafka, in commit order.
 #[derive(Debug, Parser)]
@@ -64,47 +64,46 @@ pub(crate) struct Cli {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Create outbox, role, publication and slot; what exists stays as it is
+    /// Create the outbox, role, publication and slot if they don't exist
     ///
-    /// With a configuration file, it creates what each pipeline needs, or each that --pipeline
-    /// names. Where they are several, --postgres is the connection of one administrator, who is
-    /// used in the database of each pipeline.
+    /// With a configuration file, creates the objects of all pipelines, or of those selected with
+    /// --pipeline. If there are several pipelines, --postgres is an administrator's connection:
+    /// its server and role are used with the database of each pipeline.
     Init(init::InitArgs),
-    /// Find what would make `run` fail or lose events later, each with the command that fixes it
+    /// Find problems that would make `run` fail or lose events, with the command that fixes each
     Check(check::CheckArgs),
-    /// Show or set the position that exactly-once resumes from
+    /// Show or set the position from which exactly-once delivery resumes
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
     /// Convert another tool's configuration to walpost.toml
     #[command(subcommand)]
     Import(import::ImportCommand),
-    /// Create partitions of the table in advance; drop those that are delivered and older than the
-    /// retention
+    /// Create partitions of the table in advance, and drop delivered partitions that are older than
+    /// the retention
     Maintain(maintain::MaintainArgs),
     /// Deliver the outbox to Kafka until SIGTERM or SIGINT
     Run(run::RunArgs),
-    /// List, stop, start or restart pipelines of the process that runs, or have it read its
-    /// configuration again
+    /// List, stop, start or restart the pipelines of a running Walpost, or reload its configuration
     #[command(subcommand)]
     Pipeline(pipeline::PipelineCommand),
-    /// Send rows of the outbox table again: counts them, asks first, and can be resumed
+    /// Send rows of the outbox table again, after counting them and asking for confirmation
     Replay(replay::ReplayArgs),
-    /// Move the slot forward over events that must not be delivered: shows them, asks first, and
-    /// records what was skipped
+    /// Move the slot past events that must not be delivered, after showing them and asking for
+    /// confirmation
     Skip(skip::SkipArgs),
-    /// Compare the topics with the table: what is missing, repeated, misplaced or out of order
+    /// Compare the topics with the table to find missing, repeated, misplaced or out-of-order events
     Verify(verify::VerifyArgs),
     /// Show the state, rate, lag and slot of each pipeline
     Status(status::StatusArgs),
-    /// Print a completion script for a shell
+    /// Print a shell completion script
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
-    /// Write manual pages, one for each command: packages have them
+    /// Write a manual page for each command, as included in packages
     #[command(hide = true)]
     Man {
-        /// The folder, which must exist
+        /// The directory, which must exist
         folder: PathBuf,
     },
 }
@@ -119,7 +118,7 @@ impl From<&ReadError> for Exit {
 }
 
 impl From<Remedy> for Exit {
-    /// Returns the exit code of a command that does not retry by itself.
+    /// Returns the exit code of a command that does not retry.
     fn from(remedy: Remedy) -> Self {
         match remedy {
             Remedy::Halt => Self::Halted,
@@ -131,11 +130,11 @@ impl From<Remedy> for Exit {
 /// Runs the command line. Exits the process if the command line is invalid or requests help.
 #[must_use]
 pub fn main() -> Exit {
-    // Initializes OpenSSL before librdkafka does, because only this initialization prevents OpenSSL
-    // from cleaning up when the process exits. If a thread were in a handshake then, the process
-    // would crash with a signal instead of returning the exit code.
+    // Initialize OpenSSL before librdkafka does, because only this initialization prevents OpenSSL
+    // from cleaning up when the process exits. If a thread were performing a handshake at that
+    // moment, the process would crash with a signal instead of returning the exit code.
     openssl::init();
-    survive_file_size_limit();
+    handle_file_size_signal();
     let read = help::command().try_get_matches().and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, matches))
@@ -146,10 +145,10 @@ pub fn main() -> Exit {
     }
 }
 
-/// Makes writes beyond the file size limit fail. By default, such a write ends the process with
-/// SIGXFSZ without a message. The signal is handled instead of ignored because programs started by
-/// Walpost would inherit an ignored signal.
-fn survive_file_size_limit() {
+/// Makes writes that exceed the file size limit fail. By default, such a write terminates the
+/// process with SIGXFSZ and no message. The signal is handled rather than ignored, because programs
+/// started by Walpost would inherit an ignored signal.
+fn handle_file_size_signal() {
     // The handler remains installed after the runtime is dropped.
     if let Ok(runtime) = supervisor::runtime() {
         let _entered = runtime.enter();
@@ -190,7 +189,7 @@ fn run(cli: Cli, matches: &ArgMatches) -> Exit {
 }
 
 fn write_manual(folder: &Path) -> Exit {
-    // Another user could have put links there.
+    // Another user could have created links in the directory.
     let written = trusted_path::check_private_folder(folder)
         .map_err(|error| error.to_string())
         .and_then(|()| {
@@ -200,7 +199,7 @@ fn write_manual(folder: &Path) -> Exit {
         Ok(()) => Exit::Done,
         Err(reason) => {
             error!(
-                "manual pages can't be written into {}: {reason}",
+                "failed to write manual pages to {}: {reason}",
                 folder.display()
             );
             Exit::Failed
@@ -210,12 +209,12 @@ fn write_manual(folder: &Path) -> Exit {
 
 /// Loads the settings from flags, environment variables and the file, or logs the error.
 fn load(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
-    loaded(config::load(given, &variable, variables())).map(log_missing)
+    log_loaded(config::load(given, &variable, variables())).map(log_missing)
 }
 
-/// Like [`load`], for commands that create what the pipelines need.
+/// Like [`load`], for commands that create the pipelines' database objects.
 fn load_to_administer(given: &Given<'_>) -> Result<Vec<PipelineSettings>, Exit> {
-    loaded(config::load_to_administer(given, &variable, variables())).map(log_missing)
+    log_loaded(config::load_to_administer(given, &variable, variables())).map(log_missing)
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -223,12 +222,13 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn variables() -> impl Iterator<Item = (String, String)> {
-    // Walpost's variables are always valid Unicode.
+    // Variables that are not valid Unicode can't be Walpost's.
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }
 
-fn loaded(loaded: Result<Loaded, ConfigError>) -> Result<Loaded, Exit> {
+/// Logs the error if loading failed, or else the insecure settings of the loaded pipelines.
+fn log_loaded(loaded: Result<Loaded, ConfigError>) -> Result<Loaded, Exit> {
     let loaded = loaded.map_err(|reason| {
         error!("{reason}");
         Exit::Usage
@@ -238,7 +238,7 @@ fn loaded(loaded: Result<Loaded, ConfigError>) -> Result<Loaded, Exit> {
     Ok(loaded)
 }
 
-/// Returns the pipelines, and logs that others are missing.
+/// Returns the pipelines, and logs an error for each source whose pipelines are missing.
 fn log_missing(
     Loaded {
         pipelines,
@@ -252,7 +252,7 @@ fn log_missing(
 }
 
 /// Like [`load`], and also creates a runtime for queries.
-fn load_to_ask(
+fn load_with_runtime(
     given: &Given<'_>,
 ) -> Result<(Vec<PipelineSettings>, tokio::runtime::Runtime), Exit> {
     Ok((load(given)?, runtime()?))
@@ -261,7 +261,7 @@ fn load_to_ask(
 /// Creates the runtime of a command, or logs the error.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Exit> {
     supervisor::runtime().map_err(|reason| {
-        error!("the asynchronous runtime can't be started: {reason}");
+        error!("failed to start the asynchronous runtime: {reason}");
         Exit::Failed
     })
 }
@@ -271,12 +271,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_definition_is_valid() {
         help::command().debug_assert();
     }
 
     #[test]
-    fn a_command_line_printed_for_debugging_shows_no_password() {
+    fn debug_output_of_a_command_line_contains_no_password() {
         let flags = [
             "--postgres=host=h user=u password=hunter2",
             "-Xsasl.password=hunter2",

@@ -17,10 +17,10 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[unsafe(export_name = "malloc_conf")]
 pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 
-/// Controls when librdkafka's threads check their queues again.
+/// Overrides when librdkafka's threads check their queues again.
 ///
 /// When a batch is ready, it is either sent at once or, if a request to its partition is in flight,
-/// must wait. In the latter case, librdkafka polls with a timeout of 0 until the response arrives,
+/// has to wait. In the latter case, librdkafka polls with a timeout of 0 until the response arrives,
 /// which uses a whole CPU core (librdkafka 2.12, `rd_kafka_toppar_producer_serve`, in which
 /// `rktp_msgs_inflight` counts records, but is compared as if it counted requests). The response
 /// wakes the thread anyway, so it may sleep. This module is left out if `build.rs` finds a
@@ -29,8 +29,8 @@ pub static MALLOC_CONF: &[u8] = b"dirty_decay_ms:100\0";
 mod wakeup {
     use std::ffi::{c_uchar, c_void};
 
-    /// Maximum sleep while a batch is ready, in microseconds. librdkafka rounds it down to
-    /// milliseconds.
+    /// Maximum time that a thread sleeps while a batch is ready, in microseconds. librdkafka rounds
+    /// the value down to milliseconds.
     const SLEEP_MICROS: i64 = 5_000;
 
     unsafe extern "C" {
@@ -46,7 +46,8 @@ mod wakeup {
     }
 
     /// Returns whether a batch is ready, and lowers `next` to the time when the thread must check
-    /// its queue again. If a batch is ready, that is after [`SLEEP_MICROS`] instead of immediately.
+    /// its queue again. If a batch is ready, the thread checks again after [`SLEEP_MICROS`] instead
+    /// of immediately.
     /// The linker replaces librdkafka's function with this one, as configured in `build.rs`.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_msgq_allow_wakeup_at(
@@ -84,8 +85,8 @@ mod wakeup {
 ///
 /// The bindings declare the codes as a Rust enum, so any other number is undefined behavior, which
 /// can crash the process with all its pipelines. The linker replaces librdkafka's functions with
-/// these, as configured in `build.rs`, for both rdkafka and this crate. They are all the functions
-/// through which a broker's code reaches Rust.
+/// the functions in this module, as configured in `build.rs`, for both rdkafka and this crate. No
+/// other function returns a broker's code to Rust.
 #[cfg(target_os = "linux")]
 mod error_codes {
     use std::ffi::{c_char, c_int, c_void};
@@ -151,19 +152,19 @@ mod error_codes {
         ) -> c_int;
     }
 
-    /// Replaces a code in place.
+    /// Replaces an error code in place.
     ///
     /// # Safety
     /// The pointer is null, or points to a code.
     unsafe fn replace(code: *mut c_int) {
-        // SAFETY: guaranteed by the caller. What librdkafka returns is in memory that it has
-        // allocated, so it is writable.
+        // SAFETY: guaranteed by the caller. librdkafka allocates the memory of the codes that it
+        // returns, so they are writable.
         if let Some(code) = unsafe { code.as_mut() } {
             *code = replace_unknown(*code);
         }
     }
 
-    /// Replaces the codes of partitions.
+    /// Replaces the error codes of the partitions in a list.
     ///
     /// # Safety
     /// The list is valid, or the pointer is null.
@@ -180,8 +181,8 @@ mod error_codes {
         }
     }
 
-    /// Returns the source of a broker's setting, which is also an enum in the bindings. rdkafka
-    /// only accepts the values up to `DEFAULT`.
+    /// Returns the source of a broker's setting. The source is also an enum in the bindings, and
+    /// rdkafka only accepts the values up to `DEFAULT`.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_ConfigEntry_source(entry: *const c_void) -> c_int {
         const UNKNOWN: c_int = 0;
@@ -193,7 +194,8 @@ mod error_codes {
         }
     }
 
-    /// Returns the next message, with its code replaced. The code is the first member of a message.
+    /// Returns the next message, with its error code replaced. The code is the first member of a
+    /// message.
     #[unsafe(no_mangle)]
     unsafe extern "C" fn __wrap_rd_kafka_event_message_next(event: *mut c_void) -> *mut c_int {
         // SAFETY: this is the caller's own argument, and the event owns the message.
@@ -282,7 +284,8 @@ mod openssl_configuration {
 
     // openssl/crypto.h of OpenSSL 3.
     const OPENSSL_INIT_NO_LOAD_CONFIG: u64 = 0x80;
-    /// Without it, OpenSSL frees its memory when the process exits, while other threads may use it.
+    /// Prevents OpenSSL from freeing its memory when the process exits, while other threads may
+    /// still use that memory.
     const OPENSSL_INIT_NO_ATEXIT: u64 = 0x80000;
 
     unsafe extern "C" {
@@ -290,9 +293,9 @@ mod openssl_configuration {
     }
 
     /// Initializes OpenSSL without its configuration file. The file, by default
-    /// /usr/local/ssl/openssl.cnf, can name libraries to load, and OpenSSL does not check who can
-    /// write it. Only the first initialization decides both, so this function runs before anything
-    /// else uses OpenSSL.
+    /// /usr/local/ssl/openssl.cnf, can name libraries to load, and OpenSSL does not check which users
+    /// can write to it. Both options apply only to the first initialization, so this function must
+    /// run before anything else uses OpenSSL.
     pub(super) fn ignore() {
         // SAFETY: the settings may be null (OPENSSL_init_crypto(3)).
         unsafe {

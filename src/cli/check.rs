@@ -1,5 +1,5 @@
-//! `walpost check`: reports everything that would make `run` fail or lose data later, with the
-//! remedy for each.
+//! `walpost check`: reports problems that would make `run` fail or lose data later, with a remedy
+//! for each problem.
 
 mod exactly_once;
 mod findings;
@@ -14,7 +14,7 @@ use self::exactly_once::exactly_once;
 use self::findings::{Finding, Outcome, Report, SOURCE, print_findings};
 use self::kafka::kafka;
 use self::postgres::{postgres, unused_slots};
-use super::{CONCURRENT_QUERIES_MAX, loaded, runtime, variable, variables};
+use super::{CONCURRENT_QUERIES_MAX, log_loaded, runtime, variable, variables};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::{self, Given, GivenSink};
 use crate::kafka::probe::ProducerFinding;
@@ -27,10 +27,10 @@ use crate::retention::{self, RetentionError};
 /// Flags of `walpost check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// One JSON document instead of text
+    /// Print a JSON document instead of text
     #[arg(long)]
     json: bool,
-    /// Check only the configuration, and connect to nothing
+    /// Check only the configuration, without connecting to PostgreSQL or Kafka
     #[arg(long)]
     offline: bool,
     #[command(flatten)]
@@ -51,7 +51,7 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
     if args.offline {
         return offline(&given, args.json);
     }
-    let loaded = match loaded(config::load(&given, &variable, variables())) {
+    let loaded = match log_loaded(config::load(&given, &variable, variables())) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
@@ -64,9 +64,9 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
         .map(|settings| pipeline(settings, &shared))
         .buffered(CONCURRENT_QUERIES_MAX);
     let found: Vec<_> = runtime.block_on(checked.collect());
-    // Pipelines that were not selected or could not be loaded have slots too.
+    // A slot may belong to a pipeline that was not selected or could not be loaded.
     let is_complete = args.connection.pipeline.is_empty() && loaded.failures.is_empty();
-    let mut findings = sources(loaded.failures, Outcome::Failure);
+    let mut findings = source_findings(loaded.failures, Outcome::Failure);
     findings.extend(found.into_iter().flatten());
     if is_complete && args.connection.config.is_some() {
         runtime.block_on(unused_slots(&loaded.pipelines, &mut findings));
@@ -78,10 +78,10 @@ pub(crate) fn run(args: &CheckArgs) -> Exit {
 /// State shared by pipelines that are checked concurrently.
 #[derive(Default)]
 struct Shared<'s> {
-    /// Held while a connection for replication is open, because a server accepts few of them and
-    /// running pipelines need theirs.
-    turn: Mutex<()>,
-    /// The findings about producers, by the properties that they were created with.
+    /// Held while a replication connection is open, because a server accepts only a few and running
+    /// pipelines also need one each.
+    replication: Mutex<()>,
+    /// The findings about producers, with the properties of each producer.
     producers: Mutex<Vec<(&'s Properties, ProducerFinding)>>,
 }
 
@@ -91,12 +91,12 @@ async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Ve
         pipeline: settings.name.clone(),
         findings: &mut findings,
     };
-    let largest_event = postgres(settings, &shared.turn, &mut report).await;
+    let largest_event = postgres(settings, &shared.replication, &mut report).await;
     for exposure in settings.postgres.exposures() {
         report.add("encryption", Outcome::Warning, exposure);
     }
     retention(settings, &mut report).await;
-    for open in settings.sink.warnings() {
+    for warning in settings.sink.warnings() {
         report.add("kafka encryption", Outcome::Warning, open);
     }
     if kafka(settings, largest_event, &shared.producers, &mut report).await {
@@ -105,13 +105,13 @@ async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Ve
     findings
 }
 
-/// Reports how the configuration is interpreted. An invalid configuration was rejected before.
+/// Reports how Walpost interprets the configuration, without connecting to any server.
 fn offline(given: &Given<'_>, json: bool) -> Exit {
-    let loaded = match loaded(config::load_offline(given, &variable, variables())) {
+    let loaded = match log_loaded(config::load_offline(given, &variable, variables())) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
-    let mut findings = sources(loaded.failures, Outcome::Warning);
+    let mut findings = source_findings(loaded.failures, Outcome::Warning);
     for settings in &loaded.pipelines {
         let mut report = Report {
             pipeline: settings.name.clone(),
@@ -119,7 +119,7 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
         };
         let database = settings.postgres.describe();
         let target = &settings.target;
-        let message = format!("{}, slot {:?}, of {database}", target.outbox, target.slot);
+        let message = format!("{}, slot {:?}, in {database}", target.outbox, target.slot);
         report.add("outbox", Outcome::Ok, message);
         let outbox = &settings.outbox;
         let message = format!(
@@ -134,26 +134,26 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
         for exposure in settings.postgres.exposures() {
             report.add("encryption", Outcome::Warning, exposure);
         }
-        for open in settings.sink.warnings() {
+        for warning in settings.sink.warnings() {
             report.add("kafka encryption", Outcome::Warning, open);
         }
         if let SinkSettings::Kafka { properties, .. } = &settings.sink {
             if let Some(invalid) = invalid_login(|name| properties.get(name).map(String::as_str)) {
                 report.add("kafka login", Outcome::Warning, invalid);
             }
-            // The configuration may be checked on another machine than the one that uses it.
+            // The configuration may be used on another machine, where these files exist.
             if let Err(error) = check_files(&client_config(properties, "walpost-check")) {
                 report.add("kafka files", Outcome::Warning, error);
             }
         }
-        let message = "the configuration is valid; neither PostgreSQL nor Kafka was asked";
+        let message = "the configuration is valid; PostgreSQL and Kafka were not contacted";
         report.add("configuration", Outcome::Ok, message);
     }
     print_findings(&findings, json)
 }
 
-/// Returns the errors of sources of pipelines as findings.
-fn sources(failures: Vec<String>, outcome: Outcome) -> Vec<Finding> {
+/// Returns the errors of pipeline sources as findings.
+fn source_findings(failures: Vec<String>, outcome: Outcome) -> Vec<Finding> {
     let finding = |message| Finding {
         pipeline: "walpost.toml".to_owned(),
         check: SOURCE,
@@ -168,25 +168,25 @@ async fn retention(settings: &PipelineSettings, report: &mut Report<'_>) {
     if settings.retention.keep.is_none() {
         return;
     }
-    // The check of the connection has reported the error.
+    // The connection check has already reported the error.
     let Ok(catalog) = Catalog::open(&settings.postgres).await else {
         return;
     };
     let pass = retention::pass(&catalog, settings, true);
-    let troubles = match pass.await {
+    let errors = match pass.await {
         Ok(found) => found.problems,
         Err(error) => vec![error.into()],
     };
-    // Problems such as a missing slot were reported by the checks of the database.
-    let troubles: Vec<_> = troubles
+    // The database checks have already reported problems such as a missing slot.
+    let errors: Vec<_> = errors
         .iter()
-        .filter(|trouble| !matches!(trouble, RetentionError::Problem(_)))
+        .filter(|error| !matches!(error, RetentionError::Problem(_)))
         .collect();
-    for trouble in &troubles {
-        report.add("retention", Outcome::Warning, trouble);
+    for error in &errors {
+        report.add("retention", Outcome::Warning, error);
     }
-    if troubles.is_empty() {
-        let message = "what is delivered and old enough can be removed";
+    if errors.is_empty() {
+        let message = "delivered rows that are older than the retention can be removed";
         report.add("retention", Outcome::Ok, message);
     }
 }

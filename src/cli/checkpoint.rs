@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use tracing::{error, info};
 
 use super::out::{self, say};
-use super::{consent, load_to_ask};
+use super::{consent, load_with_runtime};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::{Given, GivenSink};
 use crate::delivery::checkpoint::{Checkpoint, Delivered, ServerState};
@@ -23,18 +23,18 @@ use crate::sink::{Sink, SinkError};
 /// The subcommands of `walpost checkpoint`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CheckpointCommand {
-    /// Show the last checkpoint, and where the slot is
+    /// Show the last checkpoint and the slot's position
     Show(ShowArgs),
-    /// Set a checkpoint at the slot's position: what is before it counts as delivered, what is
-    /// after it will be delivered. For a first start, and after a history that exactly-once can't
-    /// resume from
+    /// Set a checkpoint at the slot's position: events before it count as delivered, and events
+    /// after it will be delivered. Use this for a first start, or when exactly-once can't resume
+    /// from the existing checkpoint
     Adopt(AdoptArgs),
 }
 
 /// Flags of `walpost checkpoint show`.
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
-    /// The checkpoint as it is in Kafka, one JSON document a pipeline
+    /// Print the checkpoint as stored in Kafka, one JSON document per pipeline
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -46,7 +46,7 @@ pub(crate) struct ShowArgs {
 /// Flags of `walpost checkpoint adopt`.
 #[derive(Debug, Args)]
 pub(crate) struct AdoptArgs {
-    /// Don't ask
+    /// Don't ask for confirmation
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
@@ -68,8 +68,8 @@ enum Failure {
     SlotInUse(#[from] SlotInUse),
     #[error(transparent)]
     Sink(#[from] SinkError),
-    #[error("the answer was not the name of pipeline {0:?}: nothing was changed")]
-    NotAsked(String),
+    #[error("not confirmed: the answer was not the name of pipeline {0:?}. Nothing was changed")]
+    NotConfirmed(String),
 }
 
 /// Shows or sets checkpoints.
@@ -85,7 +85,7 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
             (args.connection, args.records, action)
         }
     };
-    // Checkpoints exist only with exactly-once delivery.
+    // Only exactly-once delivery uses checkpoints.
     records.exactly_once = true;
     let given = Given {
         connection: &connection,
@@ -93,7 +93,7 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
         sink: GivenSink::ForDelivery(None),
         accepts_single_table: false,
     };
-    let (pipelines, runtime) = match load_to_ask(&given) {
+    let (pipelines, runtime) = match load_with_runtime(&given) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
@@ -108,7 +108,7 @@ pub(crate) fn run(command: CheckpointCommand) -> Exit {
         let Err(reason) = done else { continue };
         error!(pipeline = settings.name, "{reason}");
         exit = match reason {
-            Failure::NotAsked(_) => Exit::Usage,
+            Failure::NotConfirmed(_) => Exit::Usage,
             Failure::Catalog(error) => recovery::catalog_remedy(&error).into(),
             Failure::Connection(error) => recovery::connection_remedy(&error).into(),
             Failure::Problem(problem) => recovery::problem_remedy(&problem).into(),
@@ -143,7 +143,7 @@ async fn show_checkpoint(settings: &PipelineSettings, json: bool) -> Result<(), 
         None => say!("{name}: no checkpoint"),
         Some(checkpoint) => say!("{name}: {}", describe(&checkpoint)),
     }
-    let (server, _) = server(settings).await?;
+    let (server, _) = query_server(settings).await?;
     say!(
         "{name}: slot {} confirmed up to {}; cluster {}, timeline {}",
         server.slot,
@@ -156,13 +156,13 @@ async fn show_checkpoint(settings: &PipelineSettings, json: bool) -> Result<(), 
 
 pub(super) fn describe(checkpoint: &Checkpoint) -> String {
     let delivered = match &checkpoint.delivered {
-        None => "no event since it was set".to_owned(),
+        None => "no event delivered since the checkpoint was set".to_owned(),
         Some(Delivered::UpTo(last)) => format!(
             "last event {} at {}",
-            last.event_id.as_deref().unwrap_or("without id"),
+            last.event_id.as_deref().unwrap_or("without ID"),
             last.position()
         ),
-        Some(Delivered::Before(lsn)) => format!("transactions committed before {lsn}"),
+        Some(Delivered::Before(lsn)) => format!("delivered transactions committed before {lsn}"),
     };
     let copied = match &checkpoint.snapshot {
         Some(copied) if !copied.is_complete() => {
@@ -180,8 +180,8 @@ pub(super) fn describe(checkpoint: &Checkpoint) -> String {
     )
 }
 
-/// Returns the state of the server and the slot, and the PID of the process that uses the slot.
-async fn server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>), Failure> {
+/// Queries the state of the server and the slot, and the PID of the process that uses the slot.
+async fn query_server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>), Failure> {
     let target = &settings.target;
     let catalog = Catalog::open(&settings.postgres).await?;
     let slot = catalog.observe(target).await?.slot;
@@ -205,7 +205,7 @@ async fn server(settings: &PipelineSettings) -> Result<(ServerState, Option<i32>
 
 async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
     let name = &settings.name;
-    let (server, active) = server(settings).await?;
+    let (server, active) = query_server(settings).await?;
     if let Some(pid) = active {
         let slot = server.slot;
         return Err(SlotInUse { slot, pid }.into());
@@ -227,7 +227,7 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         Some(found) => say!("{name}: {}", describe(found)),
     }
     say!(
-        "{name}: to be set: everything up to {} counts as delivered, where slot {} is; cluster {}, timeline {}",
+        "{name}: new checkpoint: events up to {}, the position of slot {}, count as delivered; cluster {}, timeline {}",
         server.confirmed,
         server.slot,
         server.system_id,
@@ -241,14 +241,14 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
         // The pipeline halts with this error when it starts.
         Err(error) => say!("{name}: {error}"),
     }
-    let of = catalog.slot_of(name, &settings.target).await?;
-    say_gaps(settings, &catalog, &of, server.confirmed).await?;
+    let slot = catalog.slot_of(name, &settings.target).await?;
+    print_gaps(settings, &catalog, &slot, server.confirmed).await?;
     if !yes && !consent::is_given(name).await {
-        return Err(Failure::NotAsked(name.clone()));
+        return Err(Failure::NotConfirmed(name.clone()));
     }
-    // A start with a checkpoint replaces the recorded state of the previous slot.
+    // When a pipeline starts with a checkpoint, it replaces the recorded state of the previous slot.
     catalog
-        .record_gap_of_other_history(&of, server.confirmed, settings.first_start())
+        .record_gap_of_other_history(&slot, server.confirmed, settings.first_start())
         .await?;
     let epoch = found.map_or(1, |found| found.next_epoch());
     let mut checkpoint = Checkpoint::first(epoch, &server);
@@ -258,25 +258,25 @@ async fn adopt(settings: &PipelineSettings, yes: bool) -> Result<(), Failure> {
 }
 
 /// Prints which events may be missing because no slot delivers them, with the command that sends
-/// them again.
-async fn say_gaps(
+/// these events again.
+async fn print_gaps(
     settings: &PipelineSettings,
     catalog: &Catalog,
-    of: &SlotOf,
+    slot: &SlotOf,
     confirmed: Lsn,
 ) -> Result<(), Failure> {
     let name = &settings.name;
-    if let Some(moved) = catalog.moved(of, confirmed).await? {
+    if let Some(moved) = catalog.moved(slot, confirmed).await? {
         let moved = describe_move(&settings.target, moved.confirmed, moved.found);
         say!("{name}: {moved}");
     }
-    let gap = catalog.gap_of_other_history(of, confirmed, settings.first_start());
+    let gap = catalog.gap_of_other_history(slot, confirmed, settings.first_start());
     if let Some(gap) = gap.await? {
         let resend = match settings.target.outbox.is_messages() {
             true => settings.target.resend(),
             false => {
                 let replay = replay_command(&settings.target.commands, None);
-                format!("Send them again afterwards: {replay}")
+                format!("Then send these events again: {replay}")
             }
         };
         say!("{name}: {}. {resend}", gap.describe(confirmed));
@@ -289,7 +289,7 @@ async fn say_gaps(
         let resend = match settings.target.outbox.is_messages() {
             true => settings.target.resend(),
             false => format!(
-                "Send them again: {}",
+                "Send these events again: {}",
                 entry.replay(&settings.target.commands)
             ),
         };

@@ -1,4 +1,4 @@
-//! Confirmation of actions that can't be undone.
+//! Asks the user to confirm actions that can't be undone.
 
 use std::io::BufRead;
 
@@ -6,16 +6,16 @@ use tokio::task::spawn_blocking;
 
 use super::out;
 
-/// Returns whether the user has typed the pipeline's name. Connections are served meanwhile, so
-/// that those that are no longer used end, with their locks.
+/// Returns whether the user confirms by typing the pipeline's name. Other tasks run in the meantime,
+/// so that unused connections are closed and their locks released.
 pub(super) async fn is_given(name: &str) -> bool {
     let name = name.to_owned();
-    let asked = spawn_blocking(move || {
+    let confirmed = spawn_blocking(move || {
         let mut line = String::new();
-        // If the question can't be printed or answered, the user has not agreed.
+        // If the question can't be printed or the answer can't be read, the action is not confirmed.
         out::question("Type the pipeline's name to continue: ")
             && std::io::stdin().lock().read_line(&mut line).is_ok()
             && line.trim() == name
     });
-    asked.await.unwrap_or(false)
+    confirmed.await.unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! Passwords on the command line, which every user of the machine can read (`ps`,
+//! Finds passwords on the command line, which every user of the machine can read (`ps`,
 //! `/proc/PID/cmdline`).
 
 use clap::ArgMatches;
@@ -17,7 +17,7 @@ pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
         flags = inner;
     }
     let is_flag = |id| {
-        // Some commands do not have this flag.
+        // Some commands don't accept this flag.
         flags.try_contains_id(id).unwrap_or_default()
             && flags.value_source(id) == Some(ValueSource::CommandLine)
     };
@@ -50,12 +50,12 @@ pub(crate) fn passwords(matches: &ArgMatches) -> Vec<String> {
 fn warning(flag: &str, remedy: &str) -> String {
     format!(
         "{flag}: a password is on the command line, where every user of this machine can read it. \
-         Give it in {remedy}"
+         Set the password in {remedy}"
     )
 }
 
-/// Removes an unexpected argument from a usage error if it may be a value whose flag was forgotten:
-/// a connection string or a property.
+/// Removes an unexpected argument from a usage error if the argument may be a connection string or
+/// a property whose flag was forgotten.
 #[must_use]
 pub(crate) fn without_stray_values(mut error: clap::Error) -> clap::Error {
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
@@ -76,28 +76,28 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    fn findings(words: &[&str]) -> String {
+    fn warnings(words: &[&str]) -> String {
         let matches = Cli::command().try_get_matches_from(words).expect("parses");
         passwords(&matches).join("\n")
     }
 
     #[test]
-    fn password_in_a_flag_is_reported_with_an_alternative() {
+    fn warns_about_passwords_in_flags_and_suggests_alternatives() {
         for string in [
             "postgresql://u:hunter2@h/d",
             "host=h password=hunter2",
             "postgresql://h/d?sslpassword=hunter2",
         ] {
             for command in ["init", "check", "run"] {
-                let told = findings(&["walpost", command, "--postgres", string]);
+                let warnings = warnings(&["walpost", command, "--postgres", string]);
                 assert!(
-                    told.contains("--postgres") && told.contains("PGPASSWORD"),
-                    "{told}"
+                    warnings.contains("--postgres") && warnings.contains("PGPASSWORD"),
+                    "{warnings}"
                 );
-                assert!(!told.contains("hunter2"), "{told}");
+                assert!(!warnings.contains("hunter2"), "{warnings}");
             }
         }
-        let told = findings(&[
+        let warnings = warnings(&[
             "walpost",
             "checkpoint",
             "show",
@@ -106,27 +106,29 @@ mod tests {
             "-Xsasl.password=hunter2",
             "--kafka-property=ssl.key.password=hunter2",
         ]);
-        assert_eq!(told.lines().count(), 2, "{told}");
-        assert!(told.contains("WALPOST_KAFKA_SASL_PASSWORD,"), "{told}");
-        assert!(told.contains("WALPOST_KAFKA_SSL_KEY_PASSWORD,"), "{told}");
-        assert!(!told.contains("hunter2"), "{told}");
+        assert_eq!(warnings.lines().count(), 2, "{warnings}");
+        for variable in ["SASL_PASSWORD", "SSL_KEY_PASSWORD"] {
+            let variable = format!("WALPOST_KAFKA_{variable},");
+            assert!(warnings.contains(&variable), "{warnings}");
+        }
+        assert!(!warnings.contains("hunter2"), "{warnings}");
     }
 
     #[test]
-    fn flags_without_a_password_are_not_reported() {
-        let told = findings(&[
+    fn does_not_warn_about_flags_without_a_password() {
+        let run = warnings(&[
             "walpost",
             "run",
             "--postgres",
             "postgresql://u@h/d",
             "-Xacks=all",
         ]);
-        assert_eq!(told, "");
-        assert_eq!(findings(&["walpost", "completions", "bash"]), "");
+        assert_eq!(run, "");
+        assert_eq!(warnings(&["walpost", "completions", "bash"]), "");
     }
 
     #[test]
-    fn a_value_whose_flag_was_forgotten_is_not_repeated() {
+    fn usage_errors_do_not_repeat_values_whose_flag_was_forgotten() {
         for words in [
             ["walpost", "run", "postgresql://u:hunter2@h/d"].as_slice(),
             &["walpost", "run", "sasl.password=hunter2"],

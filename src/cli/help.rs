@@ -1,6 +1,6 @@
-//! The help of each command: its own flags, followed by the flags that commands share, by topic.
-//! Flags that a command does not use are hidden but still accepted, because variables and scripts
-//! pass the same settings to every command.
+//! The help of each command, which lists the command's own flags, followed by shared flags grouped
+//! by topic. Flags that a command does not use are hidden but still accepted, because environment
+//! variables and scripts pass the same settings to every command.
 
 use clap::{Command, CommandFactory};
 
@@ -21,35 +21,35 @@ const WINDOW: &[&str] = &["window_bytes", "window_records"];
 const ROW: &[&str] = &["max_row_bytes"];
 const LINK: &[&str] = &["link_timeout"];
 const DRAIN: &[&str] = &["drain_timeout"];
-const KEPT: &[&str] = &["retention", "partitions_ahead", "delete_rows"];
+const RETENTION: &[&str] = &["retention", "partitions_ahead", "delete_rows"];
 const WAL_BUDGET: &[&str] = &["wal_budget_warn", "wal_budget_max", "wal_budget_on_max"];
 
 /// The flags of `run` that a command does not use.
-type Useless = &'static [&'static [&'static str]];
+type Unused = &'static [&'static [&'static str]];
 
-const CHECK: Useless = &[WINDOW, LINK, DRAIN];
-const VERIFY: Useless = &[
+const CHECK: Unused = &[WINDOW, LINK, DRAIN];
+const VERIFY: Unused = &[
     SNAPSHOT,
     UNDELIVERABLE,
     TOPICS,
     WINDOW,
     LINK,
     DRAIN,
-    KEPT,
+    RETENTION,
     WAL_BUDGET,
 ];
-const REPLAY: Useless = &[MODE, SNAPSHOT, LINK, KEPT, WAL_BUDGET];
-const SKIP: Useless = &[
+const REPLAY: Unused = &[MODE, SNAPSHOT, LINK, RETENTION, WAL_BUDGET];
+const SKIP: Unused = &[
     UNDELIVERABLE,
     TOPICS,
     WINDOW,
     ROW,
     LINK,
     DRAIN,
-    KEPT,
+    RETENTION,
     WAL_BUDGET,
 ];
-const CHECKPOINT: Useless = &[
+const CHECKPOINT: Unused = &[
     MODE,
     SNAPSHOT,
     UNDELIVERABLE,
@@ -59,18 +59,18 @@ const CHECKPOINT: Useless = &[
     ROW,
     LINK,
     DRAIN,
-    KEPT,
+    RETENTION,
     WAL_BUDGET,
 ];
 
-/// Returns the command line.
+/// Returns the definition of the command line.
 pub(super) fn command() -> Command {
-    let without = |useless: Useless| {
+    let without = |unused: Unused| {
         move |command: Command| {
             command.mut_args(|arg| {
                 let id = arg.get_id().as_str();
-                let is_useless = useless.iter().any(|ids| ids.contains(&id));
-                if is_useless { arg.hide(true) } else { arg }
+                let is_unused = unused.iter().any(|ids| ids.contains(&id));
+                if is_unused { arg.hide(true) } else { arg }
             })
         }
     };
@@ -91,8 +91,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn omitted_flags_exist_in_the_command() {
-        for (path, useless) in [
+    fn hides_only_flags_that_the_command_accepts() {
+        for (path, unused) in [
             (&["check"][..], CHECK),
             (&["verify"], VERIFY),
             (&["replay"], REPLAY),
@@ -105,7 +105,7 @@ mod tests {
                 command.find_subcommand(name).expect("a command")
             });
             let hidden = found.get_arguments().filter(|arg| arg.is_hide_set());
-            let ids: usize = useless.iter().map(|ids| ids.len()).sum();
+            let ids: usize = unused.iter().map(|ids| ids.len()).sum();
             assert_eq!(hidden.count(), ids, "{path:?}");
         }
     }

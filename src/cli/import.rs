@@ -16,31 +16,32 @@ use crate::model::exit::Exit;
 /// The subcommands of `walpost import`, one for each supported tool.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImportCommand {
-    /// Debezium's connector for PostgreSQL with the outbox event router, of Kafka Connect or
-    /// Debezium Server
+    /// Convert the configuration of Debezium's PostgreSQL connector with the outbox event router,
+    /// for Kafka Connect or Debezium Server
     ///
-    /// Prints a walpost.toml, with the commands for the switch-over at its end. What became of each
-    /// property is on standard error; exit code 3 if something of it needs a person.
+    /// Prints a walpost.toml that ends with the commands for the switch-over. A report on each
+    /// property is printed to standard error. The exit code is 3 if the report contains items that
+    /// you must handle yourself.
     Debezium(DebeziumArgs),
 }
 
 /// Flags of `walpost import debezium`.
 #[derive(Debug, Args)]
 pub(crate) struct DebeziumArgs {
-    /// The connector's JSON, or Debezium Server's application.properties; - is standard input
+    /// The connector's JSON file, or Debezium Server's application.properties; - for standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// The properties of the Kafka Connect worker, for converters and brokers that the connector
-    /// leaves to it
+    /// The properties file of the Kafka Connect worker, for converters and brokers that the
+    /// connector does not configure
     #[arg(long, value_name = "FILE")]
     worker: Option<PathBuf>,
-    /// Write walpost.toml there instead of to standard output. A file that is there already is left
-    /// as it is
+    /// Write walpost.toml to this file instead of standard output. An existing file is not
+    /// overwritten
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// A larger file can't be a configuration.
+/// Maximum size of a configuration file to import.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Imports the configuration and prints the result.
@@ -80,49 +81,49 @@ fn read(path: &Path) -> Result<String, String> {
         true => Ok(Box::new(io::stdin())),
         #[expect(
             clippy::disallowed_methods,
-            reason = "it is converted for a person to read, and not used"
+            reason = "the file is converted for the user, and its contents are not used"
         )]
         false => fs::File::open(path).map(|file| Box::new(file) as Box<dyn Read>),
     };
     let mut bytes = Vec::new();
-    let taken = opened.and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
-    taken.map_err(|error| format!("{} can't be read: {error}", path.display()))?;
+    let read = opened.and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
+    read.map_err(|error| format!("failed to read {}: {error}", path.display()))?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(format!(
-            "{} has more than {FILE_BYTES_MAX} bytes; expected the configuration of one connector",
+            "{} is larger than {FILE_BYTES_MAX} bytes; expected the configuration of one connector",
             path.display()
         ));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         format!(
-            "{}: byte {at} is not UTF-8; save the file in UTF-8",
+            "{}: byte {at} is not valid UTF-8; save the file in UTF-8",
             path.display()
         )
     })
 }
 
-/// Writes a new file, and never overwrites an existing one.
+/// Writes a new file. Never overwrites an existing file.
 fn write(path: &Path, toml: &str) -> Result<(), String> {
     let file = OpenOptions::new().write(true).create_new(true).open(path);
     let written = file.and_then(|mut file| file.write_all(toml.as_bytes()));
     written.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => format!(
-            "--output {}: the file exists already, and none is overwritten. Name another, or remove it",
+            "--output {}: the file already exists and is not overwritten. Choose another file, or remove this one",
             path.display()
         ),
         _ => file_error::explained(&format!("--output {}", path.display()), &error).to_string(),
     })
 }
 
-/// Prints the findings for the user who migrates.
+/// Prints the findings to standard error, for the user who migrates.
 fn print_findings(findings: &[Finding]) {
     for group in Group::ALL {
-        let mut of_group = findings
+        let mut in_group = findings
             .iter()
             .filter(|finding| finding.group == group)
             .peekable();
-        if of_group.peek().is_none() {
+        if in_group.peek().is_none() {
             continue;
         }
         out::aside(group.heading());
@@ -131,7 +132,7 @@ fn print_findings(findings: &[Finding]) {
             says,
             needs_person,
             ..
-        } in of_group
+        } in in_group
         {
             let mark = if *needs_person { "TO DO  " } else { "       " };
             out::aside(&format!("  {mark}{property}: {says}"));
@@ -142,8 +143,11 @@ fn print_findings(findings: &[Finding]) {
         .filter(|finding| finding.needs_person)
         .count();
     out::aside(&match to_do {
-        0 => "Nothing of it needs a person. The commands for the switch-over are at the end of the file".to_owned(),
-        to_do => format!("{to_do} marked TO DO need a person before the switch-over, whose commands are at the end of the file"),
+        0 => "No item requires action. The file ends with the commands for the switch-over".to_owned(),
+        1 => "1 item marked TO DO requires action before the switch-over. The file ends with the commands for the switch-over".to_owned(),
+        to_do => format!(
+            "{to_do} items marked TO DO require action before the switch-over. The file ends with the commands for the switch-over"
+        ),
     });
 }
 

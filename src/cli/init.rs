@@ -1,4 +1,4 @@
-//! `walpost init`: creates what the pipelines need in the database.
+//! `walpost init`: creates the pipelines' objects in the database.
 
 mod created_objects;
 
@@ -29,7 +29,7 @@ use crate::postgres::target::{Outbox, Target};
 /// Flags of `walpost init`.
 #[derive(Debug, Args)]
 pub(crate) struct InitArgs {
-    /// Show the SQL and change nothing
+    /// Print the SQL statements without running them
     #[arg(long)]
     print: bool,
     /// Partition the table by day
@@ -43,14 +43,14 @@ pub(crate) struct InitArgs {
         value_name = "NAME"
     )]
     role: String,
-    /// Create no role
+    /// Don't create a role
     #[arg(long)]
     no_role: bool,
-    /// The role that is to own the table. It has to exist, and whoever runs this can act as it
-    /// [default: who runs this]
+    /// The role that will own the table. It must exist, and the current role must be able to SET
+    /// ROLE to it [default: the current role]
     #[arg(long, env = "WALPOST_OWNER", value_name = "NAME")]
     owner: Option<String>,
-    /// A role that may send events. It has to exist; repeated, each of them
+    /// A role that may send events. The role must exist. Can be repeated to name several roles
     #[arg(
         long,
         env = "WALPOST_WRITER",
@@ -58,17 +58,18 @@ pub(crate) struct InitArgs {
         value_delimiter = ','
     )]
     writer: Vec<String>,
-    /// Have the slot follow a failover of PostgreSQL 17 and later [default: where the server can]
+    /// Enable the slot for failover, which requires PostgreSQL 17 or later [default: if the server
+    /// supports it]
     #[arg(long, conflicts_with = "no_failover")]
     failover: bool,
-    /// Make a slot that stays with the server
+    /// Don't enable the slot for failover
     #[arg(long)]
     no_failover: bool,
-    /// The largest event that a new outbox accepts: its payload and headers. Kafka has to accept it
-    /// too [default: 990000]
+    /// Maximum size of an event's payload and headers in a new outbox. Kafka must also accept events
+    /// of this size [default: 990000]
     #[arg(long, env = "WALPOST_MAX_EVENT_BYTES", value_name = "SIZE")]
     max_event_bytes: Option<String>,
-    /// How long a statement may wait for a lock. A slot also waits for running transactions
+    /// How long a statement may wait for a lock, and the creation of a slot for running transactions
     #[arg(
         long,
         env = "WALPOST_LOCK_TIMEOUT",
@@ -80,7 +81,7 @@ pub(crate) struct InitArgs {
     connection: ConnectionArgs,
 }
 
-/// Creates what the pipelines need.
+/// Creates the pipelines' objects, or prints the SQL that creates them.
 #[must_use]
 pub(crate) fn run(args: &InitArgs) -> Exit {
     let lock_timeout = match duration(&args.lock_timeout) {
@@ -121,18 +122,18 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
         ("--writer", !writers.is_empty()),
         ("--max-event-bytes", max_event_bytes.is_some()),
     ] {
-        let has_none = |settings: &&PipelineSettings| match settings.target.outbox {
+        let rejects_flag = |settings: &&PipelineSettings| match settings.target.outbox {
             Outbox::Table(_) | Outbox::OneOf { .. } => false,
             Outbox::Tables(_) => true,
             Outbox::Messages { .. } => !matches!(flag, "--writer" | "--max-event-bytes"),
         };
-        if is_given && let Some(settings) = pipelines.iter().find(has_none) {
+        if is_given && let Some(settings) = pipelines.iter().find(rejects_flag) {
             let remedy = match settings.target.outbox.is_messages() {
-                true => "this outbox is of messages; leave it out",
-                false => "this outbox is several tables; name one with --table",
+                true => "this outbox uses logical decoding messages. Remove the flag",
+                false => "this outbox consists of several tables. Select one with --table",
             };
             error!(
-                "pipeline {:?}: {flag} is for a table, and {remedy}",
+                "pipeline {:?}: {flag} applies to a single table, but {remedy}",
                 settings.name
             );
             return Exit::Usage;
@@ -158,8 +159,8 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
             max_event_bytes,
             first_start: settings.first_start(),
         };
-        // Flags of `run`, such as `--payload`, are not flags of `init`, so only a file contains all
-        // settings of the pipeline.
+        // `init` does not accept flags of `run` such as `--payload`, so all settings of the pipeline
+        // are known only if there is a file.
         let columns = match args.connection.config {
             Some(_) => Columns::Compared,
             None => Columns::Unknown,
@@ -179,32 +180,33 @@ pub(crate) fn run(args: &InitArgs) -> Exit {
     exit
 }
 
-/// Logs the commands to run next. Without a file, they connect as the role that was created, and
-/// name brokers.
+/// Logs the commands to run next. Without a file, these commands connect as the role that was
+/// created, and contain the flag for the brokers.
 fn log_next(settings: &PipelineSettings, args: &InitArgs) {
     let role = (!args.no_role).then_some(&*args.role);
     let commands = settings.target.commands.after_init(role);
     info!(
         pipeline = settings.name,
-        "next: {}; and then: {}",
+        "next: {}; then: {}",
         commands.print(["check"]),
         commands.print(["run"])
     );
 }
 
-/// Prints the scripts for psql, including those for each table that would be added.
+/// Prints the scripts for psql, including the scripts for each table that would be added.
 ///
 /// # Errors
 /// Returns an error if the tables can't be listed.
 fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> Result<(), Exit> {
-    print_session();
+    print_session_settings();
     if several {
         let database = settings.postgres.dbname();
         say!("-- pipeline {:?}, in database {database:?}", settings.name);
-        // The name is a value of a connection string, quoted like psql's arguments.
+        // The name is quoted twice: as a value in a connection string, and as an argument of a psql
+        // command.
         let value = quote_value(database).replace('"', "\"\"");
         say!("\\connect -reuse-previous=on \"dbname={value}\"");
-        print_session();
+        print_session_settings();
     }
     print_scripts(provision);
     for table in unpublished(settings)? {
@@ -214,9 +216,9 @@ fn print(settings: &PipelineSettings, provision: &Provision, several: bool) -> R
     Ok(())
 }
 
-/// Makes psql stop at the first error, and parse the literals that follow as intended: the owner of
-/// the database controls the initial settings of its connections.
-fn print_session() {
+/// Prints settings that make psql stop at the first error, and PostgreSQL parse literals as
+/// intended. Without them, the owner of the database could choose other settings for its sessions.
+fn print_session_settings() {
     say!("\\set ON_ERROR_STOP on");
     say!("\\encoding UTF8");
     say!("SET backslash_quote = 'safe_encoding';");
@@ -224,8 +226,8 @@ fn print_session() {
     say!("SET search_path = pg_catalog, pg_temp;");
 }
 
-/// Prints each script within the transaction that also examines the objects that it uses, as
-/// [`apply`] runs it.
+/// Prints the scripts, each in the same transaction as the examination of the objects that it uses,
+/// like [`apply`] runs them.
 fn print_scripts(provision: &Provision) {
     let Scripts { together, after } = provision.scripts();
     print_transaction(&together);
@@ -247,20 +249,20 @@ fn print_script(script: &Script) {
     out::script(&format!("{}\n", script.sql));
 }
 
-/// Whether the settings determine which columns a table needs.
+/// Whether it is known which columns a table needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Columns {
-    /// The settings do, and tables that are added are compared with them.
+    /// The settings are complete, and the columns of tables that are added are compared with them.
     Compared,
-    /// The settings do not, because some of them are flags of `walpost run`.
+    /// The settings are incomplete, because some of them may be flags of `walpost run`.
     Unknown,
 }
 
-/// Whether the pipeline has everything that it needs.
+/// Whether the pipeline is ready to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// Child tables of an outbox contain rows that are not delivered. This was logged.
+    /// Child tables of an outbox contain rows that are not delivered. The error was logged.
     HasHiddenRows,
 }
 
@@ -273,7 +275,7 @@ impl Readiness {
     }
 }
 
-/// Creates what one pipeline needs, or logs the error.
+/// Creates the objects of one pipeline, or logs the error.
 ///
 /// # Errors
 /// Returns the exit code of the program.
@@ -319,7 +321,7 @@ pub(super) fn apply(
         }
         let mut applied = match applied {
             Ok(()) => {
-                warn_of_kept_limit(provision, &catalog).await;
+                warn_of_unchanged_limit(provision, &catalog).await;
                 hidden_rows(&catalog, &provision.target).await
             }
             Err(error) => Err(error),
@@ -339,7 +341,8 @@ pub(super) fn apply(
             if let Some(error) = unfit {
                 warn!(
                     pipeline, %database,
-                    "not ready yet: {error}. To use the table as it is, name its columns: --payload, --topic, --key and --header of run"
+                    "not ready yet: {error}. To use the table unchanged, specify its columns with --payload, --topic, --key and \
+                     --header of walpost run"
                 );
                 return Ok(Readiness::Ready);
             }
@@ -355,11 +358,11 @@ pub(super) fn apply(
     };
     let hint = match (&error.reason, error.left) {
         (reason, LeftTables::NoSlot) if is_lock_timeout(reason) => {
-            ". A slot waits for every transaction that was running: see pg_stat_activity; then run \
-             init again, or raise --lock-timeout"
+            ". Creating a slot waits for every transaction that was running: see pg_stat_activity; \
+             then run init again, or raise --lock-timeout"
         }
         (reason, _) if is_lock_timeout(reason) => {
-            ". Another transaction has the lock: see pg_locks; then run init again, or raise --lock-timeout"
+            ". Another transaction holds the lock: see pg_locks; then run init again, or raise --lock-timeout"
         }
         (CatalogError::Server(error), _) if error.code == "42501" => &format!(
             ". Run init as the owner of the table or functions, with REPLICATION, or as a superuser{}",
@@ -369,14 +372,14 @@ pub(super) fn apply(
             if error.code.starts_with("28") && settings.postgres.user() != SUPERUSER =>
         {
             &format!(
-                ". Init needs a superuser, or the owner of the table{}",
+                ". Run init as a superuser, or as the owner of the table{}",
                 as_superuser(settings)
             )
         }
         _ => "",
     };
     let ProvisionError { reason, left, .. } = &error;
-    // A hint from the server is a sentence with a full stop, or a statement.
+    // The error may end with a hint from the server, which is a sentence or a statement.
     let error = error.to_string();
     let error = error.trim_end_matches(['.', ';']);
     error!(pipeline, %database, "{error}{hint}. {left}");
@@ -386,12 +389,13 @@ pub(super) fn apply(
     })
 }
 
-/// The name that PostgreSQL's packages give to the superuser, in the server and in the operating
+/// The name of the superuser created by PostgreSQL's packages, in the server and in the operating
 /// system.
 const SUPERUSER: &str = "postgres";
 
-/// Returns the command that connects as the superuser, after a colon. With a socket, that is also
-/// another user of the operating system, who may not be able to read the configuration file.
+/// Returns a colon and the command that connects as the superuser through a Unix-domain socket, or
+/// an empty string if the connection is not local. The command does not use the configuration file,
+/// which the operating system's user may not be able to read.
 fn as_superuser(settings: &PipelineSettings) -> String {
     let target = &settings.target;
     let [Host { place, port }] = &settings.postgres.hosts[..] else {
@@ -431,14 +435,14 @@ fn event_size(text: &str) -> Result<u64, String> {
     const MAX: u64 = 1_000_000_000;
     match bytes(text)?.0 {
         size @ 1..=MAX => Ok(size),
-        size => Err(format!("{size} bytes: expected 1 to {MAX}")),
+        size => Err(format!("found {size} bytes, expected 1 to {MAX}")),
     }
 }
 
-/// Warns if a table that existed before has another limit than the requested one, because existing
-/// tables stay unchanged.
-async fn warn_of_kept_limit(provision: &Provision, catalog: &Catalog) {
-    let (Some(asked), Some(table)) = (
+/// Warns if the table already existed with a different limit than requested, because existing tables
+/// stay unchanged.
+async fn warn_of_unchanged_limit(provision: &Provision, catalog: &Catalog) {
+    let (Some(requested), Some(table)) = (
         provision.max_event_bytes,
         provision.target.outbox.table().cloned(),
     ) else {
@@ -448,31 +452,31 @@ async fn warn_of_kept_limit(provision: &Provision, catalog: &Catalog) {
         return;
     };
     let found = found.first();
-    if found.is_some_and(|limit| limit.bytes == asked) {
+    if found.is_some_and(|limit| limit.bytes == requested) {
         return;
     }
     let limit = match found {
-        Some(limit) => format!("its limit of {} bytes for an event", limit.bytes),
-        None => "no limit for an event".to_owned(),
+        Some(limit) => format!("still limits events to {} bytes", limit.bytes),
+        None => "still has no limit for the size of an event".to_owned(),
     };
     warn!(
         pipeline = provision.pipeline,
-        "table {table} existed before and keeps {limit}. To change it, as its owner: {}",
+        "table {table} already existed and {limit}. To change the limit, as its owner: {}",
         EventLimit {
             table: table.clone(),
             bytes: found.map_or(0, |limit| limit.bytes)
         }
-        .change_to(asked)
+        .change_to(requested)
     );
 }
 
-/// Returns a description of rows that SELECT returns for an outbox but PostgreSQL does not send,
-/// and the remedy.
+/// Returns a description of rows that SELECT returns for an outbox but PostgreSQL does not send, and
+/// the command that fixes the problem.
 async fn hidden_rows(
     catalog: &Catalog,
     target: &Target,
 ) -> Result<Option<(String, String)>, ProvisionError> {
-    let asked = async {
+    let queried = async {
         let observed = catalog.observe(target).await?;
         if let Some(warning) = observed.encoding_warning() {
             warn!("{warning}");
@@ -482,16 +486,15 @@ async fn hidden_rows(
         let hidden = catalog.hidden_rows(&tables.unwrap_or_default()).await?;
         Ok::<_, CatalogError>(hidden_rows_warning(target, &hidden))
     };
-    asked.await.map_err(|reason| ProvisionError {
+    queried.await.map_err(|reason| ProvisionError {
         step: "tables that inherit from an outbox".to_owned(),
         reason,
         left: LeftTables::Slot,
     })
 }
 
-/// Adds every table that exists, matches the patterns of the outbox, and is not in the publication,
-/// like `walpost init --table`. A table that can't be added does not prevent the others from being
-/// added.
+/// Adds every existing table that matches the patterns of the outbox but is not in the publication,
+/// like `walpost init --table`. If a table can't be added, the other tables still are.
 ///
 /// # Errors
 /// Returns the exit code of the program if the tables can't be listed or one of them can't be
@@ -503,7 +506,7 @@ fn add_tables(
 ) -> Result<(), Exit> {
     let mut exit = Exit::Done;
     for table in unpublished(settings)? {
-        info!(pipeline = settings.name, %table, "adding a table that exists");
+        info!(pipeline = settings.name, %table, "adding an existing table");
         let applied = apply(settings, &for_table(provision, &table), columns);
         if let Err(ended) = applied.and_then(Readiness::exit) {
             exit = exit.and(ended);
@@ -515,7 +518,7 @@ fn add_tables(
     }
 }
 
-/// Returns the tables that exist, match the patterns of the outbox, and are not in the publication.
+/// Returns the existing tables that match the patterns of the outbox but are not in the publication.
 fn unpublished(settings: &PipelineSettings) -> Result<Vec<TableName>, Exit> {
     let target = &settings.target;
     let Outbox::Tables(patterns) = &target.outbox else {
@@ -531,7 +534,7 @@ fn unpublished(settings: &PipelineSettings) -> Result<Vec<TableName>, Exit> {
         let pipeline = &settings.name;
         error!(
             pipeline,
-            "failed to list tables {patterns}, each of which is added to the publication: {error}"
+            "failed to list the tables to add to the publication ({patterns}): {error}"
         );
         recovery::catalog_remedy(&error).into()
     })
@@ -548,7 +551,7 @@ fn for_table(provision: &Provision, table: &TableName) -> Provision {
     }
 }
 
-/// Returns whether `lock_timeout` has expired.
+/// Returns whether the error means that `lock_timeout` has expired.
 fn is_lock_timeout(error: &CatalogError) -> bool {
     matches!(error, CatalogError::Server(error) if error.code == "55P03")
 }

@@ -3,7 +3,7 @@
 use clap::Args;
 use tracing::{error, warn};
 
-use super::load_to_ask;
+use super::load_with_runtime;
 use super::out::say;
 use crate::config::args::{ConnectionArgs, RecordArgs, RetentionArgs};
 use crate::config::file::SinkName;
@@ -18,7 +18,7 @@ use crate::retention::{RetentionError, RetentionReport};
 /// Flags of `walpost maintain`.
 #[derive(Debug, Args)]
 pub(crate) struct MaintainArgs {
-    /// Show what would be done, and change nothing
+    /// Show the changes that would be made, without making them
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -40,7 +40,7 @@ pub(crate) fn run(args: &MaintainArgs) -> Exit {
         sink: GivenSink::Instead(SinkName::Stdout),
         accepts_single_table: true,
     };
-    let (pipelines, runtime) = match load_to_ask(&given) {
+    let (pipelines, runtime) = match load_with_runtime(&given) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
@@ -69,7 +69,9 @@ fn print_report(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
     let target = &settings.target;
     if report.tables == 0 && !target.outbox.is_messages() {
         let (outbox, publication) = (&target.outbox, &target.publication);
-        say!("{name}: none of the {outbox} is in publication {publication:?} yet");
+        say!(
+            "{name}: publication {publication:?} does not contain any table of the outbox yet ({outbox})"
+        );
     }
     for done in &report.done {
         say!("{name}: {done}");
@@ -78,21 +80,23 @@ fn print_report(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
         say!("{name}: {wait}");
     }
     if target.outbox.is_messages() {
-        say!("{name}: an outbox of messages has no partitions");
+        say!("{name}: an outbox with logical decoding messages has no partitions");
     } else if settings.retention.keep.is_none() {
-        say!("{name}: nothing is removed without --retention or retention in walpost.toml");
+        say!(
+            "{name}: nothing is removed: set --retention, or retention in walpost.toml, to remove delivered rows"
+        );
     }
     let mut exit = Exit::Done;
-    for trouble in &report.problems {
-        if is_of_the_moment(trouble) {
-            warn!(pipeline = name, "{trouble}");
+    for problem in &report.problems {
+        if is_temporary(problem) {
+            warn!(pipeline = name, "{problem}");
             exit = if exit == Exit::Done {
                 Exit::Failed
             } else {
                 exit
             };
         } else {
-            error!(pipeline = name, "{trouble}");
+            error!(pipeline = name, "{problem}");
             exit = Exit::Halted;
         }
     }
@@ -100,8 +104,8 @@ fn print_report(settings: &PipelineSettings, report: &RetentionReport) -> Exit {
 }
 
 /// Returns whether another attempt may succeed.
-fn is_of_the_moment(trouble: &RetentionError) -> bool {
-    match trouble {
+fn is_temporary(error: &RetentionError) -> bool {
+    match error {
         RetentionError::Busy { .. } | RetentionError::Claimed(_) => true,
         RetentionError::Catalog(error) => recovery::catalog_remedy(error) != Remedy::Halt,
         _ => false,

@@ -1,5 +1,5 @@
-//! The output of commands. All output is printed here, where text from outside is escaped. The
-//! crate's lints forbid `println!` and the handles of standard output elsewhere.
+//! Prints the output of commands. Untrusted text is escaped here, so the crate's lints forbid
+//! `println!` and direct access to standard output in other modules.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -13,8 +13,8 @@ use crate::file_error;
 use crate::model::exit::Exit;
 use crate::observe::logging;
 
-/// Prints a line, like `println!`. Control characters in the arguments are shown as their codes, so
-/// that the output is always a single line.
+/// Prints a line, like `println!`. Control characters in the arguments are printed as escape
+/// sequences, so that the output is always a single line.
 macro_rules! say {
     ($($text:tt)*) => { $crate::cli::out::line(format_args!($($text)*)) };
 }
@@ -47,7 +47,8 @@ impl Tone {
     }
 }
 
-/// Prints a line like [`say!`]. On a terminal, the mark is coloured, unless NO_COLOR is set
+/// Prints a mark and text on one line, like [`say!`]. On a terminal, the mark is coloured, unless
+/// NO_COLOR is set
 /// (no-color.org).
 pub(super) fn marked(tone: Tone, mark: &str, text: &str) {
     let is_coloured =
@@ -61,9 +62,10 @@ pub(super) fn marked(tone: Tone, mark: &str, text: &str) {
 
 /// A table, followed by notes.
 pub(super) struct Screen {
-    /// Lines that are too long are truncated, because the first columns are the most important.
+    /// Lines of the table. Long lines are truncated, because the first columns are the most
+    /// important.
     pub(super) table: Vec<String>,
-    /// Lines that are too long are wrapped.
+    /// Lines below the table. Long lines are wrapped.
     pub(super) notes: Vec<String>,
 }
 
@@ -90,13 +92,13 @@ impl Screen {
         for note in &self.notes {
             wrap(note, size.columns, &mut lines);
         }
-        // The last row is left for the cursor.
-        let room = size.rows.saturating_sub(1).max(1);
-        if lines.len() > room {
-            let more = lines.len() + 1 - room;
-            lines.truncate(room - 1);
-            let told = format!("... and {more} more lines");
-            lines.push(told.chars().take(size.columns).collect());
+        // The last row is reserved for the cursor.
+        let max = size.rows.saturating_sub(1).max(1);
+        if lines.len() > max {
+            let more = lines.len() + 1 - max;
+            lines.truncate(max - 1);
+            let omitted = format!("... and {more} more lines");
+            lines.push(omitted.chars().take(size.columns).collect());
         }
         lines
     }
@@ -110,7 +112,7 @@ struct Size {
 }
 
 impl Size {
-    /// Returns the size of the current terminal if it is known, or else the traditional default.
+    /// Returns the size of the current terminal, or 80 by 24 if the size is unknown.
     fn from_terminal() -> Self {
         let known = terminal_size::terminal_size();
         let (columns, rows) = known.map_or((80, 24), |(columns, rows)| (columns.0, rows.0));
@@ -132,7 +134,7 @@ fn wrap(text: &str, columns: usize, lines: &mut Vec<String>) {
         let end = rest.char_indices().nth(width).map(|(at, _)| at);
         let at = match end {
             None => rest.len(),
-            // A word that is longer than a line is broken.
+            // Breaks a word that is longer than a line.
             Some(end) => match rest.get(..=end).and_then(|line| line.rfind(' ')) {
                 Some(space) if space > 0 => space,
                 _ => end,
@@ -148,7 +150,8 @@ fn wrap(text: &str, columns: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// Prints several lines at once, each like [`say!`]. Returns false if printing failed.
+/// Prints all lines of the screen in one write, escaped like those of [`say!`]. Returns false if
+/// printing failed.
 pub(super) fn lines(screen: &Screen) -> bool {
     let Screen { table, notes } = screen.escaped();
     let lines = table.iter().chain(&notes);
@@ -162,25 +165,25 @@ pub(super) fn frame(screen: &Screen, is_first: bool) -> bool {
     }
     let size = Size::from_terminal();
     let drawn = drawn(&screen.escaped().fitted(size), size.columns);
-    // Scrolls the current contents of the screen into the scrollback, so that they can be read
-    // later.
-    let room = "\n".repeat(if is_first { size.rows } else { 0 });
-    print(&(room + &drawn))
+    // Moves the current contents of the screen into the scrollback buffer, where the user can still
+    // read them.
+    let scroll = "\n".repeat(if is_first { size.rows } else { 0 });
+    print(&(scroll + &drawn))
 }
 
 /// Returns the control sequences that make a terminal display only these lines (ECMA-48: CUP, EL,
 /// ED). Does not clear the screen first, which would cause flicker.
 fn drawn(lines: &[String], columns: usize) -> String {
-    // After a resize, a line may be longer than the terminal is wide. Without DECAWM, it is not
-    // wrapped.
+    // After a resize, a line may be longer than the terminal is wide. Disables DECAWM so that the
+    // terminal does not wrap such a line.
     let mut text = "\x1b[?7l".to_owned();
     for (row, line) in (1..).zip(lines) {
-        // After a full line, the cursor stays on the last character, which would be erased.
-        let rest = match line.chars().count() < columns {
+        // After a full line, the cursor is still on the last character, which EL would erase.
+        let erase = match line.chars().count() < columns {
             true => "\x1b[K",
             false => "",
         };
-        text += &format!("\x1b[{row};1H{line}{rest}");
+        text += &format!("\x1b[{row};1H{line}{erase}");
     }
     text + &format!("\x1b[{};1H\x1b[J\x1b[?7h", lines.len() + 1)
 }
@@ -202,27 +205,27 @@ pub(super) fn json_text(text: &str) -> bool {
     print(&format!("{}\n", escape::in_json(text)))
 }
 
-/// Prints text for a shell or psql, unescaped. Text from outside must be quoted by the rules of
-/// that language.
+/// Prints text for a shell or psql without escaping it. The caller must quote untrusted text
+/// according to the rules of that language.
 pub(super) fn script(text: &str) {
     print(text);
 }
 
-/// Prints a line for the user to standard error, while a program may read standard output. Errors
-/// are ignored.
-#[expect(clippy::disallowed_methods, reason = "this is the place for it")]
+/// Prints a line for the user to standard error, because a program may read standard output.
+/// Errors are ignored.
+#[expect(clippy::disallowed_methods, reason = "this module prints all output")]
 pub(super) fn aside(text: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", Escaped(text));
 }
 
 /// Prints a question without a line break. Returns false if printing failed.
 pub(super) fn question(text: &str) -> bool {
-    // The preceding log lines explain the question.
+    // Preceding log lines may explain the question.
     logging::flush();
     print(&Escaped(text).to_string())
 }
 
-/// Returns the program's exit code, which becomes a failure if some output could not be printed.
+/// Returns the program's exit code: a failure if some output could not be printed, or else `exit`.
 pub(super) fn checked(exit: Exit) -> Exit {
     match exit {
         Exit::Done if HAS_FAILED.load(Ordering::Relaxed) => Exit::Failed,
@@ -230,13 +233,13 @@ pub(super) fn checked(exit: Exit) -> Exit {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the place for it")]
+#[expect(clippy::disallowed_methods, reason = "this module prints all output")]
 fn is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
 /// Prints and flushes text. Logs the first failure, whereas `println!` would panic.
-#[expect(clippy::disallowed_methods, reason = "this is the place for it")]
+#[expect(clippy::disallowed_methods, reason = "this module prints all output")]
 fn print(text: &str) -> bool {
     let mut out = io::stdout().lock();
     let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -245,7 +248,7 @@ fn print(text: &str) -> bool {
         Err(reason) => {
             if !HAS_FAILED.swap(true, Ordering::Relaxed) {
                 let reason = file_error::reason(&reason);
-                error!("standard output can't be written: {reason}");
+                error!("failed to write to standard output: {reason}");
             }
             false
         }
@@ -269,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn frame_fits_the_terminal_a_table_is_cut_and_a_note_goes_on_below() {
+    fn truncates_the_table_and_wraps_notes_to_fit_the_terminal() {
         assert_eq!(
             fitted(20, 24),
             [
@@ -283,7 +286,7 @@ mod tests {
         assert_eq!(
             fitted(80, 3),
             ["NAME  STATE", "... and 2 more lines"],
-            "the last row is the cursor's"
+            "the last row is reserved for the cursor"
         );
         for columns in 1..50 {
             for rows in 1..8 {
@@ -298,23 +301,23 @@ mod tests {
         assert_eq!(lines, ["ÄÖÜäö", "üÄÖÜä", "öü ß"]);
     }
 
-    /// A terminal of a given size, with the control sequences that a frame uses.
+    /// A terminal that implements the control sequences used to draw a frame.
     struct Terminal {
         cells: Vec<Vec<char>>,
-        at: (usize, usize),
+        cursor: (usize, usize),
         wraps: bool,
     }
 
     impl Terminal {
-        fn full_of_rubbish(size: Size) -> Self {
+        fn filled(size: Size) -> Self {
             Self {
                 cells: vec![vec!['#'; size.columns]; size.rows],
-                at: (size.rows - 1, 0),
+                cursor: (size.rows - 1, 0),
                 wraps: true,
             }
         }
 
-        fn obey(&mut self, text: &str) {
+        fn display(&mut self, text: &str) {
             let mut rest = text;
             while let Some(c) = rest.chars().next() {
                 rest = &rest[c.len_utf8()..];
@@ -332,15 +335,15 @@ mod tests {
 
         fn put(&mut self, c: char) {
             let (rows, columns) = (self.cells.len(), self.cells[0].len());
-            assert_ne!(c, '\n', "it may scroll");
-            assert!(!self.wraps, "a line may go on in the next");
-            assert!(self.at.0 < rows);
-            self.cells[self.at.0][self.at.1] = c;
-            self.at.1 = (self.at.1 + 1).min(columns - 1);
+            assert_ne!(c, '\n', "a line feed may scroll the screen");
+            assert!(!self.wraps, "a line may be wrapped");
+            assert!(self.cursor.0 < rows);
+            self.cells[self.cursor.0][self.cursor.1] = c;
+            self.cursor.1 = (self.cursor.1 + 1).min(columns - 1);
         }
 
         fn command(&mut self, command: &str) {
-            let (row, column) = self.at;
+            let (row, column) = self.cursor;
             match command {
                 "[?7l" => self.wraps = false,
                 "[?7h" => self.wraps = true,
@@ -354,16 +357,18 @@ mod tests {
                         .iter_mut()
                         .for_each(|row| row.fill(' '));
                 }
-                place => {
-                    let place = place.strip_prefix('[').and_then(|p| p.strip_suffix(";1H"));
-                    let row: usize = place.and_then(|row| row.parse().ok()).expect(command);
-                    // A row after the last one is the last one.
-                    self.at = (row.min(self.cells.len()) - 1, 0);
+                move_to => {
+                    let row = move_to
+                        .strip_prefix('[')
+                        .and_then(|p| p.strip_suffix(";1H"));
+                    let row: usize = row.and_then(|row| row.parse().ok()).expect(command);
+                    // The terminal limits the row to its last row.
+                    self.cursor = (row.min(self.cells.len()) - 1, 0);
                 }
             }
         }
 
-        fn shows(&self) -> Vec<String> {
+        fn visible_lines(&self) -> Vec<String> {
             let text = |row: &Vec<char>| row.iter().collect::<String>().trim_end().to_owned();
             let mut rows: Vec<_> = self.cells.iter().map(text).collect();
             while rows.last().is_some_and(String::is_empty) {
@@ -374,24 +379,24 @@ mod tests {
     }
 
     #[test]
-    fn frame_leaves_nothing_of_what_was_on_the_screen() {
+    fn frame_replaces_the_previous_contents_of_the_screen() {
         for columns in [5, 20, 80] {
             for rows in [2, 4, 24] {
-                let mut terminal = Terminal::full_of_rubbish(size(columns, rows));
+                let mut terminal = Terminal::filled(size(columns, rows));
                 let lines = fitted(columns, rows);
-                terminal.obey(&drawn(&lines, columns));
-                assert_eq!(terminal.shows(), lines, "{columns}x{rows}");
+                terminal.display(&drawn(&lines, columns));
+                assert_eq!(terminal.visible_lines(), lines, "{columns}x{rows}");
                 assert!(terminal.wraps);
             }
         }
     }
 
-    /// The terminal has become smaller since its size was queried.
+    /// The terminal shrinks after its size was queried.
     #[test]
-    fn frame_that_is_too_large_by_now_is_cut_and_scrolls_nothing() {
-        let mut terminal = Terminal::full_of_rubbish(size(10, 3));
-        terminal.obey(&drawn(&fitted(20, 24), 20));
-        let shown = terminal.shows();
+    fn frame_does_not_scroll_if_the_terminal_shrinks() {
+        let mut terminal = Terminal::filled(size(10, 3));
+        terminal.display(&drawn(&fitted(20, 24), 20));
+        let shown = terminal.visible_lines();
         assert_eq!(shown.len(), 2, "{shown:?}");
         assert!(shown.iter().all(|row| !row.contains('#')), "{shown:?}");
     }

@@ -14,22 +14,23 @@ use crate::supervisor::control::{self, Request};
 /// Subcommands of `walpost pipeline`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PipelineCommand {
-    /// Show the pipelines of the process, each with its state
+    /// List the pipelines of the running process and their states
     List(SocketArgs),
-    /// Have pipelines drain and stop; PostgreSQL retains WAL for their slots meanwhile
+    /// Drain and stop pipelines; while they are stopped, PostgreSQL retains WAL for their slots
     Stop(NamesArgs),
-    /// Start pipelines that have halted or were stopped
+    /// Start pipelines that were stopped or have halted
     Start(NamesArgs),
-    /// Have pipelines drain, and start them again
+    /// Drain pipelines, and start them again
     Restart(NamesArgs),
-    /// Have the configuration read again, as SIGHUP does, and show what has changed
+    /// Reload the configuration, like SIGHUP, and show the changes
     Reload(ReloadArgs),
 }
 
-/// The flags for finding the process.
+/// The flags that determine the path of the control socket.
 #[derive(Debug, Args)]
 pub(crate) struct SocketArgs {
-    /// The control socket, as `run` has it; /run/walpost/control.sock where nobody says
+    /// The control socket of the running process; if neither this flag nor the configuration file
+    /// sets it, /run/walpost/control.sock
     #[arg(long, env = "WALPOST_CONTROL", value_name = "PATH")]
     control: Option<PathBuf>,
     /// Configuration file (walpost.toml), which can name the control socket
@@ -48,7 +49,7 @@ pub(crate) struct NamesArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ReloadArgs {
-    /// Also where more than half of the pipelines would be removed
+    /// Reload even if this removes more than half of the pipelines of a source
     #[arg(long)]
     accept: bool,
     #[command(flatten)]
@@ -82,7 +83,7 @@ pub(crate) fn run(command: &PipelineCommand) -> Exit {
     let answer = match control::send_request(&path, &request) {
         Ok(answer) => answer,
         Err(reason) => {
-            error!("{}", unanswered(&path, &reason));
+            error!("{}", connection_error(&path, &reason));
             return Exit::Failed;
         }
     };
@@ -98,16 +99,17 @@ pub(crate) fn run(command: &PipelineCommand) -> Exit {
     }
 }
 
-fn unanswered(path: &Path, reason: &std::io::Error) -> String {
+fn connection_error(path: &Path, reason: &std::io::Error) -> String {
     if reason.kind() == std::io::ErrorKind::PermissionDenied {
         return format!(
-            "control socket {}: {reason}. Run the command as root, or as the user that runs walpost: sudo -u walpost ...",
+            "control socket {}: {reason}. Run the command as root, or as the user that runs Walpost: sudo -u walpost ...",
             path.display()
         );
     }
     format!(
-        "control socket {}: {reason}. Expected the socket of a walpost that runs, as root or as its user: see \"walpost pipeline\" \
-         in its log, and run it with --control PATH, or control at the top of walpost.toml",
+        "control socket {}: {reason}. Expected a running Walpost to be listening on it, and this command to run as root or as \
+         Walpost's user. To find the path, search Walpost's log for \"walpost pipeline\"; to set it, use --control PATH, or \
+         control at the top of walpost.toml",
         path.display()
     )
 }

@@ -8,7 +8,7 @@ use tracing::{error, info};
 use uuid::Uuid;
 
 use super::out::say;
-use super::{consent, load_to_ask};
+use super::{consent, load_with_runtime};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::file::SinkName;
 use crate::config::values;
@@ -35,49 +35,50 @@ use crate::sink::stdout::StdoutSink;
 /// Flags of `walpost replay`.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// Rows from here: a time, like 2025-11-01T03:00:00Z or 1h (one hour ago), compared with
-    /// created_at; an id; or the walpost-position of a record
+    /// First row to send: a time compared with created_at, such as 2025-11-01T03:00:00Z or 1h (one
+    /// hour ago); an id; or the walpost-position of a record
     #[arg(long, value_name = "TIME|ID|POSITION", value_parser = parse_bound)]
     from: Option<Bound>,
-    /// Rows up to and including this time, id or position
+    /// Last row to send: a time, an id or a walpost-position, inclusive
     #[arg(long, value_name = "TIME|ID|POSITION", value_parser = parse_bound)]
     to: Option<Bound>,
-    /// Rows that meet a condition in SQL. Functions in it run with the rights of the connection's
-    /// role, and could drop a slot: it is refused for a superuser
+    /// Only rows that meet this SQL condition. Functions in the condition run with the privileges
+    /// of the connection's role and could drop a slot, so superusers can't use this flag
     #[arg(long = "where", value_name = "SQL")]
     condition: Option<String>,
-    /// Rows of this aggregate type, or of one aggregate; repeated, of any of them
+    /// Only rows of this aggregate type, or of this aggregate. Can be repeated to select several
     #[arg(long, value_name = "TYPE[/ID]")]
     aggregate: Vec<Aggregate>,
-    /// The row with this id; repeated, each of them
+    /// Only the row with this id. Can be repeated to select several rows
     #[arg(long, value_name = "ID")]
     id: Vec<String>,
     /// Every row of the table
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots", "set_aside", "resume"])]
     all: bool,
-    /// Rows that may be missing in Kafka after slots were dropped; when all are sent, the slots are
-    /// no longer reported
+    /// Rows that may be missing from Kafka because slots were dropped; after all of them were sent,
+    /// these slots are no longer reported
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id"])]
     dropped_slots: bool,
-    /// With --dropped-slots: send nothing, and record that all these events were delivered, as
-    /// after a planned move for which the pipeline was drained. Without --table, of every table of
-    /// the pipeline
+    /// With --dropped-slots: send nothing, and record that all these events were delivered, for
+    /// example after a planned move for which the pipeline was drained. Without --table, applies to
+    /// every table of the pipeline
     #[arg(long, requires = "dropped_slots", conflicts_with_all = ["rate", "resume"])]
     already_delivered: bool,
-    /// Rows of a table that is set aside; when all are sent, the stream delivers the table again
+    /// Rows of a table that is set aside; after all of them were sent, the stream delivers the table
+    /// again
     #[arg(long, conflicts_with_all = ["from", "to", "condition", "aggregate", "id", "dropped_slots"])]
     set_aside: bool,
-    /// Count the rows, and send none
+    /// Count the rows without sending them
     #[arg(long)]
     dry_run: bool,
-    /// Send at most this many rows a second
+    /// Send at most this many rows per second
     #[arg(long, value_name = "N/s", value_parser = rate)]
     rate: Option<u32>,
-    /// Where records go: kafka, or stdout [default: kafka]
+    /// Where to write records: kafka or stdout [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
-    /// Resume an interrupted replay. Its --where and --topic have to be given again: what the
-    /// journal has of them is compared, and never run
+    /// Resume an interrupted replay. Repeat the --where and --topic of the replay: Walpost only
+    /// compares them with the journal, whose contents are never executed
     #[arg(
         long,
         value_name = "RUN-ID",
@@ -85,7 +86,7 @@ pub(crate) struct ReplayArgs {
         conflicts_with_all = ["from", "to", "aggregate", "id", "dropped_slots", "set_aside"]
     )]
     resume: Option<Uuid>,
-    /// Don't ask
+    /// Don't ask for confirmation
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
@@ -94,35 +95,35 @@ pub(crate) struct ReplayArgs {
     records: RecordArgs,
 }
 
-/// The reason why no rows were sent, or not all of them.
+/// The reason why some or all rows were not sent.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
     Replay(#[from] ReplayError),
-    #[error("{reason}. To resume it: {command}")]
-    CutShort {
+    #[error("{reason}. To resume the replay: {command}")]
+    Interrupted {
         reason: ReplayError,
         command: String,
     },
     #[error(
-        "the table stays set aside: {0}. Run the same command again; it sends these rows alone. If rows arrive too fast for \
-         that, stop the pipeline meanwhile"
+        "the table stays set aside: {0}. Run the same command again, which sends only these rows. If rows arrive too fast, \
+         stop the pipeline while the command runs"
     )]
     StillSetAside(String),
-    #[error("signals can't be received: {0}")]
+    #[error("failed to install signal handlers: {0}")]
     Signals(std::io::Error),
-    #[error("the answer was not the name of pipeline {0:?}: nothing was sent")]
-    NotAsked(String),
+    #[error("not confirmed: the answer was not the name of pipeline {0:?}. Nothing was sent")]
+    NotConfirmed(String),
     #[error(
-        "no rows of table {0} are selected. Select some (--from, --to, --aggregate, --id, --where, \
-         --dropped-slots), or say --all for every row of it"
+        "no rows of table {0} are selected. Select rows with --from, --to, --aggregate, --id, --where or \
+         --dropped-slots, or select every row with --all"
     )]
     NoSelection(TableName),
     #[error(
-        "replay {run} was begun by role {by_role} at {at}, and this session has another: with --yes nobody would see what it \
-         sends. Leave --yes out, look, and agree"
+        "replay {run} was started by another role, {by_role}, at {at}: --yes would send its rows without review. Run the \
+         command without --yes, check the output, and confirm"
     )]
-    OfAnother {
+    OtherRole {
         run: Uuid,
         by_role: String,
         at: String,
@@ -134,7 +135,7 @@ impl Failure {
     fn with_commands(self, commands: &Commands) -> Self {
         match self {
             Self::Replay(reason) => Self::Replay(reason.with_commands(commands)),
-            Self::CutShort { reason, command } => Self::CutShort {
+            Self::Interrupted { reason, command } => Self::Interrupted {
                 reason: reason.with_commands(commands),
                 command,
             },
@@ -154,17 +155,19 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
             .map_or(GivenSink::ForDelivery(None), GivenSink::Instead),
         accepts_single_table: true,
     };
-    let (pipelines, runtime) = match load_to_ask(&given) {
+    let (pipelines, runtime) = match load_with_runtime(&given) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
     let [settings] = &pipelines[..] else {
-        error!("each pipeline has its own table: choose one with --pipeline");
+        error!(
+            "several pipelines are configured, each with its own table. Select one with --pipeline"
+        );
         return Exit::Usage;
     };
     let done = runtime.block_on(async {
         match args.already_delivered {
-            true => settle(settings, args).await,
+            true => record_delivered(settings, args).await,
             false => replay(settings, args).await,
         }
     });
@@ -176,11 +179,11 @@ pub(crate) fn run(args: &ReplayArgs) -> Exit {
             let reason = reason.with_commands(&settings.target.commands);
             error!(pipeline = settings.name, "{reason}");
             match reason {
-                Failure::NotAsked(_) | Failure::NoSelection(_) | Failure::OfAnother { .. } => {
+                Failure::NotConfirmed(_) | Failure::NoSelection(_) | Failure::OtherRole { .. } => {
                     Exit::Usage
                 }
                 Failure::Signals(_) | Failure::StillSetAside(_) => Exit::Failed,
-                Failure::Replay(reason) | Failure::CutShort { reason, .. } => exit(&reason),
+                Failure::Replay(reason) | Failure::Interrupted { reason, .. } => exit(&reason),
             }
         }
     }
@@ -256,18 +259,18 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
     };
     say!("{name}: {}", plan.describe());
     say!(
-        "{name}: to be sent to topic {}, with the header {REPLAY_HEADER}={}",
+        "{name}: rows will be sent to topic {}, with the header {REPLAY_HEADER}={}",
         plan.topic(),
         plan.run
     );
     if let Some(begun) = &plan.begun {
-        let whose = if begun.is_ours {
+        let remark = if begun.is_ours {
             ""
         } else {
             ", which is not the role of this session"
         };
         say!(
-            "{name}: begun by role {}{whose}, at {}",
+            "{name}: started by role {}{remark}, at {}",
             begun.by_role,
             begun.at
         );
@@ -281,14 +284,14 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
         return Ok(ReplayEnd::Complete);
     }
     if let (true, Some(begun)) = (args.yes, plan.begun.as_ref().filter(|begun| !begun.is_ours)) {
-        return Err(Failure::OfAnother {
+        return Err(Failure::OtherRole {
             run: plan.run,
             by_role: begun.by_role.clone(),
             at: begun.at.clone(),
         });
     }
     if !args.yes && !consent::is_given(name).await {
-        return Err(Failure::NotAsked(name.clone()));
+        return Err(Failure::NotConfirmed(name.clone()));
     }
     let window = Window {
         records: settings.window_records,
@@ -306,7 +309,8 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
             create_topics,
             credentials,
         } => {
-            // A separate producer, because the pipeline's own producer would be fenced.
+            // Not transactional, because a producer with the pipeline's transactional ID would fence the
+            // pipeline's own producer.
             let sink = KafkaSink::new(
                 name,
                 properties,
@@ -321,25 +325,32 @@ async fn replay(settings: &PipelineSettings, args: &ReplayArgs) -> Result<Replay
     }
 }
 
-/// Records that events which may be missing were delivered.
-async fn settle(settings: &PipelineSettings, args: &ReplayArgs) -> Result<ReplayEnd, Failure> {
+/// Records that events reported as possibly missing were delivered.
+async fn record_delivered(
+    settings: &PipelineSettings,
+    args: &ReplayArgs,
+) -> Result<ReplayEnd, Failure> {
     let name = &settings.name;
-    let open = OpenEntries::find(settings).await?;
-    for line in open.describe() {
+    let entries = OpenEntries::find(settings).await?;
+    for line in entries.describe() {
         say!("{name}: {line}");
     }
     say!(
-        "{name}: nothing is sent: these events count as delivered from then on, and retention may remove them"
+        "{name}: nothing will be sent: from now on, these events count as delivered, and retention may remove them"
     );
     if args.dry_run {
         say!("{name}: nothing was recorded");
         return Ok(ReplayEnd::Complete);
     }
     if !args.yes && !consent::is_given(name).await {
-        return Err(Failure::NotAsked(name.clone()));
+        return Err(Failure::NotConfirmed(name.clone()));
     }
-    let id = open.settle().await?;
-    info!(pipeline = name, journal = id, "settled without sending");
+    let id = entries.settle().await?;
+    info!(
+        pipeline = name,
+        journal = id,
+        "events recorded as delivered"
+    );
     Ok(ReplayEnd::Complete)
 }
 
@@ -354,8 +365,10 @@ async fn send(
     let mut stop = stop_at_signals().map_err(Failure::Signals)?;
     info!(pipeline = name, %run, rows = plan.rows, "replaying");
     let mut progress = Progress::new("rows sent again", Some(plan.rows));
-    let told = |rows| progress.advance(rows);
-    let ended = plan.send(&mut sink, watermark, rate, &mut stop, told).await;
+    let advance = |rows| progress.advance(rows);
+    let ended = plan
+        .send(&mut sink, watermark, rate, &mut stop, advance)
+        .await;
     let rows = progress.done();
     match ended {
         Ok(ReplayEnd::Complete) => {
@@ -370,18 +383,19 @@ async fn send(
             drop(progress);
             info!(
                 pipeline = name, %run, rows,
-                "stopped. To resume it: {}", plan.resumption()
+                "stopped. To resume the replay: {}", plan.resumption()
             );
             Ok(ReplayEnd::Stopped)
         }
         Err(reason) => {
             let command = plan.resumption();
-            Err(Failure::CutShort { reason, command })
+            Err(Failure::Interrupted { reason, command })
         }
     }
 }
 
-/// Waits until the pipeline has handled a table whose rows were all sent.
+/// After all rows of a table that is set aside were sent, waits until the stream delivers the table
+/// again.
 async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failure> {
     match plan.hand_over().await? {
         HandOver::Resumed => {
@@ -389,14 +403,14 @@ async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failu
             Ok(ReplayEnd::Complete)
         }
         HandOver::Pending => {
-            say!("{name}: the stream delivers the table again when walpost run is at work");
+            say!("{name}: the stream will deliver the table again once walpost run is running");
             Ok(ReplayEnd::Complete)
         }
         HandOver::Missed(reason) => Err(Failure::StillSetAside(reason)),
     }
 }
 
-/// Parses one end of a range. A duration means that long ago.
+/// Parses one end of a range. A duration is subtracted from the current time.
 fn parse_bound(text: &str) -> Result<Bound, String> {
     match values::duration(text) {
         Ok(_) => values::moment(text, Timestamp::now()).map(|at| Bound::Time(at.to_string())),
@@ -404,8 +418,8 @@ fn parse_bound(text: &str) -> Result<Bound, String> {
     }
 }
 
-/// Returns a receiver that becomes true at the first SIGTERM or SIGINT. The second signal ends the
-/// process.
+/// Returns a receiver that becomes true at the first SIGTERM or SIGINT. A second signal terminates
+/// the process.
 fn stop_at_signals() -> std::io::Result<watch::Receiver<bool>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -428,7 +442,7 @@ fn stop_at_signals() -> std::io::Result<watch::Receiver<bool>> {
 fn run_id(text: &str) -> Result<Uuid, String> {
     let read = text.parse();
     read.map_err(|error: uuid::Error| {
-        format!("{error}; expected the id that the replay was logged with")
+        format!("{error}; expected the run ID that was logged when the replay started")
     })
 }
 
@@ -436,6 +450,6 @@ fn rate(text: &str) -> Result<u32, String> {
     let number = text.strip_suffix("/s").unwrap_or(text);
     match number.parse() {
         Ok(rate) if rate > 0 => Ok(rate),
-        _ => Err("expected a number of rows a second, like 500/s".to_owned()),
+        _ => Err("expected a number of rows per second, like 500/s".to_owned()),
     }
 }

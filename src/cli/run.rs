@@ -1,4 +1,4 @@
-//! `walpost run`: delivers events until it is asked to stop.
+//! `walpost run`: delivers events until the process is asked to stop.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -25,14 +25,14 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Flags of `walpost run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Where records go: kafka, or stdout [default: kafka]
+    /// Where to write records: kafka or stdout [default: kafka]
     #[arg(long, env = "WALPOST_SINK", value_enum, hide_possible_values = true)]
     sink: Option<SinkName>,
-    /// Where metrics, health and status are served: HOST:PORT, port 0 for a free one, or off
+    /// Address for metrics, health checks and status: HOST:PORT (port 0 selects a free port), or off
     /// [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
-    /// A further host name that HTTP requests may name, besides localhost and IP addresses; "*" for
+    /// A host name that HTTP requests may use, in addition to localhost and IP addresses; "*" allows
     /// any
     #[arg(
         long,
@@ -42,8 +42,8 @@ pub(crate) struct RunArgs {
         hide_short_help = true
     )]
     http_host: Vec<String>,
-    /// Unix-domain socket at which `walpost pipeline` is answered, or off. With systemd's
-    /// RuntimeDirectory there is one by itself
+    /// Unix-domain socket for `walpost pipeline` commands, or off. With systemd's RuntimeDirectory,
+    /// a socket is created there by default
     #[arg(
         long,
         env = "WALPOST_CONTROL",
@@ -51,7 +51,7 @@ pub(crate) struct RunArgs {
         hide_short_help = true
     )]
     control: Option<PathBuf>,
-    /// First create table or functions, publication and slot, where they are missing
+    /// First create the table or functions, the publication and the slot if they don't exist
     #[arg(long)]
     init: bool,
     #[command(flatten)]
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         }
     };
     if first.defined.is_empty() {
-        warn!("there is no pipeline yet; waiting for one");
+        warn!("no pipeline is defined yet; waiting for one");
     }
     let listener = match listen(args) {
         Ok(listener) => listener,
@@ -93,7 +93,7 @@ pub(crate) fn run(args: &RunArgs) -> Exit {
         let attempts = first
             .defined
             .iter()
-            .map(|of| init_as_own_role(&of.settings));
+            .map(|pipeline| init_as_own_role(&pipeline.settings));
         let failures: Vec<Exit> = attempts.filter_map(Result::err).collect();
         // If there are several pipelines, only those that could not be initialized halt: the owner
         // of one database must not be able to stop the others.
@@ -136,8 +136,8 @@ fn control(args: &RunArgs) -> Result<Option<Control>, Exit> {
     })
 }
 
-/// Opens the HTTP server before anything else, so that a process that can't be monitored as
-/// configured does not start.
+/// Starts listening for HTTP requests. This happens before pipelines start, so that a process that
+/// can't be monitored as configured does not start.
 fn listen(args: &RunArgs) -> Result<Option<http::Listener>, Exit> {
     let address = config::http(args.http.as_deref(), args.connection.config.as_deref());
     let hosts = config::http_hosts(&args.http_host, args.connection.config.as_deref());
@@ -154,7 +154,7 @@ fn listen(args: &RunArgs) -> Result<Option<http::Listener>, Exit> {
     listening.map_err(|reason| {
         error!("{reason}");
         match reason {
-            // Any user of the machine may use the address temporarily. systemd restarts Walpost.
+            // Another process may use the address only temporarily. systemd restarts Walpost.
             http::ListenError::InUse(_) => Exit::Failed,
             http::ListenError::Other { .. } | http::ListenError::Host(_) => Exit::Usage,
         }

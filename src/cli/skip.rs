@@ -1,10 +1,11 @@
-//! `walpost skip`: shows what [`skip`](crate::skip) would skip, asks for confirmation, and runs it.
+//! `walpost skip`: shows which events [`skip`](crate::skip) would skip, asks for confirmation, and
+//! skips them.
 
 use clap::Args;
 use tracing::error;
 
 use super::out::say;
-use super::{consent, load_to_ask};
+use super::{consent, load_with_runtime};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::{Given, GivenSink};
 use crate::model::exit::Exit;
@@ -16,14 +17,14 @@ use crate::skip::{Skip, SkipError, SkipPlan, SkipTarget};
 /// Flags of `walpost skip`.
 #[derive(Debug, Args)]
 pub(crate) struct SkipArgs {
-    /// Skip what is committed before this LSN; or the transaction of this position, and what is
-    /// before it
+    /// Skip events committed before this LSN; or the transaction at this position, and the events
+    /// before that transaction
     #[arg(long, value_name = "LSN|POSITION")]
     to: SkipTarget,
-    /// Show what would be skipped, and change nothing
+    /// Show which events would be skipped, without skipping them
     #[arg(long)]
     dry_run: bool,
-    /// Don't ask
+    /// Don't ask for confirmation
     #[arg(long)]
     yes: bool,
     #[command(flatten)]
@@ -37,8 +38,8 @@ pub(crate) struct SkipArgs {
 enum Failure {
     #[error(transparent)]
     Skip(#[from] SkipError),
-    #[error("the answer was not the name of pipeline {0:?}: nothing was changed")]
-    NotAsked(String),
+    #[error("not confirmed: the answer was not the name of pipeline {0:?}. Nothing was changed")]
+    NotConfirmed(String),
 }
 
 /// Moves the slot of one pipeline.
@@ -50,12 +51,14 @@ pub(crate) fn run(args: &SkipArgs) -> Exit {
         sink: GivenSink::ForDelivery(None),
         accepts_single_table: false,
     };
-    let (pipelines, runtime) = match load_to_ask(&given) {
+    let (pipelines, runtime) = match load_with_runtime(&given) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
     let [settings] = &pipelines[..] else {
-        error!("each pipeline has its own slot: choose one with --pipeline");
+        error!(
+            "several pipelines are configured, each with its own slot. Select one with --pipeline"
+        );
         return Exit::Usage;
     };
     let done = runtime.block_on(skip(settings, args));
@@ -88,7 +91,7 @@ async fn skip(settings: &PipelineSettings, args: &SkipArgs) -> Result<(), Failur
         return Ok(());
     }
     if !args.yes && !consent::is_given(name).await {
-        return Err(Failure::NotAsked(name.clone()));
+        return Err(Failure::NotConfirmed(name.clone()));
     }
     Ok(skip.run().await?)
 }
@@ -105,26 +108,26 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     } = plan;
     if *is_moved {
         say!(
-            "{name}: slot {} is at {to}, and Walpost has confirmed it up to {confirmed}: what was committed between is \
-             left out where it was not delivered, and nobody can say what that is",
+            "{name}: slot {} is at {to}, but Walpost confirmed it only up to {confirmed}: events committed in between that \
+             have not been delivered will be skipped, and Walpost can't tell which ones they are",
             settings.target.slot
         );
         return;
     }
     say!(
-        "{name}: slot {} is at {confirmed}, to be moved to {to}: {} would never be delivered",
+        "{name}: slot {} is at {confirmed} and would be moved to {to}: {} would never be delivered",
         settings.target.slot,
         counted(found.events - found.dealt_with, "event"),
     );
     if found.dealt_with > 0 {
         say!(
-            "{name}: {} more were dealt with before, as the checkpoint says",
+            "{name}: {} more were already delivered or skipped, according to the checkpoint",
             found.dealt_with
         );
     }
     for (topic, count) in &found.topics {
         match topic.as_str() {
-            "" => say!("{name}:   {count} for further topics"),
+            "" => say!("{name}:   {count} for other topics"),
             topic => say!("{name}:   {count} for topic {topic}"),
         }
     }
@@ -140,21 +143,23 @@ fn print_plan(settings: &PipelineSettings, plan: &SkipPlan) {
     }
     if let Some((_, checkpoint)) = checkpoint {
         say!(
-            "{name}: the checkpoint moves with it: {}",
+            "{name}: the checkpoint would be moved too: {}",
             super::checkpoint::describe(checkpoint)
         );
     }
     match &settings.target.outbox {
         Outbox::Tables(tables) => {
-            say!("{name}: the rows stay in their tables, {tables}, where replay --table finds them")
+            say!(
+                "{name}: the rows stay in their tables, {tables}, from which walpost replay --table can send them"
+            )
         }
         Outbox::Table(table) | Outbox::OneOf { table, .. } => {
-            say!("{name}: the rows stay in table {table}, where walpost replay finds them")
+            say!("{name}: the rows stay in table {table}, from which walpost replay can send them")
         }
-        Outbox::Messages { .. } => say!("{name}: there is no table that keeps them"),
+        Outbox::Messages { .. } => say!("{name}: no table contains the skipped events"),
     }
 }
 
-fn counted(count: u64, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

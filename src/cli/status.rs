@@ -1,4 +1,4 @@
-//! `walpost status`: shows the state of the pipelines, according to the running process and the
+//! `walpost status`: shows the state of the pipelines as reported by the running process and the
 //! database.
 
 use std::collections::HashSet;
@@ -43,14 +43,14 @@ const UNKNOWN: &str = "-";
 /// Flags of `walpost status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// The HTTP address of the connector, as `run` has it. off queries the database alone [default:
-    /// 127.0.0.1:9464]
+    /// The HTTP address of the running process, as in its --http; off queries only the database
+    /// [default: 127.0.0.1:9464]
     #[arg(long, env = "WALPOST_HTTP", value_name = "ADDRESS")]
     http: Option<String>,
-    /// Refresh every second, until interrupted
+    /// Refresh every second until interrupted
     #[arg(long)]
     watch: bool,
-    /// One JSON document instead of a table
+    /// Print a JSON document instead of a table
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -64,10 +64,11 @@ struct StatusReport {
     healthy: bool,
     connector: Connector,
     pipelines: Vec<Found>,
-    /// Slots of Walpost that no pipeline of the configuration uses and no process reads. Known only
-    /// if all pipelines of a file are queried.
+    /// Slots of Walpost that no pipeline of the configuration uses and no process reads. Empty unless
+    /// all pipelines of a file are queried.
     unused_slots: Vec<String>,
-    /// The time according to the running process, or else this machine, in seconds since 1970.
+    /// The current time according to the running process, or this machine if there is none, in
+    /// seconds since 1970.
     #[serde(skip)]
     now: f64,
 }
@@ -107,14 +108,15 @@ struct Found {
 
 impl Found {
     fn is_healthy(&self) -> bool {
-        self.problems.is_empty() && self.connector.as_ref().is_none_or(|of| of.ready)
+        let connector = self.connector.as_ref();
+        self.problems.is_empty() && connector.is_none_or(|connector| connector.ready)
     }
 
-    /// Returns the sort order, in which pipelines with problems come first, as on the status page.
+    /// Returns the sort key that lists pipelines with problems first, as on the status page.
     fn rank(&self) -> u8 {
         match (&self.connector, self.problems.is_empty()) {
             (Some(connector), true) => connector.summary.rank,
-            // The database may report a problem that the process does not know.
+            // The database may report a problem that the process does not report.
             (Some(connector), false) => connector.summary.rank.min(2),
             (None, true) => u8::MAX,
             (None, false) => 1,
@@ -135,15 +137,15 @@ struct Database {
     safe_wal_bytes: Option<i64>,
     lag_bytes: Option<u64>,
     retained_bytes: Option<u64>,
-    /// A description of what uses the slot, if that is not Walpost.
+    /// A description of the process that uses the slot, if that process is not Walpost.
     #[serde(skip)]
     held: Option<String>,
     #[serde(skip)]
     problems: Vec<Problem>,
     /// Why the pipeline halted, if no process has read the slot since.
     last_halt: Option<LastHalt>,
-    /// Slots that were dropped and whose events were not sent again. `None` if the journal does not
-    /// exist or can't be read.
+    /// Dropped slots whose events were not sent again. `None` if the journal does not exist or can't
+    /// be read.
     dropped_slots: Option<Vec<DroppedSlot>>,
     /// Tables that are set aside. `None` if the journal does not exist or can't be read.
     set_aside: Option<Vec<SetAside>>,
@@ -177,7 +179,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
     };
     if address.is_none() && settings.is_empty() {
         error!(
-            "nothing to query: expected --postgres URL or --config FILE, or --http with an address"
+            "nothing to query: expected --postgres URL, --config FILE, or --http with an address"
         );
         return Exit::Usage;
     }
@@ -185,7 +187,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
         Ok(runtime) => runtime,
         Err(exit) => return exit,
     };
-    // Pipelines that were not selected have slots too.
+    // A slot may belong to a pipeline that was not selected.
     let is_complete = args.connection.config.is_some() && args.connection.pipeline.is_empty();
     let exit = runtime.block_on(async {
         let mut is_first = true;
@@ -201,7 +203,7 @@ pub(crate) fn run(args: &StatusArgs) -> Exit {
                 (false, false) => out::lines(&format_report(&report)),
             };
             is_first = false;
-            // If printing fails, there is no reader left.
+            // If printing fails, the reader of the output has exited.
             if !args.watch || !printed {
                 return match report.healthy {
                     true => Exit::Done,
@@ -225,43 +227,45 @@ async fn query_all(
     let now = status
         .as_ref()
         .map_or_else(|| seconds(unix_micros()), |status| status.now);
-    let mut said = status.map(|status| status.pipelines).unwrap_or_default();
+    let mut reported = status.map(|status| status.pipelines).unwrap_or_default();
     let mut pipelines = Vec::new();
     let databases = stream::iter(settings)
         .map(query_database)
         .buffered(CONCURRENT_QUERIES_MAX);
     let databases: Vec<_> = databases.collect().await;
     for (settings, database) in settings.iter().zip(databases) {
-        let at = said.iter().position(|of| of.about.name == settings.name);
-        let of_connector = at.map(|at| said.remove(at));
+        let index = reported
+            .iter()
+            .position(|status| status.about.name == settings.name);
+        let connector_status = index.map(|index| reported.remove(index));
         pipelines.push(Found {
             name: settings.name.clone(),
             problems: problems(
                 &settings.target.commands,
                 &connector,
-                of_connector.as_ref(),
+                connector_status.as_ref(),
                 Some(&database),
             ),
-            connector: of_connector,
+            connector: connector_status,
             database: Some(database),
         });
     }
-    // Adds pipelines that this configuration does not contain.
-    let is_asked = |of: &PipelineStatus| match settings.is_empty() {
-        true => requested.is_empty() || requested.contains(&of.about.name),
+    // Without a configuration, adds the pipelines that the running process reports.
+    let is_requested = |status: &PipelineStatus| match settings.is_empty() {
+        true => requested.is_empty() || requested.contains(&status.about.name),
         false => false,
     };
-    for of_connector in said.into_iter().filter(is_asked) {
-        let name = &of_connector.about.name;
+    for status in reported.into_iter().filter(is_requested) {
+        let name = &status.about.name;
         pipelines.push(Found {
             name: name.clone(),
             problems: problems(
                 &Commands::for_pipeline(name),
                 &connector,
-                Some(&of_connector),
+                Some(&status),
                 None,
             ),
-            connector: Some(of_connector),
+            connector: Some(status),
             database: None,
         });
     }
@@ -276,8 +280,8 @@ async fn query_all(
     }
 }
 
-/// Returns Walpost's slots in each database that no pipeline uses. A database that does not respond
-/// is reported for its pipelines.
+/// Returns, for all databases, Walpost's slots that no pipeline uses. Databases that don't respond
+/// are skipped, because the status of their pipelines contains the error.
 async fn unused_slots(pipelines: &[PipelineSettings]) -> Vec<String> {
     let used: Vec<_> = pipelines
         .iter()
@@ -289,11 +293,11 @@ async fn unused_slots(pipelines: &[PipelineSettings]) -> Vec<String> {
         if !databases.insert(settings.postgres.describe()) {
             continue;
         }
-        let asked = async {
+        let query = async {
             let catalog = Catalog::open(&settings.postgres).await?;
             catalog.unused_slots(&settings.target, &used).await
         };
-        if let Ok(Ok(found)) = timeout(QUERY_TIMEOUT, asked).await {
+        if let Ok(Ok(found)) = timeout(QUERY_TIMEOUT, query).await {
             unused.extend(found.iter().map(ToString::to_string));
         }
     }
@@ -328,7 +332,7 @@ async fn query_connector(address: Option<&str>) -> (Connector, Option<Status>) {
 }
 
 async fn query_database(settings: &PipelineSettings) -> Database {
-    let asked = async {
+    let query = async {
         let catalog = Catalog::open(&settings.postgres).await?;
         let held = catalog.held_by_other(&settings.target.slot).await?;
         let vitals = catalog.vitals(&settings.name, &settings.target).await?;
@@ -340,12 +344,12 @@ async fn query_database(settings: &PipelineSettings) -> Database {
         };
         Ok::<_, CatalogError>((vitals, held, last_halt))
     };
-    let ((vitals, held, last_halt), error) = match timeout(QUERY_TIMEOUT, asked).await {
+    let ((vitals, held, last_halt), error) = match timeout(QUERY_TIMEOUT, query).await {
         Ok(Ok(found)) => (found, None),
         Ok(Err(error)) => (Default::default(), Some(error.to_string())),
         Err(_) => (
             Default::default(),
-            Some(format!("no answer within {QUERY_TIMEOUT:?}")),
+            Some(format!("no response within {QUERY_TIMEOUT:?}")),
         ),
     };
     let name = &settings.target.slot;
@@ -354,8 +358,8 @@ async fn query_database(settings: &PipelineSettings) -> Database {
     let mut problems = Vec::new();
     if error.is_none() {
         problems.extend(problem::slot_problem(name, &vitals, commands));
-        let has_log = matches!(slot.wal_status.as_deref(), Some("reserved" | "extended"));
-        if has_log && !slot.active {
+        let has_wal = matches!(slot.wal_status.as_deref(), Some("reserved" | "extended"));
+        if has_wal && !slot.active {
             problems.push(problem::unread(name));
         }
         let outbox = settings.target.outbox.to_string();
@@ -367,17 +371,17 @@ async fn query_database(settings: &PipelineSettings) -> Database {
         ));
     }
     let server = error.is_none().then_some(vitals.end);
-    let behind = |from: Option<Lsn>| Some(server?.bytes_since(from?));
+    let bytes_since = |from: Option<Lsn>| Some(server?.bytes_since(from?));
     Database {
         slot: name.clone(),
         server,
-        // Every existing slot has a status.
+        // Without a status, the slot does not exist.
         active: slot.wal_status.is_some().then_some(slot.active),
         confirmed: slot.confirmed,
         restart: slot.restart,
         safe_wal_bytes: slot.safe_wal_bytes,
-        lag_bytes: behind(slot.confirmed),
-        retained_bytes: behind(slot.restart),
+        lag_bytes: bytes_since(slot.confirmed),
+        retained_bytes: bytes_since(slot.restart),
         wal_status: slot.wal_status,
         held: held.map(|held| held.to_string()),
         problems,
@@ -391,11 +395,11 @@ async fn query_database(settings: &PipelineSettings) -> Database {
 fn problems(
     commands: &Commands,
     connector: &Connector,
-    of_connector: Option<&PipelineStatus>,
+    status: Option<&PipelineStatus>,
     database: Option<&Database>,
 ) -> Vec<String> {
     let mut reasons: Vec<Reason> = Vec::new();
-    let own = |what: String| Reason {
+    let critical = |what: String| Reason {
         severity: Severity::Critical,
         source: Source::Connector,
         what,
@@ -403,49 +407,50 @@ fn problems(
         since: None,
     };
     // If the database was queried, its results take precedence.
-    let asked = database.filter(|database| database.error.is_none());
-    match (of_connector, &connector.address) {
+    let queried = database.filter(|database| database.error.is_none());
+    match (status, &connector.address) {
         (Some(pipeline), _) => {
-            let is_news = |reason: &&Reason| asked.is_none() || reason.source == Source::Connector;
-            reasons.extend(pipeline.summary.reasons.iter().filter(is_news).cloned());
+            let is_current =
+                |reason: &&Reason| queried.is_none() || reason.source == Source::Connector;
+            reasons.extend(pipeline.summary.reasons.iter().filter(is_current).cloned());
         }
-        (None, Some(address)) => reasons.push(own(match &connector.error {
+        (None, Some(address)) => reasons.push(critical(match &connector.error {
             Some(error) => format!("no response from Walpost at {address}: {error}"),
             None => format!("Walpost at {address} has no such pipeline"),
         })),
         (None, None) => {}
     }
-    if let Some(database) = asked {
-        // If the running process has the pipeline, it reports the current state.
-        if let (None, Some(halt)) = (of_connector, &database.last_halt) {
+    if let Some(database) = queried {
+        // A running process that has the pipeline reports its current state instead.
+        if let (None, Some(halt)) = (status, &database.last_halt) {
             reasons.push(Reason {
                 source: Source::Database,
-                remedy: "Do what the message says, then start Walpost".to_owned(),
-                ..own(halt.describe())
+                remedy: "Follow the instructions in the message, then start Walpost".to_owned(),
+                ..critical(halt.describe())
             });
         }
         for problem in &database.problems {
-            // If the process already reports that the pipeline is not ready, the slot being unread
-            // is the same problem.
-            let is_told = problem.kind == Kind::NotStreaming
-                && of_connector.is_some_and(|pipeline| !pipeline.ready);
-            if !is_told {
+            // If the process already reports that the pipeline is not ready, that also explains why
+            // the slot is not read.
+            let is_reported = problem.kind == Kind::NotStreaming
+                && status.is_some_and(|pipeline| !pipeline.ready);
+            if !is_reported {
                 summary::add(&mut reasons, Reason::from_problem(problem));
             }
         }
-        // If this role can't read the journal, use what the process has read.
+        // If this role can't read the journal, use the entries that the process has read.
         let dropped = database.dropped_slots.as_ref();
-        let dropped = dropped.or_else(|| of_connector?.dropped_slots.as_ref());
+        let dropped = dropped.or_else(|| status?.dropped_slots.as_ref());
         summary::add_dropped_slots(&mut reasons, commands, dropped.map_or(&[], Vec::as_slice));
         let set_aside = database.set_aside.as_ref();
-        let set_aside = set_aside.or_else(|| of_connector?.set_aside.as_ref());
+        let set_aside = set_aside.or_else(|| status?.set_aside.as_ref());
         summary::add_set_aside(&mut reasons, commands, set_aside.map_or(&[], Vec::as_slice));
         if let Some(held) = &database.held {
-            summary::add(&mut reasons, own(held.clone()));
+            summary::add(&mut reasons, critical(held.clone()));
         }
     }
     if let Some(error) = database.and_then(|database| database.error.as_ref()) {
-        reasons.push(own(format!("catalog query failed: {error}")));
+        reasons.push(critical(format!("catalog query failed: {error}")));
     }
     reasons.iter().map(Reason::line).collect()
 }
@@ -464,7 +469,7 @@ const TITLES: [&str; 12] = [
     "IN FLIGHT",
     "CONFIRMED",
 ];
-/// Whether the column contains numbers, which are right-aligned.
+/// Which columns contain numbers. These columns are right-aligned.
 const IS_NUMBER: [bool; TITLES.len()] = [
     false, false, true, true, true, true, true, true, false, true, true, true,
 ];
@@ -488,38 +493,39 @@ fn format_report(report: &StatusReport) -> Screen {
 fn summary(pipelines: &[&Found]) -> String {
     let mut states: Vec<(String, usize)> = Vec::new();
     for found in pipelines {
-        let state = state(found).unwrap_or_else(|| "not known".to_owned());
+        let state = state(found).unwrap_or_else(|| "unknown".to_owned());
         match states.iter_mut().find(|(known, _)| *known == state) {
             Some((_, count)) => *count += 1,
             None => states.push((state, 1)),
         }
     }
-    let of_states: Vec<_> = states
+    let counts: Vec<_> = states
         .iter()
         .map(|(state, count)| format!("{count} {state}"))
         .collect();
-    let troubled = pipelines.iter().filter(|found| !found.is_healthy()).count();
-    let health = match troubled {
+    let unhealthy = pipelines.iter().filter(|found| !found.is_healthy()).count();
+    let health = match unhealthy {
         0 => "all healthy".to_owned(),
-        troubled => format!("{troubled} with problems"),
+        unhealthy => format!("{unhealthy} with problems"),
     };
     let line = format!(
         "{} pipelines, {health}: {}",
         pipelines.len(),
-        of_states.join(", ")
+        counts.join(", ")
     );
     Escaped(line).to_string()
 }
 
-/// Returns the state according to the running process, or else the database.
+/// Returns the state that the running process reports, or else the state of the slot in the
+/// database.
 fn state(found: &Found) -> Option<String> {
-    let of_slot = || match found.database.as_ref()?.active? {
+    let slot_state = || match found.database.as_ref()?.active? {
         true => Some("in use".to_owned()),
         false => Some("not read".to_owned()),
     };
-    let of_connector = found.connector.as_ref();
-    let said = of_connector.map(|of| of.summary.state.clone());
-    said.or_else(of_slot)
+    let connector = found.connector.as_ref();
+    let reported = connector.map(|status| status.summary.state.clone());
+    reported.or_else(slot_state)
 }
 
 fn table(pipelines: &[&Found], now: f64) -> Vec<String> {
@@ -550,18 +556,19 @@ fn notes(pipelines: &[&Found], report: &StatusReport) -> Vec<String> {
     if let Some((error, at)) = report.connector.failed_reload() {
         let age = rounded::age((report.now - at).max(0.0));
         notes.push(format!(
-            "configuration: not reloaded {age} ago, and the pipelines run with the previous one: {error}. Correct it, and \
-             reload it"
+            "configuration: the reload {age} ago failed, and the pipelines still run with the previous configuration: {error}. \
+             Correct the configuration, and reload it"
         ));
     }
     for found in pipelines {
-        let snapshot = found.connector.as_ref().and_then(|of| of.snapshot);
+        let connector = found.connector.as_ref();
+        let snapshot = connector.and_then(|status| status.snapshot);
         if let Some(snapshot) = snapshot.filter(Snapshot::lasts) {
             let (phase, rows) = (snapshot.phase.name(), snapshot.rows);
-            let of = snapshot.expected.map(|rows| format!(" of about {rows}"));
-            let of = of.unwrap_or_default();
+            let total = snapshot.expected.map(|rows| format!(" of about {rows}"));
+            let total = total.unwrap_or_default();
             notes.push(format!(
-                "{}: snapshot: {phase}, {rows}{of} rows read",
+                "{}: snapshot: {phase}, {rows}{total} rows read",
                 found.name
             ));
         }
@@ -583,59 +590,59 @@ fn notes(pipelines: &[&Found], report: &StatusReport) -> Vec<String> {
 }
 
 /// Returns the number of dead letters, and a description of the last one.
-fn dead_letters(of: &PipelineStatus) -> Option<String> {
-    let last = of.last_dead_letter.as_ref()?;
-    let count = match of.dead_letters.total() {
+fn dead_letters(status: &PipelineStatus) -> Option<String> {
+    let last = status.last_dead_letter.as_ref()?;
+    let count = match status.dead_letters.total() {
         1 => "1 dead letter".to_owned(),
         count => format!("{count} dead letters"),
     };
     Some(format!(
-        "{}: {count} since the start in topic {:?}, the last for the event at {}: {}",
-        of.about.name, last.topic, last.position, last.reason
+        "{}: {count} in topic {:?} since the process started; the last one is for the event at {}: {}",
+        status.about.name, last.topic, last.position, last.reason
     ))
 }
 
 fn row(found: &Found, now: f64) -> [String; TITLES.len()] {
     let (connector, database) = (found.connector.as_ref(), found.database.as_ref());
     let shown = |known: Option<String>| known.unwrap_or_else(|| UNKNOWN.to_owned());
-    let health = connector.and_then(|of| of.slot_health.as_ref());
+    let health = connector.and_then(|status| status.slot_health.as_ref());
     // The database's values are the most recent.
     let lag = database
-        .and_then(|of| of.lag_bytes)
+        .and_then(|database| database.lag_bytes)
         .or_else(|| connector?.lag.bytes);
-    let kept = database
-        .and_then(|of| of.retained_bytes)
+    let retained = database
+        .and_then(|database| database.retained_bytes)
         .or_else(|| connector?.lag.retained_bytes);
     let confirmed = connector
-        .and_then(|of| of.positions.confirmed)
+        .and_then(|status| status.positions.confirmed)
         .or_else(|| database?.confirmed);
     let wal_status = database
-        .and_then(|of| of.wal_status.clone())
+        .and_then(|database| database.wal_status.clone())
         .or_else(|| health?.wal_status.clone());
     let safe = database
-        .and_then(|of| of.safe_wal_bytes)
+        .and_then(|database| database.safe_wal_bytes)
         .or_else(|| health?.safe_wal_bytes);
-    let lasts = connector.map(|of| rounded::age((now - of.summary.since).max(0.0)));
+    let elapsed = connector.map(|status| rounded::age((now - status.summary.since).max(0.0)));
     [
         found.name.clone(),
         shown(state(found)),
-        shown(lasts),
+        shown(elapsed),
         shown(
             connector
-                .and_then(|of| of.lag.seconds)
+                .and_then(|status| status.lag.seconds)
                 .map(rounded::duration),
         ),
         shown(
             connector
-                .and_then(|of| of.recent.commit_to_delivery_p99)
+                .and_then(|status| status.recent.commit_to_delivery_p99)
                 .map(rounded::duration),
         ),
-        shown(connector.map(|of| format!("{:.0}", of.recent.events_per_second))),
-        shown(kept.map(bytes)),
+        shown(connector.map(|status| format!("{:.0}", status.recent.events_per_second))),
+        shown(retained.map(bytes)),
         shown(safe.map(|safe| bytes(u64::try_from(safe).unwrap_or_default()))),
         shown(wal_status),
         shown(lag.map(bytes)),
-        shown(connector.map(|of| of.events.in_flight.to_string())),
+        shown(connector.map(|status| status.events.in_flight.to_string())),
         shown(confirmed.map(|lsn| lsn.to_string())),
     ]
 }

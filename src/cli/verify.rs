@@ -11,7 +11,7 @@ use rustix::process::geteuid;
 use serde::Serialize;
 use tracing::error;
 
-use super::load_to_ask;
+use super::load_with_runtime;
 use super::out::{self, say};
 use crate::config::args::{ConnectionArgs, RecordArgs};
 use crate::config::values::{bytes, duration, moment};
@@ -24,48 +24,47 @@ use crate::pipeline::settings::{Delivery, PipelineSettings};
 use crate::trusted_path;
 use crate::verify::{Counts, Finding, Options, Range, Report, VerifyError, verify};
 
-/// With less memory, the rows would have to be read in too many portions.
+/// Minimum for `--memory`. With less memory, the rows would have to be read in too many passes.
 const MEMORY_MIN: u64 = 4 << 20;
 
 /// Flags of `walpost verify`.
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// Only rows of this time or later: 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for 24 hours
-    /// ago
+    /// Compare only rows from this time or later: 2026-11-21T09:05:00Z, 2026-11-21 (UTC), or 24h for
+    /// 24 hours ago
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Only rows before this time
+    /// Compare only rows from before this time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// The column with the rows' times [default: created_at]
+    /// The column that contains the rows' times [default: created_at]
     #[arg(long, value_name = "COLUMN")]
     time_column: Option<String>,
-    /// Read this topic too, although no row goes there
+    /// Also read this topic, even if no row belongs to it
     #[arg(long, value_name = "TOPIC")]
     also_topic: Vec<String>,
-    /// How long to wait for rows that are not delivered yet, while the slot is read
+    /// How long to wait for rows that have not been delivered yet, if the slot is in use
     #[arg(long, default_value = "30s", value_name = "DURATION")]
     wait: String,
-    /// Memory for rows and records; temporary files take the rest
+    /// Memory for rows and records; the rest is stored in temporary files
     #[arg(long, default_value = "256MiB", value_name = "SIZE")]
     memory: String,
-    /// How many findings are shown
+    /// Maximum number of findings to print
     #[arg(long, default_value_t = 20, value_name = "COUNT")]
     limit: usize,
-    /// Write all findings to this file, one JSON object a line
+    /// Write all findings to this file, one JSON object per line
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// One JSON document instead of text
+    /// Print a JSON document instead of text
     #[arg(long)]
     json: bool,
-    /// Repeated events are counted, and are no error: the default with at-least-once, which allows
-    /// them
+    /// Count repeated events without treating them as errors: the default with at-least-once
     #[arg(long, conflicts_with = "forbid_repeats")]
     allow_repeats: bool,
-    /// Repeated events are an error: the default with exactly-once
+    /// Treat repeated events as errors: the default with exactly-once
     #[arg(long)]
     forbid_repeats: bool,
-    /// Records whose events are not in the table are an error
+    /// Treat records whose events are not in the table as errors
     #[arg(long, conflicts_with_all = ["since", "until"])]
     strict: bool,
     #[command(flatten)]
@@ -85,9 +84,9 @@ struct Outcome {
     findings: Vec<Finding>,
 }
 
-/// Creates a file that only this user can read, because it identifies rows, or empties an existing
-/// file of this user. In a folder that others can write, they could have put a link to another file
-/// in its place, or a file that they can read.
+/// Creates a file that only this user can read, because the findings identify rows, or truncates an
+/// existing file of this user. Rejects directories that other users can write to, because they could
+/// have created a link to another file there, or a file that they can read.
 fn create_private(path: &PathBuf) -> io::Result<File> {
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     trusted_path::check_folder_path(folder.unwrap_or(Path::new(".")))
@@ -103,7 +102,8 @@ fn create_private(path: &PathBuf) -> io::Result<File> {
     let found = file.metadata()?;
     if !found.is_file() || found.uid() != geteuid().as_raw() || found.nlink() != 1 {
         return Err(io::Error::other(
-            "it exists, and is not a regular file of this user with a single name. Remove it, or name another file",
+            "the path exists, but is not a regular file owned by this user without other hard links. Remove it, or choose another \
+             file",
         ));
     }
     file.set_permissions(Permissions::from_mode(0o600))?;
@@ -127,14 +127,14 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
         sink: GivenSink::ForDelivery(None),
         accepts_single_table: true,
     };
-    let (pipelines, runtime) = match load_to_ask(&given) {
+    let (pipelines, runtime) = match load_with_runtime(&given) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
     let mut output = match args.output.as_ref().map(create_private).transpose() {
         Ok(file) => file.map(BufWriter::new),
         Err(reason) => {
-            error!("{}", unwritten(args, &reason));
+            error!("{}", output_error(args, &reason));
             return Exit::Usage;
         }
     };
@@ -160,7 +160,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
     }
     runtime.shutdown_background();
     if let Some(Err(reason)) = output.map(|mut output| output.flush()) {
-        error!("{}", unwritten(args, &reason));
+        error!("{}", output_error(args, &reason));
         exit = Exit::Failed;
     }
     if args.json {
@@ -170,7 +170,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Exit {
     exit
 }
 
-fn unwritten(args: &VerifyArgs, error: &io::Error) -> io::Error {
+fn output_error(args: &VerifyArgs, error: &io::Error) -> io::Error {
     let file = args.output.as_deref().unwrap_or(Path::new(""));
     file_error::explained(&format!("--output {}", file.display()), error)
 }
@@ -186,7 +186,7 @@ fn options(args: &VerifyArgs) -> Result<Options, String> {
         && since >= until
     {
         return Err(format!(
-            "--since is {since} and --until is {until}: expected an earlier and a later time"
+            "--since is {since} and --until is {until}: expected --since to be earlier than --until"
         ));
     }
     let memory = bytes(&args.memory).map_err(|reason| format!("--memory: {reason}"))?;
@@ -214,7 +214,7 @@ fn verify_pipeline(
     mut output: Option<&mut BufWriter<File>>,
 ) -> Result<Outcome, VerifyError> {
     let mut findings = Vec::new();
-    let mut tell = |finding: &Finding| -> io::Result<()> {
+    let mut report_finding = |finding: &Finding| -> io::Result<()> {
         if findings.len() < args.limit {
             findings.push(finding.clone());
         }
@@ -222,11 +222,11 @@ fn verify_pipeline(
             // The file may be viewed in a terminal, for example with `less`.
             let line = serde_json::to_string(finding)?;
             let written = writeln!(output, "{}", escape::in_json(&line));
-            written.map_err(|error| unwritten(args, &error))?;
+            written.map_err(|error| output_error(args, &error))?;
         }
         Ok(())
     };
-    let report = verify(runtime, settings, options, &mut tell)?;
+    let report = verify(runtime, settings, options, &mut report_finding)?;
     Ok(Outcome {
         pipeline: settings.name.clone(),
         ok: errors(&report.counts, &settings.delivery, args) == 0,
@@ -276,7 +276,7 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
     for finding in &outcome.findings {
         say!("{finding}");
     }
-    let told = counts.missing
+    let total = counts.missing
         + counts.dead_letters
         + counts.repeated
         + counts.out_of_order
@@ -285,10 +285,10 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         + counts.unroutable
         + if args.strict { counts.unexpected } else { 0 };
     let shown = outcome.findings.len() as u64;
-    if told > shown {
+    if total > shown {
         say!(
-            "... and {} more: --limit shows them, --output FILE writes all",
-            told - shown
+            "... and {} more: raise --limit to print more, or write all findings to a file with --output FILE",
+            total - shown
         );
     }
     for note in &outcome.report.notes {
@@ -318,9 +318,9 @@ fn print(settings: &PipelineSettings, outcome: &Outcome, args: &VerifyArgs) {
         ("without id", counts.without_id),
     ] {
         // Counts that need no attention are printed only if they are not zero.
-        let is_told = count > 0
+        let is_shown = count > 0
             || ["delivered", "missing", "repeated", "out of order", "gaps"].contains(&what);
-        if is_told {
+        if is_shown {
             say!("  {what:<13}{count:>12}");
         }
     }
@@ -335,32 +335,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_are_written_into_no_file_of_others() {
+    fn rejects_output_files_that_other_users_can_control() {
         let folder = tempfile::tempdir().expect("a file");
         let [own, link, second] = ["own", "link", "second"].map(|name| folder.path().join(name));
         fs::write(&own, "kept").expect("a file");
         symlink(&own, &link).expect("a file");
-        create_private(&link).expect_err("it is refused");
+        create_private(&link).expect_err("a symbolic link is rejected");
         fs::hard_link(&own, &second).expect("a file");
-        let refused = create_private(&second).expect_err("it is refused");
-        assert!(refused.to_string().contains("single name"), "{refused}");
+        let error = create_private(&second).expect_err("a second hard link is rejected");
+        assert!(error.to_string().contains("other hard links"), "{error}");
         assert_eq!(fs::read(&own).expect("a file"), b"kept");
         fs::remove_file(&second).expect("a file");
         fs::set_permissions(&own, Permissions::from_mode(0o644)).expect("a file");
         create_private(&own).expect("a file");
         let found = fs::metadata(&own).expect("a file");
         assert_eq!((found.len(), found.mode() & 0o777), (0, 0o600));
-        // Others could have put the link there.
+        // Any user could have created the link in this directory.
         fs::write(&own, "kept").expect("a file");
         let shared = folder.path().join("shared");
         fs::create_dir(&shared).expect("a folder");
         fs::set_permissions(&shared, Permissions::from_mode(0o777)).expect("a folder");
         symlink(folder.path(), shared.join("elsewhere")).expect("a link");
-        let refused = create_private(&shared.join("elsewhere/own")).expect_err("it is refused");
-        assert!(
-            refused.to_string().contains("written by others"),
-            "{refused}"
-        );
+        let error =
+            create_private(&shared.join("elsewhere/own")).expect_err("the path is rejected");
+        assert!(error.to_string().contains("written by others"), "{error}");
         assert_eq!(fs::read(&own).expect("a file"), b"kept");
     }
 }

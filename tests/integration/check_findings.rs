@@ -93,7 +93,7 @@ fn more_replicas_than_brokers_are_a_failure() {
     let check = |topics: &str| fixture.check().args(["--create-topics", topics]).finish();
     let found = check("3:3").expect_code(3);
     let failure = finding(&found, "FAILED", "kafka topics").expect("a finding");
-    assert!(failure.contains("asks for 3 replicas"), "{failure}");
+    assert!(failure.contains("requests 3 replicas"), "{failure}");
     let last = found.stdout.lines().last().expect("a line");
     assert!(last.contains(" checks: 1 FAILED, "), "{last}");
     let found = check("3:1").expect_code(0);

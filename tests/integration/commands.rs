@@ -238,7 +238,7 @@ fn imported_configuration_is_valid_unchanged() {
     };
     check(&file).expect_code(0).expect_mentions(&[
         "table public.outbox, slot \"walpost_shop_outbox\", of shop on db.example.com:5432 as debezium",
-        "neither PostgreSQL nor Kafka was asked",
+        "PostgreSQL and Kafka were not contacted",
     ]);
     import()
         .arg("--output")

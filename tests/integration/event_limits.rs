@@ -107,7 +107,7 @@ fn another_limit_is_set_once_and_checked_against_kafka() {
         assert!(!found.contains("event size"), "{found}");
 
         let kept = init("1MB").expect_code(0);
-        kept.expect_mentions(&["keeps its limit of 2000000 bytes"]);
+        kept.expect_mentions(&["still limits events to 2000000 bytes"]);
         let (_, change) = warning.split_once("as its owner: ").unwrap();
         fixture.db.run(change);
         fixture.db.run("RESET search_path");

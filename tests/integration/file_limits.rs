@@ -68,7 +68,7 @@ fn commands_whose_output_is_cut_off_say_so() {
     let fixture = Fixture::bare();
     let (_, output) = file("init.sql");
     let print = fixture.init().arg("--print").output_to(output);
-    expect_remedy(print, 1, "standard output can't be written");
+    expect_remedy(print, 1, "failed to write to standard output");
 }
 
 #[test]

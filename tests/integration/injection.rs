@@ -441,6 +441,9 @@ fn output_that_can_not_be_written_ends_a_command_with_an_error() {
             .output_to(full);
         let said = walpost.finish().expect_code(1).stderr;
         assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(said.contains("standard output can't be written"), "{said}");
+        assert!(
+            said.contains("failed to write to standard output"),
+            "{said}"
+        );
     }
 }

@@ -154,6 +154,6 @@ fn init_reports_created_objects_if_the_slot_fails_and_the_next_init_creates_it()
         .args(["--owner=shop", "--lock-timeout=1s"])
         .finish()
         .expect_code(3)
-        .expect_mentions(&["Another transaction has the lock", "Nothing was changed"]);
+        .expect_mentions(&["Another transaction holds the lock", "Nothing was changed"]);
     other.run("COMMIT");
 }

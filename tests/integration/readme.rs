@@ -461,7 +461,7 @@ fn rows_of_a_query_are_pipelines_as_described() {
     // pipeline's objects exist.
     place.write("walpost.toml", &ROWS_FILE.one().replace("30s", "1h"));
     let mut walpost = place.start(&run_line());
-    walpost.wait_for_log("there is no pipeline yet");
+    walpost.wait_for_log("no pipeline is defined yet");
     db.run("INSERT INTO shards VALUES ('a', 'shop', true)");
     let init = PIPELINES.one();
     place.sh(&init.replace("--pipeline orders", "--pipeline shard_a"));

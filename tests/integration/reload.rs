@@ -156,7 +156,7 @@ fn status_reports_a_failed_reload_until_one_succeeds() {
     process.walpost.wait_for_log(NOT_RELOADED);
     let failed = status().expect_code(1);
     for word in [
-        "configuration: not reloaded",
+        "configuration: the reload ",
         "did you mean `retention`",
         "Correct it, and reload it",
     ] {

@@ -340,10 +340,11 @@ fn help_explains_where_to_put_a_password() {
         let stdout = help.expect_code(0).stdout;
         // The lines are wrapped.
         let text = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-        let advice = "Give a password with PGPASSWORD or ~/.pgpass, not here, where other users of this machine can see it";
+        let advice = "Set the password in PGPASSWORD or ~/.pgpass, because other users of this machine can see command lines";
         assert!(text.contains(advice), "{words:?}: {text}");
         if words != ["init"] {
-            let advice = "For secrets use a file or a variable: WALPOST_KAFKA_SASL_PASSWORD";
+            let advice =
+                "For secrets, use a file or an environment variable: WALPOST_KAFKA_SASL_PASSWORD";
             assert!(text.contains(advice), "{words:?}: {text}");
         }
     }

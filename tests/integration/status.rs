@@ -313,7 +313,7 @@ fn dead_letters_are_counted_and_the_last_is_shown() {
         .expect_code(0)
         .expect_mentions(&[
             &format!(
-                "{}: 2 dead letters since the start in topic {topic:?}",
+                "{}: 2 dead letters in topic {topic:?} since the process started",
                 fixture.name
             ),
             "the last for the event at 00000000/",

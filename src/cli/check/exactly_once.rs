@@ -1,4 +1,4 @@
-//! The additional requirements of exactly-once delivery.
+//! Checks the additional requirements of exactly-once delivery.
 
 use super::findings::{Outcome, Report, outcome_of};
 use crate::delivery::checkpoint::HistoryError;
@@ -21,17 +21,17 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
         Ok(examined) => examined,
         Err(error) => return report.add(EXACTLY_ONCE, Outcome::Unreachable, describe(&error)),
     };
-    brokers_for_transactions(&examined, report);
+    transaction_settings(&examined, report);
     let found = checkpoints.read_last().await;
-    if matches!(found, Ok(None)) && is_untouched(settings).await {
-        let message = "there is no checkpoint, and nothing was read from the slot since walpost init has made it: the first start \
-             makes one";
+    if matches!(found, Ok(None)) && is_unread(settings).await {
+        let message = "there is no checkpoint yet; the first start will create one, because the slot has not been read since \
+             walpost init created it";
         return report.add(EXACTLY_ONCE, Outcome::Ok, message);
     }
     if examined.topic_replicas.is_none() && matches!(found, Ok(None)) {
         let adopt = settings.adopt();
         let message = format!(
-            "the topic for checkpoints is missing. Before the first start, create it: {adopt}"
+            "the topic for checkpoints does not exist. Before the first start, create the topic and a checkpoint: {adopt}"
         );
         return report.add(EXACTLY_ONCE, Outcome::Failure, message);
     }
@@ -51,7 +51,7 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
             EXACTLY_ONCE,
             Outcome::Failure,
             format!(
-                "there is no checkpoint. Before the first start: {}",
+                "there is no checkpoint. Before the first start, set one: {}",
                 settings.adopt()
             ),
         ),
@@ -63,31 +63,33 @@ pub(super) async fn exactly_once(settings: &PipelineSettings, report: &mut Repor
     }
 }
 
-/// Returns whether nothing was read from the slot since `walpost init` created it. Returns false if
-/// a query fails, which the checks of the database report.
-async fn is_untouched(settings: &PipelineSettings) -> bool {
-    let asked = async {
+/// Returns whether the slot has not been read since `walpost init` created it. Returns false if a
+/// query fails; the database checks report the error.
+async fn is_unread(settings: &PipelineSettings) -> bool {
+    let query = async {
         let catalog = Catalog::open(&settings.postgres).await?;
-        let of = catalog.slot_of(&settings.name, &settings.target).await?;
+        let identity = catalog.slot_of(&settings.name, &settings.target).await?;
         let slot = catalog.slot(&settings.target.slot).await?;
-        let state = match catalog.slot_state(&of).await? {
+        let state = match catalog.slot_state(&identity).await? {
             FoundState::State(state) => state,
             FoundState::Unusable(_) => None,
         };
         Ok::<_, CatalogError>(slot.zip(state))
     };
-    let found = asked.await.ok().flatten();
+    let found = query.await.ok().flatten();
     found.is_some_and(|(slot, state)| state.is_untouched(slot.confirmed))
 }
 
-fn brokers_for_transactions(examined: &Examined, report: &mut Report<'_>) {
+/// Reports settings of the brokers and of the topic for checkpoints that are unsuitable for
+/// transactions.
+fn transaction_settings(examined: &Examined, report: &mut Report<'_>) {
     let Examined {
         brokers, timeout, ..
     } = *examined;
     if examined.timeout_max.is_some_and(|max| timeout > max) {
         let message = format!(
-            "transaction.timeout.ms is {timeout}, and the brokers allow {}: lower it in [kafka], or raise \
-             transaction.max.timeout.ms of the brokers",
+            "transaction.timeout.ms is {timeout}, but the brokers allow at most {}. Lower transaction.timeout.ms in [kafka], or \
+             raise the brokers' transaction.max.timeout.ms",
             examined.timeout_max.unwrap_or_default()
         );
         report.add(EXACTLY_ONCE, Outcome::Failure, message);
@@ -95,20 +97,20 @@ fn brokers_for_transactions(examined: &Examined, report: &mut Report<'_>) {
     let mut warnings = Vec::new();
     if brokers > 1 && examined.topic_replicas == Some(1) {
         warnings.push(
-            "the topic for checkpoints has one replica: if its broker is lost, so is the checkpoint, and walpost \
-             halts. Give it more: kafka-reassign-partitions.sh",
+            "the topic for checkpoints has only one replica: if the broker with this replica is lost, the checkpoint is lost \
+             too, and Walpost halts. Add replicas: kafka-reassign-partitions.sh",
         );
     }
     if examined.topic_replicas > Some(1) && examined.topic_min_insync == Some(1) {
         warnings.push(
-            "min.insync.replicas of the topic for checkpoints is 1: a checkpoint that one broker alone has can be \
-             lost. Set 2: kafka-configs.sh --alter --add-config min.insync.replicas=2",
+            "min.insync.replicas of the topic for checkpoints is 1: a checkpoint that only one broker has stored can be \
+             lost. Set min.insync.replicas to 2: kafka-configs.sh --alter --add-config min.insync.replicas=2",
         );
     }
     if brokers > 1 && examined.state_replicas == Some(1) {
         warnings.push(
-            "transaction.state.log.replication.factor of the brokers is 1: if the broker that has a transaction's state \
-             is lost, nobody can end it. Set 3, before the first transaction",
+            "the brokers' transaction.state.log.replication.factor is 1: if the broker that stores the state of a transaction \
+             is lost, the transaction can't be completed or aborted. Set the factor to 3 before the first transaction",
         );
     }
     for warning in &warnings {
@@ -118,7 +120,7 @@ fn brokers_for_transactions(examined: &Examined, report: &mut Report<'_>) {
         report.add(
             EXACTLY_ONCE,
             Outcome::Ok,
-            "the brokers' settings for transactions fit",
+            "the brokers' settings are suitable for transactions",
         );
     }
 }

@@ -57,7 +57,7 @@ pub(super) struct Finding {
     pub(super) message: String,
 }
 
-/// The check name for findings that concern no single pipeline.
+/// The name of the check for findings that don't belong to a single pipeline.
 pub(super) const SOURCE: &str = "source";
 
 /// Prints the findings.
@@ -79,7 +79,7 @@ pub(super) fn print_findings(findings: &[Finding], json: bool) -> Exit {
                 for finding in findings {
                     print(finding, &finding.pipeline);
                 }
-                let outcomes = findings.iter().map(|of| of.outcome);
+                let outcomes = findings.iter().map(|finding| finding.outcome);
                 say!("{} checks: {}", findings.len(), counts(outcomes));
             }
         }
@@ -96,17 +96,17 @@ fn print(finding: &Finding, pipelines: &str) {
 /// Formats the number of outcomes of each kind, worst first.
 fn counts(outcomes: impl Iterator<Item = Outcome> + Clone) -> String {
     let counts = WORST_FIRST.map(|outcome| {
-        let count = outcomes.clone().filter(|of| *of == outcome).count();
+        let count = outcomes.clone().filter(|other| *other == outcome).count();
         (count > 0).then(|| format!("{count} {}", outcome.mark()))
     });
     let counts: Vec<_> = counts.into_iter().flatten().collect();
     counts.join(", ")
 }
 
-/// Returns the pipelines in their order, each with its worst outcome.
+/// Returns the pipelines in the order of their findings, each with its worst outcome.
 fn pipeline_outcomes(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     let mut pipelines: Vec<(&str, Outcome)> = Vec::new();
-    for finding in findings.iter().filter(|of| of.check != SOURCE) {
+    for finding in findings.iter().filter(|finding| finding.check != SOURCE) {
         match pipelines
             .iter_mut()
             .find(|(name, _)| *name == finding.pipeline)
@@ -118,33 +118,37 @@ fn pipeline_outcomes(findings: &[Finding]) -> Vec<(&str, Outcome)> {
     pipelines
 }
 
-/// Prints the number of pipelines with each outcome, followed by the findings that are not ok,
-/// worst first. Findings that several pipelines have in common are printed once.
+/// Prints the number of pipelines with each outcome, followed by all findings that are not ok, worst
+/// first. A finding that is the same for several pipelines is printed once.
 fn summary(pipelines: &[(&str, Outcome)], findings: &[Finding]) {
     let outcomes = pipelines.iter().map(|(_, outcome)| *outcome);
     say!("{} pipelines: {}", pipelines.len(), counts(outcomes));
     for outcome in &WORST_FIRST[..3] {
-        let mut alike: Vec<(&Finding, Vec<&str>)> = Vec::new();
-        for finding in findings.iter().filter(|of| of.outcome == *outcome) {
-            let same = alike.iter_mut().find(|(first, _)| {
+        let mut groups: Vec<(&Finding, Vec<&str>)> = Vec::new();
+        for finding in findings
+            .iter()
+            .filter(|finding| finding.outcome == *outcome)
+        {
+            let same = groups.iter_mut().find(|(first, _)| {
                 (first.check, &first.message) == (finding.check, &finding.message)
             });
             match same {
                 Some((_, names)) => names.push(&finding.pipeline),
-                None => alike.push((finding, vec![&finding.pipeline])),
+                None => groups.push((finding, vec![&finding.pipeline])),
             }
         }
-        for (first, names) in alike {
-            print(first, &some_names(&names));
+        for (first, names) in groups {
+            print(first, &format_names(&names));
         }
     }
-    say!("--pipeline NAME prints each check of one pipeline");
+    say!("To print every check of one pipeline, use --pipeline NAME");
 }
 
-fn some_names(names: &[&str]) -> String {
+/// Formats names as a list that mentions only the number of names after the first few.
+fn format_names(names: &[&str]) -> String {
     match names.split_at_checked(SHORT_LIST_MAX) {
-        Some((some, others @ [_, _, ..])) => {
-            format!("{} and {} others", some.join(", "), others.len())
+        Some((first, others @ [_, _, ..])) => {
+            format!("{} and {} others", first.join(", "), others.len())
         }
         _ => names.join(", "),
     }

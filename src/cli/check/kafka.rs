@@ -1,4 +1,4 @@
-//! Checks the brokers, and the topics whose names are known before there are rows.
+//! Checks the brokers, and the topics whose names do not depend on rows.
 
 use tokio::sync::Mutex;
 
@@ -11,9 +11,8 @@ use crate::pipeline::settings::{PipelineSettings, SinkSettings, Undeliverable};
 use crate::postgres::catalog::EventLimit;
 use crate::sink::SinkError;
 
-/// Checks the brokers and returns whether they respond. `largest_event` is the limit of the table
-/// that accepts the largest events. `producers` contains the findings about producers that were
-/// checked before.
+/// Checks the brokers, and returns whether they respond. `largest_event` is the limit of the table
+/// that accepts the largest events. `producers` contains findings from previous checks of producers.
 pub(super) async fn kafka<'s>(
     settings: &'s PipelineSettings,
     largest_event: Option<EventLimit>,
@@ -31,16 +30,16 @@ pub(super) async fn kafka<'s>(
     if let Some(unsuitable) = unsuitable(properties) {
         report.add("kafka compression", Outcome::Failure, unsuitable);
     }
-    // A template without columns is the name of the only topic. Other topics are known only from
+    // A template without columns is the name of the only topic. Otherwise, the topics depend on
     // rows.
     let topic = settings.outbox.topic.constant().map(str::to_owned);
     let found = probe::probe(properties, credentials, topic).await;
-    let is_there = !matches!(
+    let is_reachable = !matches!(
         found,
         BrokerFinding::Unreachable(_) | BrokerFinding::Refused(_)
     );
     let creates = create_topics.is_some();
-    let is_topic_told = matches!(found, BrokerFinding::NoTopic { .. });
+    let is_topic_missing = matches!(found, BrokerFinding::NoTopic { .. });
     if let (Some(create), Some(brokers)) = (create_topics, found.brokers()) {
         replication(create, brokers, report);
     }
@@ -57,10 +56,10 @@ pub(super) async fn kafka<'s>(
         );
     }
     broker_finding("kafka", found, creates, settings, report);
-    if is_there && !is_topic_told {
+    if is_reachable && !is_topic_missing {
         // Pipelines with the same properties wait for this result.
         let mut producers = producers.lock().await;
-        let known = producers.iter().find(|(asked, _)| *asked == properties);
+        let known = producers.iter().find(|(known, _)| *known == properties);
         let found = match known {
             Some((_, found)) => found.clone(),
             None => {
@@ -80,38 +79,40 @@ pub(super) async fn kafka<'s>(
             }
         }
     }
-    if is_there && settings.dead_letters.is_enabled() {
+    if is_reachable && settings.dead_letters.is_enabled() {
         let topic = settings.dead_letters.topic.clone();
         let found = probe::probe(properties, credentials, Some(topic)).await;
         match found {
-            // The topic is not needed until a role writes a message that is not an event.
+            // The topic is needed only if a role writes a message that is not an event.
             BrokerFinding::NoTopic { error, .. }
                 if !creates && !settings.dead_letters.includes_events() =>
             {
                 let message = format!(
-                    "a message that is no event, which every role that may write messages can write, halts the pipeline: {error}"
+                    "a message that is not an event will halt the pipeline, and every role with the privilege to write logical \
+                     decoding messages can write one: {error}"
                 );
                 report.add("dead letters", Outcome::Warning, message);
             }
             found => broker_finding("dead letters", found, creates, settings, report),
         }
     }
-    is_there
+    is_reachable
 }
 
-/// Reports topics that can't be created because each replica needs its own broker.
+/// Reports a replication factor above the number of brokers. Topics can't be created then, because
+/// each replica requires its own broker.
 fn replication(create: &CreateTopics, brokers: usize, report: &mut Report<'_>) {
-    let wanted = usize::try_from(create.replication).unwrap_or_default();
-    if wanted > brokers {
+    let replicas = usize::try_from(create.replication).unwrap_or_default();
+    if replicas > brokers {
         let message = format!(
-            "create_topics asks for {wanted} replicas of each topic, and there are {brokers} broker(s), so no topic can be created: \
-             expected replication = {brokers} at most"
+            "create_topics requests {replicas} replicas of each topic, but there are only {brokers} broker(s), so no topic can \
+             be created: expected a replication of at most {brokers}"
         );
         report.add("kafka topics", Outcome::Failure, message);
     }
 }
 
-/// Reports a table that accepts larger events than Kafka.
+/// Reports that a table accepts larger events than Kafka.
 fn event_size(
     accepted: &EventLimit,
     record: &RecordLimit,
@@ -127,8 +128,8 @@ fn event_size(
     };
     let EventLimit { table, bytes } = accepted;
     let message = format!(
-        "table {table} accepts events of up to {bytes} bytes (walpost_event_size), and {record}: a larger event {result}. Raise the \
-         limits of Kafka; or have the table refuse such events, as its owner: {}",
+        "table {table} accepts events of up to {bytes} bytes (walpost_event_size), but {record}: a larger event {result}. Raise \
+         the limits of Kafka, or make the table reject larger events, as its owner: {}",
         accepted.change_to(record.event_bytes())
     );
     report.add("event size", Outcome::Warning, message);
@@ -146,7 +147,7 @@ fn broker_finding(
         BrokerFinding::Refused(error) => report.add(check, Outcome::Failure, error),
         BrokerFinding::Reachable { brokers } => {
             let message = format!(
-                "{brokers} broker(s) reachable; topics and ACLs are not checked before the first record"
+                "{brokers} broker(s) reachable; topics and ACLs can be checked only when records are sent"
             );
             report.add(check, Outcome::Ok, message);
         }
@@ -160,8 +161,8 @@ fn broker_finding(
             if let Some(warning) = limits.warning(&topic, settings.row_bytes_max) {
                 report.add(check, Outcome::Warning, warning);
             }
-            let is_of_events = settings.outbox.topic.constant() == Some(topic.as_str());
-            if is_of_events && limits.is_compacted && settings.outbox.has_implicit_tombstones() {
+            let is_event_topic = settings.outbox.topic.constant() == Some(topic.as_str());
+            if is_event_topic && limits.is_compacted && settings.outbox.has_implicit_tombstones() {
                 report.add(check, Outcome::Warning, compaction_warning(&topic));
             }
         }
@@ -169,7 +170,7 @@ fn broker_finding(
             error: SinkError::TopicMissing { .. },
             ..
         } if creates => {
-            let message = "the topic is missing and will be created";
+            let message = "the topic does not exist and will be created";
             report.add(check, Outcome::Ok, message);
         }
         BrokerFinding::NoTopic { error, .. } => report.add(check, Outcome::Failure, error),

@@ -1,4 +1,4 @@
-//! Checks the database, and the objects in it that a pipeline needs.
+//! Checks the database, and the database objects that a pipeline needs.
 
 use std::collections::HashSet;
 
@@ -21,7 +21,7 @@ use crate::postgres::target::{Outbox, Target};
 /// Checks the database. Returns the limit of the table that accepts the largest events.
 pub(super) async fn postgres(
     settings: &PipelineSettings,
-    turn: &Mutex<()>,
+    replication: &Mutex<()>,
     report: &mut Report<'_>,
 ) -> Option<EventLimit> {
     let database = settings.postgres.describe();
@@ -44,17 +44,18 @@ pub(super) async fn postgres(
             return None;
         }
     };
-    // A pooler can accept the connection without requesting replication from the server.
+    // Runs IDENTIFY_SYSTEM, because a pooler can accept the connection without requesting
+    // replication from the server.
     let opened = async {
-        let turn = turn.lock().await;
+        let guard = replication.lock().await;
         let (limit, row_bytes) = (settings.link_timeout, settings.row_bytes_max);
         let mut connection = Connection::open(&settings.postgres, limit, row_bytes).await?;
         connection.identify().await?;
-        Ok::<_, ConnectionError>((connection, turn))
+        Ok::<_, ConnectionError>((connection, guard))
     };
     match opened.await {
-        Ok((connection, _turn)) => {
-            let message = "a replication connection is accepted";
+        Ok((connection, _guard)) => {
+            let message = "the server accepts a replication connection";
             report.add("replication", Outcome::Ok, message);
             buffer(&connection, report);
         }
@@ -64,11 +65,13 @@ pub(super) async fn postgres(
                 catalog.explain_refusal(error).await;
                 is_explained = error.hint.is_some();
             }
-            let needs = match is_explained {
+            let remedy = match is_explained {
                 true => "",
-                false => ". The role needs REPLICATION, and pg_hba.conf a line for its database",
+                false => {
+                    ". The role needs REPLICATION, and pg_hba.conf needs an entry that matches the role and database"
+                }
             };
-            report.add("replication", Outcome::Failure, format!("{error}{needs}"));
+            report.add("replication", Outcome::Failure, format!("{error}{remedy}"));
         }
     }
     let mut problems = observed.problems(&settings.target);
@@ -92,7 +95,7 @@ pub(super) async fn postgres(
         report.add(
             "database",
             Outcome::Ok,
-            "outbox, publication and slot exist and fit together",
+            "the outbox, publication and slot exist and are consistent",
         );
     }
     owners(settings, &observed, &catalog, report).await;
@@ -103,7 +106,7 @@ pub(super) async fn postgres(
     if problems.is_empty() {
         match snapshot::predict_snapshot(settings, &catalog, &observed).await {
             Ok(Some(outlook)) => {
-                // The snapshot uses a temporary slot.
+                // The snapshot requires a temporary slot.
                 needs_slot |= matches!(outlook, Outlook::Copies(_));
                 report.add("older rows", Outcome::Ok, outlook);
             }
@@ -150,13 +153,13 @@ async fn largest_event(
     catalog: &Catalog,
 ) -> Option<EventLimit> {
     let tables = observed.publication.as_ref()?.outbox_tables(outbox);
-    // The other checks report why the query fails.
+    // If the query fails, other checks report the error.
     let limits = catalog.event_limits(&tables).await.ok()?;
     limits.into_iter().max_by_key(|limit| limit.bytes)
 }
 
-/// Reports rows that SELECT returns for an outbox but that are not delivered, including those of
-/// tables in `left`, which left the publication.
+/// Reports rows that SELECT returns for an outbox but that are not delivered, including rows of the
+/// tables in `left`, which are no longer in the publication.
 async fn hidden_rows(
     observed: &Observed,
     target: &Target,
@@ -183,28 +186,28 @@ async fn hidden_rows(
     }
 }
 
-/// Reports a small socket buffer, which only reduces throughput.
+/// Reports a small socket buffer. The outcome is ok, because a small buffer only reduces throughput.
 fn buffer(connection: &Connection, report: &mut Report<'_>) {
     if let Some(bytes) = connection
         .unix_buffer()
         .filter(|bytes| *bytes < WANTED_BUFFER_BYTES)
     {
         let message = format!(
-            "the buffer of the unix-domain socket takes {bytes} bytes. A backlog is delivered faster over TCP (host=localhost), or \
-             with more: sysctl -w net.core.wmem_default={WANTED_BUFFER_BYTES}, and a line in /etc/sysctl.d to keep it; connections that \
-             are opened then have it"
+            "the buffer of the Unix-domain socket has {bytes} bytes. A backlog is delivered faster over TCP (host=localhost), or \
+             with a larger buffer: sysctl -w net.core.wmem_default={WANTED_BUFFER_BYTES}, and a line in /etc/sysctl.d to make the \
+             change permanent. The new size applies to connections that are opened afterwards"
         );
         report.add("socket", Outcome::Ok, message);
     }
 }
 
-/// Reports privileges with which every role can publish or forge events.
+/// Reports privileges that allow every role to publish or forge events.
 fn forgery(target: &Target, public_privileges: &PublicPrivileges, report: &mut Report<'_>) {
     let init = target.init(&["--writer", "ROLE"]);
-    let first = format!("First let those that are to: {init}.");
+    let first = format!("First grant the privilege to the roles that need it: {init}.");
     if public_privileges.publishes {
         let message = format!(
-            "every role of the database may publish events. {first} Then: REVOKE EXECUTE ON FUNCTION walpost.publish(text, \
+            "every role of the database may publish events. {first} Then revoke it from all others: REVOKE EXECUTE ON FUNCTION walpost.publish(text, \
              text, text, jsonb, jsonb, uuid, text), walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text) FROM \
              PUBLIC; REVOKE USAGE ON SCHEMA walpost FROM PUBLIC"
         );
@@ -212,14 +215,14 @@ fn forgery(target: &Target, public_privileges: &PublicPrivileges, report: &mut R
     }
     if let Some(functions) = &public_privileges.emits {
         let message = format!(
-            "every role of the database may write messages into WAL, and so forge events. {first} Then, as a superuser: \
-             REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC"
+            "every role of the database may write logical decoding messages, and can therefore forge events. {first} Then, as a \
+             superuser: REVOKE EXECUTE ON FUNCTION {functions} FROM PUBLIC"
         );
         report.add("messages", Outcome::Warning, message);
     }
 }
 
-/// Reports objects whose owners could run code with the rights of Walpost's role.
+/// Reports objects whose owners could run code with the privileges of Walpost's role.
 async fn owners(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -236,8 +239,7 @@ async fn owners(
     } else if let Err(error) = catalog.examine_owners(target, false).await {
         report.add("owners", Outcome::Warning, error);
     } else {
-        let message =
-            "what Walpost uses belongs to a superuser, this role or the owner of the outbox";
+        let message = "the objects that Walpost uses belong to a superuser, this role or the owner of the outbox";
         report.add("owners", Outcome::Ok, message);
     }
     let mut can_examine = true;
@@ -303,8 +305,8 @@ async fn writers(
     let grant = settings.target.init(&words);
     if writers.is_public {
         let message = format!(
-            "every role may insert into {table}, and so send events. If only some should: grant it to each of them ({grant}), \
-             then: REVOKE INSERT ON {table} FROM PUBLIC"
+            "every role may insert into {table}, and can therefore send events. To allow only some roles, grant them INSERT \
+             ({grant}), and then: REVOKE INSERT ON {table} FROM PUBLIC"
         );
         return report.add(SUBJECT, Outcome::Warning, message);
     }
@@ -312,10 +314,10 @@ async fn writers(
         ([], true) => report.add(
             SUBJECT,
             Outcome::Warning,
-            format!("no role but superusers may insert into {table}. Let the service's role send events: {grant}"),
+            format!("only superusers may insert into {table}. Allow the service's role to send events: {grant}"),
         ),
         ([], false) => {
-            let message = format!("only the owner, {owner}, may insert into {table}. To let others: {grant}");
+            let message = format!("only the owner, {owner}, may insert into {table}. To allow other roles: {grant}");
             report.add(SUBJECT, Outcome::Ok, message);
         }
         (roles, _) => {
@@ -326,7 +328,8 @@ async fn writers(
     }
 }
 
-/// Reports slots that retain WAL for no pipeline of the configuration, once per database.
+/// Reports slots that retain WAL although no pipeline of the configuration uses them. Each database
+/// is queried once.
 pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut Vec<Finding>) {
     let used: Vec<_> = pipelines
         .iter()
@@ -341,7 +344,7 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
         if !databases.insert(settings.postgres.describe()) {
             continue;
         }
-        // The check of the connection has reported the error.
+        // The connection check has already reported the error.
         let Ok(catalog) = Catalog::open(&settings.postgres).await else {
             continue;
         };
@@ -370,7 +373,7 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
                     report.add("former slots", Outcome::Warning, slot);
                 }
             }
-            // The checks of the pipeline have reported the error.
+            // The pipeline's checks have already reported the error.
             Err(CatalogError::Server(_) | CatalogError::NoJournal { .. }) => {}
             Err(error) => report.add(
                 "former slots",
@@ -381,7 +384,7 @@ pub(super) async fn unused_slots(pipelines: &[PipelineSettings], findings: &mut 
     }
 }
 
-/// Reports whether the WAL budget's requirements are met, and slots that were dropped.
+/// Reports whether the requirements of the WAL budget are met, and which slots were dropped.
 async fn budget(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -393,7 +396,7 @@ async fn budget(
             Ok(()) => report.add(
                 "WAL budget",
                 Outcome::Ok,
-                "the slot can be dropped, and its events sent again from the table",
+                "the slot can be dropped, because its events can be sent again from the table",
             ),
             Err(error) => report.add("WAL budget", Outcome::Failure, error),
         }
@@ -401,13 +404,13 @@ async fn budget(
     if !observed.has_journal || settings.target.outbox.is_messages() {
         return;
     }
-    // If the journal is needed, other checks report that it can't be read.
+    // If the journal is required but can't be read, other checks report the error.
     let entries = catalog
         .dropped_slots(&settings.name, &settings.target)
         .await;
     for entry in entries.unwrap_or_default() {
         let message = format!(
-            "{} may be in the table only: {}. Send them again: {}",
+            "{} may be in the table only: {}. Send these events again: {}",
             entry.describe(),
             entry.cause(),
             entry.replay(&settings.target.commands)
@@ -426,7 +429,7 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
     }
     let entries = match catalog.set_aside(&settings.target).await {
         Err(CatalogError::NoJournal { .. }) if !settings.sets_tables_aside() => Vec::new(),
-        // If the journal is needed, other checks report that it can't be read.
+        // If the journal is required but can't be read, other checks report the error.
         Err(CatalogError::Server(_)) if !outbox.is_several() => Vec::new(),
         Err(error) => {
             return report.add(SUBJECT, outcome_of(recovery::catalog_remedy(&error)), error);
@@ -435,14 +438,15 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
     };
     for entry in entries.iter().filter(|entry| entry.until.is_none()) {
         let message = format!(
-            "{}: {}. Fix the cause, then send its rows: {}",
+            "{}: {}. Fix the cause, then send the table's rows: {}",
             entry.describe(),
             entry.reason,
             settings.target.replay_set_aside(&entry.table)
         );
-        // If it is the only table of the outbox, the pipeline can't omit it.
-        let is_alone = matches!(outbox, Outbox::Table(table) if table.to_string() == entry.table);
-        let outcome = match is_alone {
+        // A pipeline can't set its only table aside.
+        let is_only_table =
+            matches!(outbox, Outbox::Table(table) if table.to_string() == entry.table);
+        let outcome = match is_only_table {
             true => Outcome::Failure,
             false => Outcome::Warning,
         };
@@ -450,7 +454,7 @@ async fn set_aside(settings: &PipelineSettings, catalog: &Catalog, report: &mut 
     }
 }
 
-/// Reports tables that the slot delivered and that are no longer published, and returns them.
+/// Reports and returns tables that the slot delivered but that are no longer published.
 async fn left_publication(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -480,8 +484,8 @@ async fn left_publication(
     left
 }
 
-/// Checks the tables that share the slot. Tables in `left`, which left the publication, were
-/// reported before.
+/// Checks the tables that share the slot. Tables in `left`, which are no longer in the publication,
+/// have already been reported.
 async fn tables(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -497,20 +501,20 @@ async fn tables(
     if !publication.has_outbox_row {
         let name = identifier(&settings.target.publication);
         let message = format!(
-            "the publication lacks table walpost.outbox_row, so no table can be added with the rows that it has: {}; and then: \
-             ALTER PUBLICATION {name} ADD TABLE walpost.outbox_row",
+            "the publication does not contain table walpost.outbox_row, so existing rows can't be delivered when a table is \
+             added. Add it: {}; and then: ALTER PUBLICATION {name} ADD TABLE walpost.outbox_row",
             settings.target.init(&[])
         );
         report.add("tables", Outcome::Warning, message);
     }
-    let asked = async {
+    let query = async {
         let found = catalog.tables(&publication.tables, &settings.target.publication);
         let found = found.await?;
         let unpublished = catalog.unpublished(patterns, &publication.tables).await?;
         Ok::<_, CatalogError>((found, unpublished))
     };
-    let (found, mut unpublished) = match asked.await {
-        Ok(asked) => asked,
+    let (found, mut unpublished) = match query.await {
+        Ok(found) => found,
         Err(error) => {
             return report.add(
                 "tables",
@@ -523,18 +527,18 @@ async fn tables(
     if let Some(warning) = unpublished_warning(&settings.target, &unpublished) {
         report.add("tables", Outcome::Warning, warning);
     }
-    let is_there = |table: &TableName| {
+    let exists = |table: &TableName| {
         let is_found = found.iter().any(|(name, _)| name == table);
         is_found || unpublished.contains(table) || left.contains(table)
     };
-    for table in patterns.named().filter(|table| !is_there(table)) {
+    for table in patterns.named().filter(|table| !exists(table)) {
         let init = settings.target.init_table(&table);
-        let message = format!("table {table} does not exist. Make it: {init}");
+        let message = format!("table {table} does not exist. Create it: {init}");
         report.add("tables", Outcome::Warning, message);
     }
-    let several = |names: &[String]| match names {
+    let describe = |names: &[String]| match names {
         [] => format!(
-            "no table is in the publication yet. Add each: {}",
+            "no table is in the publication yet. Add each table: {}",
             settings.target.init(&["--table", "SCHEMA.TABLE"])
         ),
         [one] => format!("table {one} is in the publication"),
@@ -551,7 +555,7 @@ async fn tables(
     } else {
         Outcome::Ok
     };
-    report.add("tables", outcome, several(&names));
+    report.add("tables", outcome, describe(&names));
     let unfit = found
         .iter()
         .filter_map(|(name, table)| settings.mapping_for(name, Some(table)).err());
@@ -559,7 +563,7 @@ async fn tables(
     if let Some(first) = unfit.first() {
         let more = match unfit.len() {
             1 => String::new(),
-            count => format!(" (and {} more tables that do not fit)", count - 1),
+            count => format!(" (and {} more tables with unsuitable columns)", count - 1),
         };
         let outcome = match settings.sets_tables_aside() {
             true => Outcome::Warning,
@@ -567,15 +571,15 @@ async fn tables(
         };
         report.add("columns", outcome, format!("{first}{more}"));
     } else if !found.is_empty() {
-        let message = "topic, key, headers and payload have their columns in each table";
+        let message = "each table has the columns for topic, key, headers and payload";
         report.add("columns", Outcome::Ok, message);
     }
     let accepting = found.iter().filter(|(_, table)| !table.refuses_update);
     let accepting: Vec<_> = accepting.map(|(name, _)| name.to_string()).collect();
     if !accepting.is_empty() {
         let message = format!(
-            "tables accept UPDATE, and an updated row is not an event: INSERT ... ON CONFLICT DO UPDATE is lost so: {}. Forbid it \
-             with the trigger of sql/no_update.sql",
+            "tables accept UPDATE, but an updated row is not an event: {}. If INSERT ... ON CONFLICT DO UPDATE finds an existing \
+             row, its event is lost. Reject updates with the trigger in sql/no_update.sql",
             format_some(&accepting)
         );
         report.add("updates", Outcome::Warning, message);
@@ -583,7 +587,7 @@ async fn tables(
 }
 
 fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'_>) {
-    // If the outbox consists of several tables, their columns are checked separately.
+    // If the outbox consists of several tables, another check examines their columns.
     if observed.table.is_none() && !settings.target.outbox.is_messages() {
         return;
     }
@@ -591,7 +595,7 @@ fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report
         Ok(()) => report.add(
             "columns",
             Outcome::Ok,
-            "topic, key, headers and payload have their columns",
+            "the table has the columns for topic, key, headers and payload",
         ),
         Err(error) => report.add("columns", Outcome::Failure, error),
     }
@@ -604,7 +608,7 @@ fn columns(settings: &PipelineSettings, observed: &Observed, report: &mut Report
 }
 
 /// Reports tables that were temporarily not in the publication, unless the journal already records
-/// it.
+/// their missing rows.
 async fn unrecorded_gaps(
     settings: &PipelineSettings,
     observed: &Observed,
@@ -619,13 +623,13 @@ async fn unrecorded_gaps(
         Ok(gaps) => {
             for gap in gaps {
                 let message = format!(
-                    "{gap}. Run the pipeline, or {}, which records that and names the command that sends them",
+                    "{gap}. Run the pipeline, or {}: both record the missing rows, and log the command that sends them",
                     settings.target.init(&[])
                 );
                 report.add(SUBJECT, Outcome::Failure, message);
             }
         }
-        // The pipeline runs without the table state, and logs that.
+        // The pipeline runs without the table state, and logs a warning.
         Err(error @ CatalogError::Server(_)) => report.add(SUBJECT, Outcome::Warning, error),
         Err(error) => report.add(SUBJECT, outcome_of(recovery::catalog_remedy(&error)), error),
     }
@@ -642,9 +646,10 @@ async fn check_moved(
     let Some(slot) = observed.slot.as_ref().filter(|_| observed.has_slot_state) else {
         return;
     };
-    let asked = async {
-        let of = catalog.slot_of(&settings.name, &settings.target).await?;
-        let gap = catalog.gap_of_other_history(&of, slot.confirmed, settings.first_start());
+    let query = async {
+        let identity = catalog.slot_of(&settings.name, &settings.target).await?;
+        let first_start = settings.first_start();
+        let gap = catalog.gap_of_other_history(&identity, slot.confirmed, first_start);
         if let Some(gap) = gap.await? {
             let message = format!(
                 "{}. {}",
@@ -653,15 +658,15 @@ async fn check_moved(
             );
             report.add("slot", Outcome::Failure, message);
         }
-        catalog.moved(&of, slot.confirmed).await
+        catalog.moved(&identity, slot.confirmed).await
     };
-    match asked.await {
+    match query.await {
         Ok(None) => {}
         Ok(Some(moved)) if moved.begun && settings.delivery == Delivery::AtLeastOnce => {
             report.add("slot", Outcome::Failure, moved);
         }
         Ok(Some(moved)) => report.add("slot", Outcome::Warning, moved),
-        // The pipeline runs without the slot state, and logs that.
+        // The pipeline runs without the slot state, and logs a warning.
         Err(error @ CatalogError::Server(_)) => report.add("slot state", Outcome::Warning, error),
         Err(error) => report.add(
             "slot state",
@@ -671,7 +676,8 @@ async fn check_moved(
     }
 }
 
-/// Reports whether the slot survives a failover of the server, and settings that may end it.
+/// Reports whether the slot survives a failover of the server, and settings because of which it may
+/// be lost.
 async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut Report<'_>) {
     let slot = &settings.target.slot;
     match catalog.failover(slot).await {
@@ -702,8 +708,8 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             "updates",
             Outcome::Warning,
             format!(
-                "{outbox} accepts UPDATE, and an updated row is not an event: INSERT ... ON CONFLICT DO UPDATE \
-                 is lost so. Forbid it with the trigger of sql/no_update.sql"
+                "{outbox} accepts UPDATE, but an updated row is not an event: if INSERT ... ON CONFLICT DO UPDATE finds an \
+                 existing row, its event is lost. Reject updates with the trigger in sql/no_update.sql"
             ),
         );
     }
@@ -714,7 +720,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
                 "publish",
                 Outcome::Warning,
                 format!(
-                    "function walpost.publish does not exist, so no role can write an event with it. Create it: {}",
+                    "function walpost.publish does not exist, so roles can't use it to write events. Create it: {}",
                     target.init(&[])
                 ),
             ),
@@ -732,8 +738,8 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             "journal",
             Outcome::Warning,
             format!(
-                "table walpost.journal does not exist, so nothing can be skipped or sent again: that is recorded in it. \
-                 Create it: {}",
+                "table walpost.journal does not exist, so events can't be skipped or sent again, because the journal records \
+                 these operations. Create it: {}",
                 target.init(&[])
             ),
         ),
@@ -748,16 +754,16 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
             "slot state",
             Outcome::Warning,
             format!(
-                "table walpost.slot_state does not exist, so a slot that is moved or re-created while no walpost run has \
-                 it goes unnoticed. Create it: {}",
+                "table walpost.slot_state does not exist, so Walpost can't detect whether the slot is moved or re-created while \
+                 walpost run is not reading it. Create it: {}",
                 target.init(&[])
             ),
         ),
     }
     if !observed.has_table_state && !outbox.is_messages() {
         let message = format!(
-            "table walpost.table_state does not exist, so a table that is taken out of the publication and added again goes \
-             unnoticed, with the rows that are committed in between. Create it: {}",
+            "table walpost.table_state does not exist, so Walpost can't detect whether a table is removed from the publication \
+             and added again, in which case rows committed in between are not delivered. Create it: {}",
             target.init(&[])
         );
         report.add("table state", Outcome::Warning, message);
@@ -769,17 +775,19 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
         if let Some(filter) = &publication.row_filter {
             let remedy = match outbox.table() {
                 Some(table) => format!("ALTER PUBLICATION {name} SET TABLE {table}"),
-                None => "drop the table from it, and add it again without WHERE".to_owned(),
+                None => {
+                    "drop the table from the publication, and add it again without WHERE".to_owned()
+                }
             };
             let message = format!(
-                "publication {name:?} leaves out rows that don't fulfil {filter}. To have all: {remedy}"
+                "publication {name:?} omits rows that don't satisfy {filter}. To publish all rows: {remedy}"
             );
             report.add("row filter", Outcome::Warning, message);
         }
         if publication.more_than_inserts {
             let message = format!(
-                "publication {name:?} publishes more than inserts, which is decoded and then left out. Change it: \
-                 ALTER PUBLICATION {name} SET (publish = 'insert')"
+                "publication {name:?} also publishes operations other than inserts, which are decoded and then ignored. Change \
+                 it: ALTER PUBLICATION {name} SET (publish = 'insert')"
             );
             report.add("publication", Outcome::Warning, message);
         }
@@ -788,12 +796,12 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
         Some("-1") => report.add(
             "disk",
             Outcome::Warning,
-            "max_slot_wal_keep_size is -1: while Kafka or walpost is down, the slot retains WAL until the \
-             disk is full. Bound it: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; beyond the bound the slot is \
-             lost, and with it events that were not delivered",
+            "max_slot_wal_keep_size is -1: while Kafka or Walpost is down, the slot retains WAL until the \
+             disk is full. Set a limit: ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'. If the slot needs more WAL \
+             than the limit, the slot and the events that were not delivered are lost",
         ),
-        Some(bound) => {
-            report.add("disk", Outcome::Ok, format!("max_slot_wal_keep_size is {bound}"));
+        Some(limit) => {
+            report.add("disk", Outcome::Ok, format!("max_slot_wal_keep_size is {limit}"));
         }
         None => {}
     }
@@ -803,7 +811,7 @@ fn risks(settings: &PipelineSettings, observed: &Observed, report: &mut Report<'
                 "slot",
                 Outcome::Warning,
                 format!(
-                    "slot {:?} is unreserved: the server removes the WAL that it needs at the next checkpoint. Let walpost \
+                    "slot {:?} is unreserved: at its next checkpoint, the server removes WAL that the slot needs. Let Walpost \
                      catch up now, or raise max_slot_wal_keep_size",
                     target.slot
                 ),

@@ -1,11 +1,11 @@
-//! What `init` reports about each object: whether it was created, existed or was changed.
+//! Describes which objects `init` created or changed, and which already existed.
 
 use crate::postgres::catalog::Observed;
 use crate::postgres::table::identifier;
 use crate::postgres::target::Target;
 
-/// Formats the objects of a pipeline in one line, grouped by whether they were created, changed or
-/// existed. `role` is the role and whether it existed.
+/// Lists the objects of a pipeline in one line, grouped by whether `init` created or changed them,
+/// or they already existed. `role` contains the role's name and whether the role already existed.
 pub(super) fn describe_created(
     target: &Target,
     role: Option<(&str, bool)>,
@@ -85,7 +85,7 @@ mod tests {
     use crate::postgres::target::Outbox;
 
     #[test]
-    fn objects_are_listed_by_what_became_of_them() {
+    fn lists_created_changed_and_existing_objects() {
         let target = Target {
             outbox: Outbox::Messages {
                 prefix: "p".to_owned(),

@@ -108,7 +108,7 @@ fn rows_are_sent_to_another_topic() {
     replay
         .finish()
         .expect_code(0)
-        .expect_mentions(&["to be sent to topic", &topic]);
+        .expect_mentions(&["rows will be sent to topic", &topic]);
     assert_eq!(fixture.wait_for_records(1)[0].key(), "k");
 }
 

@@ -162,7 +162,7 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
         fixture.db.run(&grant);
     }
     maintain().expect_code(0);
-    check(&["retention: what is delivered and old enough can be removed"]);
+    check(&["retention: delivered rows that are older than the retention can be removed"]);
     let foreign = fixture.db.number(&format!(
         "SELECT count(*) FROM pg_partition_tree('outbox') JOIN pg_class c ON c.oid = relid
          WHERE pg_get_userbyid(relowner) <> '{owner}'"
