@@ -1,12 +1,12 @@
-//! Converts configurations of other tools to walpost.toml, with the origin of each line and a
-//! report about the remaining properties.
+//! Converts configurations of other tools to walpost.toml. A comment above each line names its
+//! origin, and a report lists how each property was handled.
 //!
-//! [`source`] reads the file in any of its formats, and returns each property once. The modules
-//! that write lines of walpost.toml request their properties: [`connector`], [`chain`] and
-//! [`router`], [`converters`], [`producer`]. [`known`] handles the remaining properties, or reports
-//! them as unknown. [`document`] writes the lines, [`report`] collects the findings for the user,
-//! and [`switch_over`] contains the commands. Pure: no server is queried, and nothing except the
-//! given text is read.
+//! [`source`] reads the file in any of its formats. The modules [`connector`], [`chain`],
+//! [`router`], [`converters`] and [`producer`] take properties from it and convert them to lines of
+//! walpost.toml. [`known`] handles the remaining properties, or reports them as unknown.
+//! [`document`] writes the lines, [`report`] collects the findings for the user, and
+//! [`switch_over`] contains the commands. These modules are pure: they do not connect to a server,
+//! and read no other files.
 
 mod chain;
 mod connector;
@@ -37,11 +37,11 @@ pub(crate) struct Imported {
 }
 
 /// Imports the configuration of a Debezium connector. `worker` contains the properties of the Kafka
-/// Connect worker that runs it.
+/// Connect worker that runs the connector.
 ///
 /// # Errors
-/// Returns an error if the text is not a configuration, or is for something that Walpost does not
-/// support.
+/// Returns an error if the text is not a connector's configuration, or if Walpost can't replace the
+/// connector.
 pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, ImportError> {
     let mut report = Report::default();
     let report = &mut report;
@@ -63,21 +63,21 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
             table.name
         )
     });
-    chain.others(&topics.collect::<Vec<_>>(), report);
+    chain.report_others(&topics.collect::<Vec<_>>(), report);
 
     let mut document = Document::default();
     producer::read(source, &mut document.kafka, report);
     let mut common = Section::default();
-    tokens::need_program(source, &document.kafka, &mut common, report);
+    tokens::add_program_placeholder(source, &document.kafka, &mut common, report);
     let roles = connector::connection(source, &mut common, report);
     connector::snapshot(source, &mut common, report);
     let formats = converters::read(source, &mut common, report);
     router::read(&chain, source, formats, &mut common, report);
-    connector::others(source, prefix.as_ref(), &mut common, report);
+    connector::remaining(source, prefix.as_ref(), &mut common, report);
     connector::heartbeat(source, &mut common, report);
     let slot = connector::slot(source, report);
     let mut slots = Vec::new();
-    let base = plain(source.name.as_deref().unwrap_or_default());
+    let base = plain_name(source.name.as_deref().unwrap_or_default());
     for table in &tables {
         let name = pipeline_name(&base, &table.name, tables.len() > 1, &document);
         let mut section = Section::default();
@@ -90,15 +90,15 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
         let mut own = format!("walpost_{name}");
         if own == slot {
             own.push_str("_new");
-            section.set("slot", text(&own), "walpost_NAME is Debezium's");
+            section.set("slot", text(&own), "Debezium already uses walpost_NAME");
         }
         slots.push(own);
         document.pipelines.push(section.append(&common));
     }
     if tables.len() > 1 {
-        let says = "become one pipeline each, and each pipeline delivers in commit order. Debezium has one order for all of \
-         them: if two pipelines share a topic, the order between their events can differ";
-        report.different("several tables", says);
+        let message = "become one pipeline each, and each pipeline delivers in commit order. Debezium delivers the events of all \
+         tables in commit order: if two pipelines share a topic, the order between their events can differ";
+        report.different("several tables", message);
     }
     report.different(
         "header walpost-position",
@@ -107,13 +107,14 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
     known::report_remaining(source, report);
 
     let connector = source.name.as_deref();
-    let of = match (source.kind, connector) {
+    let origin = match (source.kind, connector) {
         (Kind::Connect, Some(name)) => format!("the connector {name}"),
         (Kind::Connect, None) => "a connector".to_owned(),
         (Kind::Server, _) => "Debezium Server's application.properties".to_owned(),
     };
     document.head.push(format!(
-        "Made by walpost import debezium from {of}. The comment above each line names the property that it was converted from."
+        "Created by walpost import debezium from {origin}. The comment above each line names the property from which the line \
+         was converted."
     ));
     let switch_over = SwitchOver {
         kind: source.kind,
@@ -130,8 +131,10 @@ pub(crate) fn debezium(given: &str, worker: Option<&str>) -> Result<Imported, Im
     })
 }
 
+/// Checks the connector's class.
+///
 /// # Errors
-/// Returns an error if the connector reads another database.
+/// Returns an error if the connector does not read PostgreSQL.
 fn check_postgres(source: &mut Source) -> Result<(), ImportError> {
     let class = source
         .raw("connector.class")
@@ -144,8 +147,8 @@ fn check_postgres(source: &mut Source) -> Result<(), ImportError> {
     }
 }
 
-/// Converts a name to one that consists only of a-z, 0-9 and _.
-fn plain(name: &str) -> String {
+/// Converts a name to a pipeline name, which consists only of a-z, 0-9 and _.
+fn plain_name(name: &str) -> String {
     let mut plain = String::new();
     for c in name.chars() {
         match c.to_ascii_lowercase() {
@@ -157,12 +160,12 @@ fn plain(name: &str) -> String {
     plain.trim_end_matches('_').to_owned()
 }
 
-/// Returns a name that no pipeline of the document uses.
+/// Returns a name that no other pipeline of the document uses.
 fn pipeline_name(base: &str, table: &str, are_several: bool, document: &Document) -> String {
     const MAX: usize = 48;
     let name = match (base, are_several) {
-        ("", true) => plain(table),
-        (base, true) => format!("{base}_{}", plain(table)),
+        ("", true) => plain_name(table),
+        (base, true) => format!("{base}_{}", plain_name(table)),
         (base, false) => base.to_owned(),
     };
     let name = if name.is_empty() { "outbox" } else { &name };

@@ -51,7 +51,7 @@ pub(crate) fn run(command: &ImportCommand) -> Exit {
     match imported(args) {
         Ok(imported) => {
             print_findings(&imported.findings);
-            match imported.findings.iter().any(|finding| finding.needs_person) {
+            match imported.findings.iter().any(|finding| finding.needs_action) {
                 true => Exit::Halted,
                 false => Exit::Done,
             }
@@ -129,18 +129,18 @@ fn print_findings(findings: &[Finding]) {
         out::aside(group.heading());
         for Finding {
             property,
-            says,
-            needs_person,
+            message,
+            needs_action,
             ..
         } in in_group
         {
-            let mark = if *needs_person { "TO DO  " } else { "       " };
-            out::aside(&format!("  {mark}{property}: {says}"));
+            let mark = if *needs_action { "TO DO  " } else { "       " };
+            out::aside(&format!("  {mark}{property}: {message}"));
         }
     }
     let to_do = findings
         .iter()
-        .filter(|finding| finding.needs_person)
+        .filter(|finding| finding.needs_action)
         .count();
     out::aside(&match to_do {
         0 => "No item requires action. The file ends with the commands for the switch-over".to_owned(),

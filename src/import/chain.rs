@@ -1,5 +1,5 @@
-//! The chain of transforms: the position of the outbox event router, the records that reach it, and
-//! the effects of the other transforms.
+//! Reads the chain of transforms: the outbox event router, the condition under which records reach
+//! the router, and the other transforms.
 
 use super::java_regex::{self, Pattern};
 use super::report::Report;
@@ -14,12 +14,13 @@ pub(super) struct Chain {
     pub(super) prefix: String,
     /// The condition under which records reach the router, if there is one.
     pub(super) filter: Option<Filter>,
-    others: Vec<Other>,
+    others: Vec<OtherTransform>,
 }
 
-/// A predicate.
+/// A predicate on the topics of change events.
 #[derive(Debug)]
 pub(super) struct Filter {
+    /// The name of the property with the predicate, as written in the file.
     pub(super) written: String,
     /// The pattern for the topics of change events, in Java's syntax.
     pub(super) java: String,
@@ -30,7 +31,7 @@ pub(super) struct Filter {
 impl Filter {
     /// Returns whether the change events of the topic are accepted.
     #[must_use]
-    pub(super) fn lets_through(&self, topic: &str) -> bool {
+    pub(super) fn accepts(&self, topic: &str) -> bool {
         self.pattern.matches_whole(topic) != self.negate
     }
 
@@ -42,25 +43,28 @@ impl Filter {
 
 /// A transform other than the router.
 #[derive(Debug)]
-struct Other {
+struct OtherTransform {
     written: String,
     class: String,
     is_before: bool,
-    when: When,
+    condition: Condition,
 }
 
+/// The condition under which a transform is applied.
 #[derive(Debug)]
-enum When {
+enum Condition {
     Always,
-    /// For null values only.
+    /// The value is null.
     Tombstones,
     Matches(Filter),
-    /// The condition is unknown, which was reported.
-    NotKnown,
+    /// The condition can't be determined. This was reported.
+    Unknown,
 }
 
+/// Reads the chain of transforms.
+///
 /// # Errors
-/// Returns an error if there is no router.
+/// Returns an error if the chain does not contain the outbox event router.
 pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, ImportError> {
     let names = source.take_property("transforms", report);
     let names = names.map(|names| names.list()).unwrap_or_default();
@@ -69,45 +73,46 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
     for name in names {
         let prefix = format!("transforms.{name}.");
         let class = source.take_property(&format!("{prefix}type"), report);
-        let when = when(&prefix, source, report);
+        let condition = condition(&prefix, source, report);
         let Some(class) = class else {
-            let says = "is in the list of transforms but has no type, which Kafka Connect rejects";
-            report.unknown(&format!("transforms.{name}"), says);
+            let message =
+                "is in the list of transforms but has no type, which Kafka Connect rejects";
+            report.unknown(&format!("transforms.{name}"), message);
             continue;
         };
         if class.value.trim() == ROUTER && router.is_none() {
             report.carried(&class.written, "the keys of this file");
-            router = Some((prefix, when));
+            router = Some((prefix, condition));
             continue;
         }
         if class.value.trim() == ROUTER {
-            let says = "is a second outbox event router, and only one is imported: import this one separately, from a copy of \
+            let message = "is a second outbox event router, and only one is imported: import this one separately, from a copy of \
              the file without the first, and append its [[pipeline]] to this file";
-            report.unsupported(&class.written, says);
+            report.unsupported(&class.written, message);
         } else {
-            others.push(Other {
+            others.push(OtherTransform {
                 written: class.written,
                 class: class.value,
                 is_before: router.is_none(),
-                when,
+                condition,
             });
         }
         while let Some(rest) = source.next_with_prefix(&prefix) {
             source.raw(&format!("{prefix}{rest}"));
         }
     }
-    let (prefix, when) = router.ok_or(ImportError::NoRouter)?;
-    let filter = match when {
-        When::Matches(filter) => Some(filter),
+    let (prefix, condition) = router.ok_or(ImportError::NoRouter)?;
+    let filter = match condition {
+        Condition::Matches(filter) => Some(filter),
         _ => None,
     };
     source.raw("predicates");
-    // Properties of transforms and predicates that are not in use.
-    let idle = source.unrequested().filter(|(name, _)| {
+    // Discard the properties of transforms and predicates that are not in use.
+    let unused = source.unrequested().filter(|(name, _)| {
         name.starts_with("predicates.")
             || name.starts_with("transforms.") && !name.starts_with(&prefix)
     });
-    for name in idle.map(|(name, _)| name.to_owned()).collect::<Vec<_>>() {
+    for name in unused.map(|(name, _)| name.to_owned()).collect::<Vec<_>>() {
         if let Some(taken) = source.raw(&name) {
             report.without_effect(&taken.written);
         }
@@ -119,95 +124,96 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
     })
 }
 
-/// Returns when a transform is applied.
-fn when(prefix: &str, source: &mut Source, report: &mut Report) -> When {
+/// Reads the condition under which a transform is applied.
+fn condition(prefix: &str, source: &mut Source, report: &mut Report) -> Condition {
     let predicate = source.take_property(&format!("{prefix}predicate"), report);
     let negate = source.take_property(&format!("{prefix}negate"), report);
     let negate = negate.is_some_and(|negate| negate.is("true"));
     let Some(predicate) = predicate else {
-        return When::Always;
+        return Condition::Always;
     };
-    let of = format!("predicates.{}.", predicate.value.trim());
-    let class = source.take_property(&format!("{of}type"), report);
+    let properties = format!("predicates.{}.", predicate.value.trim());
+    let class = source.take_property(&format!("{properties}type"), report);
     let class = class.map(|class| class.value).unwrap_or_default();
-    let when = match class.trim().rsplit('.').next().unwrap_or_default() {
-        "TopicNameMatches" => matches(&of, &predicate, negate, source, report),
+    let condition = match class.trim().rsplit('.').next().unwrap_or_default() {
+        "TopicNameMatches" => topic_condition(&properties, &predicate, negate, source, report),
         // The router discards tombstones itself.
-        "RecordIsTombstone" if negate => When::Always,
-        "RecordIsTombstone" => When::Tombstones,
+        "RecordIsTombstone" if negate => Condition::Always,
+        "RecordIsTombstone" => Condition::Tombstones,
         _ => {
-            let says = "is a predicate for which Walpost has no equivalent: all rows of the table are delivered. If some rows \
+            let message = "is a predicate for which Walpost has no equivalent: all rows of the table are delivered. If some rows \
              must not be, change the service so that it writes them to another table";
-            report.unsupported(&predicate.written, says);
-            When::NotKnown
+            report.unsupported(&predicate.written, message);
+            Condition::Unknown
         }
     };
-    while let Some(rest) = source.next_with_prefix(&of) {
-        source.raw(&format!("{of}{rest}"));
+    while let Some(rest) = source.next_with_prefix(&properties) {
+        source.raw(&format!("{properties}{rest}"));
     }
-    when
+    condition
 }
 
-fn matches(
-    of: &str,
+/// Reads the condition of the predicate whose properties have this prefix, a pattern for topics.
+fn topic_condition(
+    prefix: &str,
     predicate: &Taken,
     negate: bool,
     source: &mut Source,
     report: &mut Report,
-) -> When {
-    let Some(java) = source.take_property(&format!("{of}pattern"), report) else {
+) -> Condition {
+    let Some(java) = source.take_property(&format!("{prefix}pattern"), report) else {
         report.unknown(
-            &format!("{of}pattern"),
+            &format!("{prefix}pattern"),
             "is missing, which Kafka Connect rejects",
         );
-        return When::NotKnown;
+        return Condition::Unknown;
     };
     match java_regex::pattern(&java.value) {
-        Ok(pattern) => When::Matches(Filter {
+        Ok(pattern) => Condition::Matches(Filter {
             written: predicate.written.clone(),
             java: java.value,
             pattern,
             negate,
         }),
         Err(reason) => {
-            let says = format!(
-                "can't be read: {reason}. Write the table that it accepts into walpost.toml"
+            let message = format!(
+                "can't be converted: {reason}. Write the table whose records match the pattern into walpost.toml"
             );
-            report.unsupported(&java.written, says);
-            When::NotKnown
+            report.unsupported(&java.written, message);
+            Condition::Unknown
         }
     }
 }
 
 impl Chain {
-    /// Reports the effects of the other transforms. `topics` are the topics of the outbox's change
-    /// events before the router.
-    pub(super) fn others(&self, topics: &[String], report: &mut Report) {
+    /// Reports the effects of the transforms other than the router. `topics` are the topics of the
+    /// outbox's change events before they reach the router.
+    pub(super) fn report_others(&self, topics: &[String], report: &mut Report) {
         for other in &self.others {
             let short = other.class.rsplit('.').next().unwrap_or_default();
-            let touches_outbox = match &other.when {
-                When::Always | When::NotKnown => true,
-                When::Tombstones => !other.is_before,
+            let applies_to_outbox = match &other.condition {
+                Condition::Always | Condition::Unknown => true,
+                Condition::Tombstones => !other.is_before,
                 // The router changes the topic.
-                When::Matches(filter) if other.is_before => {
-                    topics.iter().any(|topic| filter.lets_through(topic))
+                Condition::Matches(filter) if other.is_before => {
+                    topics.iter().any(|topic| filter.accepts(topic))
                 }
-                When::Matches(_) => true,
+                Condition::Matches(_) => true,
             };
             // The router sets the topic regardless of its previous value.
             let only_topic = other.is_before
                 && ["RegexRouter", "ByLogicalTableRouter", "TimestampRouter"].contains(&short);
-            if !touches_outbox || only_topic {
+            if !applies_to_outbox || only_topic {
                 report.without_effect(&other.written);
                 continue;
             }
-            let says = match (short, other.is_before) {
+            let message = match (short, other.is_before) {
                 ("RegexRouter" | "TimestampRouter" | "ByLogicalTableRouter", _) => format!(
                     "{short} changes the topic after the router. Walpost has a single rule for topics: include this change in \
                      topic or route"
                 ),
                 ("InsertHeader" | "HeaderFrom" | "DropHeaders", _) => {
-                    format!("{short} changes headers: write them into headers, which accepts templates and fixed texts")
+                    format!("{short} changes headers: write them into headers, which accepts templates and constant values")
                 }
                 ("Filter", _) => "Filter omits records, and Walpost delivers every row: change the service so that it writes \
                  rows that must not be delivered to another table"
@@ -220,7 +226,7 @@ impl Chain {
                      consumers expect them"
                 ),
             };
-            report.unsupported(&other.written, says);
+            report.unsupported(&other.written, message);
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::postgres::table::{TableName, identifier};
 /// The placeholder for a name that the user has to fill in.
 const CHANGE_ME: &str = "change-me";
 
-/// All characters except those that RFC 3986 calls unreserved.
+/// All characters except the unreserved characters of RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -26,7 +26,7 @@ pub(super) fn encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// Returns the property, or else the one that had its role in an earlier version.
+/// Takes the property, or else the property that had the same meaning in earlier versions.
 pub(super) fn take_or_obsolete(
     source: &mut Source,
     name: &str,
@@ -39,11 +39,11 @@ pub(super) fn take_or_obsolete(
     }
     let (_, obsolete) = FORMER_NAMES.iter().find(|(new, _)| *new == name)?;
     let taken = source.take_property(obsolete, report)?;
-    let says = format!(
-        "is not a property of Debezium 3: since Debezium 2 it is called {name}, and it was read under that name. Make sure that \
-         it still applies"
+    let message = format!(
+        "is not a property of Debezium 3: Debezium 2 renamed the property to {name}, and its value was imported as {name}. Make \
+         sure that the value is still correct"
     );
-    report.unknown(&taken.written, says);
+    report.unknown(&taken.written, message);
     Some(taken)
 }
 
@@ -56,7 +56,8 @@ pub(super) struct Roles {
     pub(super) administrator: String,
 }
 
-/// Writes the connection string, and returns its roles.
+/// Writes the connection string of the pipelines. Returns the roles for the commands of the
+/// switch-over.
 pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mut Report) -> Roles {
     let mut written = Vec::new();
     let mut missing = Vec::new();
@@ -102,11 +103,11 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     });
     password(source, section, report);
     let parameters = tls(source, report);
-    let at = hosts_in_url(&host, port);
+    let hosts = hosts_in_url(&host, port);
     if host.contains(',') {
-        let says = "names several hosts, which are tried in turn until one accepts the connection. To skip standbys, add \
+        let message = "names several hosts, which are tried in turn until one accepts the connection. To skip standbys, add \
          target_session_attrs=read-write to postgres";
-        report.different("database.hostname", says);
+        report.different("database.hostname", message);
     }
     let as_role = |user: &str, parameters: &[(String, String)]| {
         let parameters: Vec<_> = parameters
@@ -115,7 +116,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
             .collect();
         let question = if parameters.is_empty() { "" } else { "?" };
         format!(
-            "postgresql://{user}@{at}/{}{question}{}",
+            "postgresql://{user}@{hosts}/{}{question}{}",
             encoded(&database),
             parameters.join("&")
         )
@@ -136,7 +137,7 @@ pub(super) fn connection(source: &mut Source, section: &mut Section, report: &mu
     let mut from = written.join(", ");
     if !missing.is_empty() {
         from = format!(
-            "CHANGE THIS: {} could not be read. {from}",
+            "CHANGE THIS: {} could not be converted. {from}",
             missing.join(", ")
         );
     }
@@ -159,7 +160,7 @@ fn hosts_in_url(list: &str, port: Option<u16>) -> String {
         match (own, port) {
             (Some((name, own)), _) => format!("{}:{own}", host_in_url(name)),
             (None, Some(port)) if index == last => format!("{}:{port}", host_in_url(host)),
-            // A single port would apply to all hosts.
+            // Writes the default port, because a single port in a URL would apply to all hosts.
             (None, Some(_)) => format!("{}:5432", host_in_url(host)),
             (None, None) => host_in_url(host),
         }
@@ -206,9 +207,9 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
                 parameters.push(("sslmode".to_owned(), mode));
             }
             "allow" => {
-                let says = "sends the password before it tries TLS, which Walpost does not do: sslmode=prefer is written, which \
-                 tries TLS first";
-                report.different(&taken.written, says);
+                let message = "allows Debezium to send the password before it tries TLS, which Walpost never does: \
+                 sslmode=prefer is written, which tries TLS first";
+                report.different(&taken.written, message);
                 parameters.push(("sslmode".to_owned(), "prefer".to_owned()));
             }
             _ => report.unsupported(
@@ -229,10 +230,10 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
             .iter()
             .any(|end| file.to_ascii_lowercase().ends_with(end));
         if name == "sslkey" && is_der {
-            let says = "is a key in DER or PKCS#12, as JDBC expects it. Walpost reads PEM, like libpq. Convert it with openssl \
+            let message = "is a key in DER or PKCS#12, as JDBC expects it. Walpost reads PEM, like libpq. Convert it with openssl \
              pkcs8 -inform DER -in FILE.pk8 -out FILE.pem, or openssl pkcs12 -in FILE.p12 -nodes -nocerts -out FILE.pem, and \
              set sslkey in postgres to that file, with mode 0600";
-            report.task(&taken.written, says);
+            report.task(&taken.written, message);
         } else {
             report.carried(&taken.written, "postgres");
         }
@@ -241,8 +242,7 @@ fn tls(source: &mut Source, report: &mut Report) -> Vec<(String, String)> {
     parameters
 }
 
-/// Returns the outbox tables. There is always at least one: if no table can be read, it is
-/// Walpost's default table.
+/// Returns the outbox tables. If no table can be determined, returns Walpost's default table.
 pub(super) fn tables(
     source: &mut Source,
     prefix: Option<&str>,
@@ -261,30 +261,30 @@ pub(super) fn tables(
             .map(|listed| listed.written.clone())
             .unwrap_or_default();
         let Some((schema, name)) = literal(&pattern) else {
-            let says = format!(
-                "contains {pattern:?}, a regular expression: write a [[pipeline]] for each table that it is meant to match"
+            let message = format!(
+                "contains {pattern:?}, a regular expression: write a [[pipeline]] for each table that the expression matches"
             );
-            report.unsupported(&from, says);
+            report.unsupported(&from, message);
             continue;
         };
         let topic = format!("{}.{schema}.{name}", prefix.unwrap_or_default());
-        if filter.is_some_and(|filter| !filter.lets_through(&topic)) {
-            let says = format!(
+        if filter.is_some_and(|filter| !filter.accepts(&topic)) {
+            let message = format!(
                 "contains {schema}.{name}, whose changes do not pass through the outbox event router: keep Debezium for this \
                  table, and remove the outbox table from its list"
             );
-            report.unsupported(&from, says);
+            report.unsupported(&from, message);
             continue;
         }
         if format!("{schema}{name}")
             .chars()
             .any(|c| c.is_ascii_uppercase())
         {
-            let says = format!(
+            let message = format!(
                 "contains {schema}.{name}: Debezium ignores the case of letters, but in walpost.toml a name in double quotes is \
                  case-sensitive. Compare it with the name of the table"
             );
-            report.task(&from, says);
+            report.task(&from, message);
         }
         found.push(Table::new(schema, name, from));
     }
@@ -292,19 +292,20 @@ pub(super) fn tables(
         found.extend(filtered_table(prefix, filter));
     }
     if found.is_empty() {
-        let (from, says) = match &listed {
+        let (from, message) = match &listed {
             Some(listed) => (
                 listed.written.as_str(),
-                "does not name a single table: write the outbox table into table",
+                "contains no plain table name: write the name of the outbox table into table",
             ),
             None => (
                 "table.include.list",
-                "is not in this file, so Debezium reads all tables: write the outbox table into table",
+                "is not in this file, so Debezium reads all tables: write the name of the outbox table into table",
             ),
         };
-        report.task(from, says);
+        report.task(from, message);
         let comment =
-            "CHANGE THIS: the outbox table could not be read from table.include.list".to_owned();
+            "CHANGE THIS: the outbox table could not be determined from table.include.list"
+                .to_owned();
         found.push(Table::new(
             "public".to_owned(),
             "outbox".to_owned(),
@@ -320,11 +321,12 @@ pub(super) fn tables(
     found
 }
 
-/// A table, and the property that names it.
+/// An outbox table.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) schema: String,
     pub(super) name: String,
+    /// The property that names the table.
     pub(super) from: String,
 }
 
@@ -344,7 +346,7 @@ impl Table {
     }
 }
 
-/// Returns the schema and the table if the regular expression is a plain name.
+/// Returns the schema and the name of the table if the regular expression is a plain name.
 fn literal(pattern: &str) -> Option<(String, String)> {
     let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
     let pattern = pattern.strip_suffix('$').unwrap_or(pattern);
@@ -359,7 +361,7 @@ fn literal(pattern: &str) -> Option<(String, String)> {
     (is_name(schema) && is_name(table)).then(|| (schema.to_owned(), table.to_owned()))
 }
 
-/// Returns the table that a predicate accepts, if it is a single one.
+/// Returns the table whose records the predicate accepts, if there is exactly one.
 fn filtered_table(prefix: Option<&str>, filter: Option<&Filter>) -> Option<Table> {
     let filter = filter.filter(|filter| !filter.is_negated())?;
     let rest = filter.java.trim_start_matches('^');
@@ -385,17 +387,17 @@ pub(super) fn slot(source: &mut Source, report: &mut Report) -> String {
     let slot = taken.value.trim();
     let is_legal = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
     if slot.is_empty() || slot.len() > 63 || !slot.bytes().all(is_legal) {
-        let says = "is not a valid name of a slot, and PostgreSQL rejects it too: expected 1 to 63 characters of a-z, 0-9 and _";
-        report.unsupported(&taken.written, says);
+        let message = "is not a valid name of a slot, and PostgreSQL rejects it too: expected 1 to 63 characters of a-z, 0-9 and _";
+        report.unsupported(&taken.written, message);
         return DEFAULT.to_owned();
     }
-    let says = "remains Debezium's. Walpost creates its own slot and publication, so that no event is missed and you can switch \
+    let message = "remains Debezium's. Walpost creates its own slot and publication, so that no event is missed and you can switch \
      back";
-    report.different(&taken.written, says);
+    report.different(&taken.written, message);
     slot.to_owned()
 }
 
-/// Writes the starting position.
+/// Writes whether older rows are delivered.
 pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut Report) {
     let taken = source.take_property("snapshot.mode", report);
     let mode = taken.as_ref().map_or("initial", |taken| taken.value.trim());
@@ -408,19 +410,19 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
         "initial" | "when_needed" => "initial",
         "never" | "no_data" | "schema_only" => "never",
         other => {
-            let says = match other {
+            let message = match other {
                 "always" => {
                     "copies the table at each start. Walpost copies it only once: snapshot = \"initial\" is written; walpost \
                      replay sends rows again"
                 }
                 "initial_only" => {
-                    "copies the table and ends. Walpost continues with the stream: snapshot = \"initial\" is written"
+                    "copies the table and then stops. Walpost continues with new rows: snapshot = \"initial\" is written"
                 }
                 _ => {
                     "is not a mode of Walpost: expected initial or never. snapshot = \"initial\" is written"
                 }
             };
-            report.unsupported(from, says);
+            report.unsupported(from, message);
             "initial"
         }
     };
@@ -437,16 +439,16 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
     section.set("snapshot", text(mode), comment);
 }
 
-/// Handles a heartbeat's statement, which may delete rows.
+/// Handles the statement of heartbeats, which may delete rows.
 pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut Report) {
     let Some(taken) = source.take_property("heartbeat.action.query", report) else {
         return;
     };
     let deletes = java_regex::pattern("(?i)(?s).*\\b(delete|truncate|drop)\\b.*");
     if deletes.is_ok_and(|deletes| deletes.matches_whole(&taken.value)) {
-        let says = "removes rows at each heartbeat. Walpost does not run custom SQL: retention = \"7d\" with delete_rows = true \
+        let message = "removes rows at each heartbeat. Walpost does not run custom SQL: retention = \"7d\" with delete_rows = true \
          removes delivered rows, or drops partitions; see docs/retention.md";
-        report.unsupported(&taken.written, says);
+        report.unsupported(&taken.written, message);
         let note = format!(
             "{} removes rows. Here, retention removes delivered rows once both lines are uncommented",
             taken.written
@@ -455,14 +457,14 @@ pub(super) fn heartbeat(source: &mut Source, section: &mut Section, report: &mut
         section.add_comment("   retention = \"7d\"");
         section.add_comment("   delete_rows = true");
     } else {
-        let says = "has no equivalent, and none is needed: Walpost also confirms WAL of other tables. Drop the table that this \
+        let message = "has no equivalent, and none is needed: Walpost also confirms WAL of other tables. Drop the table that this \
          statement writes to after Debezium is removed";
-        report.different(&taken.written, says);
+        report.different(&taken.written, message);
     }
 }
 
-/// Writes the connector's settings that correspond to one line each.
-pub(super) fn others(
+/// Writes the remaining settings of the connector, each of which corresponds to one line.
+pub(super) fn remaining(
     source: &mut Source,
     prefix: Option<&Taken>,
     section: &mut Section,
@@ -490,9 +492,9 @@ pub(super) fn others(
         match taken.is("required") {
             true => {
                 section.set("delivery", text("exactly-once"), taken.written.clone());
-                let says = "delivery = \"exactly-once\". Walpost records its position in a topic of its own, \
+                let message = "delivery = \"exactly-once\". Walpost records its position in a topic of its own, \
                  walpost-checkpoints, and needs privileges for it: docs/exactly-once.md";
-                report.task(&taken.written, says);
+                report.task(&taken.written, message);
             }
             false => report.without_effect(&taken.written),
         }
@@ -504,9 +506,9 @@ pub(super) fn others(
             .any(|operation| operation.eq_ignore_ascii_case("c"))
         {
             true => {
-                let says =
+                let message =
                     "skips inserts, which are the events of an outbox: Walpost delivers them";
-                report.unsupported(&taken.written, says);
+                report.unsupported(&taken.written, message);
             }
             false => report.without_effect(&taken.written),
         }
@@ -529,16 +531,16 @@ fn topics(source: &mut Source, section: &mut Section, report: &mut Report) {
         return;
     };
     let Some(count) = number(&partitions).filter(|count| *count > 0) else {
-        let says = "leaves the number of partitions to the broker, but Walpost's create_topics requires a number: write one, or \
+        let message = "leaves the number of partitions to the broker, but Walpost's create_topics requires a number: write one, or \
          create the topics yourself";
-        return report.task(&partitions.written, says);
+        return report.task(&partitions.written, message);
     };
     let mut entries = vec![("partitions", count.to_string())];
     let mut from = partitions.written.clone();
     report.carried(&partitions.written, "create_topics");
     if let Some(taken) = replication {
         match number(&taken) {
-            // The value stands for the broker's default, which also applies without it.
+            // -1 means the broker's default, which also applies if the property is not set.
             Some(-1) => report.without_effect(&taken.written),
             Some(factor) if (1..=i32::from(i16::MAX)).contains(&factor) => {
                 entries.push(("replication", factor.to_string()));

@@ -1,4 +1,4 @@
-//! Translates Kafka Connect's converters to the formats of keys, values and headers.
+//! Translates Kafka Connect's converters to formats of keys, values and headers.
 
 use super::document::{Section, text};
 use super::report::Report;
@@ -31,28 +31,32 @@ impl Format {
     }
 }
 
-/// The formats of the three converters.
+/// The formats of keys, values and headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Formats {
     pub(super) key: Format,
     pub(super) value: Format,
     pub(super) header: Format,
-    /// Whether NULL in a column with a DEFAULT is delivered as the default.
+    /// Whether NULL in a column with a DEFAULT is delivered as the column's default value.
     pub(super) null_default: bool,
 }
 
 pub(super) fn read(source: &mut Source, section: &mut Section, report: &mut Report) -> Formats {
     let mut null_default = true;
-    let mut read = |of: &str| {
-        let found = converter(of, source, report);
+    let mut read_converter = |role: &str| {
+        let found = converter(role, source, report);
         null_default &= found.null_default;
         found
     };
-    let (key, value, header) = (read("key"), read("value"), read("header"));
+    let (key, value, header) = (
+        read_converter("key"),
+        read_converter("value"),
+        read_converter("header"),
+    );
     if header.format == Format::String {
-        let says = "writes headers as Java formats their values: times as numbers, and bytea as the name of an object. Walpost \
-         writes the text of the column: if a header has such a type, compare it before the switch-over";
-        report.different(&header.from, says);
+        let message = "writes the values of headers as Java formats them: times as numbers, and bytea as the name of an object. \
+         Walpost writes the text of the column: if a header's column has such a type, compare the header before the switch-over";
+        report.different(&header.from, message);
     }
     if key.format != Format::String {
         section.set("key_format", text(key.format.name()), key.from);
@@ -68,25 +72,25 @@ pub(super) fn read(source: &mut Source, section: &mut Section, report: &mut Repo
     }
 }
 
-struct Found {
+struct FoundFormat {
     format: Format,
     /// The property that determines the format.
     from: String,
     null_default: bool,
 }
 
-fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
-    let class = class(of, source, report);
+fn converter(role: &str, source: &mut Source, report: &mut Report) -> FoundFormat {
+    let class = class(role, source, report);
     let setting = |source: &mut Source, name: &str, report: &mut Report| {
-        let own = source.take_property(&format!("{of}.converter.{name}"), report);
-        // Debezium Server also has settings for all converters.
+        let own = source.take_property(&format!("{role}.converter.{name}"), report);
+        // Debezium Server also supports settings that apply to all converters.
         let shared = source.take_property(&format!("converter.{name}"), report);
         own.or(shared)
     };
     let schemas = setting(source, "schemas.enable", report);
     let nulls = setting(source, "replace.null.with.default", report);
     let decimals = setting(source, "decimal.format", report);
-    let mut found = Found {
+    let mut found = FoundFormat {
         format: Format::String,
         from: class.written.clone(),
         null_default: !nulls.as_ref().is_some_and(|nulls| nulls.is("false")),
@@ -96,23 +100,25 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
     found.format = match short {
         "StringConverter" => Format::String,
         "JsonConverter" => {
-            let is_without = schemas.as_ref().is_some_and(|schemas| schemas.is("false"));
+            let has_no_schemas = schemas.as_ref().is_some_and(|schemas| schemas.is("false"));
             if let Some(schemas) = &schemas {
                 found.from = format!("{}, {}", found.from, schemas.written);
             }
-            match is_without {
+            match has_no_schemas {
                 true => Format::Json,
                 false => Format::JsonSchema,
             }
         }
-        "ByteArrayConverter" | "BinaryDataConverter" | "ByteBufferConverter" if of != "header" => {
+        "ByteArrayConverter" | "BinaryDataConverter" | "ByteBufferConverter"
+            if role != "header" =>
+        {
             Format::Bytes
         }
-        "SimpleHeaderConverter" if of == "header" => Format::Simple,
+        "SimpleHeaderConverter" if role == "header" => Format::Simple,
         _ => {
             is_supported = false;
-            report.unsupported(&class.written, reason(of, &class.value));
-            if of == "header" {
+            report.unsupported(&class.written, unsupported_message(role, &class.value));
+            if role == "header" {
                 Format::Simple
             } else {
                 Format::String
@@ -120,12 +126,12 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
         }
     };
     if let Some(decimals) = decimals.filter(|decimals| !decimals.is("BASE64")) {
-        let says = "writes values of type numeric differently from the default, BASE64, which Walpost uses: compare such \
+        let message = "writes values of type numeric differently from the default, BASE64, which Walpost uses: compare such \
          columns before the switch-over";
-        report.task(&decimals.written, says);
+        report.task(&decimals.written, message);
     }
-    while let Some(name) = source.next_with_prefix(&format!("{of}.converter.")) {
-        let Some(taken) = source.raw(&format!("{of}.converter.{name}")) else {
+    while let Some(name) = source.next_with_prefix(&format!("{role}.converter.")) {
+        let Some(taken) = source.raw(&format!("{role}.converter.{name}")) else {
             break;
         };
         match name.as_str() {
@@ -136,45 +142,44 @@ fn converter(of: &str, source: &mut Source, report: &mut Report) -> Found {
                 report.without_effect(&taken.written);
             }
             "delegate.converter.type" => report.task(&taken.written, DELEGATE_HINT),
-            // Settings of the delegate.
             name if name.starts_with("delegate.converter.type.") => {
                 report.task(&taken.written, DELEGATE_HINT);
             }
             _ => {
-                let says = "is an unknown setting of the converter: make sure that no consumer depends on it";
-                report.unknown(&taken.written, says);
+                let message = "is an unknown setting of the converter: make sure that no consumer depends on it";
+                report.unknown(&taken.written, message);
             }
         }
     }
     if is_supported && !class.written.is_empty() && !DEFAULTS.contains(&class.written.as_str()) {
-        let says = match of {
+        let message = match role {
             "header" => format!("header_format = {:?}", found.format.name()),
-            of => format!("{of}_format = {:?}", found.format.name()),
+            role => format!("{role}_format = {:?}", found.format.name()),
         };
-        report.carried(&found.from, says);
+        report.carried(&found.from, message);
     }
     found
 }
 
 const DELEGATE_HINT: &str = "writes values that are not bytea: if the payload column has another type, such as jsonb, this \
  converter determines the bytes, while value_format = \"bytes\" delivers the column's text. For JsonConverter, set value_format \
- to \"json\" or \"json-schema\"; for StringConverter, omit it. If the payload is bytea, nothing has to be changed";
+ to \"json\" or \"json-schema\"; for StringConverter, omit value_format. If the payload is bytea, no change is necessary";
 
 const DEFAULT_OF_HEADERS: &str = "the default of header.converter";
 const DEFAULTS: [&str; 1] = [DEFAULT_OF_HEADERS];
 
 /// Returns the class of a converter, and the property that names it.
-fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
+fn class(role: &str, source: &mut Source, report: &mut Report) -> Taken {
     let taken = |written: &str, value: &str| Taken {
         written: written.to_owned(),
         value: value.to_owned(),
     };
     const JSON: &str = "org.apache.kafka.connect.json.JsonConverter";
     if source.kind == Kind::Server {
-        let own = source.take_property(&format!("{of}.converter"), report);
-        let format = source.take_property(&format!("debezium.format.{of}"), report);
+        let own = source.take_property(&format!("{role}.converter"), report);
+        let format = source.take_property(&format!("debezium.format.{role}"), report);
         let Some(format) = format else {
-            let default = format!("the default of debezium.format.{of}");
+            let default = format!("the default of debezium.format.{role}");
             return own.unwrap_or_else(|| taken(&default, JSON));
         };
         let name = format.value.trim().to_ascii_lowercase();
@@ -189,41 +194,43 @@ fn class(of: &str, source: &mut Source, report: &mut Report) -> Taken {
         };
         return taken(&format.written, class);
     }
-    if let Some(class) = source.take_property(&format!("{of}.converter"), report) {
+    if let Some(class) = source.take_property(&format!("{role}.converter"), report) {
         return class;
     }
-    if of == "header" {
+    if role == "header" {
         return taken(
             DEFAULT_OF_HEADERS,
             "org.apache.kafka.connect.storage.SimpleHeaderConverter",
         );
     }
-    let property = format!("{of}.converter");
-    let says = "is not in this file, so the Connect worker's setting applies. This assumes JsonConverter with schemas, the \
+    let property = format!("{role}.converter");
+    let message = "is not in this file, so the Connect worker's setting applies. This assumes JsonConverter with schemas, the \
      default of the worker files that Kafka ships: pass the worker's file with --worker";
-    report.task(&property, says);
+    report.task(&property, message);
     taken(&format!("{property}, which the worker sets"), JSON)
 }
 
-fn reason(of: &str, class: &str) -> String {
-    let instead = match of {
-        "header" => "Headers are written as SimpleHeaderConverter writes them",
+/// Describes why a converter is not supported, and an alternative.
+fn unsupported_message(role: &str, class: &str) -> String {
+    let instead = match role {
+        "header" => "Headers are written in the format of SimpleHeaderConverter",
         _ => {
             "Change the service so that it writes the bytes into a bytea column and set the format \"bytes\", or change the \
              consumers so that they read text"
         }
     };
     let why = if class.contains("avro") || class.contains("Avro") {
-        "writes Avro with the ids of a schema registry, and Walpost does not register schemas"
+        "writes Avro with schema IDs from a schema registry, but Walpost does not register schemas"
     } else if class.contains("protobuf") || class.contains("Protobuf") {
-        "writes Protobuf with the ids of a schema registry, and Walpost does not register schemas"
+        "writes Protobuf with schema IDs from a schema registry, but Walpost does not register schemas"
     } else if class.contains("CloudEvents") {
         "writes CloudEvents. For the binary mode, use headers with templates (ce_id, ce_type and so on); the structured mode \
          has no equivalent"
     } else if class.contains("JsonSchemaConverter") || class.contains("ExtJsonConverter") {
-        "writes JSON with the ids of a schema registry, and Walpost does not register schemas"
+        "writes JSON with schema IDs from a schema registry, but Walpost does not register schemas"
     } else {
-        "is a converter for which Walpost has no equivalent: it has StringConverter, JsonConverter and ByteArrayConverter"
+        "is a converter for which Walpost has no equivalent: Walpost supports StringConverter, JsonConverter and \
+         ByteArrayConverter"
     };
     format!("{why}. {instead}")
 }

@@ -1,4 +1,4 @@
-//! Writes walpost.toml, with a comment above each line that names its origin.
+//! Writes walpost.toml. A comment above each line names the line's origin.
 
 use std::fmt::Write;
 
@@ -18,8 +18,8 @@ struct Entry {
 pub(super) struct Section(Vec<Entry>);
 
 impl Section {
-    /// Adds a key. `value` is in TOML syntax: the result of [`text`], [`list`] or [`table`], or a
-    /// number or boolean.
+    /// Adds a key and its value in TOML syntax, which is the result of [`text`], [`list`] or
+    /// [`table`], or a number or boolean.
     pub(super) fn set(&mut self, name: &str, value: String, comment: impl Into<String>) {
         self.0.push(Entry {
             comments: vec![comment.into()],
@@ -72,7 +72,7 @@ pub(super) struct Document {
 }
 
 impl Document {
-    /// Returns whether a pipeline contains the key with this value, which is in TOML syntax.
+    /// Returns whether a pipeline contains the key with this value in TOML syntax.
     #[must_use]
     pub(super) fn has_line(&self, name: &str, value: &str) -> bool {
         let name = key(name);
@@ -144,7 +144,8 @@ pub(super) fn text(value: &str) -> String {
     escape_controls(&TomlStringBuilder::new(value).as_basic().to_toml_value())
 }
 
-/// Escapes terminal control characters in a TOML string. TOML itself only escapes those in ASCII.
+/// Escapes terminal control characters in a TOML string. `TomlStringBuilder` escapes only ASCII
+/// control characters.
 fn escape_controls(basic: &str) -> String {
     let mut text = String::with_capacity(basic.len());
     for c in basic.chars() {
@@ -179,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whatever_is_written_is_read_back() {
+    fn toml_parser_reads_written_values_back() {
         let odd = "a\"b\\c\n\u{1b}'é\u{7f}\u{9b}\u{202e}#";
         let mut document = Document {
             head: vec![odd.to_owned()],

@@ -25,7 +25,7 @@ impl<'j> Iterator for Options<'j> {
             let end = rest.find(|c: char| c.is_whitespace() || c == '=')?;
             let (name, rest) = rest.split_at(end);
             let rest = rest.trim_start();
-            // The module and its flag have no value.
+            // Skips the module and its flag, which have no value.
             let Some(value) = rest.strip_prefix('=') else {
                 self.0 = rest;
                 continue;
@@ -36,8 +36,8 @@ impl<'j> Iterator for Options<'j> {
 }
 
 impl<'j> Options<'j> {
-    /// Parses a value that is quoted or ends at a blank. Returns `None` if the closing quote is
-    /// missing.
+    /// Parses a value, which is quoted or ends before whitespace or a semicolon. Returns `None` if
+    /// the closing quote is missing.
     fn value(&mut self, text: &'j str) -> Option<String> {
         let Some(quote @ ('"' | '\'')) = text.chars().next() else {
             let end = text.find(|c: char| c.is_whitespace() || c == ';');
@@ -70,7 +70,7 @@ mod tests {
         "org.apache.X required clientId=a scope = 'b c'\textension_x=\"1\\\"2\" extension_y=z;";
 
     #[test]
-    fn options_are_found_by_their_names() {
+    fn finds_options_by_name_and_prefix() {
         for (name, value) in [
             ("clientId", Some("a")),
             ("scope", Some("b c")),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_of_many_names_is_read_in_one_pass() {
+    fn parses_text_with_many_names_in_linear_time() {
         for text in ["extension_ ", "extension_a='' ", "extension_a= "] {
             let jaas = text.repeat(360_000);
             let began = std::time::Instant::now();

@@ -1,9 +1,9 @@
 //! Translates regular expressions of `java.util.regex` to the syntax of the crate `regex`. A
-//! translated expression has the same meaning. Expressions that the crate can't represent are
-//! rejected with the reason.
+//! translated expression has the same meaning as the original. Expressions that the crate can't
+//! represent are rejected, with an error that states the reason.
 //!
-//! The dot is not translated: Java's dot excludes more line terminators than Rust's, but topic
-//! names contain none.
+//! The dot is not translated. In Java, a dot excludes more line terminators than in Rust, but topic
+//! names do not contain line terminators.
 //!
 //! Spec: Java 17, `Pattern` and `Matcher.replaceFirst`.
 
@@ -21,9 +21,9 @@ const CLASS_DEPTH_MAX: usize = 100;
 pub(super) struct Pattern {
     /// The pattern in Rust's syntax.
     pub(super) text: String,
-    /// Matches only the entire text.
+    /// The pattern, anchored so that it must match the entire text.
     whole: Regex,
-    /// The names of the groups, in their order. The first group is the whole match.
+    /// The names of the groups, by group number. Group 0 is the whole match.
     groups: Vec<Option<String>>,
 }
 
@@ -42,6 +42,8 @@ pub(super) enum Part {
     Group(usize),
 }
 
+/// Translates a regular expression.
+///
 /// # Errors
 /// Returns the reason if the expression can't be translated.
 pub(super) fn pattern(java: &str) -> Result<Pattern, String> {
@@ -51,7 +53,7 @@ pub(super) fn pattern(java: &str) -> Result<Pattern, String> {
     };
     translator.run()?;
     let text = translator.rust;
-    // The crate's syntax errors have several lines, including a mark below the location. The last
+    // The crate's syntax errors consist of several lines, which also show the location. The last
     // line contains the reason.
     let invalid = |error: regex::Error| match error {
         regex::Error::Syntax(text) => {
@@ -79,7 +81,8 @@ struct Translator<'j> {
 const LOOK_AROUND: &str = "look-around is not supported";
 const POSSESSIVE: &str = "possessive quantifiers are not supported";
 
-/// `\p{...}` classes of Java that are the ASCII classes of POSIX, and their POSIX names.
+/// Java's names of POSIX character classes in `\p{...}`, and the names of the same classes in POSIX
+/// syntax.
 const POSIX: &[(&str, &str)] = &[
     ("Lower", "lower"),
     ("Upper", "upper"),
@@ -119,7 +122,8 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// Returns whether the brace that was just written ends a `{2}`, `{2,}` or `{2,3}`.
+    /// Returns whether the brace that was just written ends a repetition such as `{2}`, `{2,}` or
+    /// `{2,3}`.
     fn ends_with_repetition(&self) -> bool {
         let Some(rust) = self.rust.strip_suffix('}') else {
             return false;
@@ -176,8 +180,7 @@ impl Translator<'_> {
             self.rust.push('^');
         }
         let mut is_first = true;
-        // Whether the previous character is the hyphen of a range, so that another hyphen is
-        // literal.
+        // Whether the previous character was the hyphen of a range. Another hyphen is literal then.
         let mut after_range = false;
         while let Some(c) = self.rest.next() {
             let was_range = std::mem::take(&mut after_range);
@@ -213,10 +216,10 @@ impl Translator<'_> {
     /// Translates the text after a backslash.
     fn escape(&mut self, in_class: bool) -> Result<(), String> {
         let Some(c) = self.rest.next() else {
-            return Err("it ends with a backslash".to_owned());
+            return Err("the text ends with a backslash".to_owned());
         };
         // Java's predefined classes contain only ASCII characters.
-        let of_class = |name: &str| format!("[{name}]");
+        let class = |members: &str| format!("[{members}]");
         match c {
             'd' | 'D' | 'w' | 'W' | 's' | 'S' => {
                 let not = if c.is_ascii_uppercase() { "^" } else { "" };
@@ -225,10 +228,10 @@ impl Translator<'_> {
                     'w' => "0-9A-Za-z_",
                     _ => " \\t\\n\\x0B\\f\\r",
                 };
-                self.rust.push_str(&of_class(&format!("{not}{members}")));
+                self.rust.push_str(&class(&format!("{not}{members}")));
             }
             'b' if !in_class && self.rest.peek() != Some(&'{') => self.rust.push_str("(?-u:\\b)"),
-            // Because the entire text has to match, no line terminator can follow `\Z`.
+            // `\Z` also matches before a final line terminator, which topic names do not contain.
             'Z' | 'z' if !in_class => self.rust.push_str("\\z"),
             'A' if !in_class => self.rust.push_str("\\A"),
             't' | 'n' | 'r' | 'f' | 'a' => {
@@ -273,7 +276,7 @@ impl Translator<'_> {
             let _ = write!(self.rust, "[[:{not}{posix}:]]");
             return Ok(());
         }
-        // General categories have the same names in both.
+        // General categories have the same names in Java and in the crate.
         let is_category = (1..=2).contains(&name.len())
             && name.starts_with(|c: char| c.is_ascii_uppercase())
             && name.chars().all(|c| c.is_ascii_alphabetic());
@@ -285,7 +288,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// Translates the characters up to `\E`, which are literals.
+    /// Translates literal characters up to `\E`.
     fn quoted(&mut self) {
         while let Some(c) = self.rest.next() {
             if c == '\\' && self.rest.next_if_eq(&'E').is_some() {
@@ -307,7 +310,7 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
     while let Some(c) = rest.next() {
         let group = match c {
             '\\' => {
-                let escaped = rest.next().ok_or("it ends with a backslash")?;
+                let escaped = rest.next().ok_or("the text ends with a backslash")?;
                 literal.push(escaped);
                 continue;
             }
@@ -359,13 +362,13 @@ pub(super) fn replacement(java: &str, pattern: &Pattern) -> Result<Vec<Part>, St
 #[must_use]
 pub(super) fn in_rust(parts: &[Part], pattern: &Pattern) -> String {
     let mut text = String::new();
-    for (at, part) in parts.iter().enumerate() {
+    for (index, part) in parts.iter().enumerate() {
         match part {
             Part::Literal(literal) => text.push_str(&literal.replace('$', "$$")),
             Part::Group(group) => {
                 let name = pattern.groups.get(*group).and_then(Option::as_deref);
                 let name = name.map_or_else(|| group.to_string(), str::to_owned);
-                let continues = match parts.get(at + 1) {
+                let continues = match parts.get(index + 1) {
                     Some(Part::Literal(next)) => {
                         next.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
                     }
@@ -386,21 +389,22 @@ pub(super) fn in_rust(parts: &[Part], pattern: &Pattern) -> String {
 mod tests {
     use super::*;
 
-    fn refused(java: &str) -> String {
+    fn translation_error(java: &str) -> String {
         pattern(java).map(|pattern| pattern.text).expect_err(java)
     }
 
-    /// Checks which texts the translation matches entirely.
-    fn check(java: &str, yes: &[&str], no: &[&str]) {
+    /// Asserts that the translated pattern matches each text in `matching` entirely, and no text in
+    /// `others`.
+    fn check(java: &str, matching: &[&str], others: &[&str]) {
         let pattern = pattern(java).unwrap_or_else(|error| panic!("{java}: {error}"));
-        for text in yes {
+        for text in matching {
             assert!(
                 pattern.matches_whole(text),
                 "{java} {text:?}: {}",
                 pattern.text
             );
         }
-        for text in no {
+        for text in others {
             assert!(
                 !pattern.matches_whole(text),
                 "{java} {text:?}: {}",
@@ -410,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn pattern_of_any_length_and_depth_is_answered() {
+    fn handles_long_and_deeply_nested_patterns_in_bounded_time() {
         let began = std::time::Instant::now();
         for part in [
             "[", "[^", "[a[", "}", "1}", "{1", "(", "\\", "a{1,", "[]", "&&",
@@ -418,7 +422,9 @@ mod tests {
             let _ = pattern(&part.repeat(1 << 20));
         }
         assert!(began.elapsed().as_secs() < 60, "{:?}", began.elapsed());
-        assert!(refused(&"[".repeat(101)).contains("more than 100 nested character classes"));
+        assert!(
+            translation_error(&"[".repeat(101)).contains("more than 100 nested character classes")
+        );
         check("[a[b[c]]]{2}", &["ab", "cc"], &["a", "ad"]);
     }
 
@@ -456,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_constructs_without_an_equivalent_with_the_reason() {
+    fn error_explains_why_a_construct_can_not_be_translated() {
         for (java, reason) in [
             ("(?!internal).*", LOOK_AROUND),
             ("(?=a)a", LOOK_AROUND),
@@ -480,10 +486,10 @@ mod tests {
             ("[a", "unclosed"),
             ("a\\", "backslash"),
         ] {
-            let error = refused(java);
+            let error = translation_error(java);
             assert!(error.contains(reason), "{java}: {error}");
         }
-        assert!(!refused("(a").contains('\n'));
+        assert!(!translation_error("(a").contains('\n'));
     }
 
     fn translated(regex: &str, java: &str) -> Result<String, String> {
@@ -492,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn replacements_are_read_as_java_reads_them() {
+    fn parses_replacements_like_java() {
         for (regex, java, expected) in [
             ("(.*)", "outbox.event.$1", "outbox.event.$1"),
             ("(.*)", "$1_x", "${1}_x"),
@@ -528,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn translated_replacement_gives_what_java_gives() {
+    fn translated_replacement_produces_the_same_text_as_java() {
         let check = |regex: &str, java: &str, text: &str, expected: &str| {
             let pattern = pattern(regex).expect(regex);
             let rust = in_rust(&replacement(java, &pattern).expect(java), &pattern);

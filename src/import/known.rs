@@ -1,50 +1,50 @@
-//! The remaining properties of Debezium's PostgreSQL connector, Kafka Connect and Debezium Server,
-//! and how they are handled. Properties that correspond to a line of walpost.toml are read where
-//! that line is written.
+//! Handles the remaining properties of Debezium's PostgreSQL connector, Kafka Connect and Debezium
+//! Server. Properties that correspond to a line of walpost.toml are handled by the modules that
+//! write these lines.
 //!
 //! Debezium 3.7, Kafka Connect 4.3.
 
 use super::report::Report;
 use super::source::{Source, Taken};
 
-/// How a property is handled unless it has a harmless value.
+/// How a property is reported unless it has a harmless value.
 #[derive(Clone, Copy)]
-enum Fate {
-    /// Neither a consumer nor an operator would notice its absence.
+enum Handling {
+    /// Neither consumers nor operators would notice that Walpost lacks the property.
     WithoutEffect,
     Different(&'static str),
     /// Like `Different`, but the user has to act.
     ToDo(&'static str),
     Unsupported(&'static str),
 }
-use Fate::{Different, ToDo, Unsupported, WithoutEffect};
+use Handling::{Different, ToDo, Unsupported, WithoutEffect};
 
-/// A property, or all properties with a prefix if it ends with `*`; its harmless values; and how
-/// other values are handled.
-struct KnownProperty(&'static str, &'static [&'static str], Fate);
+/// The name of a property, or a prefix of properties followed by `*`; the harmless values; and how
+/// other values are reported.
+struct KnownProperty(&'static str, &'static [&'static str], Handling);
 
-const TYPES: Fate = ToDo(
+const TYPES: Handling = ToDo(
     "changes how columns of some types are written as key, header or envelope. Walpost writes them as Debezium does with this \
      property's default: compare those columns before the switch-over",
 );
-const SKIPS: Fate = Different(
+const SKIPS: Handling = Different(
     "makes Debezium skip events that fail. Walpost skips nothing: it halts, or sends a dead letter with on_unroutable = \
      \"dead-letter\"",
 );
-const COLUMNS: Fate = Unsupported(
+const COLUMNS: Handling = Unsupported(
     "changes the values of columns. Walpost delivers the values in the table: change the service so that it writes them in this \
      form",
 );
-const COPY: Fate = Different(
+const COPY: Handling = Different(
     "configures Debezium's snapshot. Walpost copies all rows that are older than its slot, or none; walpost replay sends \
      selected rows again",
 );
-const SIGNALS: Fate = Different(
+const SIGNALS: Handling = Different(
     "configures Debezium's signals, which Walpost does not support; walpost replay sends rows of the table again",
 );
-const TOPICS: Fate = ToDo(
-    "is a setting of new topics. Walpost sets only their partitions and replicas: create the topics yourself, or set it with \
-     kafka-configs.sh",
+const TOPICS: Handling = ToDo(
+    "is a setting for new topics. Walpost sets only their partitions and replicas: create the topics yourself, or change the \
+     setting with kafka-configs.sh",
 );
 
 const KNOWN: &[KnownProperty] = &[
@@ -398,7 +398,8 @@ pub(super) const OBSOLETE: &[(&str, &str)] = &[
     ("bootstrap.servers", "producer.override.bootstrap.servers"),
 ];
 
-/// Names of earlier versions whose values apply if the current name is not set.
+/// Current and former names of properties. If the current name is not set, the value of the former
+/// name is imported.
 pub(super) const FORMER_NAMES: &[(&str, &str)] = &[
     ("table.include.list", "table.whitelist"),
     ("schema.include.list", "schema.whitelist"),
@@ -408,11 +409,11 @@ pub(super) const FORMER_NAMES: &[(&str, &str)] = &[
 /// Reports how the remaining properties of a source are handled.
 pub(super) fn report_remaining(source: &mut Source, report: &mut Report) {
     let custom = list_members(source, &["converters", "post.processors"]);
-    let left: Vec<_> = source
+    let remaining: Vec<_> = source
         .unrequested()
         .map(|(name, taken)| (name.to_owned(), taken))
         .collect();
-    for (name, taken) in left {
+    for (name, taken) in remaining {
         let is_custom = custom.iter().any(|custom| {
             name.strip_prefix(custom.as_str())
                 .is_some_and(|rest| rest.starts_with('.'))
@@ -426,12 +427,12 @@ pub(super) fn report_remaining(source: &mut Source, report: &mut Report) {
             .find(|KnownProperty(known, ..)| matches_name(&name, known))
         {
             Some(known) => report_property(known, &taken, report),
-            None => report.unknown(&without_secret(&taken.written), meaning(&name)),
+            None => report.unknown(&without_secret(&taken.written), unknown_message(&name)),
         }
     }
 }
 
-/// Returns the members of lists that define the prefixes of other properties.
+/// Returns the members of the given list properties. The members are prefixes of other properties.
 fn list_members(source: &Source, lists: &[&str]) -> Vec<String> {
     let lists = source
         .unrequested()
@@ -447,7 +448,7 @@ fn matches_name(name: &str, known: &str) -> bool {
 }
 
 fn report_property(
-    KnownProperty(_, harmless, fate): &KnownProperty,
+    KnownProperty(_, harmless, handling): &KnownProperty,
     taken: &Taken,
     report: &mut Report,
 ) {
@@ -456,12 +457,12 @@ fn report_property(
     let is_harmless = harmless
         .iter()
         .any(|harmless| value.eq_ignore_ascii_case(harmless));
-    match fate {
+    match handling {
         WithoutEffect => report.without_effect(&written),
         _ if is_harmless => report.without_effect(&written),
-        Different(says) => report.different(&written, *says),
-        ToDo(says) => report.task(&written, *says),
-        Unsupported(says) => report.unsupported(&written, *says),
+        Different(message) => report.different(&written, *message),
+        ToDo(message) => report.task(&written, *message),
+        Unsupported(message) => report.unsupported(&written, *message),
     }
 }
 
@@ -473,20 +474,22 @@ fn without_secret(written: &str) -> String {
     }
 }
 
-/// Describes the likely intention behind an unknown name.
-fn meaning(name: &str) -> String {
+/// Describes an unknown property, and suggests a known name if one is similar.
+fn unknown_message(name: &str) -> String {
     if let Some((_, meant)) = OBSOLETE.iter().find(|(obsolete, _)| *obsolete == name) {
         return format!(
-            "is no property of Debezium 3; {meant} is likely meant. Debezium takes no notice of it, nor does Walpost"
+            "is not a property of Debezium 3; did you mean {meant}? Debezium ignores it, and so does Walpost"
         );
     }
     let known = KNOWN
         .iter()
         .map(|KnownProperty(known, ..)| known.trim_end_matches(['*', '.']));
     match nearest(name, known.chain(CONVERTED_PROPERTIES.iter().copied())) {
-        Some(known) => format!("is no property of Debezium 3.7; did you mean {known}? Debezium takes no notice of it, nor does \
-         Walpost"),
-        None => "is no property of Debezium 3.7 that is known here: find out what it is for, and remove it if nothing".to_owned(),
+        Some(known) => format!(
+            "is not a property of Debezium 3.7; did you mean {known}? Debezium ignores it, and so does Walpost"
+        ),
+        None => "is not a known property of Debezium 3.7: find out which component uses it, and remove it if none does"
+            .to_owned(),
     }
 }
 
@@ -517,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_without_effect_share_one_line() {
+    fn reports_all_properties_without_effect_in_one_finding() {
         let found = findings(&[
             ("tasks.max", "1"),
             ("poll.interval.ms", "10"),
@@ -526,15 +529,15 @@ mod tests {
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(
             found[0]
-                .says
+                .message
                 .ends_with("for errors.tolerance, poll.interval.ms, tasks.max"),
             "{found:?}"
         );
-        assert!(!found[0].needs_person);
+        assert!(!found[0].needs_action);
     }
 
     #[test]
-    fn value_with_an_effect_is_reported() {
+    fn reports_values_that_have_an_effect() {
         for (name, value, group) in [
             ("errors.tolerance", "all", Group::Different),
             ("read.only", "true", Group::Unsupported),
@@ -560,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn a_misspelling_has_its_likely_meaning() {
+    fn suggests_the_likely_name_for_a_misspelled_property() {
         for (name, expected) in [
             ("table.whitelist", "table.include.list"),
             ("slot.nam", "slot.name"),
@@ -570,15 +573,18 @@ mod tests {
         ] {
             let found = findings(&[(name, "x")]);
             assert_eq!(found[0].group, Group::Unknown, "{found:?}");
-            assert!(found[0].says.contains(expected), "{found:?}");
-            assert!(found[0].needs_person);
+            assert!(found[0].message.contains(expected), "{found:?}");
+            assert!(found[0].needs_action);
         }
         let found = findings(&[("my.own.thing", "x")]);
-        assert!(found[0].says.contains("known here"), "{found:?}");
+        assert!(
+            found[0].message.contains("not a known property"),
+            "{found:?}"
+        );
     }
 
     #[test]
-    fn properties_of_own_converters_go_with_them() {
+    fn does_not_report_properties_of_custom_converters_as_unknown() {
         let found = findings(&[
             ("converters", "iso"),
             ("iso.type", "com.example.Iso"),
@@ -591,7 +597,7 @@ mod tests {
     }
 
     #[test]
-    fn a_salt_in_a_name_is_not_shown() {
+    fn omits_the_salt_from_property_names() {
         let found = findings(&[("column.mask.hash.SHA-256.with.salt.hunter2", "a")]);
         assert!(!format!("{found:?}").contains("hunter2"), "{found:?}");
     }

@@ -133,7 +133,7 @@ const HANDLED_SEPARATELY: &[&str] = &[
 
 pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     brokers(source, kafka, report);
-    insisted(source, report);
+    fixed_properties(source, report);
     jaas(source, kafka, report);
     authorities(source, kafka, report);
     certificate(source, kafka, report);
@@ -156,8 +156,8 @@ pub(super) fn read(source: &mut Source, kafka: &mut Section, report: &mut Report
     while let Some(name) = source.next_with_prefix("producer.") {
         let property = format!("producer.{name}");
         match source.take_property(&property, report) {
-            Some(taken) => other(&name, &taken, kafka, report),
-            // The value is a reference, which was reported.
+            Some(taken) => apply_rule(&name, &taken, kafka, report),
+            // The value is a reference, and `take_property` has reported it.
             None if source.raw(&property).is_none() => break,
             None => {}
         }
@@ -172,19 +172,19 @@ fn brokers(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, NAME, taken.value.trim(), &taken, report);
     }
     if !kafka.contains(NAME) {
-        let says = "is not in this file: the brokers are in the file of the Kafka Connect worker. Pass that with --worker, or \
-         write the brokers into walpost.toml";
-        report.task(NAME, says);
-        let comment = "CHANGE THIS: the brokers, and below them the settings for the login and TLS (docs/configuration.md, \
-         \"Kafka\")";
+        let message = "is not in this file: the worker file of Kafka Connect contains the brokers. Pass the worker file with \
+         --worker, or write the brokers into walpost.toml";
+        report.task(NAME, message);
+        let comment = "CHANGE THIS: write the brokers here, and the settings for authentication and TLS below \
+         (docs/configuration.md, \"Kafka\")";
         kafka.set(NAME, text(NO_BROKER), comment);
     }
 }
 
-/// Reports properties that have a fixed value in Walpost because order and durability depend on
-/// them.
-fn insisted(source: &mut Source, report: &mut Report) {
-    for (name, harmless, says) in [
+/// Reports properties that have a fixed value in Walpost, because the order and durability of
+/// records depend on them.
+fn fixed_properties(source: &mut Source, report: &mut Report) {
+    for (name, harmless, message) in [
         (
             "acks",
             &["all", "-1"][..],
@@ -203,50 +203,50 @@ fn insisted(source: &mut Source, report: &mut Report) {
         (
             "transactional.id",
             &[],
-            "has no equivalent: with delivery = \"exactly-once\", Walpost derives it from the pipeline and the slot",
+            "has no equivalent: with delivery = \"exactly-once\", Walpost derives the ID from the pipeline and the slot",
         ),
     ] {
         if let Some(taken) = source.take_property(&format!("producer.{name}"), report) {
             match harmless.iter().any(|harmless| taken.is(harmless)) {
                 true => report.without_effect(&taken.written),
-                false => report.different(&taken.written, says),
+                false => report.different(&taken.written, message),
             }
         }
     }
-    // The Java producer's own partitioner is also Walpost's default.
-    let is_own = |taken: &Taken| {
+    // Walpost's default is the same as the Java producer's default partitioner.
+    let is_default = |taken: &Taken| {
         let name = taken.value.rsplit('.').next().unwrap_or_default();
         ["", "DefaultPartitioner", "null"].contains(&name)
     };
     let class = source.raw("producer.partitioner.class");
     match class {
-        Some(taken) if is_own(&taken) => report.without_effect(&taken.written),
+        Some(taken) if is_default(&taken) => report.without_effect(&taken.written),
         Some(taken) => {
-            let says = "chooses partitions with a Java class. Walpost hashes the key as the Java client does by default \
-             (murmur2); \"partitioner\" in [kafka] selects another partitioner of librdkafka, and a column can contain the \
-             partition";
-            report.unsupported(&taken.written, says);
+            let message = "selects partitions with a Java class. Walpost hashes the key like the Java client does by default \
+             (murmur2). To select partitions differently, set \"partitioner\" in [kafka] to another partitioner of librdkafka, \
+             or write the partition into a column";
+            report.unsupported(&taken.written, message);
         }
         None => {}
     }
 }
 
-/// Translates `MODULE required username="..." password="...";`.
+/// Translates a JAAS configuration such as `MODULE required username="..." password="...";`.
 fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     let Some(taken) = source.take_property("producer.sasl.jaas.config", report) else {
         return;
     };
     let module = taken.value.split_whitespace().next().unwrap_or_default();
-    if tokens::is_kafkas_own(module, source) {
+    if tokens::uses_kafka_classes(module, source) {
         return tokens::read(&taken, source, kafka, report);
     }
     if !["PlainLoginModule", "ScramLoginModule"]
         .iter()
         .any(|known| module.ends_with(known))
     {
-        let says = "configures a login through a Java class other than PlainLoginModule and ScramLoginModule: \
+        let message = "configures a login through a Java class other than PlainLoginModule and ScramLoginModule: \
          docs/configuration.md and librdkafka's CONFIGURATION.md list the mechanisms and their properties";
-        return report.unsupported(&taken.written, says);
+        return report.unsupported(&taken.written, message);
     }
     match option(&taken.value, "username") {
         Some(user) => set(kafka, "sasl.username", &user, &taken, report),
@@ -255,9 +255,9 @@ fn jaas(source: &mut Source, kafka: &mut Section, report: &mut Report) {
             "contains no username: write sasl.username into [kafka]",
         ),
     }
-    let says = "contains a password, which is not written here: set it in WALPOST_KAFKA_SASL_PASSWORD, or as \"sasl.password\" \
+    let message = "contains a password, which is not written here: set it in WALPOST_KAFKA_SASL_PASSWORD, or as \"sasl.password\" \
      in [kafka] with mode 0600";
-    report.task(&taken.written, says);
+    report.task(&taken.written, message);
     kafka.add_comment("sasl.password is in the environment: WALPOST_KAFKA_SASL_PASSWORD");
 }
 
@@ -281,11 +281,11 @@ fn authorities(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     if is_pem {
         return set(kafka, "ssl.ca.location", &taken.value, &taken, report);
     }
-    let says = format!(
+    let message = format!(
         "is a Java trust store, but librdkafka reads PEM. Write its certificates to {PEM}: keytool -list -rfc -keystore \
          TRUSTSTORE > {PEM}"
     );
-    report.task(&taken.written, says);
+    report.task(&taken.written, message);
     set(kafka, "ssl.ca.location", PEM, &taken, report);
 }
 
@@ -302,9 +302,9 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
         set(kafka, "ssl.certificate.pem", &taken.value, &taken, report);
     }
     if let Some(taken) = source.raw("producer.ssl.keystore.key") {
-        let says = "is a private key, which is not written here: put it into a file with mode 0600, and set \
+        let message = "is a private key, which is not written here: put it into a file with mode 0600, and set \
          \"ssl.key.location\" in [kafka] to that file";
-        report.task(&taken.written, says);
+        report.task(&taken.written, message);
     }
     for (name, property) in [
         ("ssl.keystore.password", "ssl.keystore.password"),
@@ -312,10 +312,10 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     ] {
         if let Some(taken) = source.raw(&format!("producer.{name}")) {
             let variable = property.to_uppercase().replace('.', "_");
-            let says = format!(
+            let message = format!(
                 "is a secret, which is not written here: set it in WALPOST_KAFKA_{variable}"
             );
-            report.task(&taken.written, says);
+            report.task(&taken.written, message);
         }
     }
     let Some(taken) = source.take_property("producer.ssl.keystore.location", report) else {
@@ -333,30 +333,31 @@ fn certificate(source: &mut Source, kafka: &mut Section, report: &mut Report) {
     } else if is_pkcs12 {
         set(kafka, "ssl.keystore.location", &taken.value, &taken, report);
     } else {
-        let says = format!(
+        let message = format!(
             "is a Java key store, but librdkafka reads PKCS#12: keytool -importkeystore -srckeystore KEYSTORE -destkeystore \
              {PKCS12} \
              -deststoretype PKCS12"
         );
-        report.task(&taken.written, says);
+        report.task(&taken.written, message);
         set(kafka, "ssl.keystore.location", PKCS12, &taken, report);
     }
 }
 
-fn other(name: &str, taken: &Taken, kafka: &mut Section, report: &mut Report) {
-    let is_of = |known: &str| match known.strip_suffix('*') {
+/// Handles a property according to [`RULES`].
+fn apply_rule(name: &str, taken: &Taken, kafka: &mut Section, report: &mut Report) {
+    let matches = |known: &str| match known.strip_suffix('*') {
         Some(prefix) => name.starts_with(prefix),
         None => name == known,
     };
     match RULES
         .iter()
-        .find(|(known, _)| is_of(known))
+        .find(|(known, _)| matches(known))
         .map(|(_, rule)| *rule)
     {
         Some(Renamed(new)) => set(kafka, new, taken.value.trim(), taken, report),
         Some(WithoutEffect) => report.without_effect(&taken.written),
-        Some(Different(says)) => report.different(&taken.written, says),
-        Some(Unsupported(says)) => report.unsupported(&taken.written, says),
+        Some(Different(message)) => report.different(&taken.written, message),
+        Some(Unsupported(message)) => report.unsupported(&taken.written, message),
         None if SAME_IN_LIBRDKAFKA.contains(&name) => {
             set(kafka, name, taken.value.trim(), taken, report)
         }
@@ -367,13 +368,13 @@ fn other(name: &str, taken: &Taken, kafka: &mut Section, report: &mut Report) {
             let names = names
                 .chain(SAME_IN_LIBRDKAFKA.iter().copied())
                 .chain(HANDLED_SEPARATELY.iter().copied());
-            let says = match nearest(name, names) {
+            let message = match nearest(name, names) {
                 Some(known) => format!("is not a property of Kafka's producer; did you mean {known}?"),
                 None => "is not a known property of Kafka's producer: look for an equivalent in librdkafka's CONFIGURATION.md, \
                  or remove it"
                     .to_owned(),
             };
-            report.unknown(&taken.written, says);
+            report.unknown(&taken.written, message);
         }
     }
 }

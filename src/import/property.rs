@@ -5,7 +5,7 @@ use super::report::Report;
 use super::source::Taken;
 use crate::kafka::properties::{Properties, check};
 
-/// The placeholder for an address, with a name that never resolves (RFC 2606).
+/// The placeholder for brokers. Its host name never resolves (RFC 2606).
 pub(super) const NO_BROKER: &str = "change-me.invalid:9092";
 
 /// Writes a property if librdkafka accepts it, or reports why it does not.
@@ -23,7 +23,7 @@ pub(super) fn set(
     let properties: Properties = properties
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .into();
-    // In C, a value with a NUL character would be truncated.
+    // librdkafka would truncate a value at a NUL character.
     let checked = match value.contains('\0') {
         true => Err("it contains a NUL character".to_owned()),
         false => check(&properties).map_err(|error| error.to_string()),

@@ -1,6 +1,6 @@
-//! The report on how each property was handled, for the user who migrates.
+//! The report for the user who migrates, which lists how each property was handled.
 
-/// The heading of a finding.
+/// The group of findings that a finding belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
     Carried,
@@ -29,15 +29,16 @@ impl Group {
     }
 }
 
-/// How a property or a default was handled. Never contains a secret.
+/// A statement about how a property or a default was handled. Never contains a secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     pub(crate) group: Group,
     /// The name of the property as written in the file, or another subject.
     pub(crate) property: String,
-    pub(crate) says: String,
-    /// Whether the user has to decide or do something before using the configuration.
-    pub(crate) needs_person: bool,
+    /// A predicate whose subject is the property.
+    pub(crate) message: String,
+    /// Whether the user must act before using the configuration.
+    pub(crate) needs_action: bool,
 }
 
 #[derive(Debug, Default)]
@@ -47,45 +48,52 @@ pub(super) struct Report {
 }
 
 impl Report {
-    fn add(&mut self, group: Group, property: &str, says: impl Into<String>, needs_person: bool) {
+    fn add(
+        &mut self,
+        group: Group,
+        property: &str,
+        message: impl Into<String>,
+        needs_action: bool,
+    ) {
         let finding = Finding {
             group,
             property: property.to_owned(),
-            says: says.into(),
-            needs_person,
+            message: message.into(),
+            needs_action,
         };
         if !self.findings.contains(&finding) {
             self.findings.push(finding);
         }
     }
 
-    pub(super) fn carried(&mut self, property: &str, says: impl Into<String>) {
-        self.add(Group::Carried, property, says, false);
+    pub(super) fn carried(&mut self, property: &str, message: impl Into<String>) {
+        self.add(Group::Carried, property, message, false);
     }
 
-    pub(super) fn different(&mut self, property: &str, says: impl Into<String>) {
-        self.add(Group::Different, property, says, false);
+    pub(super) fn different(&mut self, property: &str, message: impl Into<String>) {
+        self.add(Group::Different, property, message, false);
     }
 
     /// Like [`different`](Self::different), but the user has to act.
-    pub(super) fn task(&mut self, property: &str, says: impl Into<String>) {
-        self.add(Group::Different, property, says, true);
+    pub(super) fn task(&mut self, property: &str, message: impl Into<String>) {
+        self.add(Group::Different, property, message, true);
     }
 
-    pub(super) fn unsupported(&mut self, property: &str, says: impl Into<String>) {
-        self.add(Group::Unsupported, property, says, true);
+    pub(super) fn unsupported(&mut self, property: &str, message: impl Into<String>) {
+        self.add(Group::Unsupported, property, message, true);
     }
 
-    pub(super) fn unknown(&mut self, property: &str, says: impl Into<String>) {
-        self.add(Group::Unknown, property, says, true);
+    pub(super) fn unknown(&mut self, property: &str, message: impl Into<String>) {
+        self.add(Group::Unknown, property, message, true);
     }
 
-    /// Reports a property whose absence neither a consumer nor an operator would notice.
+    /// Reports a property that Walpost does not need: neither consumers nor operators would notice
+    /// that it is missing.
     pub(super) fn without_effect(&mut self, property: &str) {
         self.without_effect.push(property.to_owned());
     }
 
-    /// Returns all findings, with one for all properties without effect.
+    /// Returns all findings. Properties without effect share a single finding.
     pub(super) fn finish(mut self) -> Vec<Finding> {
         if !self.without_effect.is_empty() {
             self.without_effect.sort();
@@ -93,7 +101,7 @@ impl Report {
             self.add(
                 Group::Carried,
                 "without effect in Walpost",
-                format!("nothing has to be written for {names}"),
+                format!("walpost.toml does not need {names}"),
                 false,
             );
         }

@@ -1,4 +1,4 @@
-//! Translates the properties of the outbox event router to the settings for records.
+//! Translates the properties of the outbox event router to settings for records.
 
 use super::chain::Chain;
 use super::converters::{Format, Formats};
@@ -34,7 +34,7 @@ const KEYS: &[&str] = &[
     "tracing.with.context.field.only",
 ];
 
-/// Common mistakes and names of earlier versions, with the intended names.
+/// Common mistakes and names from earlier versions, with the intended names.
 const OBSOLETE: &[(&str, &str)] = &[
     ("debezium.expand.json.payload", "table.expand.json.payload"),
     ("expand.json.payload", "table.expand.json.payload"),
@@ -126,18 +126,19 @@ impl Router<'_> {
         }
     }
 
-    fn carried(&mut self, given: &Given, says: &str) {
+    fn carried(&mut self, given: &Given, message: &str) {
         if let Some(taken) = &given.taken {
-            self.report.carried(&taken.written, says);
+            self.report.carried(&taken.written, message);
         }
     }
 
-    /// Returns a template that consists only of the column, or reports that there is none.
+    /// Returns a template that consists only of the column, or reports that the column's name can't
+    /// be used in a template.
     fn column(&mut self, given: &Given) -> Option<String> {
         let template = column(&given.value);
         if template.is_none() {
-            let says = "refers to a column whose name contains braces, which a template can't contain: rename the column";
-            self.report.unsupported(&given.from, says);
+            let message = "refers to a column whose name contains braces, which a template can't contain: rename the column";
+            self.report.unsupported(&given.from, message);
         }
         template
     }
@@ -172,7 +173,7 @@ pub(super) fn read(
     let payload = router.given("table.field.event.payload", "payload");
     section.set("payload", text(&payload.value), payload.from.clone());
     router.carried(&payload, "payload");
-    let placed = router.placed(section, formats);
+    let placed = router.place_columns(section, formats);
     router.expand(section, formats);
     router.nulls(section, formats);
     if let Some(timestamp) = router.named("table.field.event.timestamp") {
@@ -203,8 +204,8 @@ struct Placed {
 }
 
 impl Router<'_> {
-    /// Writes the topic: as a template if it is the routed value with text around it, and otherwise
-    /// as a route.
+    /// Writes the topic as a template if the topic consists of the routed value and constant text,
+    /// or as a route otherwise.
     fn route(&mut self, section: &mut Section) {
         let by = self.given("route.by.field", "aggregatetype");
         let regex = self.given_regex("route.topic.regex", "(?<routedByValue>.*)");
@@ -214,10 +215,10 @@ impl Router<'_> {
         let pattern = match java_regex::pattern(&regex.value) {
             Ok(pattern) => pattern,
             Err(reason) => {
-                let says = format!(
+                let message = format!(
                     "can't be converted: {reason}. Until you write topic or route, all events go to the default topic"
                 );
-                self.report.unsupported(&regex.from, says);
+                self.report.unsupported(&regex.from, message);
                 return self.default_topic(&by, section);
             }
         };
@@ -225,14 +226,14 @@ impl Router<'_> {
             Ok(parts) => parts,
             Err(reason) => {
                 let is_reference = reference(self.source.kind, &replacement.value).is_some();
-                let says = match is_reference {
+                let message = match is_reference {
                     true => {
                         "refers to a value that Walpost can't look up: write the topic into topic"
                             .to_owned()
                     }
                     false => format!("is not valid in Java either: {reason}. Write topic or route"),
                 };
-                self.report.unsupported(&replacement.from, says);
+                self.report.unsupported(&replacement.from, message);
                 return self.default_topic(&by, section);
             }
         };
@@ -259,12 +260,12 @@ impl Router<'_> {
         section.set(
             "topic",
             text(&topic),
-            "CHANGE THIS: the rule for topics could not be read",
+            "CHANGE THIS: the rule for topics could not be converted",
         );
     }
 
     /// Writes headers, the envelope and the partition.
-    fn placed(&mut self, section: &mut Section, formats: Formats) -> Placed {
+    fn place_columns(&mut self, section: &mut Section, formats: Formats) -> Placed {
         let id = self.given("table.field.event.id", "id");
         let placement = self.take_property("table.fields.additional.placement");
         let mut from = id.from.clone();
@@ -284,9 +285,9 @@ impl Router<'_> {
                 [column, place] => (column, place, column),
                 [column, place, alias] => (column, place, alias),
                 _ => {
-                    let says =
+                    let message =
                         format!("contains {placed:?}; expected COLUMN:PLACE or COLUMN:PLACE:ALIAS");
-                    self.report.unsupported(&written, says);
+                    self.report.unsupported(&written, message);
                     continue;
                 }
             };
@@ -298,8 +299,9 @@ impl Router<'_> {
                     match is_fit && !is_taken {
                         true => envelope.push((column_name.to_owned(), alias.to_owned())),
                         false => {
-                            let says = format!("contains {placed:?}, which Debezium also rejects");
-                            self.report.unsupported(&written, says);
+                            let message =
+                                format!("contains {placed:?}, which Debezium also rejects");
+                            self.report.unsupported(&written, message);
                         }
                     }
                 }
@@ -307,10 +309,10 @@ impl Router<'_> {
                     partition = Some((column_name.to_owned(), written))
                 }
                 _ => {
-                    let says = format!(
+                    let message = format!(
                         "contains {placed:?}; expected a column and header, envelope or partition"
                     );
-                    self.report.unsupported(&written, says);
+                    self.report.unsupported(&written, message);
                 }
             }
         }
@@ -351,8 +353,8 @@ impl Router<'_> {
             "Debezium has no column with headers",
         );
         if !has_more {
-            let says = "columns traceparent and tracestate, if the table has them, become headers";
-            self.report.different("table.field.event.id", says);
+            let message = "is a header. If the table has columns traceparent and tracestate, they become headers too";
+            self.report.different("table.field.event.id", message);
         }
         let placement = placement.map(|taken| taken.written).unwrap_or_default();
         let has_envelope = !envelope.is_empty() && formats.value != Format::Bytes;
@@ -368,8 +370,8 @@ impl Router<'_> {
                 placement,
             );
         } else if !envelope.is_empty() {
-            let says = "places columns in the envelope, but a converter for bytes can't write an object: no envelope is written";
-            self.report.unsupported(&placement, says);
+            let message = "places columns in the envelope, but a converter for bytes can't write an object: no envelope is written";
+            self.report.unsupported(&placement, message);
         }
         if let Some((column, from)) = partition {
             section.set("partition", text(&column), from);
@@ -386,15 +388,15 @@ impl Router<'_> {
     ) {
         let is_fit = !alias.is_empty() && !is_reserved(alias.as_bytes()) && !alias.contains('\0');
         let Some(template) = column(column_name) else {
-            let says = format!(
+            let message = format!(
                 "places the column {column_name:?}, whose name can't be used in a template: rename the column"
             );
-            return self.report.unsupported(written, says);
+            return self.report.unsupported(written, message);
         };
         if !is_fit {
-            let says =
+            let message =
                 format!("contains the header {alias:?}, whose name is reserved or not valid");
-            return self.report.unsupported(written, says);
+            return self.report.unsupported(written, message);
         }
         headers.push((alias.to_owned(), template));
     }
@@ -402,7 +404,7 @@ impl Router<'_> {
     fn expand(&mut self, section: &mut Section, formats: Formats) {
         let expand = self.take_property("table.expand.json.payload");
         let is_expanded = expand.as_ref().is_some_and(|expand| expand.is("true"));
-        let is_of_bytes = formats.value == Format::Bytes;
+        let is_bytes = formats.value == Format::Bytes;
         for (name, key, kept) in [
             (
                 "table.json.payload.null.behavior",
@@ -418,28 +420,29 @@ impl Router<'_> {
             let Some(taken) = self.take_property(name) else {
                 continue;
             };
-            if !is_expanded || is_of_bytes || taken.is("ignore") {
+            if !is_expanded || is_bytes || taken.is("ignore") {
                 self.report.without_effect(&taken.written);
             } else if taken.is(kept) {
                 section.set(key, text(&kept.replace('_', "-")), taken.written.clone());
                 self.report.carried(&taken.written, key);
             } else {
-                let says = format!("has a value that Debezium rejects; expected ignore or {kept}");
-                self.report.unsupported(&taken.written, says);
+                let message =
+                    format!("has a value that Debezium rejects; expected ignore or {kept}");
+                self.report.unsupported(&taken.written, message);
             }
         }
         let Some(expand) = expand else { return };
         if !is_expanded {
             return self.report.without_effect(&expand.written);
         }
-        if is_of_bytes {
-            let says = "turns the payload into an object, but a converter for bytes can't write one: the payload is delivered \
+        if is_bytes {
+            let message = "turns the payload into an object, but a converter for bytes can't write one: the payload is delivered \
              unchanged";
-            return self.report.unsupported(&expand.written, says);
+            return self.report.unsupported(&expand.written, message);
         }
         section.set("expand_payload", "true".to_owned(), expand.written.clone());
         self.report.carried(&expand.written, "expand_payload");
-        let says = match formats.value.is_json() {
+        let message = match formats.value.is_json() {
             true => {
                 "top-level arrays and integers of more than 64 bits, which make Debezium's task fail, are delivered. Doubles \
                  are written with the fewest digits that identify them, as in Java 19 and later; in arrays whose objects have \
@@ -447,17 +450,17 @@ impl Router<'_> {
             }
             false => {
                 "StringConverter writes an expanded payload as Java formats it (Struct{...}), which consumers can't parse as \
-                 JSON. With value.converter = JsonConverter it is JSON"
+                 JSON. With value.converter = JsonConverter, the payload is JSON"
             }
         };
-        self.report.different(&expand.written, says);
+        self.report.different(&expand.written, message);
     }
 
     fn nulls(&mut self, section: &mut Section, formats: Formats) {
         const NAME: &str = "route.tombstone.on.empty.payload";
         let given = self.take_property(NAME);
-        let makes_tombstones = given.as_ref().is_some_and(|given| given.is("true"));
-        if let (Some(given), true) = (&given, makes_tombstones) {
+        let creates_tombstones = given.as_ref().is_some_and(|given| given.is("true"));
+        if let (Some(given), true) = (&given, creates_tombstones) {
             section.set("null_payload", text("tombstone"), given.written.clone());
             section.set("empty_payload", text("tombstone"), given.written.clone());
             self.report
@@ -466,14 +469,14 @@ impl Router<'_> {
             if let Some(given) = &given {
                 self.report.without_effect(&given.written);
             }
-            // JsonConverter writes `null`, and so does Walpost with that format.
+            // With JsonConverter, Debezium writes `null`, and so does Walpost with the JSON formats.
             if !formats.value.is_json() {
                 let from = format!("the default of {NAME}, with this converter");
                 section.set("null_payload", text("tombstone"), from);
             }
         }
         if formats.null_default {
-            let from = "if a column has a DEFAULT, Debezium delivers NULL as that default. false delivers NULL";
+            let from = "Debezium delivers NULL in a column with a DEFAULT as that default. To deliver NULL, set this to false";
             section.set("null_default", "true".to_owned(), from);
         }
     }
@@ -492,9 +495,9 @@ impl Router<'_> {
             // Only the schema of an envelope contains this version.
             match has_envelope && formats.value == Format::JsonSchema {
                 true => {
-                    let says = "writes the column into the schema of each value as its version. The schema that Walpost writes \
+                    let message = "writes the column into the schema of each value as its version. The schema that Walpost writes \
                      has no version: place the column in a header or in the envelope";
-                    self.report.unsupported(&taken.written, says);
+                    self.report.unsupported(&taken.written, message);
                 }
                 false => self.report.without_effect(&taken.written),
             }
@@ -502,10 +505,10 @@ impl Router<'_> {
         if let Some(taken) = self.take_property("table.field.additional.missing") {
             match taken.is("ignore") {
                 true => {
-                    let says = "makes Debezium ignore columns that the table does not have. Walpost does not start if a \
+                    let message = "makes Debezium ignore columns that the table does not have. Walpost does not start if a \
                      configured column is missing: remove such columns from headers, envelope and partition; walpost check \
                      names them";
-                    self.report.different(&taken.written, says);
+                    self.report.different(&taken.written, message);
                 }
                 false => self.report.without_effect(&taken.written),
             }
@@ -513,9 +516,9 @@ impl Router<'_> {
         if let Some(taken) = self.take_property("table.op.invalid.behavior") {
             match taken.is("fatal") {
                 true => {
-                    let says = "stops Debezium at an UPDATE. Walpost reads only inserts: forbid UPDATE with the trigger of \
+                    let message = "stops Debezium at an UPDATE. Walpost reads only inserts: reject UPDATE with the trigger in \
                      sql/no_update.sql";
-                    self.report.different(&taken.written, says);
+                    self.report.different(&taken.written, message);
                 }
                 false => self.report.without_effect(&taken.written),
             }
@@ -531,7 +534,7 @@ impl Router<'_> {
             let meant = obsolete
                 .map(|(_, meant)| *meant)
                 .or_else(|| nearest(&name, KEYS.iter().copied()));
-            let says = match meant {
+            let message = match meant {
                 Some(meant) => format!(
                     "is not a property of the outbox event router; did you mean {}{meant}? Debezium ignores it, and so does \
                      Walpost",
@@ -539,7 +542,7 @@ impl Router<'_> {
                 ),
                 None => "is not a property of the outbox event router: Debezium ignores it, and so does Walpost".to_owned(),
             };
-            self.report.unknown(&taken.written, says);
+            self.report.unknown(&taken.written, message);
         }
     }
 }
@@ -568,7 +571,7 @@ fn topic_template(parts: &[Part], by: &str) -> Option<String> {
         Part::Group(_) => column.clone(),
     });
     let text: String = parts.collect();
-    // Another template is not accepted as a topic.
+    // Configuration files are rejected if the template can't result in a valid topic.
     let template: Template = text.parse().ok()?;
     let is_accepted = template.constant().is_none_or(is_topic_name);
     (is_accepted && template.char_in_no_topic().is_none()).then_some(text)

@@ -1,5 +1,5 @@
-//! Reads the file to import in any of its formats, and provides its properties under the names that
-//! Kafka Connect uses.
+//! Reads the file to import in any of the supported formats, and provides its properties under the
+//! names that Kafka Connect uses.
 
 use std::collections::BTreeMap;
 
@@ -21,27 +21,28 @@ pub(crate) enum ImportError {
     )]
     Neither,
     #[error(
-        "it is not JSON: {0}. Expected a connector's configuration, as GET /connectors/NAME/config of Kafka Connect gives it"
+        "it is not valid JSON: {0}. Expected a connector's configuration, as returned by Kafka Connect for GET \
+         /connectors/NAME/config"
     )]
     Json(String),
     #[error("line {0}: \\u is not followed by four hexadecimal digits, which Java also rejects")]
     Escape(usize),
     #[error(
-        "property {0} is an array or an object; Kafka Connect accepts only text, numbers and Booleans"
+        "property {0} is an array or an object; Kafka Connect accepts only strings, numbers and Booleans"
     )]
     Nested(String),
     #[error(
-        "it contains {found} connectors, and only one can be imported at a time. Extract the first with: jq '{path}' FILE > \
+        "it contains {found} connectors, but only one can be imported at a time. Extract the first with: jq '{path}' FILE > \
          connector.json"
     )]
     Bundle { found: usize, path: String },
     #[error(
-        "it is YAML, like a KafkaConnector of Strimzi; expected JSON. Get that with kubectl get kafkaconnector NAME -o json, or \
-         from Kafka Connect: curl http://localhost:8083/connectors/NAME"
+        "it is YAML, like a KafkaConnector of Strimzi; expected JSON. Get the JSON with kubectl get kafkaconnector NAME -o \
+         json, or from Kafka Connect: curl http://localhost:8083/connectors/NAME"
     )]
     Yaml,
     #[error(
-        "the worker's file is YAML, like a KafkaConnect of Strimzi; expected properties, each a line NAME=VALUE"
+        "the worker's file is YAML, like a KafkaConnect of Strimzi; expected a properties file with lines NAME=VALUE"
     )]
     YamlWorker,
     #[error(
@@ -49,7 +50,7 @@ pub(crate) enum ImportError {
     )]
     OtherConnector(String),
     #[error(
-        "Debezium Server delivers to {0}, and Walpost delivers to Apache Kafka: expected debezium.sink.type = kafka"
+        "Debezium Server delivers to {0}, but Walpost delivers to Apache Kafka: expected debezium.sink.type = kafka"
     )]
     OtherSink(String),
     #[error(
@@ -73,7 +74,7 @@ struct Property {
     is_taken: bool,
 }
 
-/// A property that was requested.
+/// A property taken from the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Taken {
     /// The name as written in the file.
@@ -94,7 +95,7 @@ impl Taken {
     }
 }
 
-/// The properties. Each is requested once; the others remain.
+/// The properties of the file, and whether each has been requested.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) kind: Kind,
@@ -104,8 +105,10 @@ pub(super) struct Source {
 }
 
 impl Source {
+    /// Reads the properties from JSON or a properties file.
+    ///
     /// # Errors
-    /// Returns an error if the text has none of the formats.
+    /// Returns an error if the text has another format.
     pub(super) fn read(text: &str, report: &mut Report) -> Result<Self, ImportError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text).trim_start();
         if text.is_empty() {
@@ -113,7 +116,7 @@ impl Source {
         }
         if text.starts_with(['{', '[']) {
             let json = serde_json::from_str(text).map_err(|error| {
-                // The error's own text may quote a value.
+                // The text of serde_json's error may quote a value.
                 let (line, column) = (error.line(), error.column());
                 ImportError::Json(format!("line {line}, column {column}"))
             })?;
@@ -142,16 +145,17 @@ impl Source {
                 }
                 _ => continue,
             };
-            // A connector that sets a converter uses its own options for it, or their defaults.
+            // If the connector sets a converter itself, the worker's options for that converter do
+            // not apply.
             let converter = name
                 .split(".converter")
                 .next()
                 .filter(|_| name.contains(".converter."));
-            let is_connectors = converter.is_some_and(|of| {
-                let own = self.properties.get(&format!("{of}.converter"));
-                own.is_some_and(|own| !own.written.starts_with(WORKER))
+            let is_overridden = converter.is_some_and(|role| {
+                let class = self.properties.get(&format!("{role}.converter"));
+                class.is_some_and(|class| !class.written.starts_with(WORKER))
             });
-            if is_connectors || self.properties.contains_key(name) {
+            if is_overridden || self.properties.contains_key(name) {
                 continue;
             }
             let written = format!("{WORKER}{written}");
@@ -169,7 +173,7 @@ impl Source {
         self.properties.insert(name, property);
     }
 
-    /// Returns the value unchanged, even if it is a reference.
+    /// Takes the property with its value unchanged, even if the value is a reference.
     pub(super) fn raw(&mut self, name: &str) -> Option<Taken> {
         let property = self.properties.get_mut(name)?;
         property.is_taken = true;
@@ -179,16 +183,16 @@ impl Source {
         })
     }
 
-    /// Returns the value. If it is only a reference, reports that the user has to look it up, and
-    /// returns `None`.
+    /// Takes the property. If its value contains a reference, reports that the user has to look up
+    /// the value, and returns `None`.
     pub(super) fn take_property(&mut self, name: &str, report: &mut Report) -> Option<Taken> {
         let kind = self.kind;
         let mut taken = self.raw(name)?;
         if let Some(reference) = reference(kind, &taken.value) {
-            let says = format!(
+            let message = format!(
                 "is {reference}, which Walpost can't look up: write the value itself into walpost.toml"
             );
-            report.unsupported(&taken.written, says);
+            report.unsupported(&taken.written, message);
             return None;
         }
         taken.value = unescaped(kind, &taken.value);
@@ -207,11 +211,11 @@ impl Source {
 
     /// Returns the properties that have not been requested.
     pub(super) fn unrequested(&self) -> impl Iterator<Item = (&str, Taken)> {
-        let left = self
+        let remaining = self
             .properties
             .iter()
             .filter(|(_, property)| !property.is_taken);
-        left.map(|(name, property)| {
+        remaining.map(|(name, property)| {
             let taken = Taken {
                 written: property.written.clone(),
                 value: property.value.clone(),
@@ -244,10 +248,10 @@ fn parse(text: &str) -> Result<Vec<(String, String)>, ImportError> {
     properties::parse(text).map_err(|error| ImportError::Escape(error.line))
 }
 
-/// Describes what a value refers to, if it is a reference: a config provider of Kafka Connect, or a
-/// property or environment variable of Quarkus. The description contains no more of the value than
-/// the name of a property or variable: the text after it is a default, which may be a secret, and
-/// text that looks like another provider's key may be part of a password.
+/// If the value contains a reference to a config provider of Kafka Connect, or to a property or
+/// environment variable of Quarkus, describes the reference. The description contains nothing of the
+/// value except the name of a property or variable, because a default may be a secret, and text that
+/// looks like the key of another provider may be part of a password.
 pub(super) fn reference(kind: Kind, value: &str) -> Option<String> {
     let mut rest = value;
     let mut before = None;
@@ -336,7 +340,7 @@ fn from_json(json: Value) -> Result<Source, ImportError> {
         }
         let name = map
             .get("metadata")
-            .and_then(|of| of.get("name"))
+            .and_then(|metadata| metadata.get("name"))
             .and_then(Value::as_str);
         return from_config(&config, name.map(str::to_owned));
     }
@@ -373,7 +377,8 @@ fn from_config(config: &Map<String, Value>, name: Option<String>) -> Result<Sour
     Ok(source)
 }
 
-/// Renames overrides of the producer like the properties of Debezium Server and of a worker.
+/// Renames overrides of producer properties to the names that are also used for the producer
+/// properties of Debezium Server and of a worker.
 fn connect_name(written: &str) -> String {
     match written.strip_prefix("producer.override.") {
         Some(name) => format!("producer.{name}"),
@@ -381,9 +386,9 @@ fn connect_name(written: &str) -> String {
     }
 }
 
-/// Returns whether the text is a KafkaConnector or KafkaConnect of Strimzi, or a part of one. If it
-/// were parsed as properties, which also accept a colon after a name, its values would keep their
-/// quotes.
+/// Returns whether the text is a KafkaConnector or KafkaConnect of Strimzi in YAML, or a part of
+/// one. A properties file may also contain a colon after a name, so YAML could be parsed as
+/// properties, but its values would keep their quotes.
 fn is_yaml(text: &str) -> bool {
     const KEYS: [&str; 6] = ["apiVersion", "kind", "metadata", "spec", "config", "class"];
     text.lines().map(str::trim).any(|line| {
@@ -420,15 +425,15 @@ fn from_properties(text: &str, report: &mut Report) -> Result<Source, ImportErro
         return Ok(source);
     }
     source.kind = Kind::Server;
-    // A profile's value takes precedence over one without a profile, regardless of their order.
+    // Values with a profile take precedence over values without one, regardless of their order.
     let (profiles, plain): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|(name, _)| name.starts_with('%'));
     for (written, value) in plain.into_iter().chain(profiles) {
         let (profile, name) = without_profile(&written);
         if profile.is_some_and(|profile| profile.split(',').all(|one| one.trim() != "prod")) {
-            let says = "belongs to a Quarkus profile that Debezium Server uses only if it is selected (QUARKUS_PROFILE); the \
+            let message = "belongs to a Quarkus profile that Debezium Server uses only if it is selected (QUARKUS_PROFILE); the \
              values of the profile prod are imported";
-            report.different(&written, says);
+            report.different(&written, message);
             continue;
         }
         for name in server_names(name) {
@@ -502,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn all_forms_of_a_connector_are_read() {
+    fn reads_all_formats_of_a_connector() {
         for text in [
             r#"{"name": "shop", "config": {"connector.class": "C", "slot.name": "s", "tasks.max": 1}}"#,
             r#"{"connector.class": "C", "slot.name": "s", "name": "shop"}"#,
@@ -523,11 +528,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_of_them_is_named() {
+    fn error_describes_why_text_can_not_be_imported() {
         for (text, expected) in [
             ("", "empty"),
             (" \n", "empty"),
-            ("{", "not JSON: line 1"),
+            ("{", "not valid JSON: line 1"),
             ("{\"a\": 1}", "neither"),
             ("a=b", "neither"),
             ("[{}, {}]", "it contains 2 connectors"),
@@ -557,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_not_json_is_not_quoted() {
+    fn error_does_not_quote_invalid_json() {
         let error = read(r#"{"database.password": hunter2}"#).expect_err("no JSON");
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }
@@ -586,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn reference_is_named_without_its_default() {
+    fn describes_references_without_their_defaults() {
         for value in [
             "${DB_PASSWORD:hunter2}",
             "x ${KAFKA_PW:${OTHER:hunter2}}",
@@ -608,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn debezium_servers_names_are_those_of_connect() {
+    fn renames_debezium_server_properties_to_connect_names() {
         let text = "debezium.source.connector.class=C\ndebezium.transforms=o\ndebezium.transforms.o.type=T\n\
                     debezium.format.key=json\ndebezium.format.key.schemas.enable=false\ndebezium.format.decimal.format=NUMERIC\n\
                     debezium.sink.kafka.producer.bootstrap.servers=b:1\nquarkus.log.level=INFO";
@@ -627,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worker_has_what_the_connector_leaves_out() {
+    fn worker_file_supplies_properties_missing_from_the_connector() {
         let mut source = read(r#"{"connector.class": "C", "key.converter": "K"}"#).expect("JSON");
         let worker = "bootstrap.servers=b:1\nkey.converter=W\nkey.converter.schemas.enable=false\nvalue.converter=V\n\
                       value.converter.schemas.enable=false\nproducer.linger.ms=5\ngroup.id=g";

@@ -1,11 +1,11 @@
-//! The commands for a switch-over without a gap, for one configuration.
+//! Writes the commands for a switch-over without a gap.
 
 use super::connector::{Roles, encoded};
 use super::source::Kind;
 use crate::escape::shell_quoted;
 
-/// The values in the commands. Slots and pipelines have plain names, and URLs are percent-encoded,
-/// so the role is the only value from outside that needs the shell's quotes.
+/// The values in the commands. The names of slots and pipelines are plain, and URLs are
+/// percent-encoded, so the role is the only value that has to be quoted for the shell.
 pub(super) struct SwitchOver<'i> {
     pub(super) kind: Kind,
     /// The connector's name, if it is known.
@@ -31,55 +31,55 @@ impl SwitchOver<'_> {
         let connector = self.connector.map_or_else(|| "NAME".to_owned(), encoded);
         let rest = format!("http://localhost:8083/connectors/{connector}");
         let mut comments = Vec::new();
-        let mut say = |text: &str| comments.push(text.to_owned());
-        say(
-            "The switch-over without a gap, with this file as walpost.toml. docs/debezium.md explains it.",
+        let mut add = |text: &str| comments.push(text.to_owned());
+        add(
+            "Commands for a switch-over without a gap, with this file saved as walpost.toml. docs/debezium.md explains the steps.",
         );
-        say("");
-        say(
-            "1. While Debezium is running, create what Walpost needs, as the table's owner or a superuser. From now on, both \
-             slots retain every event.",
+        add("");
+        add(
+            "1. While Debezium is running, create Walpost's database objects, as the table's owner or a superuser. From now on, \
+             both slots retain every event.",
         );
-        say(&format!(
+        add(&format!(
             "     walpost init --config walpost.toml --role {role} --postgres '{administrator}'"
         ));
-        say(
-            "2. Wait until this prints t: Debezium has delivered everything that is older than Walpost's slot. In an idle \
-             database, insert an event.",
+        add(
+            "2. Wait until this command prints t: Debezium has then delivered all events that are older than Walpost's slot. In \
+             an idle database, insert an event.",
         );
-        say(&format!(
+        add(&format!(
             "     psql '{administrator}' -qAt -c \"SET search_path = pg_catalog\" -c \"SELECT \
              bool_and(debezium.confirmed_flush_lsn >= walpost.confirmed_flush_lsn) FROM pg_replication_slots AS debezium, \
              pg_replication_slots AS walpost WHERE debezium.slot_name = '{slot}' AND walpost.slot_name IN ({slots})\""
         ));
-        say(
-            "3. Stop Debezium. Events that it has delivered since step 1 are delivered again with the same ids: keep this time \
-             short.",
+        add(
+            "3. Stop Debezium. Walpost will deliver the events that Debezium has delivered since step 1 again, with the same ids, \
+             so don't wait longer than necessary.",
         );
         match self.kind {
-            Kind::Connect => say(&format!("     curl -fsS -X PUT {rest}/stop")),
-            Kind::Server => say("     systemctl stop debezium-server"),
+            Kind::Connect => add(&format!("     curl -fsS -X PUT {rest}/stop")),
+            Kind::Server => add("     systemctl stop debezium-server"),
         }
         if self.is_initial {
-            say(
-                "4. Debezium has delivered the older rows. Exclude them, or all of them are delivered again.",
+            add(
+                "4. Debezium has delivered the older rows. Exclude these rows, or Walpost will deliver all of them again.",
             );
-            say("     sed -i 's/^snapshot = \"initial\"$/snapshot = \"never\"/' walpost.toml");
+            add("     sed -i 's/^snapshot = \"initial\"$/snapshot = \"never\"/' walpost.toml");
         } else {
-            say("4. snapshot = \"never\" excludes the older rows, which Debezium has delivered.");
+            add("4. snapshot = \"never\" excludes the older rows, which Debezium has delivered.");
         }
-        say("5. Start Walpost.");
-        say("     walpost check --config walpost.toml");
-        say("     walpost run --config walpost.toml");
-        say(
-            "6. When consumers have received everything, drop Debezium's slot, or the WAL that it retains fills the disk. After \
-             this step you can't switch back.",
+        add("5. Start Walpost.");
+        add("     walpost check --config walpost.toml");
+        add("     walpost run --config walpost.toml");
+        add(
+            "6. When consumers have received all events, drop Debezium's slot. Otherwise, the WAL that it retains fills the disk. \
+             After this step, you can't switch back.",
         );
-        say(&format!(
+        add(&format!(
             "     psql '{administrator}' -c \"SELECT pg_catalog.pg_drop_replication_slot('{slot}')\""
         ));
         if self.kind == Kind::Connect {
-            say(&format!("     curl -fsS -X DELETE {rest}"));
+            add(&format!("     curl -fsS -X DELETE {rest}"));
         }
         comments
     }

@@ -1,4 +1,4 @@
-//! Translates a login with tokens by Kafka's own classes (KIP-768, KIP-1139) to
+//! Translates OAUTHBEARER authentication with Kafka's own classes (KIP-768, KIP-1139) to
 //! `sasl.oauthbearer.method = oidc`.
 
 use super::document::{Section, text};
@@ -7,7 +7,8 @@ use super::report::Report;
 use super::source::{Source, Taken};
 use crate::kafka::token_endpoint::{Endpoint, METHOD};
 
-/// The placeholder for a program that the user has to name: one that exists and prints nothing.
+/// The placeholder for the program that the user has to specify. /bin/false exists on every system,
+/// and prints nothing.
 const NO_PROGRAM: [&str; 2] = ["/bin/false", "change-me"];
 const URL: &str = "sasl.oauthbearer.token.endpoint.url";
 const EXTENSIONS: &str = "sasl.oauthbearer.extensions";
@@ -15,7 +16,7 @@ const URLENCODE: &str = "sasl.oauthbearer.header.urlencode";
 const HANDLER: &str = "producer.sasl.login.callback.handler.class";
 
 /// Returns whether the JAAS configuration and its callback handler are Kafka's own.
-pub(super) fn is_kafkas_own(module: &str, source: &Source) -> bool {
+pub(super) fn uses_kafka_classes(module: &str, source: &Source) -> bool {
     module.ends_with(".oauthbearer.OAuthBearerLoginModule")
         && source.value(HANDLER).is_some_and(|class| {
             let class = class.trim();
@@ -24,13 +25,13 @@ pub(super) fn is_kafkas_own(module: &str, source: &Source) -> bool {
         })
 }
 
-/// Translates a login for which [`is_kafkas_own`] returns true.
+/// Translates a JAAS configuration for which [`uses_kafka_classes`] returns true.
 pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, report: &mut Report) {
     let mut found = Vec::new();
     if let Some(handler) = source.raw(HANDLER) {
         found.push((METHOD, "oidc".to_owned(), handler));
     }
-    for (property, name, of_jaas) in [
+    for (property, name, jaas_option) in [
         (URL, URL, None),
         (
             "sasl.oauthbearer.client.credentials.client.id",
@@ -47,7 +48,7 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
         let taken = source.take_property(&format!("producer.{property}"), report);
         match (
             taken,
-            of_jaas.and_then(|of_jaas| option(&jaas.value, of_jaas)),
+            jaas_option.and_then(|name| option(&jaas.value, name)),
         ) {
             (Some(taken), _) => found.push((name, taken.value.clone(), taken)),
             (None, Some(value)) => found.push((name, value, jaas.clone())),
@@ -71,14 +72,14 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
 
     let secret = source.raw("producer.sasl.oauthbearer.client.credentials.client.secret");
     let written = secret.map_or(jaas.written.clone(), |secret| secret.written);
-    let says = "contains the client's secret, which is not written here: set it in \
+    let message = "contains the client's secret, which is not written here: set it in \
      WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET, or as \"sasl.oauthbearer.client.secret\" in [kafka] with mode 0600";
-    report.task(&written, says);
+    report.task(&written, message);
     kafka.add_comment("sasl.oauthbearer.client.secret is in the environment: WALPOST_KAFKA_SASL_OAUTHBEARER_CLIENT_SECRET");
     if option(&jaas.value, "ssl.truststore.location").is_some() {
-        let says = "contains a trust store for the token endpoint: write its certificates to a PEM file, and set \
+        let message = "contains a trust store for the token endpoint: write its certificates to a PEM file, and set \
          \"https.ca.location\" in [kafka] to that file";
-        report.task(&jaas.written, says);
+        report.task(&jaas.written, message);
     }
 
     for name in [
@@ -100,27 +101,31 @@ pub(super) fn read(jaas: &Taken, source: &mut Source, kafka: &mut Section, repor
     }
 }
 
-/// Adds a placeholder for a program that prints tokens if the login requires tokens and nothing
-/// else supplies them.
-pub(super) fn need_program(
+/// Adds a placeholder for a program that prints tokens if authentication requires tokens and no
+/// other source of tokens is configured.
+pub(super) fn add_program_placeholder(
     source: &Source,
     kafka: &Section,
     pipeline: &mut Section,
     report: &mut Report,
 ) {
-    let is = |name: &str, carried: &str, holds: fn(&str) -> bool| {
-        kafka.contains(carried) && source.value(name).is_some_and(|value| holds(value.trim()))
+    let is_set = |name: &str, carried: &str, matches: fn(&str) -> bool| {
+        kafka.contains(carried)
+            && source
+                .value(name)
+                .is_some_and(|value| matches(value.trim()))
     };
-    let has_tokens = is("producer.sasl.mechanism", "sasl.mechanisms", |value| {
+    let has_tokens = is_set("producer.sasl.mechanism", "sasl.mechanisms", |value| {
         value == "OAUTHBEARER"
-    }) && is("producer.security.protocol", "security.protocol", |value| {
+    }) && is_set("producer.security.protocol", "security.protocol", |value| {
         value.to_ascii_lowercase().starts_with("sasl_")
     });
     if !has_tokens || kafka.contains(METHOD) {
         return;
     }
-    let says = "requires a program that prints a token; set kafka_token_command to it: docs/managed.md has one for each service";
-    report.task("sasl.mechanism", says);
+    let message = "requires a program that prints a token: set kafka_token_command to such a program. docs/managed.md lists one \
+     for each service";
+    report.task("sasl.mechanism", message);
     let comment = "CHANGE THIS: the program that prints a token (docs/managed.md, \"Tokens\")";
     let program = NO_PROGRAM.map(text).join(", ");
     pipeline.set("kafka_token_command", format!("[{program}]"), comment);

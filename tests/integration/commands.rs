@@ -229,7 +229,7 @@ fn imported_configuration_is_valid_unchanged() {
         "Carried over",
         "TO DO  database.password: is a secret",
         "Unknown",
-        "table.include.list is likely meant",
+        "did you mean table.include.list?",
     ]);
     let file = config_file(&printed.stdout);
     let check = |file: &Path| {

@@ -115,7 +115,9 @@ impl<'s> Migration<'s> {
     /// Returns the commands at the end of the file.
     fn commands(&self) -> Vec<String> {
         let text = fs::read_to_string(self.file()).unwrap();
-        let (_, steps) = text.split_once("# The switch-over").expect("a switch-over");
+        let (_, steps) = text
+            .split_once("# Commands for a switch-over")
+            .expect("a switch-over");
         let commands = steps
             .lines()
             .filter_map(|line| line.strip_prefix("#      "));

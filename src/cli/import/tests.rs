@@ -7,7 +7,7 @@ use crate::import::report::Group;
 use crate::kafka::topics::CreateTopics;
 use crate::pipeline::settings::{Delivery, PipelineSettings, SinkSettings, SnapshotMode};
 
-/// Loads the text like the configuration of a pipeline.
+/// Loads the text as walpost.toml.
 fn settings(text: &str) -> Result<Vec<PipelineSettings>, String> {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");
@@ -24,7 +24,7 @@ fn settings(text: &str) -> Result<Vec<PipelineSettings>, String> {
     };
     let loaded = config::load(&given, &|_| None, std::iter::empty());
     loaded
-        .map(|of| of.pipelines)
+        .map(|loaded| loaded.pipelines)
         .map_err(|error| error.to_string())
 }
 
@@ -40,8 +40,9 @@ fn import_with(text: &str, worker: Option<&str>) -> Imported {
     imported
 }
 
-/// Returns a connector without open questions, whose properties are overridden by `over`.
-fn connector(over: &[(&str, &str)]) -> String {
+/// Returns a complete connector configuration, in which the properties in `overrides` replace or
+/// extend the default ones. The value `-` removes a property.
+fn connector(overrides: &[(&str, &str)]) -> String {
     let mut config: serde_json::Map<_, _> = [
         (
             "connector.class",
@@ -72,33 +73,34 @@ fn connector(over: &[(&str, &str)]) -> String {
         ),
     ]
     .iter()
-    .chain(over)
+    .chain(overrides)
     .map(|(name, value)| ((*name).to_owned(), serde_json::Value::from(*value)))
     .collect();
     config.retain(|_, value| value != "-");
     serde_json::json!({ "name": "shop-outbox", "config": config }).to_string()
 }
 
-fn router(over: &[(&str, &str)]) -> String {
-    let names: Vec<_> = over
+/// Returns a connector configuration with these properties of the router.
+fn router(properties: &[(&str, &str)]) -> String {
+    let names: Vec<_> = properties
         .iter()
         .map(|(name, _)| format!("transforms.outbox.{name}"))
         .collect();
-    let values = over.iter().map(|(_, value)| *value);
-    let over: Vec<_> = names.iter().map(String::as_str).zip(values).collect();
-    connector(&over)
+    let values = properties.iter().map(|(_, value)| *value);
+    let overrides: Vec<_> = names.iter().map(String::as_str).zip(values).collect();
+    connector(&overrides)
 }
 
 fn document(imported: &Imported) -> toml::Table {
     imported.toml.parse().expect("TOML")
 }
 
-/// Returns a key of the first pipeline.
+/// Returns the value of a key of the first pipeline.
 fn key(imported: &Imported, name: &str) -> Option<toml::Value> {
     document(imported)["pipeline"][0].get(name).cloned()
 }
 
-fn text_of(imported: &Imported, name: &str) -> Option<String> {
+fn string_value(imported: &Imported, name: &str) -> Option<String> {
     key(imported, name).map(|value| {
         value
             .as_str()
@@ -106,14 +108,14 @@ fn text_of(imported: &Imported, name: &str) -> Option<String> {
     })
 }
 
-/// Returns the groups of a property's findings, and whether each needs a decision by the user.
+/// Returns the group of each finding about a property, and whether the user must act.
 fn findings_for(imported: &Imported, property: &str) -> Vec<(Group, bool)> {
     let findings = imported
         .findings
         .iter()
         .filter(|finding| finding.property == property);
     findings
-        .map(|finding| (finding.group, finding.needs_person))
+        .map(|finding| (finding.group, finding.needs_action))
         .collect()
 }
 
@@ -121,17 +123,17 @@ fn report_text(imported: &Imported) -> String {
     let lines = imported
         .findings
         .iter()
-        .map(|finding| format!("{}: {}\n", finding.property, finding.says));
+        .map(|finding| format!("{}: {}\n", finding.property, finding.message));
     lines.collect()
 }
 
 #[test]
-fn connector_without_open_questions_needs_no_manual_step() {
+fn imports_a_complete_connector_without_manual_steps() {
     let imported = import(&connector(&[]));
     let open: Vec<_> = imported
         .findings
         .iter()
-        .filter(|finding| finding.needs_person)
+        .filter(|finding| finding.needs_action)
         .collect();
     assert!(open.is_empty(), "{open:?}");
     let settings = settings(&imported.toml).expect("valid").remove(0);
@@ -145,16 +147,19 @@ fn connector_without_open_questions_needs_no_manual_step() {
     assert_eq!(settings.snapshot, SnapshotMode::Initial);
     assert_eq!(settings.delivery, Delivery::AtLeastOnce);
     assert_eq!(
-        text_of(&imported, "topic").as_deref(),
+        string_value(&imported, "topic").as_deref(),
         Some("outbox.event.{aggregatetype}")
     );
-    assert_eq!(text_of(&imported, "key").as_deref(), Some("{aggregateid}"));
     assert_eq!(
-        text_of(&imported, "debezium_headers").as_deref(),
+        string_value(&imported, "key").as_deref(),
+        Some("{aggregateid}")
+    );
+    assert_eq!(
+        string_value(&imported, "debezium_headers").as_deref(),
         Some("lab")
     );
     assert_eq!(
-        text_of(&imported, "null_payload").as_deref(),
+        string_value(&imported, "null_payload").as_deref(),
         Some("tombstone")
     );
     for key_name in [
@@ -170,7 +175,7 @@ fn connector_without_open_questions_needs_no_manual_step() {
 }
 
 #[test]
-fn every_line_has_a_comment_with_what_it_comes_from() {
+fn writes_the_origin_of_each_line_in_a_comment() {
     let imported = import(&router(&[
         ("table.field.event.key", "tenant"),
         ("table.field.event.timestamp", "at"),
@@ -204,7 +209,7 @@ fn every_line_has_a_comment_with_what_it_comes_from() {
 }
 
 #[test]
-fn a_topic_that_is_the_routed_value_with_text_around_it_is_a_template() {
+fn converts_a_constant_prefix_and_suffix_to_a_topic_template() {
     for (regex, replacement, expected) in [
         (
             "(?<routedByValue>.*)",
@@ -222,7 +227,7 @@ fn a_topic_that_is_the_routed_value_with_text_around_it_is_a_template() {
             ("route.topic.replacement", replacement),
         ]));
         if expected.is_empty() {
-            // Java does not support a group with the name 1.
+            // Java does not support groups named 1.
             let property = "transforms.outbox.route.topic.replacement";
             assert_eq!(
                 findings_for(&imported, property),
@@ -232,7 +237,7 @@ fn a_topic_that_is_the_routed_value_with_text_around_it_is_a_template() {
             continue;
         }
         assert_eq!(
-            text_of(&imported, "topic").as_deref(),
+            string_value(&imported, "topic").as_deref(),
             Some(expected),
             "{regex} {replacement}"
         );
@@ -241,7 +246,7 @@ fn a_topic_that_is_the_routed_value_with_text_around_it_is_a_template() {
 }
 
 #[test]
-fn another_rule_for_topics_is_a_route() {
+fn converts_other_topic_rules_to_a_route() {
     let route = |regex: &str, replacement: &str| {
         let imported = import(&router(&[
             ("route.by.field", "type"),
@@ -282,7 +287,7 @@ fn another_rule_for_topics_is_a_route() {
 }
 
 #[test]
-fn placed_columns_are_headers_envelope_and_partition() {
+fn converts_column_placement_to_headers_envelope_and_partition() {
     let imported = import(&router(&[
         (
             "table.fields.additional.placement",
@@ -293,7 +298,7 @@ fn placed_columns_are_headers_envelope_and_partition() {
     let line = "headers = [[\"id\", \"{uid}\"], [\"eventType\", \"{type}\"], [\"a\", \"{a}\"]]\n";
     assert!(
         imported.toml.contains(line),
-        "the order is Debezium's: {}",
+        "expected the same order as in Debezium: {}",
         imported.toml
     );
     let headers = |placement: &str| {
@@ -309,14 +314,17 @@ fn placed_columns_are_headers_envelope_and_partition() {
     let twice = "headers = [[\"id\", \"{id}\"], [\"id\", \"{type}\"]]";
     assert_eq!(headers("type:header:id").as_deref(), Some(twice));
     assert_eq!(
-        text_of(&imported, "header_format").as_deref(),
+        string_value(&imported, "header_format").as_deref(),
         Some("simple")
     );
     assert_eq!(
         key(&imported, "envelope"),
         Some(vec!["tenant", "kind:sort"].into())
     );
-    assert_eq!(text_of(&imported, "partition").as_deref(), Some("part"));
+    assert_eq!(
+        string_value(&imported, "partition").as_deref(),
+        Some("part")
+    );
 
     for placement in [
         "a",
@@ -338,12 +346,12 @@ fn placed_columns_are_headers_envelope_and_partition() {
 }
 
 #[test]
-fn converters_are_formats() {
+fn converts_converters_to_formats() {
     let json = "org.apache.kafka.connect.json.JsonConverter";
     let check = |over: &[(&str, &str)], expected: [Option<&str>; 3]| {
         let imported = import(&connector(over));
-        let found =
-            ["key_format", "value_format", "header_format"].map(|name| text_of(&imported, name));
+        let found = ["key_format", "value_format", "header_format"]
+            .map(|name| string_value(&imported, name));
         assert_eq!(found.each_ref().map(Option::as_deref), expected, "{over:?}");
         imported
     };
@@ -416,7 +424,7 @@ fn converters_are_formats() {
 }
 
 #[test]
-fn converters_that_the_worker_has_come_from_its_file_or_need_a_person() {
+fn imports_converters_from_the_worker_file_or_reports_a_task() {
     let given = connector(&[
         ("key.converter", "-"),
         ("value.converter", "-"),
@@ -430,7 +438,7 @@ fn converters_that_the_worker_has_come_from_its_file_or_need_a_person() {
         );
     }
     assert_eq!(
-        text_of(&without, "value_format").as_deref(),
+        string_value(&without, "value_format").as_deref(),
         Some("json-schema")
     );
     assert!(
@@ -448,10 +456,10 @@ fn converters_that_the_worker_has_come_from_its_file_or_need_a_person() {
     let open: Vec<_> = with
         .findings
         .iter()
-        .filter(|finding| finding.needs_person)
+        .filter(|finding| finding.needs_action)
         .collect();
     assert!(open.is_empty(), "{open:?}");
-    assert_eq!(text_of(&with, "value_format").as_deref(), Some("json"));
+    assert_eq!(string_value(&with, "value_format").as_deref(), Some("json"));
     let kafka = &document(&with)["kafka"];
     assert_eq!(
         kafka["bootstrap.servers"].as_str(),
@@ -461,7 +469,7 @@ fn converters_that_the_worker_has_come_from_its_file_or_need_a_person() {
 }
 
 #[test]
-fn expansion_is_carried_with_its_behaviours() {
+fn imports_payload_expansion_and_its_options() {
     let json = [
         (
             "value.converter",
@@ -481,11 +489,11 @@ fn expansion_is_carried_with_its_behaviours() {
     let imported = import(&connector(&json));
     assert_eq!(key(&imported, "expand_payload"), Some(true.into()));
     assert_eq!(
-        text_of(&imported, "expand_null").as_deref(),
+        string_value(&imported, "expand_null").as_deref(),
         Some("optional-bytes")
     );
     assert_eq!(
-        text_of(&imported, "expand_empty_array").as_deref(),
+        string_value(&imported, "expand_empty_array").as_deref(),
         Some("optional-string")
     );
     assert_eq!(
@@ -507,15 +515,15 @@ fn expansion_is_carried_with_its_behaviours() {
         ("transforms.outbox.route.tombstone.on.empty.payload", "true"),
     ]));
     assert_eq!(
-        text_of(&tombstone, "null_payload").as_deref(),
+        string_value(&tombstone, "null_payload").as_deref(),
         Some("tombstone")
     );
     assert_eq!(
-        text_of(&tombstone, "empty_payload").as_deref(),
+        string_value(&tombstone, "empty_payload").as_deref(),
         Some("tombstone")
     );
 
-    // Debezium's task fails if the value is an object.
+    // With ByteArrayConverter, Debezium's task fails if the value is an object.
     let bytes = import(&connector(&[
         (
             "value.converter",
@@ -544,7 +552,7 @@ fn expansion_is_carried_with_its_behaviours() {
 }
 
 #[test]
-fn passwords_are_shown_nowhere() {
+fn output_and_report_contain_no_password() {
     let jaas = "org.apache.kafka.common.security.scram.ScramLoginModule required username=\"wal\\\"post\" password=\"hunter2;\";";
     let imported = import(&connector(&[
         ("database.password", "hunter2"),
@@ -600,7 +608,7 @@ fn passwords_are_shown_nowhere() {
 }
 
 #[test]
-fn login_with_tokens_of_an_endpoint_is_librdkafkas() {
+fn converts_authentication_with_a_token_endpoint() {
     let jaas = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required clientId=\"debezium\" \
                 clientSecret=\"hunter2\" scope='events write' extension_logicalCluster=\"lkc-1\" extension_identityPoolId=\"pool-1\" \
                 ssl.truststore.location=\"/etc/trust.jks\";";
@@ -673,7 +681,7 @@ fn login_with_tokens_of_an_endpoint_is_librdkafkas() {
 }
 
 #[test]
-fn login_with_tokens_of_another_class_needs_a_program() {
+fn requires_a_token_command_for_other_login_classes() {
     let imported = import(&connector(&[
         ("producer.override.security.protocol", "SASL_SSL"),
         ("producer.override.sasl.mechanism", "OAUTHBEARER"),
@@ -697,7 +705,7 @@ fn login_with_tokens_of_another_class_needs_a_program() {
 }
 
 #[test]
-fn references_are_named_and_left_to_a_person() {
+fn reports_references_as_tasks() {
     let imported = import(&connector(&[
         ("database.hostname", "${env:DB_HOST}"),
         (
@@ -717,7 +725,7 @@ fn references_are_named_and_left_to_a_person() {
         assert!(
             findings_for(&imported, property)
                 .iter()
-                .any(|(_, needs_person)| *needs_person),
+                .any(|(_, needs_action)| *needs_action),
             "{property}"
         );
         assert!(
@@ -727,13 +735,13 @@ fn references_are_named_and_left_to_a_person() {
         );
     }
     assert_eq!(
-        text_of(&imported, "postgres").as_deref(),
+        string_value(&imported, "postgres").as_deref(),
         Some("postgresql://change-me@change-me.invalid/shop")
     );
 }
 
 #[test]
-fn the_database_is_a_url_that_means_the_same() {
+fn writes_an_equivalent_connection_url() {
     let imported = import(&connector(&[
         ("database.hostname", "::1"),
         ("database.port", "5433"),
@@ -748,7 +756,7 @@ fn the_database_is_a_url_that_means_the_same() {
         settings.postgres.describe(),
         "shop?x=1&y% on [::1]:5433 as a b@c/d"
     );
-    let url = text_of(&imported, "postgres").expect("a URL");
+    let url = string_value(&imported, "postgres").expect("a URL");
     assert!(
         url.ends_with(
             "?sslmode=verify-full&sslrootcert=%2Fetc%2Fca%20%26%20co.pem&sslkey=%2Fetc%2Fkey.pk8"
@@ -762,14 +770,14 @@ fn the_database_is_a_url_that_means_the_same() {
     );
     let allow = import(&connector(&[("database.sslmode", "allow")]));
     assert!(
-        text_of(&allow, "postgres")
+        string_value(&allow, "postgres")
             .expect("a URL")
             .ends_with("?sslmode=prefer")
     );
 }
 
 #[test]
-fn each_literal_table_becomes_a_pipeline_with_its_own_slot() {
+fn creates_a_pipeline_and_slot_for_each_literal_table() {
     let imported = import(&connector(&[(
         "table.include.list",
         "public.outbox, sales\\.events,order.user",
@@ -777,7 +785,10 @@ fn each_literal_table_becomes_a_pipeline_with_its_own_slot() {
     let settings = settings(&imported.toml).expect("valid");
     let found: Vec<_> = settings
         .iter()
-        .map(|of| (of.target.outbox.to_string(), of.target.slot.clone()))
+        .map(|settings| {
+            let target = &settings.target;
+            (target.outbox.to_string(), target.slot.clone())
+        })
         .collect();
     let expected = [
         ("table public.outbox", "walpost_shop_outbox_outbox"),
@@ -793,13 +804,13 @@ fn each_literal_table_becomes_a_pipeline_with_its_own_slot() {
 }
 
 #[test]
-fn patterns_and_missing_lists_of_tables_need_a_person() {
+fn reports_table_patterns_and_missing_table_lists_as_tasks() {
     for list in ["public\\..*", "(public|sales).outbox", "outbox", "-"] {
         let imported = import(&connector(&[("table.include.list", list)]));
-        let needs_person = findings_for(&imported, "table.include.list")
+        let needs_action = findings_for(&imported, "table.include.list")
             .iter()
-            .any(|(_, needs_person)| *needs_person);
-        assert!(needs_person, "{list}: {}", report_text(&imported));
+            .any(|(_, needs_action)| *needs_action);
+        assert!(needs_action, "{list}: {}", report_text(&imported));
         assert!(
             imported.toml.contains("# CHANGE THIS: the outbox table"),
             "{list}"
@@ -808,7 +819,7 @@ fn patterns_and_missing_lists_of_tables_need_a_person() {
 }
 
 #[test]
-fn predicate_determines_the_table_that_reaches_the_router() {
+fn selects_the_tables_that_the_predicate_accepts() {
     let with = |pattern: &str, negate: &str, tables: &str| {
         import(&connector(&[
             ("table.include.list", tables),
@@ -822,16 +833,16 @@ fn predicate_determines_the_table_that_reaches_the_router() {
             ("predicates.isOutbox.pattern", pattern),
         ]))
     };
-    let check = |imported: &Imported, expected: &str, needs_person: bool| {
+    let check = |imported: &Imported, expected: &str, needs_action: bool| {
         assert_eq!(
-            text_of(imported, "table").as_deref(),
+            string_value(imported, "table").as_deref(),
             Some(expected),
             "{}",
             report_text(imported)
         );
         assert_eq!(
-            imported.findings.iter().any(|finding| finding.needs_person),
-            needs_person,
+            imported.findings.iter().any(|finding| finding.needs_action),
+            needs_action,
             "{}",
             report_text(imported)
         );
@@ -879,7 +890,7 @@ fn predicate_determines_the_table_that_reaches_the_router() {
 }
 
 #[test]
-fn other_transforms_are_named_unless_they_change_nothing() {
+fn reports_other_transforms_that_change_records() {
     let with = |chain: &str, class: &str, more: &[(&str, &str)]| {
         let over = [("transforms", chain), ("transforms.other.type", class)];
         import(&connector(&[&over[..], more].concat()))
@@ -932,7 +943,7 @@ fn other_transforms_are_named_unless_they_change_nothing() {
 }
 
 #[test]
-fn unsupported_connectors_are_an_error() {
+fn rejects_unsupported_connectors() {
     let error = |text: &str| import::debezium(text, None).expect_err(text).to_string();
     let text = error(&connector(&[("transforms", "-")]));
     assert!(text.contains("inserts of an outbox table"), "{text}");
@@ -947,7 +958,7 @@ fn unsupported_connectors_are_an_error() {
 }
 
 #[test]
-fn producer_properties_are_librdkafkas() {
+fn converts_producer_properties_to_librdkafka_properties() {
     let imported = import(&connector(&[
         ("producer.override.max.request.size", "2000000"),
         ("producer.override.linger.ms", "5"),
@@ -1009,7 +1020,7 @@ fn producer_properties_are_librdkafkas() {
 }
 
 #[test]
-fn settings_of_the_connector_become_keys() {
+fn converts_connector_settings_to_keys() {
     let imported = import(&connector(&[
         ("snapshot.mode", "no_data"),
         ("topic.creation.default.partitions", "12"),
@@ -1038,7 +1049,7 @@ fn settings_of_the_connector_become_keys() {
     );
     assert_eq!(key(&imported, "debezium_headers"), None);
     assert_eq!(
-        text_of(&imported, "tracing_span_context").as_deref(),
+        string_value(&imported, "tracing_span_context").as_deref(),
         Some("trace")
     );
     assert_eq!(
@@ -1058,7 +1069,7 @@ fn settings_of_the_connector_become_keys() {
         findings_for(&harmless, "heartbeat.action.query"),
         [(Group::Different, false)]
     );
-    for (mode, expected, needs_person) in [
+    for (mode, expected, needs_action) in [
         ("initial", "initial", false),
         ("when_needed", "initial", false),
         ("never", "never", false),
@@ -1068,19 +1079,19 @@ fn settings_of_the_connector_become_keys() {
     ] {
         let imported = import(&connector(&[("snapshot.mode", mode)]));
         assert_eq!(
-            text_of(&imported, "snapshot").as_deref(),
+            string_value(&imported, "snapshot").as_deref(),
             Some(expected),
             "{mode}"
         );
         let open = findings_for(&imported, "snapshot.mode")
             .iter()
-            .any(|(_, needs_person)| *needs_person);
-        assert_eq!(open, needs_person, "{mode}");
+            .any(|(_, needs_action)| *needs_action);
+        assert_eq!(open, needs_action, "{mode}");
     }
 }
 
 #[test]
-fn the_switch_over_has_the_names_of_this_configuration() {
+fn switch_over_commands_contain_the_configured_names() {
     let imported = import(&connector(&[
         ("slot.name", "dbz_shop"),
         ("database.port", "5433"),
@@ -1103,7 +1114,7 @@ fn the_switch_over_has_the_names_of_this_configuration() {
             .toml
             .lines()
             .any(|line| line == "snapshot = \"initial\""),
-        "what sed looks for"
+        "the sed command expects this line"
     );
     let never = import(&connector(&[("snapshot.mode", "never")]));
     assert!(!never.toml.contains("sed -i"), "{}", never.toml);
@@ -1113,16 +1124,16 @@ fn the_switch_over_has_the_names_of_this_configuration() {
         "{}",
         quoted.toml
     );
-    // Walpost's slot never has the name of Debezium's.
+    // Walpost's slot never has the same name as Debezium's slot.
     let same = import(&connector(&[("slot.name", "walpost_shop_outbox")]));
     assert_eq!(
-        text_of(&same, "slot").as_deref(),
+        string_value(&same, "slot").as_deref(),
         Some("walpost_shop_outbox_new")
     );
 }
 
 #[test]
-fn debezium_server_is_imported() {
+fn imports_debezium_server_properties() {
     let imported = import(
         "# a server\n\
          debezium.sink.type=kafka\n\
@@ -1148,22 +1159,25 @@ fn debezium_server_is_imported() {
          quarkus.log.level=INFO\n",
     );
     assert_eq!(
-        text_of(&imported, "topic").as_deref(),
+        string_value(&imported, "topic").as_deref(),
         Some("shop.{aggregatetype}"),
         "{}",
         report_text(&imported)
     );
     assert_eq!(key(&imported, "key_format"), None);
-    assert_eq!(text_of(&imported, "value_format").as_deref(), Some("json"));
     assert_eq!(
-        text_of(&imported, "header_format").as_deref(),
+        string_value(&imported, "value_format").as_deref(),
+        Some("json")
+    );
+    assert_eq!(
+        string_value(&imported, "header_format").as_deref(),
         Some("json-schema")
     );
     assert_eq!(
-        text_of(&imported, "postgres").as_deref(),
+        string_value(&imported, "postgres").as_deref(),
         Some("postgresql://debezium@db/shop")
     );
-    assert_eq!(text_of(&imported, "name").as_deref(), Some("outbox"));
+    assert_eq!(string_value(&imported, "name").as_deref(), Some("outbox"));
     assert!(
         imported.toml.contains("systemctl stop debezium-server"),
         "{}",
@@ -1172,7 +1186,7 @@ fn debezium_server_is_imported() {
     let to_do: Vec<_> = imported
         .findings
         .iter()
-        .filter(|finding| finding.needs_person)
+        .filter(|finding| finding.needs_action)
         .collect();
     assert_eq!(to_do.len(), 1, "{to_do:?}");
     assert_eq!(to_do[0].property, "debezium.source.database.password");
@@ -1183,7 +1197,7 @@ fn debezium_server_is_imported() {
 }
 
 #[test]
-fn misspelt_and_obsolete_properties_have_their_likely_meaning() {
+fn suggests_names_for_misspelled_and_obsolete_properties() {
     let imported = import(&connector(&[
         ("table.include.list", "-"),
         ("table.whitelist", "sales.outbox"),
@@ -1194,9 +1208,12 @@ fn misspelt_and_obsolete_properties_have_their_likely_meaning() {
         ("transforms.outbox.route.topic.regexp", "x"),
         ("transforms.outbox.table.field.event.kee", "x"),
     ]));
-    assert_eq!(text_of(&imported, "table").as_deref(), Some("sales.outbox"));
     assert_eq!(
-        text_of(&imported, "debezium_headers").as_deref(),
+        string_value(&imported, "table").as_deref(),
+        Some("sales.outbox")
+    );
+    assert_eq!(
+        string_value(&imported, "debezium_headers").as_deref(),
         Some("lab")
     );
     for (property, meant) in [
@@ -1222,23 +1239,23 @@ fn misspelt_and_obsolete_properties_have_their_likely_meaning() {
             .find(|finding| finding.property == property && finding.group == Group::Unknown);
         let found = found.unwrap_or_else(|| panic!("{property}: {}", report_text(&imported)));
         assert!(
-            found.needs_person && found.says.contains(meant),
+            found.needs_action && found.message.contains(meant),
             "{found:?}"
         );
     }
 }
 
 #[test]
-fn what_is_written_to_is_never_there_before() {
+fn does_not_overwrite_existing_files() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let path = folder.path().join("walpost.toml");
     assert_eq!(write(&path, "a"), Ok(()));
     let error = write(&path, "b").expect_err("it exists");
-    assert!(error.contains("exists already"), "{error}");
+    assert!(error.contains("already exists"), "{error}");
     assert_eq!(fs::read_to_string(&path).expect("read"), "a");
 }
 
-/// Generates names that have a meaning, and others.
+/// Generates known property names and arbitrary text.
 fn name() -> impl Strategy<Value = String> {
     const KNOWN: &[&str] = &[
         "connector.class",
@@ -1295,6 +1312,7 @@ fn name() -> impl Strategy<Value = String> {
     prop_oneof![8 => proptest::sample::select(KNOWN).prop_map(str::to_owned), 1 => any::<String>()]
 }
 
+/// Generates values that some properties interpret, and arbitrary text.
 fn value() -> impl Strategy<Value = String> {
     const KNOWN: &[&str] = &[
         "outbox",
@@ -1331,9 +1349,8 @@ fn value() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Any properties result in a valid configuration or an error.
     #[test]
-    fn any_properties_make_a_valid_file_or_an_error(
+    fn imports_any_properties_as_a_valid_file_or_returns_an_error(
         mut properties in proptest::collection::vec((name(), value()), 0..14),
         is_complete in any::<bool>(),
     ) {
@@ -1347,30 +1364,30 @@ proptest! {
             }
         }
         let json: serde_json::Map<_, _> = properties.iter().map(|(name, value)| (name.clone(), value.clone().into())).collect();
-        let made = import::debezium(&serde_json::Value::from(json).to_string(), None);
-        prop_assert!(made.is_ok() || !is_complete, "{:?}", made);
-        if let Ok(made) = made {
-            let read = settings(&made.toml);
-            prop_assert!(read.is_ok(), "{:?}\n{}", read, made.toml);
-            let is_seen = |c: char| c == '\n' || !crate::escape::is_control(c);
-            prop_assert!(made.toml.chars().all(is_seen), "{:?}", made.toml);
+        let imported = import::debezium(&serde_json::Value::from(json).to_string(), None);
+        prop_assert!(imported.is_ok() || !is_complete, "{:?}", imported);
+        if let Ok(imported) = imported {
+            let loaded = settings(&imported.toml);
+            prop_assert!(loaded.is_ok(), "{:?}\n{}", loaded, imported.toml);
+            let is_printable = |c: char| c == '\n' || !crate::escape::is_control(c);
+            prop_assert!(imported.toml.chars().all(is_printable), "{:?}", imported.toml);
         }
     }
 
     #[test]
-    fn any_text_has_an_answer(text in any::<String>(), worker in any::<String>(), prefix in "(debezium\\.source\\.)?connector\\.class=PostgresConnector\n|\\{|\\[|") {
+    fn does_not_panic_on_arbitrary_text(text in any::<String>(), worker in any::<String>(), prefix in "(debezium\\.source\\.)?connector\\.class=PostgresConnector\n|\\{|\\[|") {
         let text = format!("{prefix}{text}");
         let _ = import::debezium(&text, Some(&worker));
         let server = format!("debezium.source.connector.class=PostgresConnector\ndebezium.transforms=o\ndebezium.transforms.o.type=io.debezium.transforms.outbox.EventRouter\n{text}");
-        if let Ok(made) = import::debezium(&server, None) {
-            let read = settings(&made.toml);
-            prop_assert!(read.is_ok(), "{:?}\n{}", read, made.toml);
+        if let Ok(imported) = import::debezium(&server, None) {
+            let loaded = settings(&imported.toml);
+            prop_assert!(loaded.is_ok(), "{:?}\n{}", loaded, imported.toml);
         }
     }
 }
 
 #[test]
-fn refuses_yaml_and_says_where_to_get_json() {
+fn rejects_yaml_and_explains_how_to_get_json() {
     const CLASS: &str = "connector.class: io.debezium.connector.postgresql.PostgresConnector";
     for text in [
         format!("apiVersion: kafka.strimzi.io/v1beta2\nspec:\n  config:\n    {CLASS}\n"),
@@ -1378,12 +1395,12 @@ fn refuses_yaml_and_says_where_to_get_json() {
         format!("{CLASS}\ndatabase.hostname: \"db.example.com\"\n"),
         "---\nname: 'x'\n".to_owned(),
     ] {
-        let refused = import::debezium(&text, None).expect_err(&text);
-        assert!(refused.to_string().contains("kubectl get"), "{refused}");
+        let error = import::debezium(&text, None).expect_err(&text);
+        assert!(error.to_string().contains("kubectl get"), "{error}");
     }
     let worker = "spec:\n  config:\n    key.converter: \"org.apache.kafka.connect.storage.StringConverter\"\n";
-    let refused = import::debezium(&connector(&[]), Some(worker)).expect_err(worker);
-    assert!(refused.to_string().contains("NAME=VALUE"), "{refused}");
+    let error = import::debezium(&connector(&[]), Some(worker)).expect_err(worker);
+    assert!(error.to_string().contains("NAME=VALUE"), "{error}");
     // A colon within a value does not make the file YAML.
     import_with(
         &connector(&[]),
@@ -1392,7 +1409,7 @@ fn refuses_yaml_and_says_where_to_get_json() {
 }
 
 #[test]
-fn several_hosts_have_a_port_each() {
+fn writes_a_port_for_each_of_several_hosts() {
     for (hosts, port, expected) in [
         (
             "a.example.com,b.example.com",
@@ -1422,11 +1439,11 @@ fn several_hosts_have_a_port_each() {
 }
 
 #[test]
-fn setting_that_changes_the_bytes_is_not_reported_as_without_effect() {
+fn reports_settings_that_change_the_delivered_bytes() {
     let findings = |over: &[(&str, &str)]| {
         let findings = import(&connector(over)).findings.into_iter();
-        let of_effect = |finding: &Finding| finding.property == "without effect in Walpost";
-        findings.partition::<Vec<_>, _>(of_effect)
+        let has_no_effect = |finding: &Finding| finding.property == "without effect in Walpost";
+        findings.partition::<Vec<_>, _>(has_no_effect)
     };
     const BINARY: (&str, &str) = (
         "value.converter",
@@ -1458,7 +1475,7 @@ fn setting_that_changes_the_bytes_is_not_reported_as_without_effect() {
         assert!(
             without_effect
                 .iter()
-                .all(|finding| !finding.says.contains(property)),
+                .all(|finding| !finding.message.contains(property)),
             "{without_effect:?}"
         );
         let found: Vec<_> = others
@@ -1466,7 +1483,7 @@ fn setting_that_changes_the_bytes_is_not_reported_as_without_effect() {
             .filter(|finding| finding.property == property)
             .collect();
         assert!(
-            !found.is_empty() && found.iter().all(|finding| finding.needs_person),
+            !found.is_empty() && found.iter().all(|finding| finding.needs_action),
             "{found:?}"
         );
     }
