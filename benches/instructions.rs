@@ -1,14 +1,15 @@
-//! Counts the instructions that a row takes, from its frame to its record, and compares the counts
-//! with stored ones: `./dev instructions`.
+//! Counts the instructions needed to process a row, from its frame to its record, and compares the
+//! counts with stored counts: `./dev instructions`.
 //!
 //! Unlike times, instruction counts are repeatable, so they show a regression on any machine, even
-//! a busy one. The captured stream is played into a sink that discards the records, under
-//! Valgrind's callgrind. The count without playing the stream is subtracted, so that starting the
-//! program and building the stream are not included. Neither are the socket and librdkafka.
+//! a busy one. The program is run under Valgrind's callgrind, and plays the captured stream into a
+//! sink that discards the records. The count without playing the stream is subtracted, so that
+//! starting the program and building the stream are not included. The socket and librdkafka are not
+//! included either.
 //!
-//! The environment is stored with the counts. Another compiler, C library or processor means
-//! another std and another memcpy, so a wider margin applies. Counts of different architectures
-//! can't be compared.
+//! The environment is stored with the counts. With a different compiler, C library or processor, std
+//! and memcpy may differ, so a wider margin applies. Counts for different architectures can't be
+//! compared.
 
 #[path = "../tests/support/stream.rs"]
 mod stream;
@@ -23,19 +24,19 @@ use serde::{Deserialize, Serialize};
 use stream::{Kind, Stream, null_pipeline, play, templates};
 use walpost::facade::OutboxSettings;
 
-/// The increase that fails, in percent of the stored count: in the same environment, and in another
-/// one.
+/// Maximum increase in the same environment, in percent of the stored count.
 const MARGIN: f64 = 5.0;
-const MARGIN_ELSEWHERE: f64 = 15.0;
+/// Maximum increase in a different environment, in percent of the stored count.
+const OTHER_ENVIRONMENT_MARGIN: f64 = 15.0;
 
 const ROWS: usize = 10_000;
 
 #[derive(Parser)]
 struct Args {
-    /// Store the counts instead of comparing them with the stored ones
+    /// Store the counts instead of comparing them with the stored counts
     #[arg(long)]
     store: bool,
-    /// Only play the rows of a case, which callgrind counts
+    /// Only play the rows of a case, while callgrind counts the instructions
     #[arg(long, hide = true, num_args = 2, value_names = ["CASE", "ROWS"])]
     play: Option<Vec<String>>,
     /// Added by `cargo bench`
@@ -43,7 +44,7 @@ struct Args {
     bench: bool,
 }
 
-/// The type of outbox, the number of rows in a transaction, and the settings.
+/// A measurement with one type of outbox, transaction size and settings.
 struct Case {
     name: &'static str,
     kind: Kind,
@@ -73,7 +74,7 @@ const fn case(name: &'static str, kind: Kind, per_transaction: usize) -> Case {
     }
 }
 
-/// The contents of the file.
+/// The contents of instructions.toml.
 #[derive(Serialize, Deserialize)]
 struct Figures {
     architecture: String,
@@ -106,7 +107,7 @@ fn play_case(name: &str, rows: &str) -> Result<(), String> {
     let case = CASES
         .iter()
         .find(|case| case.name == name)
-        .ok_or_else(|| format!("no case {name:?}"))?;
+        .ok_or_else(|| format!("unknown case {name:?}"))?;
     let rows: usize = rows.parse().map_err(|error| format!("{rows:?}: {error}"))?;
     let stream = Stream::rows(case.kind, ROWS, case.per_transaction);
     let (mut core, mut sink) = null_pipeline(case.kind, (case.settings)());
@@ -132,7 +133,7 @@ fn count_all() -> Result<Figures, String> {
     })
 }
 
-/// Returns the instructions of this program when it plays `rows` rows of a case.
+/// Returns the number of instructions that this program executes when it plays `rows` rows of a case.
 fn count(case: &str, rows: usize) -> Result<u64, String> {
     let program = env::current_exe().map_err(|error| error.to_string())?;
     let output = run(Command::new("valgrind")
@@ -142,10 +143,11 @@ fn count(case: &str, rows: usize) -> Result<u64, String> {
     output
         .lines()
         .find_map(|line| line.split_once("Collected : ")?.1.trim().parse().ok())
-        .ok_or_else(|| format!("callgrind did not say what it collected:\n{output}"))
+        .ok_or_else(|| format!("callgrind did not print the number of instructions:\n{output}"))
 }
 
-/// Describes what the counts depend on besides Walpost.
+/// Describes the compiler, the C library and other parts of the environment that influence the
+/// counts.
 fn environment() -> Result<String, String> {
     let mut parts = vec![
         run(Command::new("rustc").arg("--version"))?,
@@ -165,9 +167,9 @@ fn environment() -> Result<String, String> {
 /// Returns the output of a program, or an error if the program fails.
 fn run(command: &mut Command) -> Result<String, String> {
     let program = command.get_program().display().to_string();
-    let output = command
-        .output()
-        .map_err(|error| format!("{program}: {error}; ./dev setup installs what is missing"))?;
+    let output = command.output().map_err(|error| {
+        format!("{program}: {error}; to install missing programs, run ./dev setup")
+    })?;
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     let written = text(&output.stdout) + &text(&output.stderr);
     match output.status.success() {
@@ -190,7 +192,7 @@ fn store(figures: &Figures) -> Result<(), String> {
 fn compare(now: &Figures) -> Result<(), String> {
     let unusable = |error: &dyn std::fmt::Display| {
         format!(
-            "{}: {error}. Write it with ./dev instructions --store",
+            "{}: {error}. Create the file with ./dev instructions --store",
             file().display()
         )
     };
@@ -198,7 +200,7 @@ fn compare(now: &Figures) -> Result<(), String> {
     let stored: Figures = toml::from_str(&text).map_err(|error| unusable(&error))?;
     if stored.architecture != now.architecture {
         println!(
-            "instructions: counted on {}, which can't be compared with the figures stored on {}",
+            "instructions: these counts are for {} and can't be compared with the stored counts, which are for {}",
             now.architecture, stored.architecture
         );
         return Ok(());
@@ -207,11 +209,11 @@ fn compare(now: &Figures) -> Result<(), String> {
         true => MARGIN,
         false => {
             println!(
-                "instructions: here is {}; the figures were stored with {}. std and memcpy may differ, so \
-                 {MARGIN_ELSEWHERE} % are allowed instead of {MARGIN} %",
+                "instructions: the environment is {}, but the stored counts are from {}. std and memcpy may differ, so an \
+                 increase of {OTHER_ENVIRONMENT_MARGIN} % is allowed instead of {MARGIN} %",
                 now.environment, stored.environment
             );
-            MARGIN_ELSEWHERE
+            OTHER_ENVIRONMENT_MARGIN
         }
     };
 
@@ -219,32 +221,32 @@ fn compare(now: &Figures) -> Result<(), String> {
         "{:<24}{:>10}{:>10}{:>10}",
         "instructions per row", "stored", "now", "change"
     );
-    let (mut grown, mut fallen) = (Vec::new(), Vec::new());
+    let (mut increased, mut decreased) = (Vec::new(), Vec::new());
     for (case, &figure) in &now.per_row {
         let Some(&before) = stored.per_row.get(case) else {
-            return Err(unusable(&format!("it has no figure for {case}")));
+            return Err(unusable(&format!("the file contains no count for {case}")));
         };
         let change = (figure - before) / before * 100.0;
         println!("{case:<24}{before:>10.1}{figure:>10.1}{change:>+9.1}%");
         if change > margin {
-            grown.push(format!("{case} from {before} to {figure} ({change:+.1} %)"));
+            increased.push(format!("{case} from {before} to {figure} ({change:+.1} %)"));
         }
         if change < -margin {
-            fallen.push(case.as_str());
+            decreased.push(case.as_str());
         }
     }
-    if !fallen.is_empty() {
+    if !decreased.is_empty() {
         println!(
-            "{} fell by more than {margin} %: hold the gain with ./dev instructions --store",
-            fallen.join(", ")
+            "{} decreased by more than {margin} %: store the new counts with ./dev instructions --store",
+            decreased.join(", ")
         );
     }
-    match grown.is_empty() {
+    match increased.is_empty() {
         true => Ok(()),
         false => Err(format!(
-            "a row takes over {margin} % more instructions than stored: {}. Find what grew, or, if it is worth it, \
-             store the new figures: ./dev instructions --store",
-            grown.join("; ")
+            "processing a row takes over {margin} % more instructions than stored: {}. Find the cause, or, if the increase \
+             is justified, store the new counts: ./dev instructions --store",
+            increased.join("; ")
         )),
     }
 }

@@ -1,4 +1,4 @@
-//! Measures the time per row of the parts without I/O, over the captured stream:
+//! Measures the time per row of the components that perform no I/O, using a captured stream:
 //! `./dev micro [FILTER]`.
 //!
 //! Times vary between machines and runs. CI checks the instruction counts in `instructions.rs`
@@ -22,7 +22,7 @@ use walpost::facade::{Lsn, Position};
 use walpost::facade::{Message, Value};
 
 const ROWS: usize = 10_000;
-/// The number of rows in a transaction, where it hardly matters.
+/// The number of rows in a transaction, for benchmarks in which the number hardly matters.
 const TRANSACTION: usize = 100;
 
 fn main() {
@@ -42,7 +42,7 @@ fn group<'c>(criterion: &'c mut Criterion, name: &str) -> Group<'c> {
     group
 }
 
-/// Decodes `CopyData` bodies to frames, and the messages in them.
+/// Measures decoding `CopyData` bodies to frames, and decoding the messages in the frames.
 fn frame_and_decode(group: &mut Group<'_>) {
     let stream = Stream::rows(Kind::Plain, ROWS, TRANSACTION);
     group.bench_function("frame", |bencher| {
@@ -62,7 +62,7 @@ fn frame_and_decode(group: &mut Group<'_>) {
     });
 }
 
-/// Routes rows to records, with the settings and tables that differ most.
+/// Measures routing rows to records, with the settings and tables whose costs differ most.
 fn route(group: &mut Group<'_>) {
     let cases = [
         ("defaults", Kind::Plain, OutboxSettings::default()),
@@ -89,7 +89,7 @@ fn route(group: &mut Group<'_>) {
     }
 }
 
-/// Only reserves, commits, delivers and confirms.
+/// Measures the watermark alone: reserving, committing, delivering and confirming rows.
 fn watermark(group: &mut Group<'_>) {
     const COST: u64 = 600;
     for (name, per_transaction) in [("transactions of 1", 1), ("transactions of 100", 100)] {
@@ -118,7 +118,7 @@ fn watermark(group: &mut Group<'_>) {
     }
 }
 
-/// Runs all parts, into a sink that discards the records.
+/// Measures all components together, with a sink that discards the records.
 fn core(group: &mut Group<'_>) {
     let cases = [
         ("transactions of 1", Kind::Plain, 1),
@@ -145,7 +145,7 @@ fn message_bytes(body: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns the stream's rows in the layout that the core uses.
+/// Returns the rows of the stream in the layout used by the core, and their mapping.
 fn rows<'s>(stream: &'s Stream, kind: Kind, settings: &OutboxSettings) -> (Mapping, Vec<Row<'s>>) {
     let mut mapping = None;
     let mut rows = Vec::new();
@@ -163,7 +163,9 @@ fn rows<'s>(stream: &'s Stream, kind: Kind, settings: &OutboxSettings) -> (Mappi
                 mapping = Some(Mapping::bind(settings, kind.name(), &columns).expect("binds"));
             }
             Message::Insert { new, .. } => {
-                let mapping = mapping.as_ref().expect("described before its rows");
+                let mapping = mapping
+                    .as_ref()
+                    .expect("a Relation message before the rows");
                 let mut row = [None; COLUMNS_MAX];
                 for (index, value) in new.values().enumerate() {
                     if let (Some(slot), Value::Text(text)) = (mapping.slot(index), value) {
@@ -175,5 +177,5 @@ fn rows<'s>(stream: &'s Stream, kind: Kind, settings: &OutboxSettings) -> (Mappi
             _ => {}
         }
     }
-    (mapping.expect("a description"), rows)
+    (mapping.expect("a Relation message"), rows)
 }

@@ -1,4 +1,4 @@
-//! The command line.
+//! Parses the command line.
 
 use std::fmt::{self, Display};
 
@@ -6,43 +6,44 @@ use clap::{Parser, ValueEnum};
 
 use crate::program::{Link, Program};
 
-/// Measures Walpost in comparison with the database's limit. Starts its own PostgreSQL and Kafka;
-/// uses all cores, and for `all` about 20 GB below the temporary folder.
+/// Measure Walpost, and compare it with the database's limit. Starts its own PostgreSQL and Kafka.
+/// Uses all cores, and with `all`, about 20 GB in the temporary directory.
 #[derive(Parser)]
 #[command(name = "./dev bench", max_term_width = 100)]
 pub(crate) struct Args {
-    /// What to measure [default: drain latency database]
+    /// Parts to measure [default: drain latency database]
     #[arg(value_enum)]
-    words: Vec<Word>,
-    /// Rows in the backlog of `drain`
+    part_names: Vec<PartName>,
+    /// Number of rows in the backlog of `drain`
     #[arg(long, value_name = "N")]
     rows: Option<usize>,
-    /// Rows in the second backlog of `drain` [default: 4 times the first with a peer, else none]
+    /// Number of rows in the second backlog of `drain` [default: 4 times the first with a peer,
+    /// otherwise none]
     #[arg(long, value_name = "N")]
     more_rows: Option<usize>,
     /// Number of rounds of each measurement
     #[arg(long, value_name = "N")]
     rounds: Option<usize>,
-    /// Also measure Debezium on Kafka Connect, which this downloads
+    /// Also download and measure Debezium on Kafka Connect
     #[arg(long)]
     peers: bool,
     /// Also measure another program. Can be repeated.
     ///
-    /// The command runs in the foreground until SIGTERM. Its environment contains
-    /// WALPOST_BENCH_CONNINFO (key=value pairs) and the same values separately: _HOST, _PORT,
-    /// _USER, _DATABASE; then _SLOT (pgoutput; exists), _PUBLICATION, _TABLE, _TOPIC (exists),
-    /// _BOOTSTRAP and _FOLDER, an empty folder for the program. It sends each insert into the table
-    /// to the topic, with acks=all.
+    /// The command must run in the foreground until SIGTERM, and send each insert into the table to
+    /// the topic with acks=all. Its environment contains WALPOST_BENCH_CONNINFO (key=value pairs)
+    /// and the same values separately: _HOST, _PORT, _USER and _DATABASE. It also contains _SLOT (an
+    /// existing slot for pgoutput), _PUBLICATION, _TABLE, _TOPIC (an existing topic), _BOOTSTRAP and
+    /// _FOLDER (an empty directory for the program).
     #[arg(long, value_name = "NAME=COMMAND", value_parser = peer)]
     peer: Vec<Program>,
-    /// Use few rows, to check that everything works. The results are meaningless
+    /// Use only a few rows, to check that the benchmark works. The results are meaningless
     #[arg(long)]
     pub(crate) quick: bool,
     /// A librdkafka property for Walpost
     #[arg(short = 'X', value_name = "NAME=VALUE")]
     pub(crate) property: Vec<String>,
-    /// Replace the results of the same parts in docs/benchmarks.json, and generate
-    /// docs/benchmarks.md and its charts from it
+    /// Replace the results of the measured parts in docs/benchmarks.json, and generate
+    /// docs/benchmarks.md and its charts from docs/benchmarks.json
     #[arg(long)]
     pub(crate) write: bool,
     /// Added by `cargo bench`
@@ -52,24 +53,25 @@ pub(crate) struct Args {
 
 /// A part of the benchmark, or a set of parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Word {
-    /// Deliver a backlog to Kafka: rows/s, CPU, memory, bytes; and memory while the broker is
-    /// frozen
+pub(crate) enum PartName {
+    /// Deliver a backlog to Kafka, and measure rows/s, CPU, memory and bytes; and memory while the
+    /// broker is frozen
     Drain,
     /// Latency from commit to consumer at a steady rate, and CPU while idle
     Latency,
-    /// The drain by rows, payload, transaction size, partitions and compression; and without a
-    /// table
+    /// The drain with different numbers of rows, payloads, transaction sizes, partitions and
+    /// compression types; and without a table
     Growth,
-    /// The drain by the format of records: those of Connect's converters, and expanded payloads
+    /// The drain with each format of records: those of Connect's converters, and expanded payloads
     Forms,
-    /// The drains that miss their targets, without their bottleneck
+    /// The drains that miss their targets, repeated without their bottleneck
     Tuned,
-    /// The load on the database, compared with a reader that polls the table
+    /// The load on the database, compared with that of a reader that polls the table
     Database,
     /// Many outbox tables on one slot, and many pipelines
     Tables,
-    /// Many databases with a backlog each in one process, compared with one database with all rows
+    /// Many databases, each with a backlog, in one process, compared with one database that contains
+    /// all rows
     Shards,
     /// Where Walpost itself spends its time during a drain, according to perf
     Profile,
@@ -81,31 +83,34 @@ pub(crate) enum Word {
 
 impl Args {
     /// Returns the parts to measure, in order.
-    pub(crate) fn parts(&self) -> Vec<Word> {
-        const ALL: [Word; 9] = [
-            Word::Drain,
-            Word::Latency,
-            Word::Growth,
-            Word::Forms,
-            Word::Tuned,
-            Word::Database,
-            Word::Tables,
-            Word::Shards,
-            Word::Profile,
+    pub(crate) fn parts(&self) -> Vec<PartName> {
+        const ALL: [PartName; 9] = [
+            PartName::Drain,
+            PartName::Latency,
+            PartName::Growth,
+            PartName::Forms,
+            PartName::Tuned,
+            PartName::Database,
+            PartName::Tables,
+            PartName::Shards,
+            PartName::Profile,
         ];
-        let wanted = |part: &Word| {
-            if self.words.is_empty() {
-                matches!(part, Word::Drain | Word::Latency | Word::Database)
+        let is_selected = |part: &PartName| {
+            if self.part_names.is_empty() {
+                matches!(
+                    part,
+                    PartName::Drain | PartName::Latency | PartName::Database
+                )
             } else {
-                self.words.contains(part) || self.words.contains(&Word::All)
+                self.part_names.contains(part) || self.part_names.contains(&PartName::All)
             }
         };
-        ALL.into_iter().filter(wanted).collect()
+        ALL.into_iter().filter(is_selected).collect()
     }
 
-    /// Returns whether only the page is generated.
+    /// Returns whether the page is generated without measuring.
     pub(crate) fn renders_only(&self) -> bool {
-        self.words == [Word::Render]
+        self.part_names == [PartName::Render]
     }
 
     pub(crate) fn rows(&self) -> usize {
@@ -131,7 +136,7 @@ impl Args {
         }
     }
 
-    /// Returns Walpost with this link.
+    /// Returns Walpost, connected to the database over this link.
     pub(crate) fn walpost(&self, link: Link) -> Program {
         Program::Walpost {
             link,
@@ -141,16 +146,16 @@ impl Args {
         }
     }
 
-    /// Returns the other programs.
+    /// Returns the programs to compare with Walpost.
     pub(crate) fn peers(&self) -> Vec<Program> {
         let debezium = self.peers.then(Program::debezium);
         debezium.into_iter().chain(self.peer.clone()).collect()
     }
 }
 
-impl Display for Word {
+impl Display for PartName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let value = self.to_possible_value().expect("no word is hidden");
+        let value = self.to_possible_value().expect("no value is hidden");
         f.write_str(value.get_name())
     }
 }
@@ -162,7 +167,7 @@ fn peer(argument: &str) -> Result<Program, String> {
             command: command.to_owned(),
         }),
         _ => Err(format!(
-            "{argument:?} is not NAME=COMMAND, as in --peer 'other=./other --fast'"
+            "{argument:?} is not NAME=COMMAND, for example: --peer 'other=./other --fast'"
         )),
     }
 }

@@ -1,5 +1,5 @@
-//! Backlogs of rows in the WAL, and the slots that read them. A row is an event, even if there is
-//! no table.
+//! Writes backlogs of rows to the WAL, and creates the slots that read them. In the benchmark, every
+//! event is called a row, including logical decoding messages.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -12,19 +12,20 @@ use crate::support::wait::wait_until;
 pub(crate) const TABLE: &str = "public.outbox";
 pub(crate) const PUBLICATION: &str = "walpost_outbox";
 
-/// The publication of the tables that the part `tables` creates.
+/// The publication that contains the tables created by the part `tables`.
 pub(crate) const TABLES_PUBLICATION: &str = "bench_tables";
-/// A publication without tables. Messages are sent with any publication.
+/// A publication without tables. PostgreSQL sends logical decoding messages with any publication.
 const EMPTY_PUBLICATION: &str = "walpost_log";
 /// The default prefix of `walpost.publish`.
 const PREFIX: &str = "walpost_outbox";
 
-/// A slot that never moves. Each measurement reads from a copy of it.
+/// A slot that never moves. Each measurement reads from a copy of this slot.
 const ORIGIN: &str = "origin";
 
-/// Rows like those of a shop: 10,000 keys, payloads of about 220 bytes. If a size is given,
-/// payloads are extended to it with text that does not compress. `payload` contains no subquery, so
-/// that PostgreSQL inlines it: otherwise, preparing it would cost several times what is measured.
+/// Creates rows like those of an online shop, with 10,000 keys and payloads of about 220 bytes. If a
+/// size is given, payloads have this size, and contain text that does not compress. `payload`
+/// contains no subquery, so that PostgreSQL can inline the function: otherwise, each call would cost
+/// several times as much as the measured operation.
 const SCHEMA: &str = "
 CREATE TABLE outbox (id uuid PRIMARY KEY, aggregatetype text NOT NULL, aggregateid text NOT NULL,
     type text NOT NULL, payload jsonb NOT NULL);
@@ -66,9 +67,9 @@ DECLARE at bigint := 1; last bigint; BEGIN
 pub(crate) enum Kind {
     /// A table.
     Table,
-    /// Only the WAL, with `walpost.publish`.
+    /// Logical decoding messages, written with `walpost.publish`.
     Messages,
-    /// The tables of the part `tables`, a different one in each transaction.
+    /// The tables of the part `tables`. Each transaction writes to a different table.
     Tables,
 }
 
@@ -97,7 +98,7 @@ impl Kind {
         }
     }
 
-    /// Returns the options with which pgoutput sends the events.
+    /// Returns the options that make pgoutput send the events.
     pub(crate) fn options(self) -> Vec<String> {
         let publication = |name| format!("publication_names={name}");
         match self {
@@ -108,10 +109,10 @@ impl Kind {
     }
 }
 
-/// Creates the outboxes of both kinds, and the procedures that fill them.
+/// Creates the outbox table, the functions for messages, and the procedures that write rows.
 pub(crate) fn install(db: &Session) {
     let publish = include_str!("../../sql/publish.sql").lines();
-    // psql's own commands begin with a backslash.
+    // Omits psql's meta-commands, which begin with a backslash.
     let publish: Vec<_> = publish.filter(|line| !line.starts_with('\\')).collect();
     db.run(&publish.join("\n"));
     // The file limits the session's search_path to pg_catalog.
@@ -119,23 +120,22 @@ pub(crate) fn install(db: &Session) {
     db.run(SCHEMA);
 }
 
-/// The properties of a backlog.
+/// The requested properties of a backlog.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) kind: Kind,
     pub(crate) rows: usize,
     /// The number of rows in a transaction.
     pub(crate) batch: usize,
-    /// The approximate length of a payload as text, in bytes. `None` for payloads like those of a
-    /// shop.
+    /// The approximate length of a payload as text, in bytes. `None` for the default payloads.
     pub(crate) payload_bytes: Option<usize>,
-    /// The number of aggregate types, which the rows use in turn; or the number of tables.
+    /// The number of aggregate types, or of tables, among which the rows are distributed in turn.
     pub(crate) types: usize,
 }
 
 impl Shape {
-    /// Returns transactions and payloads like those of a shop, in a table.
-    pub(crate) fn of_rows(rows: usize) -> Self {
+    /// Returns a backlog of a table, with the default transaction size and payload.
+    pub(crate) fn with_rows(rows: usize) -> Self {
         Self {
             kind: Kind::Table,
             rows,
@@ -168,7 +168,7 @@ pub(crate) struct Backlog {
     pub(crate) write_seconds: f64,
 }
 
-/// Replaces the previous backlog by a new one.
+/// Replaces the previous backlog with a new one.
 pub(crate) fn fill(db: &Session, shape: Shape) -> Backlog {
     let Shape {
         kind,
@@ -179,19 +179,19 @@ pub(crate) fn fill(db: &Session, shape: Shape) -> Backlog {
     } = shape;
     empty(db);
     db.run(&create_slot(ORIGIN));
-    let size = shape
+    let payload_size = shape
         .payload_bytes
         .map_or("NULL".to_owned(), |size| size.to_string());
     let start = position(db);
     let began = Instant::now();
     db.run(&format!(
-        "CALL fill('{}', {types}, {rows}, {batch}, {size})",
+        "CALL fill('{}', {types}, {rows}, {batch}, {payload_size})",
         kind.name()
     ));
     let write_seconds = began.elapsed().as_secs_f64();
     let wal_bytes = position(db) - start;
     let payload_bytes = db.value(&format!(
-        "SELECT avg(octet_length(payload(n, {size})::text)) FROM generate_series(1, least({rows}, 1000)) n"
+        "SELECT avg(octet_length(payload(n, {payload_size})::text)) FROM generate_series(1, least({rows}, 1000)) n"
     ));
     db.run("CHECKPOINT");
     eprintln!("  {rows} rows in transactions of {batch} written in {write_seconds:.1} s");
@@ -205,7 +205,7 @@ pub(crate) fn fill(db: &Session, shape: Shape) -> Backlog {
     }
 }
 
-/// Removes the rows and the origin, so that the server can remove the WAL.
+/// Removes the rows and the slot [`ORIGIN`], so that the server can remove the WAL.
 pub(crate) fn empty(db: &Session) {
     let exists = format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{ORIGIN}'");
     if db.number(&exists) > 0 {
@@ -221,7 +221,7 @@ pub(crate) fn position(db: &Session) -> u64 {
     u64::try_from(position).unwrap()
 }
 
-/// The slot of one measurement, which is dropped with this value.
+/// The slot of one measurement. The slot is dropped together with this value.
 pub(crate) struct Slot<'a> {
     db: &'a Session,
     pub(crate) name: String,
@@ -230,16 +230,16 @@ pub(crate) struct Slot<'a> {
 impl<'a> Slot<'a> {
     /// Creates a slot that starts at the beginning of the backlog.
     pub(crate) fn at_backlog(db: &'a Session) -> Self {
-        let name = unused_name();
+        let name = unique_name();
         db.run(&format!(
             "SELECT pg_copy_logical_replication_slot('{ORIGIN}', '{name}')"
         ));
         Self { db, name }
     }
 
-    /// Creates a slot that starts at the current position.
-    pub(crate) fn here(db: &'a Session) -> Self {
-        let name = unused_name();
+    /// Creates a slot that starts at the current end of the WAL.
+    pub(crate) fn at_end(db: &'a Session) -> Self {
+        let name = unique_name();
         db.run(&create_slot(&name));
         Self { db, name }
     }
@@ -257,14 +257,13 @@ fn create_slot(name: &str) -> String {
     format!("SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')")
 }
 
-/// Drops a slot. Waits for its walsender, which may not have noticed yet that its client has
-/// exited.
+/// Drops a slot. Waits until its walsender has noticed that the client has exited.
 fn drop_slot(db: &Session, name: &str) {
     let drop = format!("SELECT pg_drop_replication_slot('{name}')");
     wait_until("the slot to be free", || db.try_run(&drop).is_ok());
 }
 
-fn unused_name() -> String {
+fn unique_name() -> String {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     format!("bench_{}", NUMBER.fetch_add(1, Ordering::Relaxed))
 }

@@ -1,4 +1,4 @@
-//! The servers that all measurements use, and their settings.
+//! Starts the servers that all measurements use.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::topic::TopicSettings;
 
 pub(crate) const DATABASE: &str = "postgres";
 
-/// As durable as in production, but without checkpoints during a measurement.
+/// PostgreSQL's settings: as durable as in production, but without checkpoints during a measurement.
 pub(crate) const POSTGRES_SETTINGS: &str = "fsync = on
 shared_buffers = 256MB
 max_wal_size = 16GB
@@ -26,21 +26,21 @@ max_replication_slots = 520
 max_wal_senders = 520
 ";
 
-/// The broker's heap.
+/// Options that set the heap size of the broker's JVM.
 pub(crate) const BROKER_JVM: [&str; 2] = ["-Xms512m", "-Xmx512m"];
 
-/// Rows in each drain of the warm-up.
+/// Number of rows in each drain of the warm-up.
 pub(crate) const WARM_UP_ROWS: usize = 500_000;
 
 /// The minimum and maximum number of drains in the warm-up.
 pub(crate) const WARM_UPS: RangeInclusive<usize> = 8..=12;
 
-/// A PostgreSQL and a Kafka that only the benchmark uses.
+/// A PostgreSQL server and a Kafka broker that only the benchmark uses.
 pub(crate) struct Bed {
     pub(crate) server: Server,
     pub(crate) broker: Broker,
     pub(crate) db: Session,
-    /// Queries offsets.
+    /// A consumer that queries offsets.
     pub(crate) observer: BaseConsumer,
 }
 
@@ -50,8 +50,7 @@ impl Bed {
         let server = Server::private(MAJOR, POSTGRES_SETTINGS);
         let broker = Broker::with_jvm(&BROKER_JVM);
         let db = server.session(DATABASE);
-        // For the rows of a backlog: no client waits for them, and they are on disk before they are
-        // read.
+        // Speeds up writing a backlog. The rows are on disk before they are read.
         db.run("SET synchronous_commit = off");
         backlog::install(&db);
         let observer = broker.reader();
@@ -65,7 +64,7 @@ impl Bed {
         bed
     }
 
-    /// Returns the connection string of a superuser, as key=value pairs.
+    /// Returns a superuser's connection string, as key=value pairs.
     pub(crate) fn conninfo(&self, link: Link) -> String {
         match link {
             Link::Unix => self.server.conninfo(DATABASE),
@@ -73,9 +72,9 @@ impl Bed {
         }
     }
 
-    /// Runs drains that are not counted, until the broker's JVM has compiled the code that a drain
-    /// uses. Until then, the broker needs several times the CPU, which slows down processes on the
-    /// same cores.
+    /// Runs drains whose results are discarded, until the broker's JVM has compiled the code that a
+    /// drain executes. Before that, the broker uses several times as much CPU time, which slows down
+    /// other processes on the same cores.
     fn warm_up(&self, args: &Args) {
         eprintln!("warming up:");
         let backlog = backlog::fill(&self.db, Shape::of_rows(args.scaled(WARM_UP_ROWS)));
@@ -94,6 +93,6 @@ impl Bed {
     }
 }
 
-/// How long a measurement may make no progress before it fails. PostgreSQL decodes a transaction of
-/// millions of rows completely before it sends the first row.
-pub(crate) const STALL: Duration = Duration::from_secs(180);
+/// A measurement fails if it makes no progress for this long. The time is long because PostgreSQL
+/// decodes a transaction of millions of rows completely before it sends the first row.
+pub(crate) const STALL_TIMEOUT: Duration = Duration::from_secs(180);

@@ -1,5 +1,5 @@
-//! The part `drain`: Walpost, the limit and the peers with the same backlogs, and memory while the
-//! broker is frozen.
+//! The part `drain`: compares Walpost, the limit and the peers with the same backlogs, and measures
+//! memory while the broker is frozen.
 
 use crate::args::Args;
 use crate::backlog::{self, Shape};
@@ -10,7 +10,7 @@ use crate::program::Link;
 use crate::results::Comparison;
 use crate::topic::TopicSettings;
 
-/// The series with the backlog that most figures refer to.
+/// The series with the first backlog, to which most figures refer.
 pub(crate) const SERIES: &str = "drain";
 /// The series with the second, larger backlog.
 pub(crate) const MORE_ROWS: &str = "drain of more rows";

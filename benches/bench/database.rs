@@ -1,4 +1,4 @@
-//! The part `database`: the load of delivering events on the database, by the way of delivery.
+//! The part `database`: measures the load on the database for each method of delivering events.
 
 pub(crate) mod poller;
 
@@ -20,7 +20,7 @@ use crate::usage::{Walsender, cpu_seconds, family_cpu_seconds};
 const TABLE: &str = "public.events";
 const PUBLICATION: &str = "events";
 
-/// The number of concurrent sessions that write.
+/// The number of concurrent sessions that write events.
 pub(crate) const WRITERS: usize = 4;
 
 const SCHEMA: &str = "
@@ -31,32 +31,33 @@ CREATE PUBLICATION events FOR TABLE events WITH (publish = 'insert')";
 /// Writes one event to the table.
 const INSERT: &str = "INSERT INTO events (aggregatetype, aggregateid, type, payload)
     VALUES ('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, NULL))";
-/// Writes one event only to the WAL.
+/// Writes one event as a logical decoding message.
 const PUBLISH: &str = "published :=
     walpost.publish('order', 'ord-' || (n % 10000), 'OrderCreated', payload(n, NULL))";
 
-/// How events leave the database.
+/// A method of delivering events.
 #[derive(Clone, Copy)]
-enum Way {
-    /// The events stay in the table.
-    Nothing,
+enum DeliveryMethod {
+    /// No program reads the events.
+    None,
     Walpost(Kind),
     Polling(Settlement),
 }
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
-    let ways = [
-        Way::Nothing,
-        Way::Walpost(Kind::Table),
-        Way::Walpost(Kind::Messages),
-        Way::Polling(Settlement::Delete),
-        Way::Polling(Settlement::Update),
+    let methods = [
+        DeliveryMethod::None,
+        DeliveryMethod::Walpost(Kind::Table),
+        DeliveryMethod::Walpost(Kind::Messages),
+        DeliveryMethod::Polling(Settlement::Delete),
+        DeliveryMethod::Polling(Settlement::Update),
     ];
     let events = args.scaled(200_000);
     let mut costs = Vec::new();
     for round in 0..args.rounds() {
-        for index in 0..ways.len() {
-            let cost = run(bed, args, ways[(index + round) % ways.len()], events, round);
+        for index in 0..methods.len() {
+            let method = methods[(index + round) % methods.len()];
+            let cost = run(bed, args, method, events, round);
             eprintln!(
                 "  round {round}: {}: written in {:.1} s; CPU s: writers {:.2}, reader {:.2}, rest {:.2}",
                 cost.way, cost.write_seconds, cost.writers_cpu, cost.reader_cpu, cost.rest_cpu
@@ -67,42 +68,42 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
     costs
 }
 
-/// Measures one way of delivery. The events are written and delivered at the same time.
-fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
-    prepare(bed, way);
+/// Measures one method of delivery. The events are written and delivered at the same time.
+fn run(bed: &Bed, args: &Args, method: DeliveryMethod, events: usize, round: usize) -> Cost {
+    prepare(bed, method);
     let topic = Topic::new(bed, &TopicSettings::default());
-    let mut carrier = Carrier::start(bed, args, way, &topic);
+    let mut deliverer = Deliverer::start(bed, args, method, &topic);
 
     let server = || family_cpu_seconds(bed.server.process_id());
     let (cpu_before, wal_before) = (server(), position(&bed.db));
-    let carrier_before = carrier.reader_cpu_seconds();
+    let reader_before = deliverer.reader_cpu_seconds();
     let began = Instant::now();
     let writers = write(bed, events / WRITERS);
     let write_seconds = began.elapsed().as_secs_f64();
-    let carry_seconds = carrier.is_there().then(|| {
+    let carry_seconds = deliverer.delivers().then(|| {
         wait_until("all events to be in Kafka", || {
-            carrier.sample();
+            deliverer.sample();
             topic.records() == events
         });
         began.elapsed().as_secs_f64()
     });
-    carrier.settle(events);
-    let reader_cpu = carrier.reader_cpu_seconds() - carrier_before;
-    // The sessions stay open until here, because the CPU usage of a process that ends while the
-    // server's processes are inspected may not be seen.
+    deliverer.settle(events);
+    let reader_cpu = deliverer.reader_cpu_seconds() - reader_before;
+    // The sessions stay open until their CPU usage has been read, because the usage of a process
+    // that exits in the meantime may be lost.
     let writers_cpu: f64 = writers.iter().map(session_cpu_seconds).sum();
     let rest_cpu = server() - cpu_before - writers_cpu - reader_cpu;
     drop(writers);
     let wal_bytes = position(&bed.db) - wal_before;
-    carrier.stop();
+    deliverer.stop();
 
-    let remains = match way.kind() {
-        Kind::Table | Kind::Tables => Remains::clear(bed),
-        Kind::Messages => Remains::default(),
+    let table = match method.kind() {
+        Kind::Table | Kind::Tables => TableState::measure_and_drop(bed),
+        Kind::Messages => TableState::default(),
     };
     bed.db.run("DROP PROCEDURE add");
     Cost {
-        way: way.name().to_owned(),
+        way: method.name().to_owned(),
         round,
         events,
         write_seconds,
@@ -111,23 +112,23 @@ fn run(bed: &Bed, args: &Args, way: Way, events: usize, round: usize) -> Cost {
         reader_cpu,
         rest_cpu,
         wal_bytes,
-        table_bytes: remains.table_bytes,
-        dead_tuples: remains.dead_tuples,
-        vacuum_cpu: remains.vacuum_cpu,
+        table_bytes: table.table_bytes,
+        dead_tuples: table.dead_tuples,
+        vacuum_cpu: table.vacuum_cpu,
     }
 }
 
-/// Creates the table, if there is one, and the procedure `add`, which commits each event
-/// separately, like a service.
-fn prepare(bed: &Bed, way: Way) {
-    let write = match way.kind() {
+/// Creates the table, unless the method uses messages, and the procedure `add`, which commits each
+/// event in its own transaction, like a service.
+fn prepare(bed: &Bed, method: DeliveryMethod) {
+    let write = match method.kind() {
         Kind::Table | Kind::Tables => {
             bed.db.run(SCHEMA);
             INSERT
         }
         Kind::Messages => PUBLISH,
     };
-    if let Way::Polling(settlement) = way {
+    if let DeliveryMethod::Polling(settlement) = method {
         bed.db.run(settlement.schema());
     }
     bed.db.run(&format!(
@@ -137,17 +138,17 @@ fn prepare(bed: &Bed, way: Way) {
     bed.db.run("CHECKPOINT");
 }
 
-/// What events leave behind in the database. Empty without a table.
+/// The state of the table after all events were delivered. All values are 0 without a table.
 #[derive(Default)]
-struct Remains {
+struct TableState {
     table_bytes: u64,
     dead_tuples: u64,
     vacuum_cpu: f64,
 }
 
-impl Remains {
+impl TableState {
     /// Measures the table, and drops it.
-    fn clear(bed: &Bed) -> Self {
+    fn measure_and_drop(bed: &Bed) -> Self {
         let number = |sql: &str| u64::try_from(bed.db.number(sql)).unwrap();
         let dead_tuples =
             number("SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'events'");
@@ -164,8 +165,8 @@ impl Remains {
     }
 }
 
-/// Writes events, and returns the sessions that wrote them. Does not wait for the disk, because
-/// that uses no CPU.
+/// Writes `each` events in each session, and returns the sessions. Commits are asynchronous, because
+/// waiting for the disk uses no CPU time.
 fn write(bed: &Bed, each: usize) -> Vec<Session> {
     let sessions = (0..WRITERS).map(|_| {
         let db = bed.server.session(DATABASE);
@@ -180,15 +181,15 @@ fn write(bed: &Bed, each: usize) -> Vec<Session> {
     written.collect()
 }
 
-/// Returns the CPU time that the server process of a session has used so far.
+/// Returns the CPU time that the server process of a session has used so far, in seconds.
 fn session_cpu_seconds(session: &Session) -> f64 {
     let pid = u32::try_from(session.number("SELECT pg_backend_pid()")).unwrap();
     cpu_seconds(pid).expect("an open session")
 }
 
 /// The program that delivers events to Kafka.
-enum Carrier<'a> {
-    Nobody,
+enum Deliverer<'a> {
+    None,
     Walpost {
         running: Running,
         walsender: Walsender<'a>,
@@ -197,18 +198,18 @@ enum Carrier<'a> {
     Poller(Poller),
 }
 
-impl Way {
+impl DeliveryMethod {
     /// Returns where the events are written.
     fn kind(self) -> Kind {
         match self {
             Self::Walpost(kind) => kind,
-            Self::Nothing | Self::Polling(_) => Kind::Table,
+            Self::None | Self::Polling(_) => Kind::Table,
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Self::Nothing => "nothing reads",
+            Self::None => "nothing reads",
             Self::Walpost(Kind::Table | Kind::Tables) => "Walpost",
             Self::Walpost(Kind::Messages) => "Walpost, no table",
             Self::Polling(Settlement::Delete) => "polling, DELETE",
@@ -217,14 +218,16 @@ impl Way {
     }
 }
 
-impl<'a> Carrier<'a> {
+impl<'a> Deliverer<'a> {
     /// Starts the program, and returns when it is ready for the first event.
-    fn start(bed: &'a Bed, args: &Args, way: Way, topic: &Topic<'_>) -> Self {
-        match way {
-            Way::Nothing => Self::Nobody,
-            Way::Polling(settlement) => Self::Poller(Poller::start(bed, settlement, &topic.name)),
-            Way::Walpost(kind) => {
-                let slot = Slot::here(&bed.db);
+    fn start(bed: &'a Bed, args: &Args, method: DeliveryMethod, topic: &Topic<'_>) -> Self {
+        match method {
+            DeliveryMethod::None => Self::None,
+            DeliveryMethod::Polling(settlement) => {
+                Self::Poller(Poller::start(bed, settlement, &topic.name))
+            }
+            DeliveryMethod::Walpost(kind) => {
+                let slot = Slot::at_end(&bed.db);
                 let task = Task::new(kind, &slot, topic);
                 let outbox = match kind {
                     Kind::Table => &["--publication", PUBLICATION, "--table", TABLE],
@@ -234,7 +237,7 @@ impl<'a> Carrier<'a> {
                 let mut walsender = Walsender::new(&bed.db, &slot.name);
                 wait_until("walpost to stream", || {
                     walsender.sample();
-                    walsender.is_there()
+                    walsender.is_running()
                 });
                 Self::Walpost {
                     running,
@@ -245,8 +248,8 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    fn is_there(&self) -> bool {
-        !matches!(self, Self::Nobody)
+    fn delivers(&self) -> bool {
+        !matches!(self, Self::None)
     }
 
     fn sample(&mut self) {
@@ -258,23 +261,25 @@ impl<'a> Carrier<'a> {
     /// Returns the CPU time of the server process that reads events, at the last sample.
     fn reader_cpu_seconds(&self) -> f64 {
         match self {
-            Self::Nobody => 0.0,
+            Self::None => 0.0,
             Self::Walpost { walsender, .. } => walsender.cpu_seconds(),
             Self::Poller(poller) => poller.cpu_seconds(),
         }
     }
 
-    /// Waits until the database has recorded all events as delivered.
+    /// Waits until all rows have been deleted or marked as sent, if the program polls the table.
     fn settle(&mut self, events: usize) {
         self.sample();
         if let Self::Poller(poller) = self {
-            wait_until("the last rows to be settled", || poller.settled() == events);
+            wait_until("the last rows to be deleted or marked", || {
+                poller.settled() == events
+            });
         }
     }
 
     fn stop(self) {
         match self {
-            Self::Nobody => {}
+            Self::None => {}
             Self::Walpost { running, .. } => running.stop(),
             Self::Poller(poller) => poller.stop(),
         }

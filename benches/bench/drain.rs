@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::backlog::{Backlog, Kind, Slot};
-use crate::bed::{Bed, STALL};
+use crate::bed::{Bed, STALL_TIMEOUT};
 use crate::program::{Link, Program, Task};
 use crate::results::{ByProcess, Drain, Measured};
 use crate::support::postgres::{MAJOR, binaries};
@@ -17,10 +17,10 @@ use crate::usage::{
     family_waiting_seconds, has_ended, peak_bytes, waiting_seconds, written_bytes,
 };
 
-const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A transaction that contains records is committed within this time.
-const COMMITS_WITHIN: Duration = Duration::from_millis(500);
+/// Maximum time until a Kafka transaction that contains records is committed.
+const COMMIT_DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// A measurement that is repeated once per round.
 pub(crate) struct Lap {
@@ -44,18 +44,18 @@ impl Lap {
     }
 
     /// Measures the limit and a program over the same link, at one point.
-    pub(crate) fn beside_limit(program: Program, topic: TopicSettings, point: &str) -> [Self; 2] {
-        [Self::limit(program.link()), Self::new(program, topic)].map(|lap| lap.named(point))
+    pub(crate) fn with_limit(program: Program, topic: TopicSettings, point: &str) -> [Self; 2] {
+        [Self::limit(program.link()), Self::new(program, topic)].map(|lap| lap.at_point(point))
     }
 
-    /// Sets the point of the series that this lap measures.
-    pub(crate) fn named(mut self, point: &str) -> Self {
+    /// Sets the point in the series that this lap measures.
+    pub(crate) fn at_point(mut self, point: &str) -> Self {
         point.clone_into(&mut self.point);
         self
     }
 }
 
-/// Drains the backlog with each lap once per round. Each round starts with another lap.
+/// Drains the backlog with each lap once per round. Each round starts with a different lap.
 pub(crate) fn rounds(
     bed: &Bed,
     series: &str,
@@ -82,14 +82,14 @@ pub(crate) fn rounds(
                 backlog: backlog.clone(),
                 measured,
             };
-            tell(&drain);
+            print_drain(&drain);
             drains.push(drain);
         }
     }
     drains
 }
 
-fn tell(drain: &Drain) {
+fn print_drain(drain: &Drain) {
     let Drain { measured, .. } = drain;
     eprintln!(
         "  round {}: {} {} over {}: {:.0} rows/s, first record after {:.2} s, {:.2} s of CPU, peak RSS {:.1} MiB",
@@ -105,7 +105,7 @@ fn tell(drain: &Drain) {
 }
 
 /// Measures the walsender while its output is discarded. Progress is measured in bytes, so that the
-/// output need not be parsed.
+/// output does not have to be parsed.
 fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
     let slot = Slot::at_backlog(&bed.db);
     let mut walsender = Walsender::new(&bed.db, &slot.name);
@@ -114,17 +114,17 @@ fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
     let mut client = receive(bed, link, backlog.kind, &slot.name, &end);
     let (mut cpu, mut waiting, mut peak) = (0.0, 0.0, 0);
     loop {
-        // Samples once more after the end, because a short run might not be sampled otherwise.
+        // Takes one more sample after the end, because a short run might end before the first sample.
         let ended = has_ended(client.id());
         walsender.sample();
         cpu = cpu_seconds(client.id()).unwrap_or(cpu);
         waiting = waiting_seconds(client.id()).unwrap_or(waiting);
         peak = peak_bytes(client.id()).unwrap_or(peak);
-        arrivals.see(written_bytes(client.id()).unwrap_or(0));
+        arrivals.record(written_bytes(client.id()).unwrap_or(0));
         if ended {
             break;
         }
-        sleep(BETWEEN_LOOKS);
+        sleep(SAMPLE_INTERVAL);
     }
     let status = client.wait().unwrap();
     reaper::forget(client.id());
@@ -181,14 +181,15 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
     let mut running = program.start(bed, &task);
     let all = backlog.rows as u64;
     // With transactions, the offsets also count transaction markers, not only records.
-    let more_may_come =
-        |arrivals: &Arrivals| program.has_transactions() && arrivals.still() < COMMITS_WITHIN;
-    while arrivals.see(topic.records() as u64) < all || more_may_come(&arrivals) {
-        running.assert_runs();
-        arrivals.assert_moves();
+    let may_commit_more = |arrivals: &Arrivals| {
+        program.has_transactions() && arrivals.since_last() < COMMIT_DELAY_MAX
+    };
+    while arrivals.record(topic.records() as u64) < all || may_commit_more(&arrivals) {
+        running.assert_running();
+        arrivals.assert_progress();
         walsender.sample();
         // Querying a thousand topics every 10 ms would put load on the broker.
-        sleep(BETWEEN_LOOKS * if settings.topics > 1 { 10 } else { 1 });
+        sleep(SAMPLE_INTERVAL * if settings.topics > 1 { 10 } else { 1 });
     }
     walsender.sample();
     let pid = running.process_id();
@@ -211,7 +212,7 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
     };
     assert!(
         records == backlog.rows || !program.is_walpost(),
-        "{records} records of {} rows",
+        "{records} records from {} rows",
         backlog.rows
     );
     Measured {
@@ -226,7 +227,7 @@ fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backl
     }
 }
 
-/// The amounts that have arrived over time, in rows or bytes.
+/// The number of rows or bytes that have arrived, over time.
 struct Arrivals {
     began: Instant,
     first: Option<(Instant, u64)>,
@@ -243,8 +244,8 @@ impl Arrivals {
         }
     }
 
-    /// Records that `amount` has arrived by now. Returns `amount`.
-    fn see(&mut self, amount: u64) -> u64 {
+    /// Records that `amount` rows or bytes have arrived in total. Returns `amount`.
+    fn record(&mut self, amount: u64) -> u64 {
         if amount > self.last.1 {
             self.last = (Instant::now(), amount);
             self.first.get_or_insert(self.last);
@@ -252,29 +253,31 @@ impl Arrivals {
         amount
     }
 
+    /// Checks that something has arrived recently.
+    ///
     /// # Panics
-    /// Panics if nothing has arrived for a very long time.
-    fn assert_moves(&self) {
-        let still = self.still();
-        assert!(still < STALL, "nothing arrived in {still:?}");
+    /// Panics if nothing has arrived for [`STALL_TIMEOUT`].
+    fn assert_progress(&self) {
+        let elapsed = self.since_last();
+        assert!(elapsed < STALL_TIMEOUT, "nothing arrived in {elapsed:?}");
     }
 
-    /// Returns how long nothing has arrived.
-    fn still(&self) -> Duration {
+    /// Returns the time since the last arrival.
+    fn since_last(&self) -> Duration {
         self.last.0.elapsed()
     }
 
     fn first_seconds(&self) -> f64 {
-        let (at, _) = self.first.expect("something has arrived");
-        (at - self.began).as_secs_f64()
+        let (time, _) = self.first.expect("something has arrived");
+        (time - self.began).as_secs_f64()
     }
 
     fn last_seconds(&self) -> f64 {
         (self.last.0 - self.began).as_secs_f64()
     }
 
-    /// Returns the rate after the first sample that found something, extrapolated to `rows`, or
-    /// `None` if that sample found most of the rows.
+    /// Returns the rate after the first sample with any arrivals, extrapolated to `rows`. Returns
+    /// `None` if more than half had arrived at that sample.
     fn per_second(&self, rows: usize) -> Option<f64> {
         let ((first, early), (last, all)) = (self.first?, self.last);
         let part = (all - early) as f64 / all as f64;

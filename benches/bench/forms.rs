@@ -1,4 +1,4 @@
-//! The part `forms`: the same backlog with each format of records.
+//! The part `forms`: delivers the same backlog in each format of records.
 
 use crate::args::Args;
 use crate::backlog::{self, Shape};
@@ -10,7 +10,7 @@ use crate::topic::TopicSettings;
 
 pub(crate) const SERIES: &str = "forms";
 
-/// The names of the formats, and the settings of the pipeline for them.
+/// The names of the formats, and the pipeline settings that select them.
 const FORMS: [(&str, &str); 7] = [
     ("string", ""),
     ("bytes", "value_format = \"bytes\""),
@@ -31,11 +31,11 @@ const FORMS: [(&str, &str); 7] = [
 ];
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
-    let backlog = backlog::fill(&bed.db, Shape::of_rows(args.rows()));
+    let backlog = backlog::fill(&bed.db, Shape::with_rows(args.rows()));
     let mut laps = vec![Lap::limit(Link::Unix)];
     laps.extend(FORMS.map(|(name, settings)| {
         let walpost = args.walpost(Link::Unix).with_settings(settings);
-        Lap::new(walpost, TopicSettings::default()).named(name)
+        Lap::new(walpost, TopicSettings::default()).at_point(name)
     }));
     let drains = drain::rounds(bed, SERIES, &backlog, &laps, 0..args.rounds());
     backlog::empty(&bed.db);

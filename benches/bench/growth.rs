@@ -1,5 +1,5 @@
-//! The part `growth`: increases one parameter at a time; and compares a table with messages in the
-//! WAL.
+//! The part `growth`: increases one parameter at a time, and compares a table with logical decoding
+//! messages.
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape};
@@ -15,14 +15,14 @@ pub(crate) const TRANSACTIONS: &str = "transactions";
 pub(crate) const PARTITIONS: &str = "partitions";
 pub(crate) const COMPRESSION: &str = "compression";
 pub(crate) const TOPICS: &str = "topics";
-/// With and without a table.
+/// The series that compares a table with messages.
 pub(crate) const OUTBOX: &str = "outbox";
 
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     let mut drains = Vec::new();
     let mut add = |series: &str, point: &str, shape: Shape, rounds: usize| {
         let backlog = backlog::fill(&bed.db, shape);
-        let laps = beside_limit(args, point);
+        let laps = walpost_and_limit(args, point);
         drains.extend(drain::rounds(bed, series, &backlog, &laps, 0..rounds));
     };
 
@@ -35,7 +35,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
         add(
             ROWS,
             point,
-            Shape::of_rows(args.scaled(count)),
+            Shape::with_rows(args.scaled(count)),
             args.rounds(),
         );
     }
@@ -47,7 +47,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     ] {
         let shape = Shape {
             payload_bytes: Some(bytes),
-            ..Shape::of_rows(args.scaled(count))
+            ..Shape::with_rows(args.scaled(count))
         };
         add(PAYLOAD, point, shape, args.rounds());
     }
@@ -60,14 +60,14 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     ] {
         let shape = Shape {
             batch,
-            ..Shape::of_rows(args.scaled(count))
+            ..Shape::with_rows(args.scaled(count))
         };
         add(TRANSACTIONS, point, shape, rounds);
     }
 
     // These points differ only in the topic.
-    let backlog = backlog::fill(&bed.db, Shape::of_rows(args.rows()));
-    let walpost = |topic, point| Lap::new(args.walpost(Link::Unix), topic).named(point);
+    let backlog = backlog::fill(&bed.db, Shape::with_rows(args.rows()));
+    let walpost = |topic, point| Lap::new(args.walpost(Link::Unix), topic).at_point(point);
     let mut laps = vec![Lap::limit(Link::Unix)];
     laps.extend(
         [(1, "1"), (12, "12"), (30, "30"), (100, "100")].map(|(partitions, point)| {
@@ -101,17 +101,17 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
         0..args.rounds(),
     ));
 
-    // Here, writing is measured too, so it is repeated in each round.
+    // Writes the backlog again in each round, because writing is measured too.
     for round in 0..args.rounds() {
         let mut kinds = [Kind::Table, Kind::Messages];
         kinds.rotate_left(round % 2);
         for kind in kinds {
             let shape = Shape {
                 kind,
-                ..Shape::of_rows(args.rows())
+                ..Shape::with_rows(args.rows())
             };
             let backlog = backlog::fill(&bed.db, shape);
-            let laps = beside_limit(args, kind.name());
+            let laps = walpost_and_limit(args, kind.name());
             drains.extend(drain::rounds(
                 bed,
                 OUTBOX,
@@ -121,11 +121,11 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
             ));
         }
     }
-    // This comes last, because the broker remains busy with a thousand topics for a while.
+    // Runs last, because the broker remains busy with a thousand topics for a while.
     for (point, topics) in [("1", 1), ("1,000", args.scaled(1_000))] {
         let shape = Shape {
             types: topics,
-            ..Shape::of_rows(args.rows())
+            ..Shape::with_rows(args.rows())
         };
         let topic = TopicSettings {
             topics,
@@ -133,7 +133,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
             ..TopicSettings::default()
         };
         let backlog = backlog::fill(&bed.db, shape);
-        let laps = Lap::beside_limit(args.walpost(Link::Unix), topic, point);
+        let laps = Lap::with_limit(args.walpost(Link::Unix), topic, point);
         drains.extend(drain::rounds(
             bed,
             TOPICS,
@@ -146,7 +146,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     drains
 }
 
-/// Returns Walpost and the limit at one point.
-fn beside_limit(args: &Args, point: &str) -> [Lap; 2] {
-    Lap::beside_limit(args.walpost(Link::Unix), TopicSettings::default(), point)
+/// Returns laps for Walpost and the limit at one point.
+fn walpost_and_limit(args: &Args, point: &str) -> [Lap; 2] {
+    Lap::with_limit(args.walpost(Link::Unix), TopicSettings::default(), point)
 }

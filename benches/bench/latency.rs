@@ -1,4 +1,5 @@
-//! The part `latency`: from commit to consumer at steady rates, and CPU usage while idle.
+//! The part `latency`: measures the latency from commit to consumer at steady rates, and CPU usage
+//! while idle.
 
 mod receiver;
 mod writers;
@@ -23,7 +24,7 @@ pub(crate) const RATES: [u32; 2] = [500, 2_000];
 /// The durations of the phases.
 #[derive(Clone, Copy)]
 struct Times {
-    /// How long a program may settle after it has delivered its first record.
+    /// The pause after a program has delivered its first record, before measuring.
     settle: Duration,
     idle: Duration,
     warm_up: Duration,
@@ -63,7 +64,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
     for round in 0..args.rounds() {
         let topic = Topic::new(bed, &TopicSettings::default());
         let mut floor = receiver::floor(bed, &topic, RATES[0], times);
-        latency.floor.push(Percentiles::of(&mut floor));
+        latency.floor.push(Percentiles::from_samples(&mut floor));
         for program in &programs {
             run(bed, program, round, times, &mut latency);
         }
@@ -71,10 +72,10 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
     latency
 }
 
-/// Measures one program from start to stop: first idle, and then at each of the rates.
+/// Starts a program, and measures it first while it is idle, and then at each of the rates.
 fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut Latency) {
     backlog::empty(&bed.db);
-    let slot = Slot::here(&bed.db);
+    let slot = Slot::at_end(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
     let task = Task::new(Kind::Table, &slot, &topic);
     let mut running = program.start(bed, &task);
@@ -99,24 +100,28 @@ fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut L
     latency.idle.push(idle);
 
     for per_second in RATES {
-        let schedule = writers::Schedule::soon(per_second, times.warm_up + times.steady);
+        let schedule = writers::Schedule::starting_soon(per_second, times.warm_up + times.steady);
         let counted_from = schedule.begin + i64::try_from(times.warm_up.as_micros()).unwrap();
         let writers = schedule.start(bed);
         let samples = receiver.receive_from(schedule.transactions(), counted_from, || {
             family_cpu_seconds(pid)
         });
         let mut commits = writers.join();
-        running.assert_runs();
+        running.assert_running();
         let steady = Steady {
             program: program.name().to_owned(),
             link: program.link(),
             round,
             per_second,
             seconds: times.steady.as_secs_f64(),
-            records: samples.taken.len(),
-            from_insert: Percentiles::of(&mut latencies(&samples.taken, |sample| sample.inserted)),
-            from_schedule: Percentiles::of(&mut latencies(&samples.taken, |sample| sample.due)),
-            commit: Percentiles::of(&mut commits),
+            records: samples.counted.len(),
+            from_insert: Percentiles::from_samples(&mut latencies(&samples.counted, |sample| {
+                sample.inserted
+            })),
+            from_schedule: Percentiles::from_samples(&mut latencies(&samples.counted, |sample| {
+                sample.due
+            })),
+            commit: Percentiles::from_samples(&mut commits),
             cpu_seconds: samples.cpu_seconds,
             rss_bytes: family_resident_bytes(pid),
         };
@@ -134,7 +139,7 @@ fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut L
     running.stop();
 }
 
-/// Returns the milliseconds from `since` until receipt.
+/// Returns the time from `since` until each record was received, in milliseconds.
 fn latencies(samples: &[Sample], since: fn(&Sample) -> i64) -> Vec<f64> {
     samples
         .iter()
@@ -143,15 +148,15 @@ fn latencies(samples: &[Sample], since: fn(&Sample) -> i64) -> Vec<f64> {
 }
 
 impl Percentiles {
-    fn of(milliseconds: &mut [f64]) -> Self {
+    fn from_samples(milliseconds: &mut [f64]) -> Self {
         milliseconds.sort_by(f64::total_cmp);
-        let at = |part| percentile(milliseconds, part);
+        let percentile = |part| percentile(milliseconds, part);
         Self {
-            p50: at(0.5),
-            p90: at(0.9),
-            p99: at(0.99),
-            p99_9: at(0.999),
-            max: at(1.0),
+            p50: percentile(0.5),
+            p90: percentile(0.9),
+            p99: percentile(0.99),
+            p99_9: percentile(0.999),
+            max: percentile(1.0),
         }
     }
 }
@@ -163,7 +168,7 @@ fn now() -> i64 {
 
 /// Sleeps until the given time.
 fn sleep_until(due: i64) {
-    if let Ok(left) = u64::try_from(due - now()) {
-        sleep(Duration::from_micros(left));
+    if let Ok(remaining) = u64::try_from(due - now()) {
+        sleep(Duration::from_micros(remaining));
     }
 }

@@ -1,4 +1,4 @@
-//! The machine and the programs used for a measurement.
+//! Describes the machine and the programs used for a measurement.
 
 use std::fs;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::bed::Bed;
 use crate::support::postgres::dependencies;
 use crate::support::walpost::Invocation;
 
-/// A machine, without its name.
+/// The properties of a machine, not including its name.
 #[derive(PartialEq, Serialize, Deserialize)]
 pub(crate) struct Machine {
     pub(crate) processor: String,
@@ -20,7 +20,7 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
 }
 
-/// The versions of the programs. Empty for programs that were not used.
+/// The versions of the programs. The version of a program that was not used is empty.
 #[derive(PartialEq, Serialize, Deserialize)]
 pub(crate) struct Versions {
     pub(crate) walpost: String,
@@ -32,7 +32,7 @@ pub(crate) struct Versions {
 }
 
 impl Machine {
-    pub(crate) fn this() -> Self {
+    pub(crate) fn current() -> Self {
         let processors = CpuInfo::current().unwrap();
         Self {
             processor: processors.model_name(0).unwrap_or("unknown").to_owned(),
@@ -48,7 +48,7 @@ impl Machine {
 }
 
 impl Versions {
-    pub(crate) fn of(bed: &Bed) -> Self {
+    pub(crate) fn query(bed: &Bed) -> Self {
         let walpost = Invocation::new(["--version"]).finish().stdout;
         let commit = first_line(Command::new("git").args(["describe", "--always", "--dirty"]));
         Self {
@@ -74,7 +74,7 @@ fn system() -> String {
     name.unwrap_or("unknown").trim_matches('"').to_owned()
 }
 
-/// Returns Kafka's version, from the name of the broker's jar.
+/// Returns Kafka's version, which is part of the name of the broker's jar.
 fn kafka() -> String {
     let jars = fs::read_dir(dependencies().join("kafka/lib")).unwrap();
     let version = jars.filter_map(|jar| {

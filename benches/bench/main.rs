@@ -1,18 +1,18 @@
-//! Measures Walpost's throughput, latency and cost in comparison with the database's limit and with
-//! other programs. `./dev bench --help` describes the usage, and `docs/benchmarks.md` contains the
-//! results.
+//! Measures Walpost's throughput, latency and cost, and compares them with the database's limit and
+//! with other programs. `./dev bench --help` describes the usage, and `docs/benchmarks.md` contains
+//! the results.
 //!
 //! [`bed`] starts the servers, [`backlog`] writes the rows, [`topic`] counts the records that
 //! arrive, [`program`] starts the measured program and [`usage`] reads its resource usage. The
-//! parts use these modules: [`comparison`], [`growth`], [`forms`] and [`tuned`] through [`drain`],
-//! and [`latency`], [`database`], [`tables`], [`shards`] and [`profile`]. The measurements are
-//! stored in [`results`], from which [`report`] creates tables, charts and the page.
+//! parts of the benchmark use these modules: [`comparison`], [`growth`], [`forms`] and [`tuned`]
+//! through [`drain`]; [`latency`], [`database`], [`tables`], [`shards`] and [`profile`] directly.
+//! [`results`] stores the measurements, from which [`report`] creates tables, charts and the page.
 //!
-//! Everything runs on one machine, one measurement at a time, so ratios are more meaningful than
+//! All programs run on one machine, one measurement at a time, so ratios are more meaningful than
 //! absolute figures.
 #![allow(
     clippy::unwrap_used,
-    reason = "a benchmark that can't go on has failed"
+    reason = "a benchmark that can't continue has failed"
 )]
 
 mod args;
@@ -42,7 +42,7 @@ mod support;
 
 use std::time::Instant;
 
-use args::{Args, Word};
+use args::{Args, PartName};
 use bed::Bed;
 use clap::Parser;
 use results::{Part, Results};
@@ -51,7 +51,7 @@ fn main() {
     let args = Args::parse();
     if args.write && cfg!(debug_assertions) {
         eprintln!(
-            "bench: this is a build for tests; figures to keep are of a release build: ./dev bench --write"
+            "bench: this is a debug build; results can be written only by a release build: ./dev bench --write"
         );
         std::process::exit(2);
     }
@@ -64,55 +64,56 @@ fn main() {
     }
 }
 
-/// Measures the selected parts. Prints and stores the results of each part when it is done.
+/// Measures the selected parts. Prints and stores the results of each part when the part is
+/// complete.
 fn measure(args: &Args, results: &mut Results) {
     let bed = Bed::new(args);
-    for word in args.parts() {
+    for part_name in args.parts() {
         let began = Instant::now();
-        eprintln!("{word}:");
-        match word {
-            Word::Drain => {
+        eprintln!("{part_name}:");
+        match part_name {
+            PartName::Drain => {
                 let data = comparison::measure(&bed, args);
                 results.drain = Some(Part::new(&bed, began, data));
             }
-            Word::Latency => {
+            PartName::Latency => {
                 let data = latency::measure(&bed, args);
                 results.latency = Some(Part::new(&bed, began, data));
             }
-            Word::Growth => {
+            PartName::Growth => {
                 let data = growth::measure(&bed, args);
                 results.growth = Some(Part::new(&bed, began, data));
             }
-            Word::Forms => {
+            PartName::Forms => {
                 let data = forms::measure(&bed, args);
                 results.forms = Some(Part::new(&bed, began, data));
             }
-            Word::Tuned => {
+            PartName::Tuned => {
                 let data = tuned::measure(&bed, args);
                 results.tuned = Some(Part::new(&bed, began, data));
             }
-            Word::Database => {
+            PartName::Database => {
                 let data = database::measure(&bed, args);
                 results.database = Some(Part::new(&bed, began, data));
             }
-            Word::Tables => {
+            PartName::Tables => {
                 let data = tables::measure(&bed, args);
                 results.tables = Some(Part::new(&bed, began, data));
             }
-            Word::Shards => {
+            PartName::Shards => {
                 let data = shards::measure(&bed, args);
                 results.shards = Some(Part::new(&bed, began, data));
             }
-            Word::Profile => {
+            PartName::Profile => {
                 if let Some(data) = profile::measure(&bed, args) {
                     results.profile = Some(Part::new(&bed, began, data));
                 }
             }
-            Word::All | Word::Render => unreachable!("not a part"),
+            PartName::All | PartName::Render => unreachable!("not a part"),
         }
         if args.write {
             results.save();
         }
-        println!("{}", report::part(results, word));
+        println!("{}", report::part(results, part_name));
     }
 }

@@ -1,18 +1,18 @@
-//! Measures Walpost's memory before, during and after a period in which the broker does not
-//! respond, in the middle of a drain.
+//! Measures Walpost's memory before, during and after an outage of the broker in the middle of a
+//! drain.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::args::Args;
 use crate::backlog::{Kind, Slot};
-use crate::bed::{Bed, STALL};
+use crate::bed::{Bed, STALL_TIMEOUT};
 use crate::program::{Link, Task};
 use crate::results::Outage;
 use crate::topic::{Topic, TopicSettings};
 use crate::usage::{MEBIBYTE, family_resident_bytes};
 
-const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Measures an outage with the existing backlog.
 pub(crate) fn measure(bed: &Bed, args: &Args, rows: usize) -> Outage {
@@ -25,26 +25,26 @@ pub(crate) fn measure(bed: &Bed, args: &Args, rows: usize) -> Outage {
     let mut rss = Vec::new();
     let mut running = args.walpost(Link::Unix).start(bed, &task);
     let pid = running.process_id();
-    let mut look = || {
-        running.assert_runs();
+    let mut sample = || {
+        running.assert_running();
         rss.push((seconds(), family_resident_bytes(pid)));
-        assert!(began.elapsed() < STALL, "the drain does not end");
-        sleep(BETWEEN_LOOKS);
+        assert!(began.elapsed() < STALL_TIMEOUT, "the drain does not end");
+        sleep(SAMPLE_INTERVAL);
     };
 
     while topic.records() < rows / 3 {
-        look();
+        sample();
     }
     bed.broker.freeze();
     let frozen = Instant::now();
     let frozen_at_seconds = seconds();
     while frozen.elapsed() < frozen_for {
-        look();
+        sample();
     }
     bed.broker.thaw();
     let thawed_at_seconds = seconds();
     while topic.records() < rows {
-        look();
+        sample();
     }
     running.stop();
     let records = topic.records();

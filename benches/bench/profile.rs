@@ -1,4 +1,4 @@
-//! The part `profile`: where Walpost spends its time during a drain, according to Linux' perf(1).
+//! The part `profile`: uses Linux's perf(1) to find where Walpost spends CPU time during a drain.
 
 use std::cmp::Reverse;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::topic::{Topic, TopicSettings};
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Profile {
     pub(crate) rows: usize,
-    /// The frame of the process. Its callees are the threads, by name.
+    /// The root frame, which represents the process. Its callees are the threads, by name.
     pub(crate) process: Frame,
 }
 
@@ -28,17 +28,18 @@ pub(crate) struct Profile {
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Frame {
     pub(crate) name: String,
-    /// The number of samples in which the function, or one that it called, was running.
+    /// The number of samples in which the function, or a function that it called, was running.
     pub(crate) samples: usize,
     pub(crate) callees: Vec<Frame>,
 }
 
-const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
-/// Samples per second.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Sampling frequency in Hz.
 const FREQUENCY: &str = "999";
-/// Frames with a smaller part of all samples are omitted, because no chart could show them.
-const LEAST_PART: f64 = 0.002;
-/// Frames below and between the relevant ones in every stack: thread startup and calls of closures.
+/// Frames with a smaller share of all samples are omitted, because they would be too narrow to show
+/// in the chart.
+const SHARE_MIN: f64 = 0.002;
+/// Prefixes of functions to omit from stacks: thread startup and calls of closures.
 const SCAFFOLDING: [&str; 9] = [
     "std::",
     "core::",
@@ -54,7 +55,7 @@ const SCAFFOLDING: [&str; 9] = [
 /// Profiles a drain. Returns `None` if perf is not installed.
 pub(crate) fn measure(bed: &Bed, args: &Args) -> Option<Profile> {
     if Command::new("perf").arg("--version").output().is_err() {
-        eprintln!("  left out: there is no perf (Debian: apt install linux-perf)");
+        eprintln!("  skipped: perf is not installed (Debian: apt install linux-perf)");
         return None;
     }
     let backlog = backlog::fill(&bed.db, Shape::of_rows(2 * args.rows()));
@@ -88,10 +89,10 @@ fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
     let mut running = args.walpost(Link::Unix).start(bed, &task);
     let pid = running.process_id().to_string();
     let mut wait_for = |records| {
-        running.wait_until("records", BETWEEN_LOOKS, || topic.records() >= records);
+        running.wait_until("records", POLL_INTERVAL, || topic.records() >= records);
     };
-    // perf takes no samples of threads that start later, and the reader thread starts when rows
-    // arrive fast.
+    // Starts perf late, because it does not sample threads that start after it, and the reader thread
+    // starts only when rows arrive fast.
     wait_for(rows / 20);
     let mut perf = Command::new("perf")
         .args(["record", "--quiet", "--freq", FREQUENCY])
@@ -109,8 +110,8 @@ fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
     running.stop();
 }
 
-/// Parses the output of `perf script`. Each sample consists of the thread's name, one line per
-/// frame, innermost first, and an empty line.
+/// Parses the output of `perf script`. Each sample consists of a line with the thread's name, one
+/// line per frame, innermost first, and an empty line.
 fn stacks(text: &str) -> Frame {
     let mut process = Frame {
         name: "walpost".to_owned(),
@@ -120,18 +121,18 @@ fn stacks(text: &str) -> Frame {
         let mut lines = sample.lines().filter(|line| !line.is_empty());
         let Some(thread) = lines.next() else { continue };
         let functions = lines.filter_map(|line| Some(line.trim().split_once(' ')?.1));
-        let mut names: Vec<_> = functions.map(plain).collect();
+        let mut names: Vec<_> = functions.map(without_hash).collect();
         names.retain(|name| !SCAFFOLDING.iter().any(|start| name.starts_with(start)));
         names.push(thread.trim());
         process.add(names.into_iter().rev());
     }
     let samples = process.samples as f64;
-    process.prune(samples * LEAST_PART);
+    process.prune(samples * SHARE_MIN);
     process
 }
 
-/// Returns a symbol without the hash at its end.
-fn plain(symbol: &str) -> &str {
+/// Returns a symbol without its trailing hash.
+fn without_hash(symbol: &str) -> &str {
     match symbol.rsplit_once("::h") {
         Some((name, hash)) if hash.len() == 16 => name,
         _ => symbol,
@@ -139,34 +140,35 @@ fn plain(symbol: &str) -> &str {
 }
 
 impl Frame {
-    /// Counts a sample with these functions, outermost first.
+    /// Adds a sample with these functions, outermost first.
     fn add<'n>(&mut self, names: impl Iterator<Item = &'n str>) {
         self.samples += 1;
         let mut frame = self;
         for name in names {
             let known = frame.callees.iter().position(|callee| callee.name == name);
-            let place = known.unwrap_or_else(|| {
+            let index = known.unwrap_or_else(|| {
                 frame.callees.push(Self {
                     name: name.to_owned(),
                     ..Self::default()
                 });
                 frame.callees.len() - 1
             });
-            frame = &mut frame.callees[place];
+            frame = &mut frame.callees[index];
             frame.samples += 1;
         }
     }
 
-    /// Removes callees with fewer samples, and sorts the others.
-    fn prune(&mut self, least: f64) {
-        self.callees.retain(|callee| callee.samples as f64 >= least);
+    /// Removes callees with fewer than `min_samples` samples, and sorts the remaining ones.
+    fn prune(&mut self, min_samples: f64) {
+        self.callees
+            .retain(|callee| callee.samples as f64 >= min_samples);
         self.callees.sort_by_key(|callee| Reverse(callee.samples));
         for callee in &mut self.callees {
-            callee.prune(least);
+            callee.prune(min_samples);
         }
     }
 
-    /// Returns the maximum number of stacked frames, including this one.
+    /// Returns the depth of the tree of frames, including this frame.
     pub(crate) fn depth(&self) -> usize {
         1 + self.callees.iter().map(Self::depth).max().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! The measured programs: how to start and stop them.
+//! Starts and stops the measured programs.
 
 use std::fmt::{self, Display};
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::backlog::{Kind, PUBLICATION, Slot, TABLE};
-use crate::bed::{Bed, DATABASE, STALL};
+use crate::bed::{Bed, DATABASE, STALL_TIMEOUT};
 use crate::support::postgres::dependencies;
 use crate::support::process::{try_signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
@@ -30,10 +30,12 @@ pub(crate) enum Link {
     Tcp,
 }
 
-/// A program that delivers events to Kafka, or the limit: what the database alone can do.
+/// A program that delivers events to Kafka, or the limit, which is the throughput of the database
+/// alone.
 #[derive(Clone, Debug)]
 pub(crate) enum Program {
-    /// `pg_recvlogical` to /dev/null: decoding and the socket, without processing the output.
+    /// `pg_recvlogical` writing to /dev/null: includes decoding and the socket, but no processing of
+    /// the output.
     Limit {
         link: Link,
     },
@@ -61,7 +63,7 @@ pub(crate) const DEBEZIUM: &str = "Debezium";
 
 /// The parameters of one run of a program.
 pub(crate) struct Task<'a> {
-    /// The kind of outbox. Peers only read tables.
+    /// The kind of outbox. Peers support only tables.
     pub(crate) kind: Kind,
     pub(crate) slot: &'a str,
     /// The name of the topic, or the template for the topic of each row.
@@ -119,8 +121,8 @@ impl Program {
         matches!(self, Self::Walpost { .. })
     }
 
-    /// Returns whether records become readable at the end of a transaction, whose marker uses an
-    /// offset too.
+    /// Returns whether the program uses Kafka transactions. Their records become readable when the
+    /// transaction is committed, and the transaction marker also uses an offset.
     pub(crate) fn has_transactions(&self) -> bool {
         matches!(
             self,
@@ -154,7 +156,7 @@ impl Program {
     /// Starts a program that delivers to Kafka.
     pub(crate) fn start(&self, bed: &Bed, task: &Task<'_>) -> Running {
         match self {
-            Self::Limit { .. } => unreachable!("the limit does not carry to Kafka"),
+            Self::Limit { .. } => unreachable!("pg_recvlogical does not deliver to Kafka"),
             Self::Walpost {
                 link,
                 properties,
@@ -167,7 +169,8 @@ impl Program {
                     arguments.extend(["--config", file.to_str().unwrap()]);
                 }
                 if *exactly_once {
-                    // Checkpoints belong to a pipeline, so each measurement has its own.
+                    // Uses a separate pipeline for each measurement, because checkpoints belong to a
+                    // pipeline.
                     arguments.extend(["--pipeline", task.slot]);
                     adopt_checkpoint(bed, *link, task, &arguments);
                     arguments.extend(["--delivery", "exactly-once"]);
@@ -175,7 +178,7 @@ impl Program {
                 start_walpost(bed, *link, task, &arguments, properties)
             }
             Self::Peer { name, command } => {
-                assert_eq!(task.kind, Kind::Table, "{name} is told of a table");
+                assert_eq!(task.kind, Kind::Table, "{name} supports only tables");
                 Running::Peer(Peer::start(bed, name, command, task))
             }
         }
@@ -204,8 +207,8 @@ pub(crate) fn start_walpost(
         .compression
         .map(|codec| format!("compression.type={codec}"));
     let walpost = Invocation::new(["run", "--slot", task.slot, "--topic", task.topic])
-        // The measurement covers only the stream, and the slot was created by hand. An outbox of
-        // several tables has no snapshot.
+        // Disables the snapshot, because only the stream is measured. An outbox of several tables
+        // does not support this option.
         .args(match task.kind {
             Kind::Tables => &[][..],
             _ => &["--snapshot", "never"],
@@ -229,9 +232,9 @@ pub(crate) enum Running {
 }
 
 impl Running {
-    /// Starts Walpost with the pipelines in `text`, in walpost.toml's syntax, which all use the
+    /// Starts Walpost with the pipelines in `text`, in walpost.toml's syntax. All pipelines use the
     /// bed's broker.
-    pub(crate) fn of_pipelines(bed: &Bed, text: &str) -> Self {
+    pub(crate) fn start_pipelines(bed: &Bed, text: &str) -> Self {
         let file = config_file(format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n{text}",
             bed.broker.address()
@@ -247,32 +250,42 @@ impl Running {
         }
     }
 
-    /// Polls at the given interval until the condition holds.
+    /// Polls at the given interval until the condition is true.
     ///
     /// # Panics
-    /// Panics if the program has exited, or if that takes longer than [`STALL`].
+    /// Panics if the program has exited, or if the condition is not true within [`STALL_TIMEOUT`].
     pub(crate) fn wait_until(
         &mut self,
         what: &str,
         every: Duration,
-        mut is_so: impl FnMut() -> bool,
+        mut condition: impl FnMut() -> bool,
     ) {
         let began = Instant::now();
-        while !is_so() {
-            self.assert_runs();
-            assert!(began.elapsed() < STALL, "waited in vain for {what}");
+        while !condition() {
+            self.assert_running();
+            assert!(
+                began.elapsed() < STALL_TIMEOUT,
+                "timed out waiting for {what}"
+            );
             sleep(every);
         }
     }
 
+    /// Checks that the program is running.
+    ///
     /// # Panics
     /// Panics if the program has exited.
-    pub(crate) fn assert_runs(&mut self) {
+    pub(crate) fn assert_running(&mut self) {
         match self {
-            Self::Walpost(walpost) => assert!(walpost.is_running(), "walpost has ended"),
+            Self::Walpost(walpost) => assert!(walpost.is_running(), "walpost has exited"),
             Self::Peer(peer) => {
-                let ended = peer.child.try_wait().unwrap();
-                assert!(ended.is_none(), "{} has ended:\n{}", peer.name, peer.log());
+                let status = peer.child.try_wait().unwrap();
+                assert!(
+                    status.is_none(),
+                    "{} has exited:\n{}",
+                    peer.name,
+                    peer.log()
+                );
             }
         }
     }
@@ -286,7 +299,7 @@ impl Running {
     }
 }
 
-/// A process of another program, which is stopped when dropped.
+/// A process of another program. The process is stopped when this value is dropped.
 pub(crate) struct Peer {
     name: String,
     folder: PathBuf,

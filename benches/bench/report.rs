@@ -1,4 +1,5 @@
-//! The output of the results: tables for the terminal, and docs/benchmarks.md with its charts.
+//! Creates the output from the results: tables for the terminal, and docs/benchmarks.md with its
+//! charts.
 
 mod charts;
 mod numbers;
@@ -11,7 +12,7 @@ mod targets;
 use std::fmt::Write as _;
 use std::fs;
 
-use crate::args::Word;
+use crate::args::PartName;
 use crate::forms;
 use crate::growth;
 use crate::results::{self, Comparison, Drain, Part, Results, Tables};
@@ -21,7 +22,7 @@ use crate::tuned;
 use crate::usage::MEBIBYTE;
 use numbers::{one_place, spread, two_places, whole};
 
-/// The series in which a parameter increases: the name, the title, and a description of the
+/// The series in which a parameter varies. Each has a name, a title and a description of the
 /// parameter.
 const SERIES: [(&str, &str, &str); 6] = [
     (growth::ROWS, "Rows in the backlog", "rows in the backlog"),
@@ -40,27 +41,27 @@ const SERIES: [(&str, &str, &str); 6] = [
     (growth::TOPICS, "Topics", "topics"),
 ];
 
-/// Returns the tables of a part that was measured.
-pub(crate) fn part(results: &Results, word: Word) -> String {
+/// Returns the tables for a part of the benchmark, or an empty text if the part was not measured.
+pub(crate) fn part(results: &Results, part_name: PartName) -> String {
     let mut text = String::new();
-    match word {
-        Word::Drain => {
+    match part_name {
+        PartName::Drain => {
             if let Some(Part { data, .. }) = &results.drain {
                 for series in summary::distinct(data.drains.iter().map(|drain| &drain.series)) {
-                    writeln!(text, "{}", backlog(&data.drains, series)).unwrap();
+                    writeln!(text, "{}", describe_backlog(&data.drains, series)).unwrap();
                     writeln!(text, "{}", tables::comparison(&data.drains, series)).unwrap();
                 }
-                writeln!(text, "{}", outage(data)).unwrap();
+                writeln!(text, "{}", describe_outage(data)).unwrap();
             }
         }
-        Word::Latency => {
+        PartName::Latency => {
             if let Some(Part { data, .. }) = &results.latency {
                 writeln!(text, "{}", tables::latency(data)).unwrap();
                 writeln!(text, "{}", tables::floors(data)).unwrap();
                 writeln!(text, "{}", tables::idle(data)).unwrap();
             }
         }
-        Word::Growth => {
+        PartName::Growth => {
             if let Some(part) = &results.growth {
                 for (series, _, what) in SERIES {
                     writeln!(text, "{}", tables::growth(&part.data, series, what)).unwrap();
@@ -69,7 +70,7 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                 writeln!(text, "{}", tables::bounds(&part.data)).unwrap();
             }
         }
-        Word::Forms => {
+        PartName::Forms => {
             if let Some(part) = &results.forms {
                 writeln!(
                     text,
@@ -79,7 +80,7 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                 .unwrap();
             }
         }
-        Word::Tuned => {
+        PartName::Tuned => {
             if let Some(part) = &results.tuned {
                 writeln!(
                     text,
@@ -90,12 +91,12 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                 writeln!(text, "{}", tables::bounds(&part.data)).unwrap();
             }
         }
-        Word::Database => {
+        PartName::Database => {
             if let Some(part) = &results.database {
                 writeln!(text, "{}", tables::database(&part.data)).unwrap();
             }
         }
-        Word::Tables => {
+        PartName::Tables => {
             if let Some(part) = &results.tables {
                 let Tables { drains, .. } = &part.data;
                 writeln!(
@@ -105,20 +106,20 @@ pub(crate) fn part(results: &Results, word: Word) -> String {
                 )
                 .unwrap();
                 writeln!(text, "{}", tables::fleets(&part.data)).unwrap();
-                writeln!(text, "{}", added(&part.data)).unwrap();
+                writeln!(text, "{}", describe_added_tables(&part.data)).unwrap();
             }
         }
-        Word::Shards => {
+        PartName::Shards => {
             if let Some(part) = &results.shards {
                 writeln!(text, "{}", tables::shards(&part.data)).unwrap();
             }
         }
-        Word::Profile => {
+        PartName::Profile => {
             if let Some(part) = &results.profile {
                 writeln!(text, "{}", tables::profile(&part.data)).unwrap();
             }
         }
-        Word::All | Word::Render => {}
+        PartName::All | PartName::Render => {}
     }
     text
 }
@@ -134,7 +135,7 @@ pub(crate) fn write(results: &Results) {
 }
 
 /// Describes the backlog of a series in a sentence.
-fn backlog(drains: &[Drain], series: &str) -> String {
+fn describe_backlog(drains: &[Drain], series: &str) -> String {
     let Some(drain) = drains.iter().find(|drain| drain.series == series) else {
         return String::new();
     };
@@ -149,9 +150,9 @@ fn backlog(drains: &[Drain], series: &str) -> String {
     )
 }
 
-/// Describes the cost of a new table in a sentence.
-fn added(tables: &Tables) -> String {
-    let seconds = Spread::of(tables.added_seconds.iter().copied());
+/// Describes the time until events of a new table are delivered in a sentence.
+fn describe_added_tables(tables: &Tables) -> String {
+    let seconds = Spread::from_values(tables.added_seconds.iter().copied());
     format!(
         "Time from adding an empty table with `walpost.add_outbox` until its first event is in Kafka: {} s, for {} tables.",
         spread(seconds, two_places),
@@ -160,12 +161,15 @@ fn added(tables: &Tables) -> String {
 }
 
 /// Describes the memory usage during the outage in a sentence.
-fn outage(comparison: &Comparison) -> String {
+fn describe_outage(comparison: &Comparison) -> String {
     let outage = &comparison.outage;
-    let most = |from: f64, to: f64| {
-        let samples = outage.rss.iter().filter(|(at, _)| (from..to).contains(at));
-        let most = samples.map(|(_, bytes)| *bytes).max().unwrap_or(0);
-        one_place(most as f64 / MEBIBYTE)
+    let peak = |from: f64, to: f64| {
+        let samples = outage
+            .rss
+            .iter()
+            .filter(|(time, _)| (from..to).contains(time));
+        let peak = samples.map(|(_, bytes)| *bytes).max().unwrap_or(0);
+        one_place(peak as f64 / MEBIBYTE)
     };
     let (frozen, thawed) = (outage.frozen_at_seconds, outage.thawed_at_seconds);
     format!(
@@ -173,9 +177,9 @@ fn outage(comparison: &Comparison) -> String {
          after; {} records arrived.",
         thawed - frozen,
         whole(outage.rows as f64),
-        most(0.0, frozen),
-        most(frozen, thawed),
-        most(thawed, f64::INFINITY),
+        peak(0.0, frozen),
+        peak(frozen, thawed),
+        peak(thawed, f64::INFINITY),
         whole(outage.records as f64)
     )
 }

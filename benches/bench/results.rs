@@ -1,4 +1,4 @@
-//! The measurements as stored in docs/benchmarks.json, with all rounds.
+//! The measurements of all rounds, as stored in docs/benchmarks.json.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::profile::Profile;
 use crate::program::Link;
 use crate::topic::TopicSettings;
 
-/// The parts, each with its last measurement.
+/// The last measurement of each part.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Results {
     pub(crate) drain: Option<Part<Comparison>>,
@@ -50,9 +50,10 @@ pub(crate) struct Comparison {
 /// One drain of one backlog.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Drain {
-    /// Drains of the same series were measured in turn.
+    /// The series. Drains of one series were measured in turn.
     pub(crate) series: String,
-    /// The parameter that differs within the series. Empty for a limit that applies to all points.
+    /// The value of the parameter that varies in the series. Empty for a limit that applies to all
+    /// values.
     pub(crate) point: String,
     pub(crate) round: usize,
     pub(crate) program: String,
@@ -62,10 +63,11 @@ pub(crate) struct Drain {
     pub(crate) measured: Measured,
 }
 
-/// The measurements of one drain. Costs are counted from the program's start until its last record.
+/// The measurements of one drain. Costs cover the time from the program's start until its last
+/// record.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// Records in the topic after the program has stopped.
+    /// The number of records in the topic after the program has stopped.
     pub(crate) records: usize,
     /// Time from the program's start until the first record.
     pub(crate) first_seconds: f64,
@@ -75,15 +77,15 @@ pub(crate) struct Measured {
     pub(crate) rows_per_second: Option<f64>,
     /// User and system CPU time in seconds.
     pub(crate) cpu: ByProcess,
-    /// Seconds that threads spent waiting for a processor. For the broker, only threads that exist
-    /// at the end are counted.
+    /// Time that threads spent waiting for a processor, in seconds. For the broker, only threads that
+    /// exist at the end are counted.
     pub(crate) waiting: ByProcess,
     pub(crate) peak_rss_bytes: u64,
     /// The topic's size on the broker's disk, or 0 for the limit.
     pub(crate) topic_bytes: u64,
 }
 
-/// Seconds by process of a drain.
+/// Seconds for each process of a drain.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ByProcess {
     pub(crate) program: f64,
@@ -96,7 +98,7 @@ pub(crate) struct ByProcess {
 pub(crate) struct Outage {
     pub(crate) frozen_at_seconds: f64,
     pub(crate) thawed_at_seconds: f64,
-    /// Seconds since the start, and resident bytes.
+    /// Samples of the resident memory: seconds since the start, and bytes.
     pub(crate) rss: Vec<(f64, u64)>,
     pub(crate) rows: usize,
     pub(crate) records: usize,
@@ -105,7 +107,7 @@ pub(crate) struct Outage {
 /// The part `latency`.
 #[derive(Default, Serialize, Deserialize)]
 pub(crate) struct Latency {
-    /// The latency from a producer to the consumer, without database and connector.
+    /// The latency from a producer to the consumer, without a database or connector.
     pub(crate) floor: Vec<Percentiles>,
     pub(crate) idle: Vec<Idle>,
     pub(crate) steady: Vec<Steady>,
@@ -129,11 +131,11 @@ pub(crate) struct Steady {
     pub(crate) per_second: u32,
     pub(crate) seconds: f64,
     pub(crate) records: usize,
-    /// Since `clock_timestamp()` in the INSERT.
+    /// Latency from `clock_timestamp()` in the INSERT.
     pub(crate) from_insert: Percentiles,
-    /// Since the time at which the transaction was due.
+    /// Latency from the time at which the transaction was due.
     pub(crate) from_schedule: Percentiles,
-    /// From the start of the INSERT until the session received the result of the commit.
+    /// Time from the start of the INSERT until the session received the result of the commit.
     pub(crate) commit: Percentiles,
     /// The program's CPU time over `seconds`.
     pub(crate) cpu_seconds: f64,
@@ -156,9 +158,9 @@ pub(crate) struct Tables {
     pub(crate) drains: Vec<Drain>,
     /// Time from before adding an empty table until its first event is in Kafka.
     pub(crate) added_seconds: Vec<f64>,
-    /// While other tables are written, with one slot and with many.
+    /// Measurements with one slot and with many slots, while rows are written to another table.
     pub(crate) fleets: Vec<Fleet>,
-    /// While nothing is written.
+    /// The measurement while nothing is written.
     pub(crate) idle: Fleet,
 }
 
@@ -172,11 +174,11 @@ pub(crate) struct Fleet {
     /// The number of rows written to a table that is not an outbox.
     pub(crate) rows: usize,
     pub(crate) walsenders_cpu: f64,
-    /// CPU time of Walpost, like that of the walsenders: from before the first row until all
-    /// walsenders have reached the end, or over `seconds`.
+    /// CPU time of Walpost. Like the CPU time of the walsenders, it covers the time from before the
+    /// first row until all walsenders have reached the end of the WAL, or without rows, `seconds`.
     pub(crate) program_cpu: f64,
-    /// Time from the last row until all walsenders had reached the end, or without rows, the
-    /// duration of the measurement.
+    /// Time from the last row until all walsenders have reached the end of the WAL, or without rows,
+    /// the duration of the measurement.
     pub(crate) seconds: f64,
     pub(crate) threads: usize,
     pub(crate) rss_bytes: u64,
@@ -187,7 +189,7 @@ pub(crate) struct Fleet {
 pub(crate) struct Shards {
     pub(crate) round: usize,
     pub(crate) pipelines: usize,
-    /// The number of rows of all pipelines.
+    /// The total number of rows of all pipelines.
     pub(crate) rows: usize,
     /// The rate from the first record of any pipeline to the last record of all.
     pub(crate) rows_per_second: f64,
@@ -195,13 +197,14 @@ pub(crate) struct Shards {
     pub(crate) broker_cpu: f64,
     pub(crate) threads: usize,
     pub(crate) peak_rss_bytes: u64,
-    /// When half of all records had arrived, the counts of the slowest and the fastest pipeline in
-    /// relation to the average.
+    /// The number of records of the slowest pipeline relative to the average, when half of all
+    /// records had arrived.
     pub(crate) least_at_half: f64,
+    /// The same ratio for the fastest pipeline.
     pub(crate) most_at_half: f64,
 }
 
-/// The cost of one way of delivering events for the database.
+/// The cost of one delivery method for the database.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Cost {
     pub(crate) way: String,
@@ -211,14 +214,14 @@ pub(crate) struct Cost {
     pub(crate) write_seconds: f64,
     /// Time until all events were in Kafka, or `None` if they were not delivered.
     pub(crate) carry_seconds: Option<f64>,
-    /// User and system CPU time of the sessions that wrote, in seconds.
+    /// User and system CPU time of the sessions that write events, in seconds.
     pub(crate) writers_cpu: f64,
-    /// CPU time of the walsender, or of the session that polled.
+    /// CPU time of the walsender, or of the session that polls.
     pub(crate) reader_cpu: f64,
     /// CPU time of all other processes of the server.
     pub(crate) rest_cpu: f64,
     pub(crate) wal_bytes: u64,
-    /// The size of the table with its indexes, afterwards.
+    /// The size of the table and its indexes after all events were delivered.
     pub(crate) table_bytes: u64,
     pub(crate) dead_tuples: u64,
     pub(crate) vacuum_cpu: f64,
@@ -235,8 +238,8 @@ impl<T> Part<T> {
                 .skip(1)
                 .filter(|argument| argument != "--bench")
                 .collect(),
-            machine: Machine::this(),
-            versions: Versions::of(bed),
+            machine: Machine::current(),
+            versions: Versions::query(bed),
             data,
         }
     }
@@ -248,9 +251,10 @@ impl<T> Part<T> {
 }
 
 impl Results {
-    /// Loads the file, or returns empty results if it is not wanted or does not exist.
-    pub(crate) fn load_if(wanted: bool) -> Self {
-        if !wanted || !file().exists() {
+    /// Loads the file if `is_needed` is true. Otherwise, or if the file does not exist, returns empty
+    /// results.
+    pub(crate) fn load_if(is_needed: bool) -> Self {
+        if !is_needed || !file().exists() {
             return Self::default();
         }
         serde_json::from_slice(&fs::read(file()).unwrap())
@@ -265,7 +269,7 @@ impl Results {
     }
 }
 
-/// Returns the folder of the results and the generated files.
+/// Returns the directory of the results and the generated files.
 pub(crate) fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
 }

@@ -1,5 +1,5 @@
-//! The part `shards`: many databases with a backlog each, delivered concurrently by one process,
-//! compared with one database that contains all rows.
+//! The part `shards`: one process delivers the backlogs of many databases concurrently. The result
+//! is compared with one database that contains all rows.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use crate::topic::{self, Topic, TopicSettings};
 use crate::usage::{MEBIBYTE, cpu_seconds, family_cpu_seconds, family_peak_bytes, threads};
 
 const ROWS: usize = 1_000_000;
-/// The settings of each database's own server. With a shared server, each walsender would decode
-/// the WAL of all databases.
+/// The settings of the servers. Each database has its own server, because on a shared server, each
+/// walsender would decode the WAL of all databases.
 const POSTGRES_SETTINGS: &str =
     "shared_buffers = 32MB\nmax_wal_size = 16GB\ncheckpoint_timeout = 1h\n";
 
@@ -25,8 +25,8 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Shards> {
     let rows = args.scaled(ROWS);
     let fleets = [Fleet::new(bed, 1, rows), Fleet::new(bed, many, rows)];
     let mut measured = Vec::new();
-    // The first round is not counted, because the broker creates the files of a partition with its
-    // first record.
+    // The first round is discarded, because the broker creates the files of a partition when it
+    // receives the first record.
     for round in 0..=args.rounds() {
         for fleet in &fleets {
             let shards = fleet.drain(round);
@@ -69,7 +69,7 @@ impl<'a> Fleet<'a> {
             let db = server.session(DATABASE);
             db.run("SET synchronous_commit = off");
             backlog::install(&db);
-            backlog::fill(&db, Shape::of_rows(rows / count));
+            backlog::fill(&db, Shape::with_rows(rows / count));
             Shard {
                 server,
                 db,
@@ -105,9 +105,9 @@ impl<'a> Fleet<'a> {
         let before = self.records();
         let broker = self.bed.broker.process_id();
         let broker_before = cpu_seconds(broker).unwrap();
-        let mut running = Running::of_pipelines(self.bed, &text);
+        let mut running = Running::start_pipelines(self.bed, &text);
         let began = Instant::now();
-        let mut looks = Vec::new();
+        let mut samples = Vec::new();
         running.wait_until("the last record", Duration::from_millis(10), || {
             let now: Vec<_> = self
                 .records()
@@ -117,15 +117,15 @@ impl<'a> Fleet<'a> {
                 .collect();
             let all: usize = now.iter().sum();
             if all > 0 {
-                looks.push((began.elapsed().as_secs_f64(), all, now));
+                samples.push((began.elapsed().as_secs_f64(), all, now));
             }
             all >= self.rows
         });
         let pid = running.process_id();
         let program_cpu = family_cpu_seconds(pid);
         let broker_cpu = cpu_seconds(broker).unwrap() - broker_before;
-        let (first, last) = (&looks[0], &looks[looks.len() - 1]);
-        let half = looks
+        let (first, last) = (&samples[0], &samples[samples.len() - 1]);
+        let half = samples
             .iter()
             .find(|(_, all, _)| *all >= self.rows / 2)
             .unwrap();

@@ -1,6 +1,7 @@
-//! Simple statistics for a small number of rounds.
+//! Calculates medians, spreads and percentiles.
 
-/// Returns the middle value, or the mean of the two middle ones. `None` if there are no values.
+/// Returns the middle value, or the mean of the two middle values if their number is even. Returns
+/// `None` if there are no values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -13,7 +14,7 @@ pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     })
 }
 
-/// The results of several rounds.
+/// The median and range of the results of several rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -23,7 +24,7 @@ pub(crate) struct Spread {
 
 impl Spread {
     /// Returns the spread of the values, or `None` if there are none.
-    pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub(crate) fn from_values(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let values: Vec<f64> = values.into_iter().collect();
         Some(Self {
             median: median(values.iter().copied())?,
@@ -33,7 +34,8 @@ impl Spread {
     }
 }
 
-/// Returns the value that the given part of the values does not exceed. `sorted` must not be empty.
+/// Returns the smallest value such that at least the given fraction of the values does not exceed
+/// it. `sorted` must not be empty.
 pub(crate) fn percentile(sorted: &[f64], part: f64) -> f64 {
     #[expect(
         clippy::cast_possible_truncation,

@@ -1,5 +1,5 @@
-//! The part `tables`: many outbox tables on one slot, compared with one table and with a slot for
-//! each table; and many idle pipelines.
+//! The part `tables`: compares many outbox tables that share a slot with a single table, and with
+//! one slot per table; and measures many idle pipelines.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,9 +18,9 @@ use crate::usage::{MEBIBYTE, cpu_seconds, family_cpu_seconds, family_resident_by
 
 pub(crate) const SERIES: &str = "tables";
 
-/// Rows of a table that is not an outbox, which every walsender decodes nevertheless.
+/// Number of rows written to a table that is not an outbox. Every walsender decodes these rows too.
 const UNRELATED: usize = 300_000;
-/// The number of tables that are added while Walpost runs.
+/// The number of tables that are added while Walpost is running.
 const ADDED: usize = 10;
 /// How long an idle process is measured.
 const IDLE: Duration = Duration::from_secs(30);
@@ -36,17 +36,18 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Tables {
     install(bed, many);
     let walpost = args.walpost(Link::Unix).with_settings(SETTINGS);
     let mut drains: Vec<Drain> = Vec::new();
-    // Each round writes its own backlogs, so that its measurements are only minutes apart.
+    // Each round writes its own backlogs, so that the measurements of one round are only minutes
+    // apart.
     for round in 0..args.rounds() {
         for tables in [1, some, many] {
             let shape = Shape {
                 kind: Kind::Tables,
                 types: tables,
-                ..Shape::of_rows(args.rows())
+                ..Shape::with_rows(args.rows())
             };
             let backlog = backlog::fill(&bed.db, shape);
             let point = tables.to_string();
-            let laps = Lap::beside_limit(walpost.clone(), TopicSettings::default(), &point);
+            let laps = Lap::with_limit(walpost.clone(), TopicSettings::default(), &point);
             drains.extend(drain::rounds(
                 bed,
                 SERIES,
@@ -57,18 +58,18 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Tables {
         }
     }
     backlog::empty(&bed.db);
-    let added_seconds = added(bed, &walpost, many);
+    let added_seconds = measure_added_tables(bed, &walpost, many);
     let mut fleets = Vec::new();
     for round in 0..args.rounds() {
         for slots in [1, some] {
-            let fleet = beside_unrelated(bed, args, slots, some, round);
-            tell(&fleet);
+            let fleet = measure_unrelated_writes(bed, args, slots, some, round);
+            print_fleet(&fleet);
             fleets.push(fleet);
         }
     }
     let pipelines = if args.quick { 10 } else { 500 };
-    let idle = idle(bed, pipelines);
-    tell(&idle);
+    let idle = measure_idle(bed, pipelines);
+    print_fleet(&idle);
     remove(bed, many + ADDED);
     Tables {
         drains,
@@ -78,9 +79,9 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Tables {
     }
 }
 
-fn tell(fleet: &Fleet) {
+fn print_fleet(fleet: &Fleet) {
     eprintln!(
-        "  {} slots of {} tables: walsenders {:.2} s of CPU, Walpost {:.2} s, after {:.2} s; {} threads, {:.1} MiB",
+        "  {} slots for {} tables: walsenders {:.2} s of CPU, Walpost {:.2} s, after {:.2} s; {} threads, {:.1} MiB",
         fleet.slots,
         fleet.tables,
         fleet.walsenders_cpu,
@@ -91,8 +92,8 @@ fn tell(fleet: &Fleet) {
     );
 }
 
-/// Creates the tables, and a publication of the first `many`. It does not contain [`ADDED`] further
-/// tables.
+/// Creates `many` tables in a publication, and [`ADDED`] further tables that are not in the
+/// publication.
 fn install(bed: &Bed, many: usize) {
     let all = many + ADDED;
     bed.db.run(&format!(
@@ -103,7 +104,7 @@ fn install(bed: &Bed, many: usize) {
          END LOOP; END $$"
     ));
     bed.db.run("CREATE TABLE unrelated (id bigint, note text)");
-    // `init` also creates a slot, which is not used.
+    // `init` also creates a slot, which the benchmark does not need.
     let file = config_file(format!("[[pipeline]]\n{SETTINGS}\n"));
     Invocation::new(["init", "--no-role", "--slot", "bench_init"])
         .args(["--config", file.to_str().unwrap()])
@@ -134,11 +135,11 @@ fn remove(bed: &Bed, all: usize) {
 
 /// Measures the time from before adding a table until its first event is in Kafka, for several
 /// tables.
-fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
-    let slot = Slot::here(&bed.db);
+fn measure_added_tables(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
+    let slot = Slot::at_end(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
     let mut running = walpost.start(bed, &Task::new(Kind::Tables, &slot, &topic));
-    let mut arrive = |records: usize| {
+    let mut wait_for_records = |records: usize| {
         let every = Duration::from_millis(1);
         running.wait_until("records", every, || topic.records() >= records);
     };
@@ -147,9 +148,9 @@ fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
             "INSERT INTO bench_{table}.outbox VALUES (gen_random_uuid(), 'order', '1', 'OrderCreated', '{{}}')"
         ));
     };
-    // After this event, the stream is known to run.
+    // Waits until the stream is running.
     insert(1);
-    arrive(1);
+    wait_for_records(1);
     let seconds = (1..=ADDED).map(|number| {
         let table = many + number;
         let began = Instant::now();
@@ -157,12 +158,12 @@ fn added(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
             "SELECT walpost.add_outbox('bench_{table}.outbox', '{TABLES_PUBLICATION}')"
         ));
         insert(table);
-        arrive(1 + number);
+        wait_for_records(1 + number);
         began.elapsed().as_secs_f64()
     });
     let seconds: Vec<_> = seconds.collect();
     running.stop();
-    eprintln!("  first event of a table that is added: {seconds:.3?} s");
+    eprintln!("  first event of each newly added table: {seconds:.3?} s");
     seconds
 }
 
@@ -175,13 +176,13 @@ struct Pipelines<'a> {
 }
 
 impl<'a> Pipelines<'a> {
-    /// Starts one pipeline per slot: each with its own table, or a single one with all tables.
+    /// Starts a single pipeline for all tables, or one pipeline per table if there are several slots.
     fn start(bed: &'a Bed, slots: usize, tables: usize) -> Self {
-        let slots: Vec<_> = (0..slots).map(|_| Slot::here(&bed.db)).collect();
+        let slots: Vec<_> = (0..slots).map(|_| Slot::at_end(&bed.db)).collect();
         let mut text = String::new();
         for (index, slot) in slots.iter().enumerate() {
             let table = index + 1;
-            let what = match slots.len() {
+            let outbox = match slots.len() {
                 // An outbox of several tables has no snapshot that could be disabled.
                 1 => format!("{SETTINGS}\npublication = \"{TABLES_PUBLICATION}\""),
                 _ => {
@@ -195,15 +196,18 @@ impl<'a> Pipelines<'a> {
             };
             write!(
                 text,
-                "[[pipeline]]\nname = \"p{table}\"\nslot = \"{}\"\npostgres = \"{}\"\ntopic = \"unused\"\n{what}\n",
+                "[[pipeline]]\nname = \"p{table}\"\nslot = \"{}\"\npostgres = \"{}\"\ntopic = \"unused\"\n{outbox}\n",
                 slot.name,
                 bed.conninfo(Link::Unix)
             )
             .unwrap();
         }
-        assert!(slots.len() == 1 || slots.len() == tables, "a table each");
-        let mut running = Running::of_pipelines(bed, &text);
-        running.wait_until("all of them to stream", Duration::from_millis(50), || {
+        assert!(
+            slots.len() == 1 || slots.len() == tables,
+            "each slot needs a table"
+        );
+        let mut running = Running::start_pipelines(bed, &text);
+        running.wait_until("all pipelines to stream", Duration::from_millis(50), || {
             walsenders(bed).len() >= slots.len()
         });
         let pid = running.process_id();
@@ -236,8 +240,14 @@ fn walsenders(bed: &Bed) -> BTreeMap<u32, u64> {
         .collect()
 }
 
-/// Measures the cost of heavy writes to other tables of the database.
-fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: usize) -> Fleet {
+/// Measures the cost of heavy writes to a table that is not an outbox.
+fn measure_unrelated_writes(
+    bed: &Bed,
+    args: &Args,
+    slots: usize,
+    tables: usize,
+    round: usize,
+) -> Fleet {
     let mut pipelines = Pipelines::start(bed, slots, tables);
     let pid = pipelines.pid;
     let cpu = || {
@@ -257,7 +267,7 @@ fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: 
     let end = backlog::position(&bed.db);
     let running = &mut pipelines.running;
     running.wait_until(
-        "the walsenders to get to the end",
+        "the walsenders to reach the end of the WAL",
         Duration::from_millis(10),
         || walsenders(bed).values().all(|sent| *sent >= end),
     );
@@ -280,7 +290,7 @@ fn beside_unrelated(bed: &Bed, args: &Args, slots: usize, tables: usize, round: 
 }
 
 /// Measures the cost of idle pipelines.
-fn idle(bed: &Bed, count: usize) -> Fleet {
+fn measure_idle(bed: &Bed, count: usize) -> Fleet {
     let pipelines = Pipelines::start(bed, count, count);
     sleep(IDLE / 2);
     let cpu = || family_cpu_seconds(pipelines.pid);

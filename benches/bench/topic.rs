@@ -1,4 +1,4 @@
-//! The topic of one measurement.
+//! Creates and queries the topics of one measurement.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,13 +14,13 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Builder;
 
 use crate::backlog::aggregate_type;
-use crate::bed::{Bed, STALL};
+use crate::bed::{Bed, STALL_TIMEOUT};
 use crate::support::wait::wait_for;
 
 /// The settings of the topics.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopicSettings {
-    /// The number of topics. Several topics are selected by the aggregate type.
+    /// The number of topics. If there are several, the aggregate type determines the topic.
     pub(crate) topics: usize,
     /// The number of partitions of each topic.
     pub(crate) partitions: i32,
@@ -38,10 +38,10 @@ impl Default for TopicSettings {
     }
 }
 
-/// The topic of a measurement, or its topics, which are deleted when dropped.
+/// The topic or topics of a measurement. They are deleted when this value is dropped.
 pub(crate) struct Topic<'a> {
     bed: &'a Bed,
-    /// The topic as configured in a program: with several topics, the template for their names.
+    /// The topic to configure in a program: with several topics, the template for their names.
     pub(crate) name: String,
     names: Vec<String>,
     partitions: i32,
@@ -54,8 +54,8 @@ impl<'a> Topic<'a> {
         let (name, names) = match settings.topics {
             1 => (name.clone(), vec![name]),
             topics => {
-                let of = |number| format!("{name}.{}", aggregate_type(number, topics));
-                let names = (0..topics).map(of).collect();
+                let topic_name = |number| format!("{name}.{}", aggregate_type(number, topics));
+                let names = (0..topics).map(topic_name).collect();
                 (format!("{name}.{{aggregatetype}}"), names)
             }
         };
@@ -67,7 +67,8 @@ impl<'a> Topic<'a> {
         };
         bed.broker
             .create_topics(&topic.names(), topic.partitions, &[]);
-        // Directly after a topic was created, a broker may not know yet that it is the leader.
+        // Directly after the topic was created, offset queries may fail, because the broker may not
+        // yet have become the leader.
         wait_for("the end offsets of a new topic", || try_records(&[&topic]));
         topic
     }
@@ -81,15 +82,20 @@ impl<'a> Topic<'a> {
         records(&[self]).iter().sum()
     }
 
-    /// Returns the number of committed records by reading them, because the offsets of a topic with
-    /// transactions also count transaction markers.
+    /// Reads and counts the committed records. With transactions, offsets can't be used to count
+    /// records, because transaction markers also have offsets.
     pub(crate) fn committed_records(&self) -> usize {
         let reader = self.bed.broker.reader();
-        reader.assign(&self.at(Offset::Beginning)).unwrap();
+        reader
+            .assign(&self.partitions_at(Offset::Beginning))
+            .unwrap();
         let mut open = self.names.len() * usize::try_from(self.partitions).unwrap();
         let mut records = 0;
         while open > 0 {
-            match reader.poll(STALL).expect("a record, or the end") {
+            match reader
+                .poll(STALL_TIMEOUT)
+                .expect("a record, or the end of a partition")
+            {
                 Ok(_) => records += 1,
                 Err(KafkaError::PartitionEOF(_)) => open -= 1,
                 Err(error) => panic!("{}: {error}", self.name),
@@ -119,7 +125,7 @@ impl<'a> Topic<'a> {
     }
 
     /// Returns all partitions, each with the given offset.
-    pub(crate) fn at(&self, offset: Offset) -> TopicPartitionList {
+    pub(crate) fn partitions_at(&self, offset: Offset) -> TopicPartitionList {
         let mut list = TopicPartitionList::new();
         self.add_to(&mut list);
         list.set_all_offsets(offset).unwrap();
@@ -134,14 +140,14 @@ pub(crate) fn records(topics: &[&Topic<'_>]) -> Vec<usize> {
 }
 
 fn try_records(topics: &[&Topic<'_>]) -> Option<Vec<usize>> {
-    let mut at = TopicPartitionList::new();
+    let mut partitions = TopicPartitionList::new();
     for topic in topics {
-        topic.add_to(&mut at);
+        topic.add_to(&mut partitions);
     }
-    at.set_all_offsets(Offset::End).ok()?;
+    partitions.set_all_offsets(Offset::End).ok()?;
     let observer = &topics.first()?.bed.observer;
     let ends = observer
-        .offsets_for_times(at, Duration::from_secs(30))
+        .offsets_for_times(partitions, Duration::from_secs(30))
         .ok()?;
     let ends = ends.elements();
     let mut records: HashMap<&str, usize> = HashMap::new();
@@ -150,8 +156,9 @@ fn try_records(topics: &[&Topic<'_>]) -> Option<Vec<usize>> {
         *records.entry(partition.topic()).or_default() +=
             usize::try_from(partition.offset().to_raw()?).ok()?;
     }
-    let of_topic = |topic: &&Topic<'_>| topic.names.iter().map(|name| records[name.as_str()]).sum();
-    Some(topics.iter().map(of_topic).collect())
+    let topic_records =
+        |topic: &&Topic<'_>| topic.names.iter().map(|name| records[name.as_str()]).sum();
+    Some(topics.iter().map(topic_records).collect())
 }
 
 impl Drop for Topic<'_> {

@@ -1,5 +1,5 @@
-//! The part `tuned`: shows the bottleneck of drains that miss their targets, by repeating them
-//! without it.
+//! The part `tuned`: repeats the drains that miss their targets without their bottleneck, to show
+//! what the bottleneck is.
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape};
@@ -20,7 +20,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
     let mut drains = Vec::new();
     let mut add = |point: &str, shape: Shape, walpost: Program, topic: TopicSettings| {
         let backlog = backlog::fill(&bed.db, shape);
-        let laps = Lap::beside_limit(walpost, topic, point);
+        let laps = Lap::with_limit(walpost, topic, point);
         drains.extend(drain::rounds(
             bed,
             SERIES,
@@ -29,44 +29,44 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
             0..args.rounds(),
         ));
     };
-    let usual = TopicSettings::default;
-    let over = |link| args.walpost(link);
+    let default_topic = TopicSettings::default;
+    let walpost_over = |link| args.walpost(link);
 
-    let shape = Shape::of_rows(args.scaled(2_000_000));
+    let shape = Shape::with_rows(args.scaled(2_000_000));
     let topic = TopicSettings {
         partitions: 100,
-        ..usual()
+        ..default_topic()
     };
-    add(PARTITIONS, shape, over(Link::Unix), topic);
+    add(PARTITIONS, shape, walpost_over(Link::Unix), topic);
 
     let shape = Shape {
         payload_bytes: Some(10_000),
-        ..Shape::of_rows(args.scaled(30_000))
+        ..Shape::with_rows(args.scaled(30_000))
     };
     let topic = TopicSettings {
         compression: Some("none".to_owned()),
-        ..usual()
+        ..default_topic()
     };
-    add(PAYLOAD, shape, over(Link::Unix), topic);
+    add(PAYLOAD, shape, walpost_over(Link::Unix), topic);
 
     let shape = Shape {
         kind: Kind::Messages,
-        ..Shape::of_rows(args.rows())
+        ..Shape::with_rows(args.rows())
     };
-    add(MESSAGES, shape, over(Link::Tcp), usual());
+    add(MESSAGES, shape, walpost_over(Link::Tcp), default_topic());
 
-    // This comes last, because the broker remains busy with a thousand topics for a while.
+    // Runs last, because the broker remains busy with a thousand topics for a while.
     let topics = args.scaled(1_000);
     let shape = Shape {
         types: topics,
-        ..Shape::of_rows(args.rows())
+        ..Shape::with_rows(args.rows())
     };
     let topic = TopicSettings {
         topics,
         partitions: 1,
-        ..usual()
+        ..default_topic()
     };
-    let walpost = over(Link::Unix).with_property("statistics.interval.ms=0");
+    let walpost = walpost_over(Link::Unix).with_property("statistics.interval.ms=0");
     add(TOPICS, shape, walpost, topic);
 
     backlog::empty(&bed.db);

@@ -1,4 +1,4 @@
-//! The resource usage of processes, from proc(5).
+//! Reads the resource usage of processes from proc(5).
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,8 @@ use crate::support::session::Session;
 
 pub(crate) const MEBIBYTE: f64 = 1_048_576.0;
 
-/// Returns the user and system CPU time of a process, and of the children that it has waited for,
-/// in seconds. `None` if the process does not exist.
+/// Returns the user and system CPU time of a process and of the children that it has waited for, in
+/// seconds, or `None` if the process does not exist.
 pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
     let stat = process(pid)?.stat().ok()?;
     let children = stat.cutime + stat.cstime;
@@ -17,20 +17,20 @@ pub(crate) fn cpu_seconds(pid: u32) -> Option<f64> {
     Some(ticks as f64 / procfs::ticks_per_second() as f64)
 }
 
-/// Returns the same for a process and all its descendants.
+/// Returns the CPU time of a process and all its descendants, in seconds.
 pub(crate) fn family_cpu_seconds(pid: u32) -> f64 {
     family(pid).into_iter().filter_map(cpu_seconds).sum()
 }
 
-/// Returns the seconds that the existing threads of a process spent waiting for a processor, from
-/// Linux' /proc/PID/task/TID/schedstat. `None` if the process does not exist.
+/// Returns the time that the existing threads of a process spent waiting for a processor, in
+/// seconds, from Linux's /proc/PID/task/TID/schedstat. Returns `None` if the process does not exist.
 pub(crate) fn waiting_seconds(pid: u32) -> Option<f64> {
     let tasks = process(pid)?.tasks().ok()?;
     let waits = tasks.filter_map(|task| Some(task.ok()?.schedstat().ok()?.run_delay));
     Some(waits.sum::<u64>() as f64 / 1e9)
 }
 
-/// Returns the same for a process and all its descendants.
+/// Returns the time that a process and all its descendants spent waiting for a processor, in seconds.
 pub(crate) fn family_waiting_seconds(pid: u32) -> f64 {
     family(pid).into_iter().filter_map(waiting_seconds).sum()
 }
@@ -47,7 +47,7 @@ pub(crate) fn peak_bytes(pid: u32) -> Option<u64> {
     Some(process(pid)?.status().ok()?.vmhwm? * 1024)
 }
 
-/// Returns the sum of the peaks of a process and all its descendants.
+/// Returns the sum of the peak resident memory of a process and all its descendants.
 pub(crate) fn family_peak_bytes(pid: u32) -> u64 {
     family(pid).into_iter().filter_map(peak_bytes).sum()
 }
@@ -73,7 +73,7 @@ pub(crate) fn family(pid: u32) -> Vec<u32> {
     let mut family = vec![pid];
     let mut next = 0;
     while let Some(&parent) = family.get(next) {
-        let children = parents.iter().filter(|(_, of)| *of == parent);
+        let children = parents.iter().filter(|(_, ppid)| *ppid == parent);
         family.extend(children.map(|(child, _)| *child));
         next += 1;
     }
@@ -96,18 +96,18 @@ fn process(pid: u32) -> Option<Process> {
     Process::new(i32::try_from(pid).ok()?).ok()
 }
 
-/// The processes that serve a slot, one after the other.
+/// The walsenders that stream from a slot, one after the other.
 pub(crate) struct Walsender<'a> {
     db: &'a Session,
     slot: String,
     pid: Option<u32>,
-    /// The figures of the current process.
+    /// CPU and waiting time of the current process.
     seconds: f64,
     waiting: f64,
-    /// The figures of earlier processes.
+    /// CPU and waiting time of earlier processes.
     seconds_before: f64,
     waiting_before: f64,
-    next_look: Instant,
+    next_query: Instant,
 }
 
 impl<'a> Walsender<'a> {
@@ -120,16 +120,16 @@ impl<'a> Walsender<'a> {
             waiting: 0.0,
             seconds_before: 0.0,
             waiting_before: 0.0,
-            next_look: Instant::now(),
+            next_query: Instant::now(),
         }
     }
 
-    /// Samples the process. Must be called frequently, because the usage of a process after its
-    /// last sample is lost when it exits.
+    /// Reads the resource usage of the process. Must be called frequently, because usage after the
+    /// last call is lost when the process exits.
     pub(crate) fn sample(&mut self) {
-        const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
-        if self.pid.is_none() && Instant::now() >= self.next_look {
-            self.next_look = Instant::now() + BETWEEN_LOOKS;
+        const QUERY_INTERVAL: Duration = Duration::from_millis(50);
+        if self.pid.is_none() && Instant::now() >= self.next_query {
+            self.next_query = Instant::now() + QUERY_INTERVAL;
             let query = format!(
                 "SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'",
                 self.slot
@@ -146,18 +146,18 @@ impl<'a> Walsender<'a> {
         }
     }
 
-    /// Returns the user and system CPU time in seconds, at the last sample.
+    /// Returns the user and system CPU time at the last sample, in seconds.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         self.seconds_before + self.seconds
     }
 
-    /// Returns the seconds spent waiting for a processor, at the last sample.
+    /// Returns the time spent waiting for a processor at the last sample, in seconds.
     pub(crate) fn waiting_seconds(&self) -> f64 {
         self.waiting_before + self.waiting
     }
 
-    /// Returns whether a process serves the slot.
-    pub(crate) fn is_there(&self) -> bool {
+    /// Returns whether a walsender is streaming from the slot.
+    pub(crate) fn is_running(&self) -> bool {
         self.pid.is_some()
     }
 }

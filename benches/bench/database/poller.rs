@@ -1,4 +1,4 @@
-//! The alternative way to deliver an outbox: a session that polls the table.
+//! The usual alternative for delivering an outbox: a session that polls the table.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,12 +13,12 @@ use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::usage::cpu_seconds;
 
-/// The number of rows in a batch.
-pub(crate) const BATCH: usize = 500;
-/// How long the poller waits when it has found no rows.
-pub(crate) const REST: Duration = Duration::from_millis(10);
+/// Maximum number of rows in a batch.
+pub(crate) const BATCH_ROWS: usize = 500;
+/// How long the poller pauses if it finds no rows.
+pub(crate) const EMPTY_POLL_PAUSE: Duration = Duration::from_millis(10);
 
-/// What the poller does with rows that were sent.
+/// How the poller handles rows that were sent.
 #[derive(Clone, Copy)]
 pub(crate) enum Settlement {
     Delete,
@@ -27,7 +27,7 @@ pub(crate) enum Settlement {
 }
 
 impl Settlement {
-    /// Returns the additional schema that the table needs.
+    /// Returns the statements that add a column and an index to the table, if they are needed.
     pub(crate) fn schema(self) -> &'static str {
         match self {
             Self::Delete => "",
@@ -45,7 +45,7 @@ impl Settlement {
         };
         format!(
             "BEGIN; SELECT id, aggregateid, payload FROM events {condition}
-             ORDER BY id LIMIT {BATCH} FOR UPDATE SKIP LOCKED"
+             ORDER BY id LIMIT {BATCH_ROWS} FOR UPDATE SKIP LOCKED"
         )
     }
 
@@ -59,7 +59,7 @@ impl Settlement {
     }
 }
 
-/// A reader that polls on its own thread.
+/// A reader that polls the table on its own thread.
 pub(crate) struct Poller {
     /// The PID of the server process.
     pid: u32,
@@ -92,8 +92,8 @@ impl Poller {
         let (count, end) = (Arc::clone(&settled), Arc::clone(&stop));
         let thread = thread::spawn(move || {
             while !end.load(Ordering::Relaxed) {
-                match work.carry() {
-                    0 => thread::sleep(REST),
+                match work.deliver_batch() {
+                    0 => thread::sleep(EMPTY_POLL_PAUSE),
                     rows => _ = count.fetch_add(rows, Ordering::Relaxed),
                 }
             }
@@ -106,7 +106,7 @@ impl Poller {
         }
     }
 
-    /// Returns the number of rows whose settlement is committed.
+    /// Returns the number of rows whose deletion or update is committed.
     pub(crate) fn settled(&self) -> usize {
         self.settled.load(Ordering::Relaxed)
     }
@@ -115,11 +115,11 @@ impl Poller {
         cpu_seconds(self.pid).expect("an open session")
     }
 
-    /// Stops the poller. Returns after its session has ended, so that the server's statistics are
+    /// Stops the poller, and waits until its session has ended, so that the server's statistics are
     /// complete.
     pub(crate) fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("a poller that works");
+        self.thread.join().expect("the poller must not panic");
         wait_until("the session to end", || cpu_seconds(self.pid).is_none());
     }
 }
@@ -132,8 +132,9 @@ struct Work {
 }
 
 impl Work {
-    /// Sends a batch to Kafka and settles it. Returns the number of rows in it.
-    fn carry(&self) -> usize {
+    /// Sends a batch to Kafka, and deletes or updates its rows. Returns the number of rows in the
+    /// batch.
+    fn deliver_batch(&self) -> usize {
         let rows = self.db.rows(&self.settlement.select());
         if rows.is_empty() {
             self.db.run("COMMIT");
@@ -152,7 +153,7 @@ impl Work {
                 .payload(payload)
                 .headers(headers);
             if let Err((error, _)) = self.producer.send(record) {
-                panic!("could not send: {error}");
+                panic!("failed to send: {error}");
             }
         }
         while self.producer.in_flight_count() > 0 {

@@ -1,4 +1,4 @@
-//! The consumer that receives the records.
+//! Receives the records with a consumer.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,19 @@ use rdkafka::producer::{BaseRecord, DefaultProducerContext, ThreadedProducer};
 use serde::Deserialize;
 
 use super::{Sample, Times, latencies, now, sleep_until};
-use crate::bed::{Bed, STALL};
+use crate::bed::{Bed, STALL_TIMEOUT};
 use crate::topic::Topic;
 
-/// A consumer that fetches each record as soon as possible.
+/// A consumer configured to fetch each record as soon as possible.
 pub(super) struct Receiver {
     consumer: BaseConsumer,
 }
 
-/// The samples that were counted.
+/// The result of receiving records.
 pub(super) struct Samples {
-    pub(super) taken: Vec<Sample>,
-    /// The CPU time that the program used meanwhile.
+    /// The samples after the warm-up.
+    pub(super) counted: Vec<Sample>,
+    /// The CPU time that the program used from the first to the last of these samples.
     pub(super) cpu_seconds: f64,
 }
 
@@ -43,7 +44,9 @@ impl Receiver {
             .set("fetch.error.backoff.ms", "5")
             .create()
             .unwrap();
-        consumer.assign(&topic.at(Offset::Beginning)).unwrap();
+        consumer
+            .assign(&topic.partitions_at(Offset::Beginning))
+            .unwrap();
         Self { consumer }
     }
 
@@ -54,32 +57,32 @@ impl Receiver {
         }
     }
 
-    /// Receives the given number of records, and returns those that were due at `counted_from` or
-    /// later.
+    /// Receives the given number of records, and returns the samples of records that were due at
+    /// `counted_from` or later.
     pub(super) fn receive_from(
         &mut self,
         records: usize,
         counted_from: i64,
         cpu_seconds: impl Fn() -> f64,
     ) -> Samples {
-        let mut taken = Vec::with_capacity(records);
+        let mut counted = Vec::with_capacity(records);
         let mut cpu_before = None;
         for _ in 0..records {
             let sample = self.next();
             if sample.due >= counted_from {
                 cpu_before.get_or_insert_with(&cpu_seconds);
-                taken.push(sample);
+                counted.push(sample);
             }
         }
         Samples {
-            taken,
-            cpu_seconds: cpu_seconds() - cpu_before.expect("records that count"),
+            counted,
+            cpu_seconds: cpu_seconds() - cpu_before.expect("at least one sample was counted"),
         }
     }
 
     fn next(&mut self) -> Sample {
-        let waiting = Instant::now();
-        while waiting.elapsed() < STALL {
+        let began = Instant::now();
+        while began.elapsed() < STALL_TIMEOUT {
             match self.consumer.poll(Duration::from_millis(200)) {
                 None => {}
                 Some(Ok(record)) => {
@@ -95,11 +98,11 @@ impl Receiver {
                 Some(Err(error)) => eprintln!("  consumer: {error}"),
             }
         }
-        panic!("no record came for {STALL:?}");
+        panic!("no record arrived for {STALL_TIMEOUT:?}");
     }
 }
 
-/// Returns the latencies of a producer that sends directly to the consumer at the given rate, in
+/// Returns the latencies from a producer to the consumer at the given rate, without a database, in
 /// milliseconds.
 pub(super) fn floor(bed: &Bed, topic: &Topic<'_>, per_second: u32, times: Times) -> Vec<f64> {
     let producer: ThreadedProducer<DefaultProducerContext> = bed
@@ -110,7 +113,7 @@ pub(super) fn floor(bed: &Bed, topic: &Topic<'_>, per_second: u32, times: Times)
         .create()
         .unwrap();
     let mut receiver = Receiver::new(bed, topic);
-    // The first record triggers fetching metadata and opening connections.
+    // The first record makes the clients fetch metadata and open connections.
     send(&producer, topic, 0);
     receiver.receive(1);
     let records = u64::from(per_second) * times.warm_up.as_secs();
@@ -125,7 +128,7 @@ pub(super) fn floor(bed: &Bed, topic: &Topic<'_>, per_second: u32, times: Times)
         });
         receiver.receive_from(usize::try_from(records).unwrap(), begin, || 0.0)
     });
-    latencies(&samples.taken, |sample| sample.inserted)
+    latencies(&samples.counted, |sample| sample.inserted)
 }
 
 fn send(producer: &ThreadedProducer<DefaultProducerContext>, topic: &Topic<'_>, number: u64) {
@@ -134,6 +137,6 @@ fn send(producer: &ThreadedProducer<DefaultProducerContext>, topic: &Topic<'_>, 
     let key = number.to_string();
     let record = BaseRecord::to(&topic.name).key(&key).payload(&payload);
     if let Err((error, _)) = producer.send(record) {
-        panic!("could not send: {error}");
+        panic!("failed to send: {error}");
     }
 }

@@ -7,10 +7,11 @@ use super::{now, sleep_until};
 use crate::bed::{Bed, DATABASE};
 use crate::support::session::Session;
 
-/// Enough sessions that a slow commit delays only its own session.
+/// The number of sessions. With several sessions, a slow commit delays only the transactions of its
+/// own session.
 const SESSIONS: u32 = 8;
 
-/// Stores `due` in the event: microseconds since 1970.
+/// Prepares the insert of an event that contains its due time, in microseconds since 1970.
 const PREPARE: &str = "PREPARE add(bigint, bigint) AS
 INSERT INTO outbox SELECT gen_random_uuid(), 'order', 'ord-' || ($1 % 10000), 'OrderCreated',
   payload($1, NULL) || jsonb_build_object('due', $2,
@@ -22,22 +23,22 @@ pub(super) struct Schedule {
     /// The start, in microseconds since 1970.
     pub(super) begin: i64,
     per_second: u32,
-    lasts: Duration,
+    duration: Duration,
 }
 
 impl Schedule {
-    /// Creates a schedule that starts when the sessions are open.
-    pub(super) fn soon(per_second: u32, lasts: Duration) -> Self {
-        const TO_OPEN_SESSIONS: i64 = 500_000;
+    /// Creates a schedule that starts after the time that is needed to open the sessions.
+    pub(super) fn starting_soon(per_second: u32, duration: Duration) -> Self {
+        const START_DELAY_MICROS: i64 = 500_000;
         Self {
-            begin: now() + TO_OPEN_SESSIONS,
+            begin: now() + START_DELAY_MICROS,
             per_second,
-            lasts,
+            duration,
         }
     }
 
     pub(super) fn transactions(&self) -> usize {
-        usize::try_from(u64::from(self.per_second) * self.lasts.as_secs()).unwrap()
+        usize::try_from(u64::from(self.per_second) * self.duration.as_secs()).unwrap()
     }
 
     fn due(&self, transaction: u64) -> i64 {
@@ -53,9 +54,9 @@ impl Schedule {
         Writers((0..SESSIONS).map(session).collect())
     }
 
-    /// Writes one session's transactions. If the session is late, it does not wait, but the due
-    /// times stay unchanged, so that a stall counts for all transactions that it delays. Returns
-    /// the durations of the commits in milliseconds.
+    /// Writes the transactions of one session, and returns the durations of their commits in
+    /// milliseconds. If the session is late, it does not wait, but the due times stay unchanged, so
+    /// that a stall counts for all transactions that it delays.
     fn write(&self, session: u32, db: &Session) -> Vec<f64> {
         db.run(PREPARE);
         let mut commits = Vec::new();
@@ -75,7 +76,7 @@ impl Schedule {
 pub(super) struct Writers(Vec<JoinHandle<Vec<f64>>>);
 
 impl Writers {
-    /// Waits until everything is committed, and returns the durations of the commits in
+    /// Waits until all transactions are committed, and returns the durations of their commits in
     /// milliseconds.
     pub(super) fn join(self) -> Vec<f64> {
         let sessions = self.0.into_iter();

@@ -1,4 +1,5 @@
-//! The charts, as SVG with their own background, so that they are readable on light and dark pages.
+//! Draws the charts as SVG files. The charts have their own background, so that they are readable on
+//! light and dark pages.
 
 mod bars;
 mod flame;
@@ -29,7 +30,7 @@ const INK: RGBColor = RGBColor(31, 41, 55);
 const FAINT: RGBColor = RGBColor(209, 213, 219);
 const TEAL: RGBColor = RGBColor(13, 148, 136);
 const GREY: RGBColor = RGBColor(148, 163, 184);
-/// The colours of programs other than Walpost and the limit, used in turn.
+/// The colours for programs other than Walpost and the limit, used in turn.
 const OTHERS: [RGBColor; 3] = [
     RGBColor(217, 119, 6),
     RGBColor(124, 58, 237),
@@ -37,12 +38,12 @@ const OTHERS: [RGBColor; 3] = [
 ];
 const WIDTH: u32 = 800;
 
-/// Returns the file name for the chart of a growth series.
-pub(crate) fn file_of_series(series: &str) -> String {
+/// Returns the file name of the chart for a series.
+pub(crate) fn series_file(series: &str) -> String {
     format!("growth-{series}.svg")
 }
 
-/// Draws the results into the folder.
+/// Draws the charts of all measured parts into files in the directory.
 pub(crate) fn draw(results: &Results, folder: &Path) {
     if let Some(part) = &results.drain {
         drain(&part.data.drains).draw(&folder.join("drain.svg"));
@@ -53,14 +54,14 @@ pub(crate) fn draw(results: &Results, folder: &Path) {
     }
     if let Some(part) = &results.growth {
         for (series, title, _) in super::SERIES {
-            grown(&part.data, series, title).draw(&folder.join(file_of_series(series)));
+            grown(&part.data, series, title).draw(&folder.join(series_file(series)));
         }
-        let file = folder.join(file_of_series(growth::OUTBOX));
-        grown(&part.data, growth::OUTBOX, "Table or log").draw(&file);
+        let file = folder.join(series_file(growth::OUTBOX));
+        grown(&part.data, growth::OUTBOX, "Table or WAL messages").draw(&file);
     }
     if let Some(part) = &results.forms {
-        let file = folder.join(file_of_series(forms::SERIES));
-        grown(&part.data, forms::SERIES, "Form of the records").draw(&file);
+        let file = folder.join(series_file(forms::SERIES));
+        grown(&part.data, forms::SERIES, "Format of the records").draw(&file);
     }
     if let Some(part) = &results.database {
         database(&part.data).draw(&folder.join("database.svg"));
@@ -68,7 +69,7 @@ pub(crate) fn draw(results: &Results, folder: &Path) {
     if let Some(part) = &results.profile {
         let rows = whole(part.data.rows as f64);
         let flame = Flame {
-            title: format!("CPU of Walpost in a drain of {rows} rows, by thread and function"),
+            title: format!("CPU time of Walpost in a drain of {rows} rows, by thread and function"),
             process: &part.data.process,
         };
         flame.draw(&folder.join("profile.svg"));
@@ -92,7 +93,7 @@ fn drain(drains: &[Drain]) -> Bars {
 
 fn grown(drains: &[Drain], series: &str, title: &str) -> Bars {
     let groups = groups(drains, series);
-    // Rows of different sizes are compared by their bytes.
+    // Compares rows of different sizes by their size in bytes.
     let in_bytes = series == growth::PAYLOAD;
     let bars = groups.iter().map(|group| {
         let megabytes = group.rounds[0].backlog.payload_bytes / 1e6;
@@ -119,13 +120,14 @@ fn grown(drains: &[Drain], series: &str, title: &str) -> Bars {
     }
 }
 
-/// Returns the bar for the rate of one program among those in `all`. Each row counts as `weight`.
+/// Returns the bar for the rate of one group. The colour depends on the programs in `all`. The rate
+/// in rows is multiplied by `weight`.
 fn rate_bar(label: String, group: &Drains<'_>, all: &[Drains<'_>], weight: f64) -> Bar {
     let rates = group
         .rounds
         .iter()
         .map(|drain| drain.measured.rows_per_second);
-    let rate = Spread::of(rates.flatten().map(|rate| rate * weight));
+    let rate = Spread::from_values(rates.flatten().map(|rate| rate * weight));
     let length = rate.map_or(0.0, |rate| rate.median);
     let programs = distinct(all.iter().map(Drains::program));
     Bar {
@@ -135,7 +137,7 @@ fn rate_bar(label: String, group: &Drains<'_>, all: &[Drains<'_>], weight: f64) 
             colour: colour(group.program(), &programs),
         }],
         spread: rate.map(|rate| (rate.least, rate.most)),
-        text: rate.map_or("too quick to tell".to_owned(), |rate| rough(rate.median)),
+        text: rate.map_or("too fast to measure".to_owned(), |rate| rough(rate.median)),
     }
 }
 
@@ -147,8 +149,8 @@ fn colour(program: &str, all: &[&str]) -> RGBColor {
         WALPOST => TEAL,
         LIMIT => GREY,
         _ => {
-            let place = others.position(|other| *other == program).unwrap_or(0);
-            OTHERS[place % OTHERS.len()]
+            let index = others.position(|other| *other == program).unwrap_or(0);
+            OTHERS[index % OTHERS.len()]
         }
     }
 }
@@ -159,15 +161,15 @@ fn latency(latency: &Latency) -> Lines {
     for program in &programs {
         for (per_second, dashed) in [(RATES[0], false), (RATES[1], true)] {
             let rounds = steady(&latency.steady, program, per_second);
-            let of = |figure: fn(&Percentiles) -> f64| {
+            let median_of = |figure: fn(&Percentiles) -> f64| {
                 median(rounds.iter().map(|round| figure(&round.from_schedule))).unwrap_or(0.0)
             };
             let values = [
-                of(|times| times.p50),
-                of(|times| times.p90),
-                of(|times| times.p99),
-                of(|times| times.p99_9),
-                of(|times| times.max),
+                median_of(|times| times.p50),
+                median_of(|times| times.p90),
+                median_of(|times| times.p99),
+                median_of(|times| times.p99_9),
+                median_of(|times| times.max),
             ];
             lines.push(Line {
                 label: format!("{program}, {per_second}/s"),
@@ -178,8 +180,8 @@ fn latency(latency: &Latency) -> Lines {
         }
     }
     Lines {
-        title: "From when a transaction was due to the consumer".to_owned(),
-        x_unit: "part of the events, as percentile",
+        title: "Latency from the scheduled time of a transaction to the consumer".to_owned(),
+        x_unit: "percentile of the events",
         y_unit: "ms, median of the rounds",
         x_labels: Some(["50", "90", "99", "99.9", "100"]),
         logarithmic: true,
@@ -192,7 +194,7 @@ fn latency(latency: &Latency) -> Lines {
 fn memory(outage: &Outage) -> Lines {
     let points = outage.rss.iter();
     Lines {
-        title: "Memory while the broker does not answer, amid a drain".to_owned(),
+        title: "Memory during a broker outage in the middle of a drain".to_owned(),
         x_unit: "s since the start",
         y_unit: "resident, MiB",
         x_labels: None,
@@ -213,15 +215,15 @@ fn memory(outage: &Outage) -> Lines {
 fn database(costs: &[Cost]) -> Bars {
     let [reader, rest, _] = OTHERS;
     let bars = ways(costs).into_iter().map(|rounds| {
-        let of = |figure: fn(&Cost) -> f64| {
+        let spread_of = |figure: fn(&Cost) -> f64| {
             let figures = rounds
                 .iter()
                 .map(|cost| figure(cost) * 1e6 / cost.events as f64);
-            Spread::of(figures).expect("a round")
+            Spread::from_values(figures).expect("a round")
         };
-        let all = of(|cost| cost.writers_cpu + cost.reader_cpu + cost.rest_cpu);
+        let all = spread_of(|cost| cost.writers_cpu + cost.reader_cpu + cost.rest_cpu);
         let segment = |figure: fn(&Cost) -> f64, colour| Segment {
-            length: of(figure).median,
+            length: spread_of(figure).median,
             colour,
         };
         Bar {
@@ -236,13 +238,13 @@ fn database(costs: &[Cost]) -> Bars {
         }
     });
     Bars {
-        title: "What carrying a million events costs the database".to_owned(),
+        title: "Cost of delivering a million events for the database".to_owned(),
         unit: "CPU s, median; the line spans all rounds",
         bars: bars.collect(),
         legend: vec![
-            ("sessions that write", GREY),
-            ("walsender, or the session that polls", reader),
-            ("the rest of the server", rest),
+            ("writing sessions", GREY),
+            ("walsender or polling session", reader),
+            ("rest of the server", rest),
         ],
     }
 }
@@ -255,12 +257,13 @@ fn title<DB: DrawingBackend>(root: &DrawingArea<DB, Shift>, text: &str) {
     root.draw_text(text, &font, (16, 14)).unwrap();
 }
 
-/// Draws the entries one after the other below the title.
+/// Draws the entries of the legend from left to right below the title.
 fn legend<'a, DB: DrawingBackend>(
     root: &DrawingArea<DB, Shift>,
     entries: impl Iterator<Item = (&'a str, RGBColor, bool)>,
 ) {
-    /// The approximate width of a letter in pixels, because no font is loaded to measure text.
+    /// The approximate width of a letter in pixels. The exact width is unknown, because no font is
+    /// loaded.
     const LETTER: usize = 7;
     let font = ("sans-serif", 13).into_font().color(&INK);
     let mut x = 16;

@@ -1,4 +1,4 @@
-//! The format of figures.
+//! Formats numbers.
 
 use crate::stats::Spread;
 
@@ -18,8 +18,8 @@ pub(crate) fn whole(number: f64) -> String {
     text
 }
 
-/// Formats a number such as a rate with three significant digits, because more would suggest a
-/// precision that it doesn't have.
+/// Formats a number such as a rate with three significant digits. More digits would suggest a
+/// precision that the measurement does not have.
 pub(crate) fn rough(number: f64) -> String {
     if number == 0.0 {
         return "0".to_owned();
@@ -51,7 +51,7 @@ pub(crate) fn spread(spread: Option<Spread>, write: impl Fn(f64) -> String) -> S
 }
 
 /// Formats only the median.
-pub(crate) fn middle(spread: Option<Spread>, write: impl Fn(f64) -> String) -> String {
+pub(crate) fn median_only(spread: Option<Spread>, write: impl Fn(f64) -> String) -> String {
     spread.map_or(NOTHING.to_owned(), |spread| write(spread.median))
 }
 

@@ -7,20 +7,22 @@ use crate::stats::Spread;
 /// All rounds of one program at one point of a series.
 pub(crate) struct Drains<'a> {
     pub(crate) rounds: Vec<&'a Drain>,
-    /// For each round, the limit over the same link with the same backlog.
+    /// For each round, the limit measured over the same link with the same backlog.
     limits: Vec<Option<&'a Drain>>,
 }
 
-/// Returns the groups of a series, in the order of their first measurements.
+/// Groups the drains of a series by point, program and link, in the order of their first measurements.
 pub(crate) fn groups<'a>(drains: &'a [Drain], series: &str) -> Vec<Drains<'a>> {
-    let of_series = || drains.iter().filter(|drain| drain.series == series);
+    let series_drains = || drains.iter().filter(|drain| drain.series == series);
     let key = |drain: &'a Drain| (&drain.point, &drain.program, drain.link);
-    distinct(of_series().map(key))
+    distinct(series_drains().map(key))
         .into_iter()
         .map(|group| {
-            let rounds: Vec<_> = of_series().filter(|drain| key(drain) == group).collect();
+            let rounds: Vec<_> = series_drains()
+                .filter(|drain| key(drain) == group)
+                .collect();
             let limits = rounds.iter().map(|drain| {
-                of_series().find(|limit| {
+                series_drains().find(|limit| {
                     limit.program == LIMIT
                         && limit.link == drain.link
                         && limit.round == drain.round
@@ -68,37 +70,37 @@ impl<'a> Drains<'a> {
     }
 
     /// Returns the spread of a figure over the rounds.
-    pub(crate) fn of(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
-        Spread::of(self.rounds.iter().map(|drain| figure(drain)))
+    pub(crate) fn spread_of(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
+        Spread::from_values(self.rounds.iter().map(|drain| figure(drain)))
     }
 
     pub(crate) fn rate(&self) -> Option<Spread> {
         let rates = self.rounds.iter();
-        Spread::of(rates.filter_map(|drain| drain.measured.rows_per_second))
+        Spread::from_values(rates.filter_map(|drain| drain.measured.rows_per_second))
     }
 
-    /// Returns the rate in relation to the limit's rate in the same round.
-    pub(crate) fn of_limit(&self) -> Option<Spread> {
+    /// Returns the rate divided by the limit's rate in the same round.
+    pub(crate) fn ratio_to_limit(&self) -> Option<Spread> {
         let rounds = self.rounds.iter().zip(&self.limits);
-        Spread::of(rounds.filter_map(|(drain, limit)| {
+        Spread::from_values(rounds.filter_map(|(drain, limit)| {
             let limit = (*limit)?.measured.rows_per_second?;
             Some(drain.measured.rows_per_second? / limit)
         }))
     }
 
-    /// Returns the seconds in `figure`, per million rows.
+    /// Returns the spread of a figure per million rows.
     pub(crate) fn per_million(&self, figure: impl Fn(&Drain) -> f64) -> Option<Spread> {
-        self.of(|drain| figure(drain) * 1e6 / drain.backlog.rows as f64)
+        self.spread_of(|drain| figure(drain) * 1e6 / drain.backlog.rows as f64)
     }
 }
 
 /// Returns all rounds of one program at one rate.
 pub(crate) fn steady<'a>(rounds: &'a [Steady], program: &str, per_second: u32) -> Vec<&'a Steady> {
-    let wanted = |round: &&Steady| round.program == program && round.per_second == per_second;
-    rounds.iter().filter(wanted).collect()
+    let matches = |round: &&Steady| round.program == program && round.per_second == per_second;
+    rounds.iter().filter(matches).collect()
 }
 
-/// Returns all rounds of each way of delivery, in the order of their first measurements.
+/// Returns all rounds of each delivery method, in the order of their first measurements.
 pub(crate) fn ways(costs: &[Cost]) -> Vec<Vec<&Cost>> {
     distinct(costs.iter().map(|cost| cost.way.as_str()))
         .into_iter()

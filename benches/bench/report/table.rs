@@ -1,4 +1,4 @@
-//! A table in Markdown that is also readable as plain text.
+//! Formats Markdown tables that are also readable as plain text.
 
 use std::fmt::{self, Display};
 

@@ -1,6 +1,6 @@
-//! The tables for the terminal and the page.
+//! Creates the tables for the terminal and the page.
 
-use super::numbers::{NOTHING, middle, one_place, rough, spread, two_places, whole};
+use super::numbers::{NOTHING, median_only, one_place, rough, spread, two_places, whole};
 use super::summary::{Drains, distinct, find, groups, steady, ways};
 use super::table::Table;
 use crate::growth;
@@ -11,7 +11,7 @@ use crate::results::{Cost, Drain, Fleet, Latency, Measured, Percentiles, Shards,
 use crate::stats::Spread;
 use crate::usage::MEBIBYTE;
 
-/// Compares programs with the same backlog.
+/// Compares programs that deliver the same backlog.
 pub(crate) fn comparison(drains: &[Drain], series: &str) -> Table {
     let mut table = Table::new([
         "program",
@@ -26,29 +26,32 @@ pub(crate) fn comparison(drains: &[Drain], series: &str) -> Table {
         "topic, MB",
     ]);
     for group in groups(drains, series) {
-        let cpu = |figure: fn(&Drain) -> f64| middle(group.per_million(figure), two_places);
+        let cpu = |figure: fn(&Drain) -> f64| median_only(group.per_million(figure), two_places);
         let only_kafka = |text: String| match group.is_limit() {
             true => NOTHING.to_owned(),
             false => text,
         };
-        let topic = group.of(|drain| drain.measured.topic_bytes as f64 / 1e6);
+        let topic = group.spread_of(|drain| drain.measured.topic_bytes as f64 / 1e6);
         table.row([
             group.program().to_owned(),
             group.link().to_string(),
             spread(group.rate(), rough),
-            only_kafka(spread(group.of_limit(), two_places)),
-            spread(group.of(|drain| drain.measured.first_seconds), two_places),
+            only_kafka(spread(group.ratio_to_limit(), two_places)),
+            spread(
+                group.spread_of(|drain| drain.measured.first_seconds),
+                two_places,
+            ),
             cpu(|drain| drain.measured.cpu.program),
             cpu(|drain| drain.measured.cpu.walsender),
             only_kafka(cpu(|drain| drain.measured.cpu.broker)),
             peak(&group),
-            only_kafka(middle(topic, one_place)),
+            only_kafka(median_only(topic, one_place)),
         ]);
     }
     table
 }
 
-/// Shows a series in which the parameter described by `what` increases.
+/// Shows a series in which the parameter described by `what` varies.
 pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Table {
     let mut table = Table::new([
         what,
@@ -61,7 +64,7 @@ pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Tabl
         "CPU s per million: Walpost",
         "broker",
         "peak RSS, MiB",
-        "log, MB",
+        "WAL, MB",
         "topic, MB",
     ]);
     let groups = groups(drains, series);
@@ -76,21 +79,24 @@ pub(crate) fn growth(drains: &[Drain], series: &str, what: &'static str) -> Tabl
             whole(backlog.rows as f64),
             spread(limit.and_then(Drains::rate), rough),
             spread(group.rate(), rough),
-            spread(group.of_limit(), two_places),
+            spread(group.ratio_to_limit(), two_places),
             throughput.map_or(NOTHING.to_owned(), rough),
-            spread(group.of(|drain| drain.measured.last_seconds), two_places),
-            middle(
+            spread(
+                group.spread_of(|drain| drain.measured.last_seconds),
+                two_places,
+            ),
+            median_only(
                 group.per_million(|drain| drain.measured.cpu.program),
                 two_places,
             ),
-            middle(
+            median_only(
                 group.per_million(|drain| drain.measured.cpu.broker),
                 two_places,
             ),
             peak(group),
             rough(backlog.wal_bytes as f64 / 1e6),
-            middle(
-                group.of(|drain| drain.measured.topic_bytes as f64 / 1e6),
+            median_only(
+                group.spread_of(|drain| drain.measured.topic_bytes as f64 / 1e6),
                 one_place,
             ),
         ]);
@@ -103,7 +109,7 @@ pub(crate) fn outbox(drains: &[Drain]) -> Table {
     let mut table = Table::new([
         "outbox",
         "written in, s",
-        "log, MB",
+        "WAL, MB",
         "limit, rows/s",
         "Walpost, rows/s",
         "of the limit",
@@ -115,18 +121,24 @@ pub(crate) fn outbox(drains: &[Drain]) -> Table {
     ]);
     let groups = groups(drains, growth::OUTBOX);
     for group in groups.iter().filter(|group| group.is_walpost()) {
-        let cpu = |figure: fn(&Drain) -> f64| middle(group.per_million(figure), two_places);
+        let cpu = |figure: fn(&Drain) -> f64| median_only(group.per_million(figure), two_places);
         table.row([
             group.point().to_owned(),
-            spread(group.of(|drain| drain.backlog.write_seconds), two_places),
-            middle(
-                group.of(|drain| drain.backlog.wal_bytes as f64 / 1e6),
+            spread(
+                group.spread_of(|drain| drain.backlog.write_seconds),
+                two_places,
+            ),
+            median_only(
+                group.spread_of(|drain| drain.backlog.wal_bytes as f64 / 1e6),
                 rough,
             ),
             spread(limit_of(group, &groups).and_then(Drains::rate), rough),
             spread(group.rate(), rough),
-            spread(group.of_limit(), two_places),
-            spread(group.of(|drain| drain.measured.last_seconds), two_places),
+            spread(group.ratio_to_limit(), two_places),
+            spread(
+                group.spread_of(|drain| drain.measured.last_seconds),
+                two_places,
+            ),
             cpu(|drain| drain.measured.cpu.program),
             cpu(|drain| drain.measured.cpu.walsender),
             cpu(|drain| drain.measured.cpu.broker),
@@ -136,7 +148,7 @@ pub(crate) fn outbox(drains: &[Drain]) -> Table {
     table
 }
 
-/// Shows where the drains that have their own limit spend their time.
+/// Shows how much time the processes of each drain spend running and waiting.
 pub(crate) fn bounds(drains: &[Drain]) -> Table {
     let mut table = Table::new([
         "drain",
@@ -154,14 +166,14 @@ pub(crate) fn bounds(drains: &[Drain]) -> Table {
         for group in groups(drains, series) {
             let Some(rate) = group.rate() else { continue };
             let seconds = 1e6 / rate.median;
-            let of = |figure: fn(&Measured) -> f64| {
+            let median_of = |figure: fn(&Measured) -> f64| {
                 let figures = group.per_million(|drain| figure(&drain.measured));
                 figures.expect("a round").median
             };
-            let walsender = of(|measured| measured.cpu.walsender);
-            let walsender_waits = of(|measured| measured.waiting.walsender);
-            let program = of(|measured| measured.cpu.program);
-            let broker = of(|measured| measured.cpu.broker);
+            let walsender = median_of(|measured| measured.cpu.walsender);
+            let walsender_waits = median_of(|measured| measured.waiting.walsender);
+            let program = median_of(|measured| measured.cpu.program);
+            let broker = median_of(|measured| measured.cpu.broker);
             table.row([
                 match group.point() {
                     "" => series.clone(),
@@ -173,7 +185,7 @@ pub(crate) fn bounds(drains: &[Drain]) -> Table {
                 two_places(walsender_waits),
                 two_places((seconds - walsender - walsender_waits).max(0.0)),
                 two_places(program),
-                two_places(of(|measured| measured.waiting.program)),
+                two_places(median_of(|measured| measured.waiting.program)),
                 two_places(broker),
                 two_places((walsender + program + broker) / seconds),
             ]);
@@ -182,7 +194,7 @@ pub(crate) fn bounds(drains: &[Drain]) -> Table {
     table
 }
 
-/// Returns the limit at the group's point, or else the limit of all points.
+/// Returns the limit at the group's point, or else the limit that applies to all points.
 fn limit_of<'a, 'b>(group: &Drains<'a>, groups: &'b [Drains<'a>]) -> Option<&'b Drains<'a>> {
     groups
         .iter()
@@ -191,7 +203,7 @@ fn limit_of<'a, 'b>(group: &Drains<'a>, groups: &'b [Drains<'a>]) -> Option<&'b 
 }
 
 fn peak(group: &Drains<'_>) -> String {
-    let peak = group.of(|drain| drain.measured.peak_rss_bytes as f64 / MEBIBYTE);
+    let peak = group.spread_of(|drain| drain.measured.peak_rss_bytes as f64 / MEBIBYTE);
     spread(peak, one_place)
 }
 
@@ -213,9 +225,10 @@ pub(crate) fn latency(latency: &Latency) -> Table {
     for per_second in RATES {
         for program in distinct(latency.steady.iter().map(|round| &round.program)) {
             let rounds = steady(&latency.steady, program, per_second);
-            let of =
-                |figure: fn(&Steady) -> f64| Spread::of(rounds.iter().map(|round| figure(round)));
-            let time = |figure| spread(of(figure), two_places);
+            let spread_of = |figure: fn(&Steady) -> f64| {
+                Spread::from_values(rounds.iter().map(|round| figure(round)))
+            };
+            let time = |figure| spread(spread_of(figure), two_places);
             table.row([
                 program.clone(),
                 whole(f64::from(per_second)),
@@ -226,19 +239,21 @@ pub(crate) fn latency(latency: &Latency) -> Table {
                 time(|round| round.from_schedule.p99),
                 time(|round| round.from_schedule.p99_9),
                 time(|round| round.from_schedule.max),
-                middle(
-                    of(|round| round.cpu_seconds * 10.0 / round.seconds),
+                median_only(
+                    spread_of(|round| round.cpu_seconds * 10.0 / round.seconds),
                     two_places,
                 ),
-                middle(of(|round| round.rss_bytes as f64 / MEBIBYTE), one_place),
+                median_only(
+                    spread_of(|round| round.rss_bytes as f64 / MEBIBYTE),
+                    one_place,
+                ),
             ]);
         }
     }
     table
 }
 
-/// Shows the parts of the latency that are caused by neither the program nor the database, and the
-/// commits.
+/// Shows the latency without a database or connector, and the duration of commits.
 pub(crate) fn floors(latency: &Latency) -> Table {
     let mut table = Table::new([
         "without a connector",
@@ -248,15 +263,15 @@ pub(crate) fn floors(latency: &Latency) -> Table {
         "max, ms",
     ]);
     let mut row = |name: String, rounds: Vec<Percentiles>| {
-        let of = |figure: fn(&Percentiles) -> f64| {
-            spread(Spread::of(rounds.iter().map(figure)), two_places)
+        let cell = |figure: fn(&Percentiles) -> f64| {
+            spread(Spread::from_values(rounds.iter().map(figure)), two_places)
         };
         table.row([
             name,
-            of(|round| round.p50),
-            of(|round| round.p99),
-            of(|round| round.p99_9),
-            of(|round| round.max),
+            cell(|round| round.p50),
+            cell(|round| round.p99),
+            cell(|round| round.p99_9),
+            cell(|round| round.max),
         ]);
     };
     row("producer to consumer".to_owned(), latency.floor.clone());
@@ -278,37 +293,38 @@ pub(crate) fn idle(latency: &Latency) -> Table {
     let mut table = Table::new(["program", "idle CPU s in 10 s"]);
     for program in distinct(latency.idle.iter().map(|idle| &idle.program)) {
         let rounds = latency.idle.iter().filter(|idle| idle.program == *program);
-        let used = Spread::of(rounds.map(|idle| idle.cpu_seconds * 10.0 / idle.seconds));
+        let used = Spread::from_values(rounds.map(|idle| idle.cpu_seconds * 10.0 / idle.seconds));
         table.row([program.clone(), spread(used, two_places)]);
     }
     table
 }
 
-/// Compares one slot with many, and shows idle pipelines.
+/// Compares one slot with many slots, and shows the cost of idle pipelines.
 pub(crate) fn fleets(tables: &Tables) -> Table {
     let mut table = Table::new([
         "slots, each with a pipeline",
         "tables",
-        "rows of others",
+        "rows in other tables",
         "CPU s: walsenders",
         "Walpost",
-        "at the end after, s",
+        "caught up after, s",
         "threads",
         "RSS, MiB",
     ]);
     let all = || tables.fleets.iter().chain([&tables.idle]);
     let key = |fleet: &Fleet| (fleet.slots, fleet.tables, fleet.rows);
-    for (slots, of, rows) in distinct(all().map(key)) {
+    for (slots, outboxes, rows) in distinct(all().map(key)) {
         let rounds: Vec<_> = all()
-            .filter(|fleet| key(fleet) == (slots, of, rows))
+            .filter(|fleet| key(fleet) == (slots, outboxes, rows))
             .collect();
-        let figure =
-            |figure: fn(&Fleet) -> f64| Spread::of(rounds.iter().map(|fleet| figure(fleet)));
+        let figure = |figure: fn(&Fleet) -> f64| {
+            Spread::from_values(rounds.iter().map(|fleet| figure(fleet)))
+        };
         let only_rows = |text: String| if rows == 0 { NOTHING.to_owned() } else { text };
         let program = spread(figure(|fleet| fleet.program_cpu), two_places);
         table.row([
             whole(slots as f64),
-            whole(of as f64),
+            whole(outboxes as f64),
             whole(rows as f64),
             only_rows(spread(figure(|fleet| fleet.walsenders_cpu), two_places)),
             match rows {
@@ -316,31 +332,32 @@ pub(crate) fn fleets(tables: &Tables) -> Table {
                 _ => program,
             },
             only_rows(spread(figure(|fleet| fleet.seconds), two_places)),
-            middle(figure(|fleet| fleet.threads as f64), whole),
+            median_only(figure(|fleet| fleet.threads as f64), whole),
             spread(figure(|fleet| fleet.rss_bytes as f64 / MEBIBYTE), one_place),
         ]);
     }
     table
 }
 
-/// Compares many pipelines that have backlogs with a single one.
+/// Compares many pipelines that deliver backlogs with a single pipeline.
 pub(crate) fn shards(rounds: &[Shards]) -> Table {
     let mut table = Table::new([
         "pipelines",
-        "rows of all",
+        "total rows",
         "rows/s",
-        "of one pipeline",
+        "relative to one pipeline",
         "CPU s per million: Walpost",
         "broker",
-        "least and most at half, of the average",
+        "slowest and fastest at half, relative to average",
         "threads",
         "peak RSS, MiB",
     ]);
     let pipelines = distinct(rounds.iter().map(|shards| shards.pipelines));
     for count in &pipelines {
-        let of_count = || rounds.iter().filter(|shards| shards.pipelines == *count);
-        let figure = |figure: fn(&Shards) -> f64| Spread::of(of_count().map(figure));
-        let beside_one = of_count().filter_map(|shards| {
+        let rounds_with_count = || rounds.iter().filter(|shards| shards.pipelines == *count);
+        let figure =
+            |figure: fn(&Shards) -> f64| Spread::from_values(rounds_with_count().map(figure));
+        let ratio_to_one = rounds_with_count().filter_map(|shards| {
             let one = rounds
                 .iter()
                 .find(|one| one.round == shards.round && one.pipelines == pipelines[0])?;
@@ -348,26 +365,26 @@ pub(crate) fn shards(rounds: &[Shards]) -> Table {
         });
         table.row([
             whole(*count as f64),
-            middle(figure(|shards| shards.rows as f64), whole),
+            median_only(figure(|shards| shards.rows as f64), whole),
             spread(figure(|shards| shards.rows_per_second), rough),
             match *count == pipelines[0] {
                 true => NOTHING.to_owned(),
-                false => spread(Spread::of(beside_one), two_places),
+                false => spread(Spread::from_values(ratio_to_one), two_places),
             },
-            middle(
+            median_only(
                 figure(|shards| shards.program_cpu * 1e6 / shards.rows as f64),
                 two_places,
             ),
-            middle(
+            median_only(
                 figure(|shards| shards.broker_cpu * 1e6 / shards.rows as f64),
                 two_places,
             ),
             format!(
                 "{} and {}",
-                middle(figure(|shards| shards.least_at_half), two_places),
-                middle(figure(|shards| shards.most_at_half), two_places)
+                median_only(figure(|shards| shards.least_at_half), two_places),
+                median_only(figure(|shards| shards.most_at_half), two_places)
             ),
-            middle(figure(|shards| shards.threads as f64), whole),
+            median_only(figure(|shards| shards.threads as f64), whole),
             spread(
                 figure(|shards| shards.peak_rss_bytes as f64 / MEBIBYTE),
                 one_place,
@@ -377,9 +394,9 @@ pub(crate) fn shards(rounds: &[Shards]) -> Table {
     table
 }
 
-/// Shows Walpost's threads during a drain.
+/// Shows the share of each of Walpost's threads in the samples of a drain.
 pub(crate) fn profile(profile: &Profile) -> Table {
-    let mut table = Table::new(["thread", "part of the samples"]);
+    let mut table = Table::new(["thread", "share of samples"]);
     for thread in &profile.process.callees {
         let part = thread.samples as f64 / profile.process.samples as f64;
         table.row([thread.name.clone(), two_places(part)]);
@@ -390,42 +407,42 @@ pub(crate) fn profile(profile: &Profile) -> Table {
 /// Shows the load of delivery on the database.
 pub(crate) fn database(costs: &[Cost]) -> Table {
     let mut table = Table::new([
-        "how events come out",
+        "delivery",
         "CPU s per million: all",
         "writers",
         "reader",
         "rest",
         "VACUUM after",
-        "log, MB",
+        "WAL, MB",
         "table after, MB",
         "dead rows",
         "written in, s",
         "in Kafka after, s",
     ]);
     for rounds in ways(costs) {
-        let of = |figure: fn(&Cost) -> f64| {
-            Spread::of(
+        let spread_of = |figure: fn(&Cost) -> f64| {
+            Spread::from_values(
                 rounds
                     .iter()
                     .map(|cost| figure(cost) * 1e6 / cost.events as f64),
             )
         };
-        let carried = rounds.iter().filter_map(|cost| {
+        let delivered = rounds.iter().filter_map(|cost| {
             let seconds = cost.carry_seconds?;
             Some(seconds * 1e6 / cost.events as f64)
         });
         table.row([
             rounds[0].way.clone(),
-            spread(of(server_cpu), one_place),
-            middle(of(|cost| cost.writers_cpu), one_place),
-            middle(of(|cost| cost.reader_cpu), one_place),
-            middle(of(|cost| cost.rest_cpu), one_place),
-            middle(of(|cost| cost.vacuum_cpu), one_place),
-            middle(of(|cost| cost.wal_bytes as f64 / 1e6), rough),
-            middle(of(|cost| cost.table_bytes as f64 / 1e6), rough),
-            middle(of(|cost| cost.dead_tuples as f64), rough),
-            middle(of(|cost| cost.write_seconds), one_place),
-            middle(Spread::of(carried), one_place),
+            spread(spread_of(server_cpu), one_place),
+            median_only(spread_of(|cost| cost.writers_cpu), one_place),
+            median_only(spread_of(|cost| cost.reader_cpu), one_place),
+            median_only(spread_of(|cost| cost.rest_cpu), one_place),
+            median_only(spread_of(|cost| cost.vacuum_cpu), one_place),
+            median_only(spread_of(|cost| cost.wal_bytes as f64 / 1e6), rough),
+            median_only(spread_of(|cost| cost.table_bytes as f64 / 1e6), rough),
+            median_only(spread_of(|cost| cost.dead_tuples as f64), rough),
+            median_only(spread_of(|cost| cost.write_seconds), one_place),
+            median_only(Spread::from_values(delivered), one_place),
         ]);
     }
     table

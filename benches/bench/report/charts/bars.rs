@@ -14,7 +14,7 @@ pub(super) struct Bars {
     /// The unit of the axis.
     pub(super) unit: &'static str,
     pub(super) bars: Vec<Bar>,
-    /// Empty if the labels are sufficient.
+    /// The labels and colours of the legend. Empty if the bars' own labels are sufficient.
     pub(super) legend: Vec<(&'static str, RGBColor)>,
 }
 
@@ -56,7 +56,8 @@ impl Bars {
             .margin_right(20)
             .margin_bottom(14)
             .x_label_area_size(FOOTER - 14)
-            // Leaves space for the text after the longest bar. The first bar is at the top.
+            // Leaves space for the text after the longest bar. The y axis is reversed, so that the
+            // first bar is at the top.
             .build_cartesian_2d(0.0..longest * 1.18, rows..0.0)
             .unwrap();
         chart

@@ -18,9 +18,10 @@ pub(super) struct Flame<'a> {
 const WIDTH: u32 = 1_600;
 const HEADER: i32 = 56;
 const MARGIN: i32 = 12;
-/// The distance between two frames, in pixels.
+/// The height of a frame, in pixels.
 const ROW: i32 = 19;
-/// The approximate width of a letter in pixels, because no font is loaded to measure text.
+/// The approximate width of a letter in pixels. The exact width is unknown, because no font is
+/// loaded.
 const LETTER: usize = 7;
 
 impl Flame<'_> {
@@ -62,7 +63,7 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
         self.part(frame) * (f64::from(WIDTH) - 2.0 * f64::from(MARGIN))
     }
 
-    /// Draws a frame and, above it, all its callees.
+    /// Draws a frame, and all its callees above it.
     fn tower(&self, frame: &Frame, mut left: f64, bottom: i32, colour: RGBColor) {
         self.frame(frame, left, bottom, colour);
         for callee in &frame.callees {
@@ -80,13 +81,14 @@ impl<DB: DrawingBackend> Canvas<'_, DB> {
             colour.mix(0.35).filled(),
         );
         self.root.draw(&shape).unwrap();
-        let room = usize::try_from(to - from).unwrap_or(0) / LETTER;
-        if room < 4 {
+        let max_letters = usize::try_from(to - from).unwrap_or(0) / LETTER;
+        if max_letters < 4 {
             return;
         }
         let mut text = format!("{} {} %", frame.name, whole(100.0 * self.part(frame)));
-        if text.chars().count() > room {
-            text = frame.name.chars().take(room - 1).chain(['…']).collect();
+        if text.chars().count() > max_letters {
+            let start = frame.name.chars().take(max_letters - 1);
+            text = start.chain(['…']).collect();
         }
         let font = ("sans-serif", 12).into_font().color(&INK);
         let font = font.pos(Pos::new(HPos::Left, VPos::Center));

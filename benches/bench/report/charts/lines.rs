@@ -12,9 +12,9 @@ pub(super) struct Lines {
     pub(super) title: String,
     pub(super) x_unit: &'static str,
     pub(super) y_unit: &'static str,
-    /// The labels of x, if it is an index of these instead of a number.
+    /// If x is an index instead of a number, the labels for the values of x.
     pub(super) x_labels: Option<[&'static str; 5]>,
-    /// Whether y increases tenfold from tick to tick.
+    /// Whether the y axis is logarithmic.
     pub(super) logarithmic: bool,
     pub(super) lines: Vec<Line>,
     /// A range of x to highlight.
