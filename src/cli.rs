@@ -222,7 +222,7 @@ fn variable(name: &str) -> Option<String> {
 }
 
 fn variables() -> impl Iterator<Item = (String, String)> {
-    // Variables that are not valid Unicode can't be Walpost's.
+    // Skips variables that are not valid Unicode, because Walpost's variables always are.
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
 }

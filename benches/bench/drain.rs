@@ -277,7 +277,7 @@ impl Arrivals {
     }
 
     /// Returns the rate after the first sample with any arrivals, extrapolated to `rows`. Returns
-    /// `None` if more than half had arrived at that sample.
+    /// `None` if at least half had already arrived at that sample.
     fn per_second(&self, rows: usize) -> Option<f64> {
         let ((first, early), (last, all)) = (self.first?, self.last);
         let part = (all - early) as f64 / all as f64;

@@ -86,7 +86,7 @@ pub(super) fn read(source: &mut Source, report: &mut Report) -> Result<Chain, Im
             continue;
         }
         if class.value.trim() == ROUTER {
-            let message = "is a second outbox event router, and only one is imported: import this one separately, from a copy of \
+            let message = "is a second outbox event router, but only one is imported: import the second router separately, from a copy of \
              the file without the first, and append its [[pipeline]] to this file";
             report.unsupported(&class.written, message);
         } else {
@@ -142,7 +142,7 @@ fn condition(prefix: &str, source: &mut Source, report: &mut Report) -> Conditio
         "RecordIsTombstone" => Condition::Tombstones,
         _ => {
             let message = "is a predicate for which Walpost has no equivalent: all rows of the table are delivered. If some rows \
-             must not be, change the service so that it writes them to another table";
+             must not be delivered, change the service so that it writes them to another table";
             report.unsupported(&predicate.written, message);
             Condition::Unknown
         }

@@ -282,7 +282,7 @@ pub(super) fn tables(
         {
             let message = format!(
                 "contains {schema}.{name}: Debezium ignores the case of letters, but in walpost.toml a name in double quotes is \
-                 case-sensitive. Compare it with the name of the table"
+                 case-sensitive. Compare this name with the name of the table"
             );
             report.task(&from, message);
         }
@@ -412,7 +412,7 @@ pub(super) fn snapshot(source: &mut Source, section: &mut Section, report: &mut 
         other => {
             let message = match other {
                 "always" => {
-                    "copies the table at each start. Walpost copies it only once: snapshot = \"initial\" is written; walpost \
+                    "copies the table at each start. Walpost copies the table only once: snapshot = \"initial\" is written; walpost \
                      replay sends rows again"
                 }
                 "initial_only" => {
@@ -479,7 +479,7 @@ pub(super) fn remaining(
         Some(prefix) if has_headers => {
             let comment = format!(
                 "{}, and the default of extended.headers.enabled: the headers __debezium.context.*. Remove the line if no \
-                 consumer reads them; earlier versions of Debezium wrote none",
+                 consumer reads them; earlier versions of Debezium did not write these headers",
                 prefix.written
             );
             section.set("debezium_headers", text(prefix.value.trim()), comment);
@@ -492,8 +492,8 @@ pub(super) fn remaining(
         match taken.is("required") {
             true => {
                 section.set("delivery", text("exactly-once"), taken.written.clone());
-                let message = "delivery = \"exactly-once\". Walpost records its position in a topic of its own, \
-                 walpost-checkpoints, and needs privileges for it: docs/exactly-once.md";
+                let message = "delivery = \"exactly-once\". Walpost records its position in the topic \
+                 walpost-checkpoints, and needs privileges for that topic: see docs/exactly-once.md";
                 report.task(&taken.written, message);
             }
             false => report.without_effect(&taken.written),

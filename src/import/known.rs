@@ -71,14 +71,14 @@ const KNOWN: &[KnownProperty] = &[
         "slot.drop.on.stop",
         &["false"],
         ToDo(
-            "makes Debezium drop its slot when it stops: set it to false before the switch-over, so that you can switch back",
+            "makes Debezium drop its slot when it stops: set the property to false before the switch-over, so that you can switch back",
         ),
     ),
     KnownProperty(
         "slot.failover",
         &["false"],
         Different(
-            "is what walpost init does on PostgreSQL 17 and later, unless it is run with --no-failover",
+            "is the default of walpost init on PostgreSQL 17 and later; --no-failover disables it",
         ),
     ),
     KnownProperty("slot.stream.params", &[], WithoutEffect),
@@ -89,7 +89,7 @@ const KNOWN: &[KnownProperty] = &[
         "offset.mismatch.strategy",
         &[],
         Different(
-            "has no equivalent: if its slot was moved, Walpost halts and names the commands that resolve this",
+            "has no equivalent: if Walpost's slot was moved, Walpost halts and logs the commands that resolve this",
         ),
     ),
     KnownProperty("create.slot.command.timeout", &[], WithoutEffect),
@@ -122,7 +122,7 @@ const KNOWN: &[KnownProperty] = &[
         &["false"],
         Unsupported(
             "prevents Debezium from writing to the database. Walpost records the confirmed position in the table \
-             walpost.slot_state of the primary, and reads its slot there: grant its role these privileges (sql/role.sql)",
+             walpost.slot_state of the primary, and reads its slot there: grant Walpost's role these privileges (sql/role.sql)",
         ),
     ),
     KnownProperty("connection.validation.timeout.ms", &[], WithoutEffect),
@@ -139,7 +139,7 @@ const KNOWN: &[KnownProperty] = &[
         "database.sslfactory",
         &[""],
         Unsupported(
-            "is a Java class. Use sslmode and sslrootcert in postgres to choose what is verified",
+            "is a Java class. Use sslmode and sslrootcert in postgres to configure certificate verification",
         ),
     ),
     KnownProperty(
@@ -178,7 +178,7 @@ const KNOWN: &[KnownProperty] = &[
         "converters",
         &[""],
         Unsupported(
-            "are custom converters for columns, which Walpost does not support: it writes these columns as Debezium does \
+            "are custom converters for columns, which Walpost does not support: Walpost writes these columns like Debezium does \
              without them",
         ),
     ),
@@ -192,14 +192,14 @@ const KNOWN: &[KnownProperty] = &[
         "message.prefix.include.list",
         &[""],
         Different(
-            "selects messages of pg_logical_emit_message. Walpost reads only those that are its own events: docs/messages.md",
+            "selects messages of pg_logical_emit_message. Walpost reads only messages that are its own events: see docs/messages.md",
         ),
     ),
     KnownProperty(
         "message.prefix.exclude.list",
         &[""],
         Different(
-            "selects messages of pg_logical_emit_message. Walpost reads only those that are its own events: docs/messages.md",
+            "selects messages of pg_logical_emit_message. Walpost reads only messages that are its own events: see docs/messages.md",
         ),
     ),
     KnownProperty("skip.messages.without.change", &[], WithoutEffect),

@@ -64,7 +64,7 @@ const RULES: &[(&str, Rule)] = &[
     (
         "ssl.cipher.suites",
         Unsupported(
-            "contains Java's names of cipher suites: write OpenSSL's names into [kafka], or omit it",
+            "contains Java's names of cipher suites: write OpenSSL's names into [kafka], or omit this property",
         ),
     ),
     ("retries", WAITING_RULE),
@@ -72,7 +72,7 @@ const RULES: &[(&str, Rule)] = &[
     (
         "buffer.memory",
         Different(
-            "has no equivalent: window_bytes limits what is read and not yet acknowledged, by default to 8MiB",
+            "has no equivalent: window_bytes limits the records that were read but not yet acknowledged, by default to 8MiB",
         ),
     ),
     ("partitioner.class", CODE_RULE),

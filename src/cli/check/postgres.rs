@@ -676,8 +676,8 @@ async fn check_moved(
     }
 }
 
-/// Reports whether the slot survives a failover of the server, and settings because of which it may
-/// be lost.
+/// Reports whether the slot survives a failover of the server, and settings that may cause the slot
+/// to be lost.
 async fn failover(settings: &PipelineSettings, catalog: &Catalog, report: &mut Report<'_>) {
     let slot = &settings.target.slot;
     match catalog.failover(slot).await {
