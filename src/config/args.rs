@@ -1,4 +1,4 @@
-//! Flags that several commands share. Each has an environment variable.
+//! Flags that several commands share. Most of them can also be set by environment variables.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -158,7 +158,7 @@ fn status_reports_a_failed_reload_until_one_succeeds() {
     for word in [
         "configuration: the reload ",
         "did you mean `retention`",
-        "Correct it, and reload it",
+        "Correct the configuration, and reload it",
     ] {
         assert!(
             failed.stdout.contains(word),

@@ -316,7 +316,7 @@ fn dead_letters_are_counted_and_the_last_is_shown() {
                 "{}: 2 dead letters in topic {topic:?} since the process started",
                 fixture.name
             ),
-            "the last for the event at 00000000/",
+            "the last one is for the event at 00000000/",
             "\"outbox.event.nor this\" can't be the name of a topic",
         ]);
     walpost.terminate().expect_code(0);

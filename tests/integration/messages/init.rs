@@ -28,7 +28,7 @@ fn init_makes_functions_and_an_empty_publication_on_every_version() {
             .check()
             .finish()
             .expect_code(0)
-            .expect_mentions(&["walpost.publish exists", "fit together"]);
+            .expect_mentions(&["walpost.publish exists", "exist and are consistent"]);
         let aggregate = fixture.aggregate(1);
         let walpost = fixture.start();
         fixture.insert(&aggregate, "k");
