@@ -36,7 +36,7 @@ pub(crate) const WARM_UP_ROWS: usize = 500_000;
 pub(crate) const WARM_UPS: RangeInclusive<usize> = 8..=12;
 
 /// A PostgreSQL server and a Kafka broker that only the benchmark uses.
-pub(crate) struct Bed {
+pub(crate) struct TestBed {
     pub(crate) server: Server,
     pub(crate) broker: Broker,
     pub(crate) db: Session,
@@ -44,7 +44,7 @@ pub(crate) struct Bed {
     pub(crate) observer: BaseConsumer,
 }
 
-impl Bed {
+impl TestBed {
     /// Starts the servers, and warms up the broker.
     pub(crate) fn new(args: &Args) -> Self {
         let server = Server::private(MAJOR, POSTGRES_SETTINGS);
@@ -77,7 +77,7 @@ impl Bed {
     /// other processes on the same cores.
     fn warm_up(&self, args: &Args) {
         eprintln!("warming up:");
-        let backlog = backlog::fill(&self.db, Shape::of_rows(args.scaled(WARM_UP_ROWS)));
+        let backlog = backlog::fill(&self.db, Shape::with_rows(args.scaled(WARM_UP_ROWS)));
         let walpost = [Lap::new(args.walpost(Link::Unix), TopicSettings::default())];
         let (mut before, mut steady) = (f64::INFINITY, 0);
         for round in 0..*WARM_UPS.end() {

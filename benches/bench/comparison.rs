@@ -3,7 +3,7 @@
 
 use crate::args::Args;
 use crate::backlog::{self, Shape};
-use crate::bed::Bed;
+use crate::bed::TestBed;
 use crate::drain::{self, Lap};
 use crate::outage;
 use crate::program::Link;
@@ -15,12 +15,12 @@ pub(crate) const SERIES: &str = "drain";
 /// The series with the second, larger backlog.
 pub(crate) const MORE_ROWS: &str = "drain of more rows";
 
-pub(crate) fn measure(bed: &Bed, args: &Args) -> Comparison {
-    let backlog = backlog::fill(&bed.db, Shape::of_rows(args.rows()));
+pub(crate) fn measure(bed: &TestBed, args: &Args) -> Comparison {
+    let backlog = backlog::fill(&bed.db, Shape::with_rows(args.rows()));
     let mut drains = drain::rounds(bed, SERIES, &backlog, &laps(args), 0..args.rounds());
     let outage = outage::measure(bed, args, backlog.rows);
     if let Some(rows) = args.more_rows() {
-        let backlog = backlog::fill(&bed.db, Shape::of_rows(rows));
+        let backlog = backlog::fill(&bed.db, Shape::with_rows(rows));
         drains.extend(drain::rounds(
             bed,
             MORE_ROWS,

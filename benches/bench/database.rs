@@ -9,7 +9,7 @@ use poller::{Poller, Settlement};
 
 use crate::args::Args;
 use crate::backlog::{Kind, Slot, position};
-use crate::bed::{Bed, DATABASE};
+use crate::bed::{DATABASE, TestBed};
 use crate::program::{Link, Running, Task, start_walpost};
 use crate::results::Cost;
 use crate::support::session::Session;
@@ -44,7 +44,7 @@ enum DeliveryMethod {
     Polling(Settlement),
 }
 
-pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
+pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Cost> {
     let methods = [
         DeliveryMethod::None,
         DeliveryMethod::Walpost(Kind::Table),
@@ -69,7 +69,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Cost> {
 }
 
 /// Measures one method of delivery. The events are written and delivered at the same time.
-fn run(bed: &Bed, args: &Args, method: DeliveryMethod, events: usize, round: usize) -> Cost {
+fn run(bed: &TestBed, args: &Args, method: DeliveryMethod, events: usize, round: usize) -> Cost {
     prepare(bed, method);
     let topic = Topic::new(bed, &TopicSettings::default());
     let mut deliverer = Deliverer::start(bed, args, method, &topic);
@@ -120,7 +120,7 @@ fn run(bed: &Bed, args: &Args, method: DeliveryMethod, events: usize, round: usi
 
 /// Creates the table, unless the method uses messages, and the procedure `add`, which commits each
 /// event in its own transaction, like a service.
-fn prepare(bed: &Bed, method: DeliveryMethod) {
+fn prepare(bed: &TestBed, method: DeliveryMethod) {
     let write = match method.kind() {
         Kind::Table | Kind::Tables => {
             bed.db.run(SCHEMA);
@@ -148,7 +148,7 @@ struct TableState {
 
 impl TableState {
     /// Measures the table, and drops it.
-    fn measure_and_drop(bed: &Bed) -> Self {
+    fn measure_and_drop(bed: &TestBed) -> Self {
         let number = |sql: &str| u64::try_from(bed.db.number(sql)).unwrap();
         let dead_tuples =
             number("SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'events'");
@@ -167,7 +167,7 @@ impl TableState {
 
 /// Writes `each` events in each session, and returns the sessions. Commits are asynchronous, because
 /// waiting for the disk uses no CPU time.
-fn write(bed: &Bed, each: usize) -> Vec<Session> {
+fn write(bed: &TestBed, each: usize) -> Vec<Session> {
     let sessions = (0..WRITERS).map(|_| {
         let db = bed.server.session(DATABASE);
         thread::spawn(move || {
@@ -220,7 +220,7 @@ impl DeliveryMethod {
 
 impl<'a> Deliverer<'a> {
     /// Starts the program, and returns when it is ready for the first event.
-    fn start(bed: &'a Bed, args: &Args, method: DeliveryMethod, topic: &Topic<'_>) -> Self {
+    fn start(bed: &'a TestBed, args: &Args, method: DeliveryMethod, topic: &Topic<'_>) -> Self {
         match method {
             DeliveryMethod::None => Self::None,
             DeliveryMethod::Polling(settlement) => {

@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::backlog::{Backlog, Kind, Slot};
-use crate::bed::{Bed, STALL_TIMEOUT};
+use crate::bed::{STALL_TIMEOUT, TestBed};
 use crate::program::{Link, Program, Task};
 use crate::results::{ByProcess, Drain, Measured};
 use crate::support::postgres::{MAJOR, binaries};
@@ -57,7 +57,7 @@ impl Lap {
 
 /// Drains the backlog with each lap once per round. Each round starts with a different lap.
 pub(crate) fn rounds(
-    bed: &Bed,
+    bed: &TestBed,
     series: &str,
     backlog: &Backlog,
     laps: &[Lap],
@@ -106,7 +106,7 @@ fn print_drain(drain: &Drain) {
 
 /// Measures the walsender while its output is discarded. Progress is measured in bytes, so that the
 /// output does not have to be parsed.
-fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
+fn limit(bed: &TestBed, link: Link, backlog: &Backlog) -> Measured {
     let slot = Slot::at_backlog(&bed.db);
     let mut walsender = Walsender::new(&bed.db, &slot.name);
     let end = bed.db.value("SELECT pg_current_wal_lsn()").unwrap();
@@ -149,7 +149,7 @@ fn limit(bed: &Bed, link: Link, backlog: &Backlog) -> Measured {
     }
 }
 
-fn receive(bed: &Bed, link: Link, kind: Kind, slot: &str, end: &str) -> Child {
+fn receive(bed: &TestBed, link: Link, kind: Kind, slot: &str, end: &str) -> Child {
     let options = kind.options();
     let client = Command::new(binaries(MAJOR).join("pg_recvlogical"))
         .args(["--dbname", &bed.conninfo(link), "--slot", slot])
@@ -162,7 +162,12 @@ fn receive(bed: &Bed, link: Link, kind: Kind, slot: &str, end: &str) -> Child {
     client
 }
 
-fn drain(bed: &Bed, program: &Program, settings: &TopicSettings, backlog: &Backlog) -> Measured {
+fn drain(
+    bed: &TestBed,
+    program: &Program,
+    settings: &TopicSettings,
+    backlog: &Backlog,
+) -> Measured {
     let slot = Slot::at_backlog(&bed.db);
     let topic = Topic::new(bed, settings);
     let task = Task {

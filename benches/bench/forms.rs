@@ -2,7 +2,7 @@
 
 use crate::args::Args;
 use crate::backlog::{self, Shape};
-use crate::bed::Bed;
+use crate::bed::TestBed;
 use crate::drain::{self, Lap};
 use crate::program::Link;
 use crate::results::Drain;
@@ -30,7 +30,7 @@ const FORMS: [(&str, &str); 7] = [
     ),
 ];
 
-pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
+pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
     let backlog = backlog::fill(&bed.db, Shape::with_rows(args.rows()));
     let mut laps = vec![Lap::limit(Link::Unix)];
     laps.extend(FORMS.map(|(name, settings)| {

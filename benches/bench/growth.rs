@@ -3,7 +3,7 @@
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape};
-use crate::bed::Bed;
+use crate::bed::TestBed;
 use crate::drain::{self, Lap};
 use crate::program::Link;
 use crate::results::Drain;
@@ -18,7 +18,7 @@ pub(crate) const TOPICS: &str = "topics";
 /// The series that compares a table with messages.
 pub(crate) const OUTBOX: &str = "outbox";
 
-pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
+pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
     let mut drains = Vec::new();
     let mut add = |series: &str, point: &str, shape: Shape, rounds: usize| {
         let backlog = backlog::fill(&bed.db, shape);

@@ -11,7 +11,7 @@ use receiver::Receiver;
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Slot};
-use crate::bed::Bed;
+use crate::bed::TestBed;
 use crate::program::{Link, Program, Task};
 use crate::results::{Idle, Latency, Percentiles, Steady};
 use crate::stats::percentile;
@@ -41,7 +41,7 @@ struct Sample {
     received: i64,
 }
 
-pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
+pub(crate) fn measure(bed: &TestBed, args: &Args) -> Latency {
     let [settle, idle, warm_up, steady] = if args.quick {
         [1, 2, 1, 3]
     } else {
@@ -73,7 +73,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Latency {
 }
 
 /// Starts a program, and measures it first while it is idle, and then at each of the rates.
-fn run(bed: &Bed, program: &Program, round: usize, times: Times, latency: &mut Latency) {
+fn run(bed: &TestBed, program: &Program, round: usize, times: Times, latency: &mut Latency) {
     backlog::empty(&bed.db);
     let slot = Slot::at_end(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());

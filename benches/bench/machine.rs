@@ -6,7 +6,7 @@ use std::process::Command;
 use procfs::{CpuInfo, Current, Meminfo};
 use serde::{Deserialize, Serialize};
 
-use crate::bed::Bed;
+use crate::bed::TestBed;
 use crate::support::postgres::dependencies;
 use crate::support::walpost::Invocation;
 
@@ -48,7 +48,7 @@ impl Machine {
 }
 
 impl Versions {
-    pub(crate) fn query(bed: &Bed) -> Self {
+    pub(crate) fn query(bed: &TestBed) -> Self {
         let walpost = Invocation::new(["--version"]).finish().stdout;
         let commit = first_line(Command::new("git").args(["describe", "--always", "--dirty"]));
         Self {

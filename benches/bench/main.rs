@@ -43,7 +43,7 @@ mod support;
 use std::time::Instant;
 
 use args::{Args, PartName};
-use bed::Bed;
+use bed::TestBed;
 use clap::Parser;
 use results::{Part, Results};
 
@@ -67,7 +67,7 @@ fn main() {
 /// Measures the selected parts. Prints and stores the results of each part when the part is
 /// complete.
 fn measure(args: &Args, results: &mut Results) {
-    let bed = Bed::new(args);
+    let bed = TestBed::new(args);
     for part_name in args.parts() {
         let began = Instant::now();
         eprintln!("{part_name}:");

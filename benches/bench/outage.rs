@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::args::Args;
 use crate::backlog::{Kind, Slot};
-use crate::bed::{Bed, STALL_TIMEOUT};
+use crate::bed::{STALL_TIMEOUT, TestBed};
 use crate::program::{Link, Task};
 use crate::results::Outage;
 use crate::topic::{Topic, TopicSettings};
@@ -15,7 +15,7 @@ use crate::usage::{MEBIBYTE, family_resident_bytes};
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Measures an outage with the existing backlog.
-pub(crate) fn measure(bed: &Bed, args: &Args, rows: usize) -> Outage {
+pub(crate) fn measure(bed: &TestBed, args: &Args, rows: usize) -> Outage {
     let frozen_for = Duration::from_secs(if args.quick { 1 } else { 10 });
     let slot = Slot::at_backlog(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());

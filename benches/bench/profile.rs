@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::Args;
 use crate::backlog::{self, Shape, Slot};
-use crate::bed::Bed;
+use crate::bed::TestBed;
 use crate::program::{Link, Task};
 use crate::support::process::{signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
@@ -53,12 +53,12 @@ const SCAFFOLDING: [&str; 9] = [
 ];
 
 /// Profiles a drain. Returns `None` if perf is not installed.
-pub(crate) fn measure(bed: &Bed, args: &Args) -> Option<Profile> {
+pub(crate) fn measure(bed: &TestBed, args: &Args) -> Option<Profile> {
     if Command::new("perf").arg("--version").output().is_err() {
         eprintln!("  skipped: perf is not installed (Debian: apt install linux-perf)");
         return None;
     }
-    let backlog = backlog::fill(&bed.db, Shape::of_rows(2 * args.rows()));
+    let backlog = backlog::fill(&bed.db, Shape::with_rows(2 * args.rows()));
     let file = reaper::folder("profile").join("perf.data");
     record(bed, args, backlog.rows, &file);
     backlog::empty(&bed.db);
@@ -82,7 +82,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Option<Profile> {
 }
 
 /// Drains the backlog while perf takes samples.
-fn record(bed: &Bed, args: &Args, rows: usize, file: &Path) {
+fn record(bed: &TestBed, args: &Args, rows: usize, file: &Path) {
     let slot = Slot::at_backlog(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
     let task = Task::new(backlog::Kind::Table, &slot, &topic);

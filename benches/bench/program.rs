@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use crate::backlog::{Kind, PUBLICATION, Slot, TABLE};
-use crate::bed::{Bed, DATABASE, STALL_TIMEOUT};
+use crate::bed::{DATABASE, STALL_TIMEOUT, TestBed};
 use crate::support::postgres::dependencies;
 use crate::support::process::{try_signal, wait_for_exit};
 use crate::support::reaper::{self, Ending};
@@ -154,7 +154,7 @@ impl Program {
     }
 
     /// Starts a program that delivers to Kafka.
-    pub(crate) fn start(&self, bed: &Bed, task: &Task<'_>) -> Running {
+    pub(crate) fn start(&self, bed: &TestBed, task: &Task<'_>) -> Running {
         match self {
             Self::Limit { .. } => unreachable!("pg_recvlogical does not deliver to Kafka"),
             Self::Walpost {
@@ -186,7 +186,7 @@ impl Program {
 }
 
 /// Sets the first checkpoint of a pipeline.
-fn adopt_checkpoint(bed: &Bed, link: Link, task: &Task<'_>, arguments: &[&str]) {
+fn adopt_checkpoint(bed: &TestBed, link: Link, task: &Task<'_>, arguments: &[&str]) {
     Invocation::new(["checkpoint", "adopt", "--yes", "--slot", task.slot])
         .args(["--postgres", &bed.conninfo(link)])
         .args(["--kafka", &bed.broker.address()])
@@ -197,7 +197,7 @@ fn adopt_checkpoint(bed: &Bed, link: Link, task: &Task<'_>, arguments: &[&str]) 
 
 /// Starts `walpost run`. `arguments` selects the outbox, and may contain other options.
 pub(crate) fn start_walpost(
-    bed: &Bed,
+    bed: &TestBed,
     link: Link,
     task: &Task<'_>,
     arguments: &[&str],
@@ -233,8 +233,8 @@ pub(crate) enum Running {
 
 impl Running {
     /// Starts Walpost with the pipelines in `text`, in walpost.toml's syntax. All pipelines use the
-    /// bed's broker.
-    pub(crate) fn start_pipelines(bed: &Bed, text: &str) -> Self {
+    /// test bed's broker.
+    pub(crate) fn start_pipelines(bed: &TestBed, text: &str) -> Self {
         let file = config_file(format!(
             "[kafka]\n\"bootstrap.servers\" = \"{}\"\n{text}",
             bed.broker.address()
@@ -307,7 +307,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    fn start(bed: &Bed, name: &str, command: &str, task: &Task<'_>) -> Self {
+    fn start(bed: &TestBed, name: &str, command: &str, task: &Task<'_>) -> Self {
         let folder = reaper::folder("peer");
         let log = File::create(folder.join("log")).unwrap();
         let own = folder.join("own");

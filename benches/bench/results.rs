@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::backlog::Backlog;
-use crate::bed::Bed;
+use crate::bed::TestBed;
 use crate::machine::{Machine, Versions};
 use crate::profile::Profile;
 use crate::program::Link;
@@ -228,7 +228,7 @@ pub(crate) struct Cost {
 }
 
 impl<T> Part<T> {
-    pub(crate) fn new(bed: &Bed, began: Instant, data: T) -> Self {
+    pub(crate) fn new(bed: &TestBed, began: Instant, data: T) -> Self {
         let now = jiff::Timestamp::now();
         let elapsed = began.elapsed();
         Self {

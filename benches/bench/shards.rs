@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::args::Args;
 use crate::backlog::{self, PUBLICATION, Shape, Slot, TABLE};
-use crate::bed::{Bed, DATABASE};
+use crate::bed::{DATABASE, TestBed};
 use crate::program::Running;
 use crate::results::Shards;
 use crate::support::postgres::{MAJOR, Server};
@@ -20,7 +20,7 @@ const ROWS: usize = 1_000_000;
 const POSTGRES_SETTINGS: &str =
     "shared_buffers = 32MB\nmax_wal_size = 16GB\ncheckpoint_timeout = 1h\n";
 
-pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Shards> {
+pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Shards> {
     let many = if args.quick { 3 } else { 50 };
     let rows = args.scaled(ROWS);
     let fleets = [Fleet::new(bed, 1, rows), Fleet::new(bed, many, rows)];
@@ -47,7 +47,7 @@ pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Shards> {
 }
 
 struct Fleet<'a> {
-    bed: &'a Bed,
+    bed: &'a TestBed,
     shards: Vec<Shard<'a>>,
     rows: usize,
 }
@@ -59,7 +59,7 @@ struct Shard<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    fn new(bed: &'a Bed, count: usize, rows: usize) -> Self {
+    fn new(bed: &'a TestBed, count: usize, rows: usize) -> Self {
         let settings = TopicSettings {
             partitions: if count == 1 { 3 } else { 1 },
             ..TopicSettings::default()

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape, Slot, TABLES_PUBLICATION};
-use crate::bed::Bed;
+use crate::bed::TestBed;
 use crate::drain::{self, Lap};
 use crate::program::{Link, Program, Running, Task};
 use crate::results::{Drain, Fleet, Tables};
@@ -28,7 +28,7 @@ const IDLE: Duration = Duration::from_secs(30);
 /// The settings that select the tables.
 const SETTINGS: &str = "tables = [\"bench_*.outbox\"]";
 
-pub(crate) fn measure(bed: &Bed, args: &Args) -> Tables {
+pub(crate) fn measure(bed: &TestBed, args: &Args) -> Tables {
     let (some, many) = match args.quick {
         true => (5, 20),
         false => (50, 1_000),
@@ -94,7 +94,7 @@ fn print_fleet(fleet: &Fleet) {
 
 /// Creates `many` tables in a publication, and [`ADDED`] further tables that are not in the
 /// publication.
-fn install(bed: &Bed, many: usize) {
+fn install(bed: &TestBed, many: usize) {
     let all = many + ADDED;
     bed.db.run(&format!(
         "DO $$ BEGIN FOR i IN 1..{all} LOOP
@@ -120,7 +120,7 @@ fn install(bed: &Bed, many: usize) {
     ));
 }
 
-fn remove(bed: &Bed, all: usize) {
+fn remove(bed: &TestBed, all: usize) {
     bed.db.run(&format!(
         "DO $$ BEGIN FOR i IN 1..{all} LOOP
            EXECUTE format('DROP SCHEMA bench_%s CASCADE', i);
@@ -135,7 +135,7 @@ fn remove(bed: &Bed, all: usize) {
 
 /// Measures the time from before adding a table until its first event is in Kafka, for several
 /// tables.
-fn measure_added_tables(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
+fn measure_added_tables(bed: &TestBed, walpost: &Program, many: usize) -> Vec<f64> {
     let slot = Slot::at_end(&bed.db);
     let topic = Topic::new(bed, &TopicSettings::default());
     let mut running = walpost.start(bed, &Task::new(Kind::Tables, &slot, &topic));
@@ -169,7 +169,7 @@ fn measure_added_tables(bed: &Bed, walpost: &Program, many: usize) -> Vec<f64> {
 
 /// Pipelines that share `tables` tables, and their slots.
 struct Pipelines<'a> {
-    bed: &'a Bed,
+    bed: &'a TestBed,
     slots: Vec<Slot<'a>>,
     running: Running,
     pid: u32,
@@ -177,7 +177,7 @@ struct Pipelines<'a> {
 
 impl<'a> Pipelines<'a> {
     /// Starts a single pipeline for all tables, or one pipeline per table if there are several slots.
-    fn start(bed: &'a Bed, slots: usize, tables: usize) -> Self {
+    fn start(bed: &'a TestBed, slots: usize, tables: usize) -> Self {
         let slots: Vec<_> = (0..slots).map(|_| Slot::at_end(&bed.db)).collect();
         let mut text = String::new();
         for (index, slot) in slots.iter().enumerate() {
@@ -230,7 +230,7 @@ impl<'a> Pipelines<'a> {
 }
 
 /// Returns the position of each walsender, by PID.
-fn walsenders(bed: &Bed) -> BTreeMap<u32, u64> {
+fn walsenders(bed: &TestBed) -> BTreeMap<u32, u64> {
     let rows = bed.db.rows(
         "SELECT pid, (sent_lsn - '0/0')::bigint FROM pg_stat_replication WHERE state = 'streaming'",
     );
@@ -242,7 +242,7 @@ fn walsenders(bed: &Bed) -> BTreeMap<u32, u64> {
 
 /// Measures the cost of heavy writes to a table that is not an outbox.
 fn measure_unrelated_writes(
-    bed: &Bed,
+    bed: &TestBed,
     args: &Args,
     slots: usize,
     tables: usize,
@@ -290,7 +290,7 @@ fn measure_unrelated_writes(
 }
 
 /// Measures the cost of idle pipelines.
-fn measure_idle(bed: &Bed, count: usize) -> Fleet {
+fn measure_idle(bed: &TestBed, count: usize) -> Fleet {
     let pipelines = Pipelines::start(bed, count, count);
     sleep(IDLE / 2);
     let cpu = || family_cpu_seconds(pipelines.pid);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Builder;
 
 use crate::backlog::aggregate_type;
-use crate::bed::{Bed, STALL_TIMEOUT};
+use crate::bed::{STALL_TIMEOUT, TestBed};
 use crate::support::wait::wait_for;
 
 /// The settings of the topics.
@@ -40,7 +40,7 @@ impl Default for TopicSettings {
 
 /// The topic or topics of a measurement. They are deleted when this value is dropped.
 pub(crate) struct Topic<'a> {
-    bed: &'a Bed,
+    bed: &'a TestBed,
     /// The topic to configure in a program: with several topics, the template for their names.
     pub(crate) name: String,
     names: Vec<String>,
@@ -48,7 +48,7 @@ pub(crate) struct Topic<'a> {
 }
 
 impl<'a> Topic<'a> {
-    pub(crate) fn new(bed: &'a Bed, settings: &TopicSettings) -> Self {
+    pub(crate) fn new(bed: &'a TestBed, settings: &TopicSettings) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let name = format!("bench.{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let (name, names) = match settings.topics {

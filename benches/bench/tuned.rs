@@ -3,7 +3,7 @@
 
 use crate::args::Args;
 use crate::backlog::{self, Kind, Shape};
-use crate::bed::Bed;
+use crate::bed::TestBed;
 use crate::drain::{self, Lap};
 use crate::program::{Link, Program};
 use crate::results::Drain;
@@ -16,7 +16,7 @@ pub(crate) const PAYLOAD: &str = "payload of 10 KB, `compression.type = none`";
 pub(crate) const MESSAGES: &str = "messages in the log alone, over TCP";
 pub(crate) const TOPICS: &str = "1,000 topics, `statistics.interval.ms = 0`";
 
-pub(crate) fn measure(bed: &Bed, args: &Args) -> Vec<Drain> {
+pub(crate) fn measure(bed: &TestBed, args: &Args) -> Vec<Drain> {
     let mut drains = Vec::new();
     let mut add = |point: &str, shape: Shape, walpost: Program, topic: TopicSettings| {
         let backlog = backlog::fill(&bed.db, shape);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
 
-use crate::bed::{Bed, DATABASE};
+use crate::bed::{DATABASE, TestBed};
 use crate::support::session::Session;
 use crate::support::wait::wait_until;
 use crate::usage::cpu_seconds;
@@ -69,7 +69,7 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    pub(crate) fn start(bed: &Bed, settlement: Settlement, topic: &str) -> Self {
+    pub(crate) fn start(bed: &TestBed, settlement: Settlement, topic: &str) -> Self {
         let db = bed.server.session(DATABASE);
         let pid = u32::try_from(db.number("SELECT pg_backend_pid()")).unwrap();
         let producer = bed

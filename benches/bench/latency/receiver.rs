@@ -9,7 +9,7 @@ use rdkafka::producer::{BaseRecord, DefaultProducerContext, ThreadedProducer};
 use serde::Deserialize;
 
 use super::{Sample, Times, latencies, now, sleep_until};
-use crate::bed::{Bed, STALL_TIMEOUT};
+use crate::bed::{STALL_TIMEOUT, TestBed};
 use crate::topic::Topic;
 
 /// A consumer configured to fetch each record as soon as possible.
@@ -32,7 +32,7 @@ struct Event {
 }
 
 impl Receiver {
-    pub(super) fn new(bed: &Bed, topic: &Topic<'_>) -> Self {
+    pub(super) fn new(bed: &TestBed, topic: &Topic<'_>) -> Self {
         let consumer: BaseConsumer = bed
             .broker
             .client()
@@ -104,7 +104,7 @@ impl Receiver {
 
 /// Returns the latencies from a producer to the consumer at the given rate, without a database, in
 /// milliseconds.
-pub(super) fn floor(bed: &Bed, topic: &Topic<'_>, per_second: u32, times: Times) -> Vec<f64> {
+pub(super) fn floor(bed: &TestBed, topic: &Topic<'_>, per_second: u32, times: Times) -> Vec<f64> {
     let producer: ThreadedProducer<DefaultProducerContext> = bed
         .broker
         .client()

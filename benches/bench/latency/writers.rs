@@ -4,7 +4,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::{now, sleep_until};
-use crate::bed::{Bed, DATABASE};
+use crate::bed::{DATABASE, TestBed};
 use crate::support::session::Session;
 
 /// The number of sessions. With several sessions, a slow commit delays only the transactions of its
@@ -46,7 +46,7 @@ impl Schedule {
         self.begin + i64::try_from(since_begin).unwrap()
     }
 
-    pub(super) fn start(&self, bed: &Bed) -> Writers {
+    pub(super) fn start(&self, bed: &TestBed) -> Writers {
         let session = |number: u32| {
             let (schedule, db) = (*self, bed.server.session(DATABASE));
             thread::spawn(move || schedule.write(number, &db))
@@ -87,7 +87,7 @@ impl Writers {
 }
 
 /// Commits one event.
-pub(super) fn write_one(bed: &Bed) {
+pub(super) fn write_one(bed: &TestBed) {
     let db = bed.server.session(DATABASE);
     db.run(PREPARE);
     db.run(&format!("EXECUTE add(0, {})", now()));
