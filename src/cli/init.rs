@@ -10,7 +10,7 @@ use super::out::{self, say};
 use super::{load_to_administer, runtime};
 use crate::config::args::ConnectionArgs;
 use crate::config::file::SinkName;
-use crate::config::values::{bytes, duration};
+use crate::config::values::{parse_duration, parse_size};
 use crate::config::{Given, GivenSink};
 use crate::model::commands::Commands;
 use crate::model::exit::Exit;
@@ -84,7 +84,7 @@ pub(crate) struct InitArgs {
 /// Creates the pipelines' objects, or prints the SQL that creates them.
 #[must_use]
 pub(crate) fn run(args: &InitArgs) -> Exit {
-    let lock_timeout = match duration(&args.lock_timeout) {
+    let lock_timeout = match parse_duration(&args.lock_timeout) {
         Ok(timeout) => timeout,
         Err(reason) => {
             error!("--lock-timeout: {reason}");
@@ -433,7 +433,7 @@ async fn has_role(catalog: &Catalog, role: Option<&str>) -> Option<bool> {
 fn event_size(text: &str) -> Result<u64, String> {
     // PostgreSQL sends at most 1 GB in a message.
     const MAX: u64 = 1_000_000_000;
-    match bytes(text)?.0 {
+    match parse_size(text)?.0 {
         size @ 1..=MAX => Ok(size),
         size => Err(format!("found {size} bytes, expected 1 to {MAX}")),
     }

@@ -412,8 +412,10 @@ async fn hand_over(plan: &ReplayPlan<'_>, name: &str) -> Result<ReplayEnd, Failu
 
 /// Parses one end of a range. A duration is subtracted from the current time.
 fn parse_bound(text: &str) -> Result<Bound, String> {
-    match values::duration(text) {
-        Ok(_) => values::moment(text, Timestamp::now()).map(|at| Bound::Time(at.to_string())),
+    match values::parse_duration(text) {
+        Ok(_) => {
+            values::parse_time(text, Timestamp::now()).map(|time| Bound::Time(time.to_string()))
+        }
         Err(_) => text.parse(),
     }
 }

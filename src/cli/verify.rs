@@ -14,7 +14,7 @@ use tracing::error;
 use super::load_with_runtime;
 use super::out::{self, say};
 use crate::config::args::{ConnectionArgs, RecordArgs};
-use crate::config::values::{bytes, duration, moment};
+use crate::config::values::{parse_duration, parse_size, parse_time};
 use crate::config::{Given, GivenSink};
 use crate::escape;
 use crate::file_error;
@@ -178,7 +178,7 @@ fn output_error(args: &VerifyArgs, error: &io::Error) -> io::Error {
 fn options(args: &VerifyArgs) -> Result<Options, String> {
     let now = jiff::Timestamp::now();
     let time = |flag: &str, text: &Option<String>| {
-        let read = text.as_ref().map(|text| moment(text, now)).transpose();
+        let read = text.as_ref().map(|text| parse_time(text, now)).transpose();
         read.map_err(|reason| format!("{flag}: {reason}"))
     };
     let (since, until) = (time("--since", &args.since)?, time("--until", &args.until)?);
@@ -189,7 +189,7 @@ fn options(args: &VerifyArgs) -> Result<Options, String> {
             "--since is {since} and --until is {until}: expected --since to be earlier than --until"
         ));
     }
-    let memory = bytes(&args.memory).map_err(|reason| format!("--memory: {reason}"))?;
+    let memory = parse_size(&args.memory).map_err(|reason| format!("--memory: {reason}"))?;
     if memory.0 < MEMORY_MIN {
         return Err("--memory: expected at least 4MiB".to_owned());
     }
@@ -200,7 +200,7 @@ fn options(args: &VerifyArgs) -> Result<Options, String> {
             until,
         },
         also: args.also_topic.clone(),
-        wait: duration(&args.wait).map_err(|reason| format!("--wait: {reason}"))?,
+        wait: parse_duration(&args.wait).map_err(|reason| format!("--wait: {reason}"))?,
         memory: memory.0,
         strict: args.strict,
     })

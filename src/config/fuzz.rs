@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::values::{Bytes, bytes, duration};
+use super::values::{Bytes, parse_duration, parse_size};
 use super::*;
 use crate::kafka::properties;
 use crate::outbox::headers::is_reserved;
@@ -115,14 +115,14 @@ fn check_settings(settings: &PipelineSettings) {
 fn check_values(pipeline: &FilePipeline) {
     let sizes = [&pipeline.window_bytes, &pipeline.max_row_bytes];
     for text in sizes.into_iter().flatten().map(ToString::to_string) {
-        let found = bytes(&text).map(|Bytes(bytes)| bytes);
+        let found = parse_size(&text).map(|Bytes(bytes)| bytes);
         if let Some(expected) = parse_simple(&text, &SIZES) {
             assert_eq!(found, Ok(expected), "{text:?}");
         }
     }
     let durations = [&pipeline.link_timeout, &pipeline.drain_timeout];
     for text in durations.into_iter().flatten() {
-        let found = duration(text);
+        let found = parse_duration(text);
         if let Some(expected) = parse_simple(text, &DURATIONS) {
             assert_eq!(found, Ok(Duration::from_millis(expected)), "{text:?}");
         }

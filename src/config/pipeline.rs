@@ -8,7 +8,7 @@ use super::error::ConfigError;
 use super::file::{self, DeliveryName, FilePipeline, Origin, SinkName};
 use super::reader::Reader;
 use super::selection::read_again;
-use super::values::{Bytes, PASSWORD_COMMAND, bytes, duration};
+use super::values::{Bytes, PASSWORD_COMMAND, parse_duration, parse_size};
 use super::{Env, Given, GivenSink};
 use super::{commands, kafka, records, reserved, target};
 use crate::kafka::properties::Properties;
@@ -63,17 +63,18 @@ pub(super) fn settings(
     let target = target::target(&reader, &file, given, commands)?;
     let outbox = records::outbox(&reader, &file)?;
     let default_timeout = Duration::from_secs(60);
-    let link_timeout = reader.parse("link_timeout", file.link_timeout.as_ref(), duration)?;
+    let link_timeout = reader.parse("link_timeout", file.link_timeout.as_ref(), parse_duration)?;
     let link_timeout = link_timeout.unwrap_or(default_timeout);
     if link_timeout < Duration::from_secs(1) {
         return Err(reader.error("link_timeout", "expected at least 1s"));
     }
-    let drain_timeout = reader.parse("drain_timeout", file.drain_timeout.as_ref(), duration)?;
+    let drain_timeout =
+        reader.parse("drain_timeout", file.drain_timeout.as_ref(), parse_duration)?;
     let size = |key, given: &Option<file::Scalar>, default| {
         let given = given.as_ref().map(ToString::to_string);
         Ok::<_, ConfigError>(
             reader
-                .parse(key, given.as_ref(), bytes)?
+                .parse(key, given.as_ref(), parse_size)?
                 .unwrap_or(Bytes(default))
                 .0,
         )
@@ -138,7 +139,7 @@ fn retention(
         let reason = "an outbox with logical decoding messages has no table to clean up. Remove retention and partitions_ahead";
         return Err(reader.error("retention", reason));
     }
-    let keep = reader.parse("retention", file.retention.as_ref(), duration)?;
+    let keep = reader.parse("retention", file.retention.as_ref(), parse_duration)?;
     if keep.is_some_and(|keep| keep < Duration::from_secs(1)) {
         return Err(reader.error("retention", "expected at least 1s"));
     }
@@ -161,7 +162,7 @@ fn wal_budget(
     let given = file.wal_budget.clone().unwrap_or_default();
     let size = |key, given: Option<file::Scalar>| {
         let given = given.map(|given| given.to_string());
-        let size = reader.parse(key, given.as_ref(), bytes)?;
+        let size = reader.parse(key, given.as_ref(), parse_size)?;
         match size {
             Some(Bytes(0)) => Err(reader.error(key, "expected more than 0 bytes")),
             size => Ok(size.map(|Bytes(size)| size)),

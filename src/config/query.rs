@@ -9,7 +9,7 @@ use toml::{Table, Value};
 
 use super::Env;
 use super::row_values::{self, Place};
-use super::values::{PASSWORD_COMMAND, TOKEN_COMMAND, duration};
+use super::values::{PASSWORD_COMMAND, TOKEN_COMMAND, parse_duration};
 use crate::kafka::properties::is_secret;
 use crate::postgres::connect::conninfo::Conninfo;
 use crate::postgres::text_rows::{TextRow, TextRows, text_rows};
@@ -51,7 +51,7 @@ impl QuerySource {
     /// # Errors
     /// Returns an error if the text is not a duration, or the duration is too short.
     pub(super) fn every(given: Option<&str>) -> Result<Duration, String> {
-        let every = given.map_or(Ok(INTERVAL_DEFAULT), duration)?;
+        let every = given.map_or(Ok(INTERVAL_DEFAULT), parse_duration)?;
         match every < INTERVAL_MIN {
             true => Err(format!("every: expected at least {INTERVAL_MIN:?}")),
             false => Ok(every),
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn value_changes_no_other_connection_parameter() {
+    fn row_values_do_not_change_other_connection_parameters() {
         let text = "a?host=evil&user=b/c@d:e%20,\u{e4}";
         let row = row(&[("dbname", Some(text)), ("url", Some("host=h dbname=d"))]);
         let postgres = |template: &str| {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_values_that_their_place_does_not_accept() {
+    fn rejects_row_values_that_are_invalid_for_their_key() {
         let fill_error = |template: &str, value: &str| {
             let row = row(&[("v", Some(value)), ("name", Some("a"))]);
             let template = template.replace('\'', "\"");

@@ -23,7 +23,7 @@ pub(crate) struct Bytes(pub u64);
 ///
 /// # Errors
 /// Returns an error that describes the expected format.
-pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
+pub(crate) fn parse_size(text: &str) -> Result<Bytes, String> {
     text.parse::<bytesize::ByteSize>()
         .map(|size| Bytes(size.as_u64()))
         .map_err(|_| {
@@ -36,7 +36,7 @@ pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
 /// # Errors
 /// Returns an error that describes the expected format if the text is not a duration, or contains
 /// a unit without a fixed length, such as a month.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     text.parse::<jiff::Span>()
         .and_then(|span| span.to_duration(jiff::SpanRelativeTo::days_are_24_hours()))
         .ok()
@@ -53,7 +53,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 /// Returns an error that describes the expected formats.
-pub(crate) fn moment(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp, String> {
+pub(crate) fn parse_time(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp, String> {
     let zoned = || text.parse::<jiff::Timestamp>().ok();
     let utc = || {
         let local: jiff::civil::DateTime = text.parse().ok()?;
@@ -62,7 +62,7 @@ pub(crate) fn moment(text: &str, now: jiff::Timestamp) -> Result<jiff::Timestamp
     };
     let before = || {
         let age = text.strip_suffix(" ago").unwrap_or(text);
-        now.checked_sub(duration(age).ok()?).ok()
+        now.checked_sub(parse_duration(age).ok()?).ok()
     };
     zoned().or_else(utc).or_else(before).ok_or_else(|| {
         format!(
@@ -77,23 +77,23 @@ mod tests {
 
     #[test]
     fn parses_sizes_with_and_without_units() {
-        assert_eq!(bytes("1000"), Ok(Bytes(1000)));
-        assert_eq!(bytes("16MiB"), Ok(Bytes(16 << 20)));
-        assert_eq!(bytes("900kB"), Ok(Bytes(900_000)));
+        assert_eq!(parse_size("1000"), Ok(Bytes(1000)));
+        assert_eq!(parse_size("16MiB"), Ok(Bytes(16 << 20)));
+        assert_eq!(parse_size("900kB"), Ok(Bytes(900_000)));
         for text in ["", "MiB", "-1", "16 potatoes"] {
-            assert!(bytes(text).is_err(), "{text:?}");
+            assert!(parse_size(text).is_err(), "{text:?}");
         }
     }
 
     #[test]
     fn parses_durations_with_units() {
-        assert_eq!(duration("30s"), Ok(Duration::from_secs(30)));
-        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
-        assert_eq!(duration("7d"), Ok(Duration::from_hours(7 * 24)));
-        assert_eq!(duration("1w"), duration("7 days"));
+        assert_eq!(parse_duration("30s"), Ok(Duration::from_secs(30)));
+        assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(parse_duration("1m 30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(parse_duration("7d"), Ok(Duration::from_hours(7 * 24)));
+        assert_eq!(parse_duration("1w"), parse_duration("7 days"));
         for text in ["", "30", "-1s", "1 month", "soon"] {
-            assert!(duration(text).is_err(), "{text:?}");
+            assert!(parse_duration(text).is_err(), "{text:?}");
         }
     }
 
@@ -101,7 +101,7 @@ mod tests {
     fn parses_times_dates_and_durations_before_now() {
         let now: jiff::Timestamp = "2026-11-21T12:00:00Z".parse().expect("a time");
         let check = |text: &str, expected: &str| {
-            let found = moment(text, now).map(|at| at.to_string());
+            let found = parse_time(text, now).map(|time| time.to_string());
             assert_eq!(found.as_deref(), Ok(expected), "{text}");
         };
         check("2026-11-21T09:05:00+02:00", "2026-11-21T07:05:00Z");
@@ -112,7 +112,7 @@ mod tests {
         check("1w", "2026-11-14T12:00:00Z");
         check("1h ago", "2026-11-21T11:00:00Z");
         for text in ["", "soon", "2026-13-01", "12", "24 potatoes"] {
-            assert!(moment(text, now).is_err(), "{text:?}");
+            assert!(parse_time(text, now).is_err(), "{text:?}");
         }
     }
 }

@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn translates_constructs_that_java_writes_differently() {
+    fn translates_constructs_whose_syntax_differs_between_java_and_rust() {
         check("(?<routedByValue>.*)", &["", "order", "é"], &["a\nb"]);
         check("(?s).*", &["a"], &[]);
         check("\\d+", &["12"], &["", "٣", "a"]);

@@ -346,7 +346,7 @@ fn converts_column_placement_to_headers_envelope_and_partition() {
 }
 
 #[test]
-fn converts_converters_to_formats() {
+fn maps_connect_converters_to_formats() {
     let json = "org.apache.kafka.connect.json.JsonConverter";
     let check = |over: &[(&str, &str)], expected: [Option<&str>; 3]| {
         let imported = import(&connector(over));
