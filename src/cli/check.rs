@@ -97,7 +97,7 @@ async fn pipeline<'s>(settings: &'s PipelineSettings, shared: &Shared<'s>) -> Ve
     }
     retention(settings, &mut report).await;
     for warning in settings.sink.warnings() {
-        report.add("kafka encryption", Outcome::Warning, open);
+        report.add("kafka encryption", Outcome::Warning, warning);
     }
     if kafka(settings, largest_event, &shared.producers, &mut report).await {
         exactly_once(settings, &mut report).await;
@@ -135,7 +135,7 @@ fn offline(given: &Given<'_>, json: bool) -> Exit {
             report.add("encryption", Outcome::Warning, exposure);
         }
         for warning in settings.sink.warnings() {
-            report.add("kafka encryption", Outcome::Warning, open);
+            report.add("kafka encryption", Outcome::Warning, warning);
         }
         if let SinkSettings::Kafka { properties, .. } = &settings.sink {
             if let Some(invalid) = invalid_login(|name| properties.get(name).map(String::as_str)) {
