@@ -43,9 +43,9 @@ examples! {
     TLS_RUN = "docs/deploy.md", "Check and run with secrets", sh;
     TLS_READER = "docs/deploy.md", "A consumer over TLS", properties;
     TLS_READ = "docs/deploy.md", "A consumer over TLS", sh;
-    SETTINGS = "docs/deploy.md", "1. Settings of the server", sql;
+    SETTINGS = "docs/deploy.md", "1. Server settings", sql;
     INIT = "docs/deploy.md", "2. Table, role, publication, slot", sh;
-    ACCESS = "docs/deploy.md", "3. Let the role in", text;
+    ACCESS = "docs/deploy.md", "3. Allow the role to connect", text;
     TOPICS = "docs/deploy.md", "4. Topics", sh;
     FILE = "docs/deploy.md", "5. Configuration", toml;
     CHECK = "docs/deploy.md", "5. Configuration", sh;
@@ -68,12 +68,12 @@ examples! {
     PUBLISHER = "docs/tables.md", "Who may add a table", sql;
     REVOKE = "docs/messages.md", "Who can forge an event", sql;
     PIPELINES = "docs/configuration.md", "Several pipelines", sh;
-    SOURCES = "docs/pipelines.md", "Where they are defined", toml;
-    ROWS_FILE = "docs/pipelines.md", "Rows of a query", toml;
-    ROWS_ROLE = "docs/pipelines.md", "Rows of a query", sql;
-    RELOAD = "docs/pipelines.md", "Change them", sh;
-    CONTROL = "docs/pipelines.md", "Stop, start and restart one", sh;
-    BUDGET_FILE = "docs/wal-budget.md", "Set it", toml;
+    SOURCES = "docs/pipelines.md", "Defining pipelines", toml;
+    ROWS_FILE = "docs/pipelines.md", "Pipelines from a query", toml;
+    ROWS_ROLE = "docs/pipelines.md", "Pipelines from a query", sql;
+    RELOAD = "docs/pipelines.md", "Changing pipelines", sh;
+    CONTROL = "docs/pipelines.md", "Stopping, starting and restarting a pipeline", sh;
+    BUDGET_FILE = "docs/wal-budget.md", "Set a budget", toml;
     ADOPT = "docs/exactly-once.md", "The first start", sh;
     JOURNAL = "docs/architecture.md", "The journal", sql;
     VERIFY = "docs/verify.md", "Run it", sh;
@@ -84,8 +84,8 @@ examples! {
     CONSUMER_JAVA = "docs/consumers.md", "Java", java;
     CONSUMER_GO = "docs/consumers.md", "Go", go;
     CONSUMER_PYTHON = "docs/consumers.md", "Python", python;
-    OPEN_TRANSACTIONS = "docs/troubleshooting.md", "Other trouble", sql;
-    SKIP = "docs/skip.md", "Leave events out", sh;
+    OPEN_TRANSACTIONS = "docs/troubleshooting.md", "Other problems", sql;
+    SKIP = "docs/skip.md", "Skip events", sh;
     REPLAY = "docs/replay.md", "Send rows again", sh;
     FIRST_LOOK = "docs/operations.md", "First look", sql;
 }

@@ -96,7 +96,7 @@ fn documented() -> Vec<Flag> {
         assert_eq!(cells.len(), 6, "{cells:?}");
         [first(&cells[1]), first(&cells[2]), first(&cells[4])]
     });
-    let others = tables("Flags that are no keys").into_iter().map(|cells| {
+    let others = tables("Flags without a key").into_iter().map(|cells| {
         assert_eq!(cells.len(), 5, "{cells:?}");
         [first(&cells[0]), first(&cells[1]), first(&cells[3])]
     });
