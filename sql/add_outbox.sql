@@ -25,7 +25,7 @@
 \else
 \set max_row_bytes 60000000
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 
 \set examine 'owners outbox_row table_state'
@@ -47,7 +47,7 @@ BEGIN
     END IF;
     added := walpost.add_outbox(outbox::regclass, current_setting('walpost.publication'));
     IF added > 0 THEN
-        RAISE NOTICE 'table % had % rows, which are delivered first', outbox, added;
+        RAISE NOTICE 'table % has % rows, which are delivered first', outbox, added;
     END IF;
 END
 $walpost$;

@@ -107,7 +107,7 @@ BEGIN
                     relname
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
                 WHERE n.nspname = 'walpost' AND relname = ANY (own_tables) AND relname = ANY (what)
-            UNION ALL SELECT format('the right %s on table walpost.%s', privilege_type, relname), grantee, false,
+            UNION ALL SELECT format('the privilege %s on table walpost.%s', privilege_type, relname), grantee, false,
                     format('REVOKE %s ON walpost.%s FROM %s', privilege_type, relname,
                         CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END), NULL
                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(relacl)
@@ -138,7 +138,7 @@ BEGIN
                     format('ALTER PUBLICATION %I OWNER TO ...', pubname), NULL
                 FROM pg_publication WHERE pubname = current_setting('walpost.publication') AND what && '{owners}'
             -- A role that may create objects in the schema can replace Walpost's.
-            UNION ALL SELECT 'the right to create in schema walpost', grantee, false,
+            UNION ALL SELECT 'the privilege to create objects in schema walpost', grantee, false,
                     format('REVOKE CREATE ON SCHEMA walpost FROM %s',
                         CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END), NULL
                 FROM pg_namespace, aclexplode(nspacl) WHERE nspname = 'walpost' AND privilege_type = 'CREATE'
@@ -158,10 +158,10 @@ BEGIN
             concat_ws(' or ', quote_ident(session_user), CASE WHEN found.serves_outbox THEN
                 regexp_replace(nullif(quote_ident(pg_get_userbyid(found.outbox_owner)), quote_ident(session_user)),
                     unprintable, '?', 'g') END)
-            USING ERRCODE = 'invalid_object_definition', DETAIL = 'Its owner could have code run as whoever uses it. '
+            USING ERRCODE = 'invalid_object_definition', DETAIL = 'Its owner could run code as any role that uses it. '
                 'It was not used, and nothing was changed.',
-                HINT = regexp_replace(format('Have a superuser see what it is and who made it, and then: %s. Or, if its owner may do '
-                    'everything that role %I may: GRANT %2$I TO %s', found.hint, session_user,
+                HINT = regexp_replace(format('Have a superuser check what it is and who created it, and then run: %s. Or, if its owner may have '
+                    'all privileges of role %I: GRANT %2$I TO %s', found.hint, session_user,
                     CASE found.owner WHEN 0 THEN '...' ELSE quote_ident(pg_get_userbyid(found.owner)) END), unprintable, '?', 'g');
     END LOOP;
     PERFORM set_config('walpost.examined', array_to_string(examined, ' '), false);
@@ -173,7 +173,7 @@ BEGIN
         END LOOP;
         IF 'walpost' <> ALL (examined) THEN
             RAISE EXCEPTION 'schema walpost does not exist' USING ERRCODE = 'invalid_schema_name',
-                HINT = 'If it was renamed for a moment, run the same command again.';
+                HINT = 'If it was renamed temporarily, run the same command again.';
         END IF;
     END IF;
 
@@ -197,8 +197,8 @@ BEGIN
         LOOP
             RAISE EXCEPTION 'publication % has a row filter on table % that calls %, which is not safe to evaluate as another role',
                 quote_ident(found.pubname), regexp_replace(found.name::text, unprintable, '?', 'g'), found.function
-                USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could have code run as whoever reads the slot, or crash the '
-                    'server. Allowed are immutable functions of PostgreSQL itself that are written in C, except this one.',
+                USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could run code as the role that reads the slot, or crash '
+                    'the server. Only immutable functions of PostgreSQL that are written in C are allowed, except satisfies_hash_partition.',
                     HINT = regexp_replace(format('ALTER PUBLICATION %I DROP TABLE ONLY %s; then add the table again without that condition.',
                         found.pubname, found.name), unprintable, '?', 'g');
         END LOOP;
@@ -254,18 +254,18 @@ BEGIN
         ) AS list (wrong);
         IF wrong IS NOT NULL THEN
             made_by := CASE kept WHEN 'outbox_row' THEN 'tables.sql' ELSE 'journal.sql' END;
-            RAISE EXCEPTION 'table walpost.% has what sql/% does not give it: %', kept, made_by,
+            RAISE EXCEPTION 'table walpost.% has objects or columns that sql/% does not create: %', kept, made_by,
                 regexp_replace(wrong, unprintable, '?', 'g')
-                USING ERRCODE = 'invalid_object_definition', DETAIL = 'It could have code run as whoever uses the table. '
-                    'It was not used, and nothing was changed.',
-                    HINT = format('Have a superuser see what it is, and drop it. Or: ALTER TABLE walpost.%1$s RENAME TO %1$s_old; '
+                USING ERRCODE = 'invalid_object_definition', DETAIL = 'They could run code as any role that uses the table. '
+                    'The table was not used, and nothing was changed.',
+                    HINT = format('Have a superuser check what they are, and drop them. Or: ALTER TABLE walpost.%1$s RENAME TO %1$s_old; '
                         'then create it: walpost init --config FILE; or run sql/%2$s of Walpost in this database', kept, made_by);
         END IF;
     END LOOP;
 
     IF uses_table AND outbox_name <> '' THEN
         IF 'lock_and_examine' <> ALL (examined) THEN
-            RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table %.% is not used without it',
+            RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table %.% cannot be used without it',
                 quote_ident(in_schema), quote_ident(outbox_name) USING ERRCODE = 'undefined_function',
                     HINT = 'Create it as a superuser: walpost init --config FILE; or run sql/guard.sql of Walpost in this database';
         END IF;
@@ -275,7 +275,7 @@ BEGIN
         -- The table was dropped or renamed.
         IF code_of_others IS NULL THEN
             RAISE EXCEPTION 'table %.% does not exist', quote_ident(in_schema), quote_ident(outbox_name)
-                USING ERRCODE = 'undefined_table', HINT = 'If it was renamed for a moment, run the same command again.';
+                USING ERRCODE = 'undefined_table', HINT = 'If it was renamed temporarily, run the same command again.';
         END IF;
         PERFORM set_config('walpost.code_of_others', code_of_others, false);
     END IF;

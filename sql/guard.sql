@@ -44,7 +44,7 @@
 \else
 \set table outbox
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
 -- There is no table whose owner could own objects that serve all tables.
@@ -120,7 +120,7 @@ BEGIN
         WHERE n.nspname = schema_name AND c.relname = table_name;
     IF outbox IS NULL THEN
         RAISE EXCEPTION 'table %.% does not exist', quote_ident(schema_name), quote_ident(table_name)
-            USING ERRCODE = 'undefined_table', HINT = 'If it was renamed for a moment, run the same command again.';
+            USING ERRCODE = 'undefined_table', HINT = 'If it was renamed temporarily, run the same command again.';
     ELSIF kind NOT IN ('r', 'p') THEN
         RETURN format('%I.%I is not a table', schema_name, table_name);
     END IF;
@@ -170,14 +170,14 @@ BEGIN
                         HINT = 'Run the same command again.';
             END IF;
         ELSIF foreign_schema.oid IS NOT NULL THEN
-            RETURN regexp_replace(format('schema %I belongs to role %I, who could put another table in the place of this one; a '
-                'superuser can prevent that: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql',
+            RETURN regexp_replace(format('schema %I belongs to role %I, which could replace this table with another one; to prevent '
+                'that, run as a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then sql/guard.sql',
                 foreign_schema.nspname, pg_get_userbyid(foreign_schema.nspowner)), unprintable, '?', 'g');
         END IF;
         BEGIN
             EXECUTE format('LOCK TABLE %I.%I IN SHARE UPDATE EXCLUSIVE MODE', schema_name, table_name);
         EXCEPTION WHEN insufficient_privilege THEN
-            RAISE EXCEPTION 'role % owns function walpost.lock_and_examine and may not lock table %.%', quote_ident(current_user),
+            RAISE EXCEPTION 'role % owns function walpost.lock_and_examine but may not lock table %.%', quote_ident(current_user),
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_not_in_prerequisite_state',
                     -- Not ALTER FUNCTION ... OWNER TO: the present owner determines what the
                     -- function does with the privileges of the next owner.
@@ -208,8 +208,8 @@ BEGIN
                     -- It was dropped or renamed. The next attempt uses its present name.
                     NULL;
                 WHEN insufficient_privilege THEN
-                    RETURN regexp_replace(format('table %I.%I can be changed by others, and role %I, which owns function '
-                        'walpost.lock_and_examine, may not lock it; a superuser can: DROP FUNCTION '
+                    RETURN regexp_replace(format('table %I.%I can be changed by other roles, but role %I, which owns function '
+                        'walpost.lock_and_examine, may not lock it; run as a superuser: DROP FUNCTION '
                         'walpost.lock_and_examine(text, text, text); then sql/guard.sql',
                         missing.nspname, missing.relname, current_user), unprintable, '?', 'g');
                 END;
@@ -221,7 +221,7 @@ BEGIN
             RAISE EXCEPTION 'table %.% was replaced by another one while it was being examined', quote_ident(schema_name),
                 quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
         ELSIF NOT family <@ locked THEN
-            RAISE EXCEPTION 'tables were attached to table %.%, or it was attached to one, while it was being examined',
+            RAISE EXCEPTION 'tables were attached to table %.%, or it was attached to another table, while it was being examined',
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_in_use', HINT = 'Run the same command again.';
         END IF;
         -- Partitions in other schemas must keep their names, too.
@@ -332,7 +332,7 @@ BEGIN
                 'pg_catalog.satisfies_hash_partition(oid, integer, integer, "any")'::regprocedure::oid)) > 0
         -- JSON_ARRAY and the like call the cast from a type to json, which is not in pg_depend and can
         -- be created at any time. Pinned types have lower OIDs.
-        UNION ALL SELECT class, object, format('constructs JSON of type %s, from which a cast to json can be made',
+        UNION ALL SELECT class, object, format('constructs JSON of type %s, for which a cast to json can be created',
                 format_type(ids[1]::oid, NULL))
             FROM attached CROSS JOIN regexp_matches(expressions, ':[a-z_]*type(?:id)? ([0-9]+)', 'g') AS m (ids)
             WHERE strpos(expressions, '{JSONCONSTRUCTOREXPR ') > 0 AND ids[1]::oid >= 12000
@@ -346,7 +346,7 @@ BEGIN
     )
     SELECT string_agg(DISTINCT text, '; ') INTO calls FROM (
         SELECT format('%s %s', pg_describe_object(class, object, 0), text) FROM of_others
-        UNION ALL SELECT format('%s uses %s, which is not a part of PostgreSQL itself', pg_describe_object(class, object, 0),
+        UNION ALL SELECT format('%s uses %s, which is not part of PostgreSQL itself', pg_describe_object(class, object, 0),
                 pg_describe_object(used_class, used_object, 0))
             FROM used JOIN attached USING (class, object)
             WHERE is_strict AND expressions IS NOT NULL AND (class, object) NOT IN (SELECT class, object FROM of_others)
@@ -361,7 +361,7 @@ BEGIN
         -- These are rejected regardless of their owner: a former owner can have left code in the
         -- condition of a trigger, as text that a function runs as SQL.
         -- Rules for other statements, too: their actions have the privileges of the table's owner.
-        UNION ALL SELECT format('%s has the privileges of the owner', pg_describe_object('pg_rewrite'::regclass, oid, 0))
+        UNION ALL SELECT format('%s runs with the privileges of the owner', pg_describe_object('pg_rewrite'::regclass, oid, 0))
             FROM pg_rewrite WHERE ev_class = ANY (tables) AND statement = 'DELETE'
         UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object('pg_trigger'::regclass, oid, 0)) FROM pg_trigger
             WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
@@ -380,15 +380,15 @@ BEGIN
             FROM called_by_types JOIN pg_proc p ON p.oid = function WHERE proowner <> ALL (trusted)
         -- A cast can be added without a lock on the table, and it is used for an operator that has
         -- no exact match for the type.
-        UNION ALL SELECT CASE WHEN typtype = 'd' THEN format('column %I has type %s of role %I, which can give it checks', attname,
+        UNION ALL SELECT CASE WHEN typtype = 'd' THEN format('column %I has type %s of role %I, which can add checks to it', attname,
                     format_type(type, NULL), pg_get_userbyid(typowner))
                 ELSE format('column %I has type %s, to which role %I can add casts', attname, format_type(type, NULL),
                     pg_get_userbyid(typowner)) END
             FROM compared JOIN pg_type t ON t.oid = type
             -- Casts from a domain are ignored, and a literal is parsed as the domain's base type.
             WHERE typowner <> ALL (trusted) AND (typtype <> 'd' OR is_part OR statement = 'CONDITION')
-        UNION ALL SELECT format('column %I of type %s is compared by operators that role %I can replace; ALTER EXTENSION ... SET '
-                'SCHEMA moves those of an extension into a schema that belongs to a superuser', attname, format_type(type, NULL),
+        UNION ALL SELECT format('column %I of type %s is compared with operators that role %I can replace; if they belong to an '
+                'extension, move it to a schema of a superuser with ALTER EXTENSION ... SET SCHEMA', attname, format_type(type, NULL),
                 pg_get_userbyid(changer))
             FROM operators LEFT JOIN pg_namespace n ON n.oid = schema CROSS JOIN LATERAL (SELECT owner
                 UNION SELECT CASE WHEN nspowner = to_regrole('pg_database_owner')

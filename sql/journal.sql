@@ -18,7 +18,7 @@
 -- entries, and to change the states of slots and tables. The tables are in no publication, because
 -- their rows are not events.
 \set ON_ERROR_STOP on
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
 \set examine 'journal slot_state table_state'
@@ -55,7 +55,7 @@ BEGIN
             by_role text NOT NULL DEFAULT session_user,
             detail jsonb NOT NULL DEFAULT '{}'
         );
-        COMMENT ON TABLE walpost.journal IS 'What was done to the pipelines of Walpost that WAL can not tell';
+        COMMENT ON TABLE walpost.journal IS 'Operations on Walpost''s pipelines that cannot be derived from WAL';
     END IF;
     IF NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'walpost' AND c.relname = 'slot_state') THEN
@@ -81,7 +81,7 @@ BEGIN
             -- later position has been confirmed since, the pipeline has continued.
             halt text
         ) WITH (fillfactor = 50);
-        COMMENT ON TABLE walpost.slot_state IS 'What Walpost has confirmed of its slots, to notice that one was moved or re-created';
+        COMMENT ON TABLE walpost.slot_state IS 'The confirmed position of each of Walpost''s slots, to detect that a slot was moved or re-created';
     END IF;
     IF NOT EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = 'walpost' AND c.relname = 'table_state') THEN
@@ -113,7 +113,7 @@ BEGIN
             at timestamptz NOT NULL,
             PRIMARY KEY (slot, table_schema, table_name)
         ) WITH (fillfactor = 50);
-        COMMENT ON TABLE walpost.table_state IS 'How the tables of Walpost''s slots are published, to notice that one was not for a while';
+        COMMENT ON TABLE walpost.table_state IS 'How the tables of Walpost''s slots are published, to detect that a table was temporarily not published';
     END IF;
 END
 $walpost$;

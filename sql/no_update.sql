@@ -18,7 +18,7 @@
 \else
 \set table outbox
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 \if :{?outbox_transaction}
 \else
@@ -48,10 +48,10 @@ BEGIN
             CREATE OR REPLACE FUNCTION %I.walpost_no_update() RETURNS trigger LANGUAGE plpgsql
             SET search_path = pg_catalog, pg_temp AS $body$
             BEGIN
-                RAISE EXCEPTION 'UPDATE of outbox table %%.%% refused', TG_TABLE_SCHEMA, TG_TABLE_NAME
+                RAISE EXCEPTION 'UPDATE rejected: %%.%% is an outbox table', TG_TABLE_SCHEMA, TG_TABLE_NAME
                     USING ERRCODE = 'feature_not_supported',
-                    DETAIL = 'Only inserted rows are published: no consumer would ever see the change.',
-                    HINT = 'Insert a new event instead. INSERT ... ON CONFLICT may only DO NOTHING.';
+                    DETAIL = 'Only inserted rows are published: consumers would never receive the change.',
+                    HINT = 'Insert a new event instead. INSERT ... ON CONFLICT can only be used with DO NOTHING.';
             END
             $body$
             $ddl$, in_schema);
@@ -85,14 +85,14 @@ BEGIN
         EXECUTE create_trigger;
     ELSIF table_owner <> us THEN
         RAISE NOTICE 'table % accepts UPDATE, which is never published', outbox USING HINT = regexp_replace(
-            format('To have it refused, log in as its owner, role %I: %s;', pg_get_userbyid(table_owner), create_trigger),
+            format('To reject UPDATE, log in as its owner, role %I: %s;', pg_get_userbyid(table_owner), create_trigger),
             E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
     ELSIF is_made_by_walpost THEN
-        RAISE NOTICE 'table % accepts UPDATE, which is never published: another role owns its schema, and could put another table in '
-            'its place while the trigger is being added', outbox USING HINT = format('To have it refused: %s;', create_trigger);
+        RAISE NOTICE 'table % accepts UPDATE, which is never published: another role owns its schema, and could replace the table '
+            'with another one while the trigger is being added', outbox USING HINT = format('To reject UPDATE: %s;', create_trigger);
     ELSE
-        RAISE NOTICE 'table % was not made by Walpost and stays as it is: it accepts UPDATE, which is never published',
-            outbox USING HINT = format('To have it refused: %s;', create_trigger);
+        RAISE NOTICE 'table % was not created by Walpost and is left unchanged: it accepts UPDATE, which is never published',
+            outbox USING HINT = format('To reject UPDATE: %s;', create_trigger);
     END IF;
 END
 $walpost$;

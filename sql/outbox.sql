@@ -21,7 +21,7 @@
 \else
 \set max_event_bytes 990000
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -88,9 +88,9 @@ BEGIN
             CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
                 ELSE format('%I.walpost_uuidv7()', in_schema) END);
         EXECUTE format('COMMENT ON CONSTRAINT walpost_aggregatetype_fits_topic_name ON %s IS %L', format('%I.%I', in_schema, outbox_name),
-            'It becomes a part of the name of the topic: 1 to 236 characters of a to z, A to Z, 0 to 9, ".", "_" and "-"');
+            'Becomes part of the topic name: 1 to 236 characters of a to z, A to Z, 0 to 9, ".", "_" and "-"');
         EXECUTE format('COMMENT ON CONSTRAINT walpost_event_size ON %s IS %L', format('%I.%I', in_schema, outbox_name),
-            'The most bytes that payload and headers may have as text, so that Kafka accepts the event');
+            'The maximum size of payload and headers as text, in bytes, so that Kafka accepts the event');
     END IF;
 END
 $walpost$;

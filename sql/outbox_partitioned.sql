@@ -30,7 +30,7 @@
 \else
 \set max_event_bytes 990000
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -86,7 +86,7 @@ DECLARE
     code_of_others text;
 BEGIN
     IF 'lock_and_examine' <> ALL (string_to_array(current_setting('walpost.examined'), ' ')) THEN
-        RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table % is not used without it', outbox
+        RAISE EXCEPTION 'function walpost.lock_and_examine does not exist, and table % cannot be used without it', outbox
             USING ERRCODE = 'undefined_function',
                 HINT = 'Create it as a superuser: walpost init --config FILE; or run sql/guard.sql of Walpost in this database';
     END IF;
@@ -101,9 +101,9 @@ BEGIN
             CASE WHEN to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL THEN 'uuidv7()'
                 ELSE format('%I.walpost_uuidv7()', in_schema) END);
         EXECUTE format('COMMENT ON CONSTRAINT walpost_aggregatetype_fits_topic_name ON %s IS %L', outbox,
-            'It becomes a part of the name of the topic: 1 to 236 characters of a to z, A to Z, 0 to 9, ".", "_" and "-"');
+            'Becomes part of the topic name: 1 to 236 characters of a to z, A to Z, 0 to 9, ".", "_" and "-"');
         EXECUTE format('COMMENT ON CONSTRAINT walpost_event_size ON %s IS %L', outbox,
-            'The most bytes that payload and headers may have as text, so that Kafka accepts the event');
+            'The maximum size of payload and headers as text, in bytes, so that Kafka accepts the event');
         -- With a default partition an insert never fails for want of one: an outbox whose partitions were forgotten,
         -- or a row with an odd created_at, must not fail the business transaction. The price is that DETACH ...
         -- CONCURRENTLY is refused, and that a day can't be made once the default has rows of it.
@@ -114,7 +114,7 @@ BEGIN
                 'or sql/outbox.sql.';
     ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
     THEN
-        RAISE NOTICE 'table % was not made by Walpost: its partitions are left to whoever made it', outbox;
+        RAISE NOTICE 'table % was not created by Walpost, so no partitions are created for it', outbox;
         RETURN;
     ELSIF NOT EXISTS (SELECT FROM pg_partitioned_table JOIN pg_attribute ON attrelid = partrelid AND attnum = partattrs[0]
         WHERE partrelid = outbox::regclass AND partstrat = 'r' AND partnatts = 1 AND atttypid = 'timestamptz'::regtype)
@@ -122,10 +122,10 @@ BEGIN
         RAISE EXCEPTION 'table % exists and is not partitioned by range of one column of type timestamptz', outbox
             USING HINT = 'Use another name for the partitioned table.';
     ELSIF code_of_others IS DISTINCT FROM '' THEN
-        RAISE EXCEPTION 'table % has code of other roles that making partitions could run as %: %', outbox,
+        RAISE EXCEPTION 'table % has code of other roles that creating partitions could run as %: %', outbox,
             quote_ident(current_user), code_of_others
             USING ERRCODE = 'invalid_object_definition',
-                HINT = format('Run this as the owner of the table, or drop what calls it.');
+                HINT = format('Run this as the owner of the table, or drop the objects that call the code.');
     END IF;
 
     table_owner := pg_get_userbyid((SELECT relowner FROM pg_class WHERE oid = outbox::regclass));
@@ -145,8 +145,8 @@ BEGIN
             EXECUTE format('ALTER TABLE %s ATTACH PARTITION %I.%I FOR VALUES FROM (%L) TO (%L)', outbox,
                 in_schema, partition_name, day || ' 00:00+00', day + 1 || ' 00:00+00');
         EXCEPTION WHEN check_violation THEN
-            RAISE WARNING 'partition % not made: the default partition has rows of that day', partition_name
-                USING HINT = 'They are delivered all the same. Run this file daily, so that the next days are in time.';
+            RAISE WARNING 'partition % was not created: the default partition has rows of that day', partition_name
+                USING HINT = 'These rows are still delivered. Run this file daily, so that partitions are created in time.';
         END;
     END LOOP;
 END

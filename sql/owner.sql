@@ -23,7 +23,7 @@
 \else
 \set table outbox
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -47,12 +47,12 @@ DECLARE
     uuidv7 regprocedure;
 BEGIN
     IF wanted IS NULL THEN
-        RAISE EXCEPTION 'role % does not exist, and is to own table %', quote_ident(name), outbox
+        RAISE EXCEPTION 'role % does not exist, but should own table %', quote_ident(name), outbox
             USING HINT = format('CREATE ROLE %I LOGIN; or name another owner.', name);
     END IF;
     IF NOT (pg_has_role(wanted, 'MEMBER') AND pg_has_role(wanted, 'USAGE') AND CASE
         WHEN current_setting('server_version_num')::int >= 160000 THEN pg_has_role(wanted, 'SET') ELSE true END) THEN
-        RAISE EXCEPTION 'role % can''t act as role %, which is to own table %', quote_ident(current_user), quote_ident(name),
+        RAISE EXCEPTION 'role % can''t act as role %, which should own table %', quote_ident(current_user), quote_ident(name),
             outbox USING ERRCODE = 'insufficient_privilege',
                 HINT = format('GRANT %I TO %I; or run this as a superuser.', name, current_user);
     END IF;
@@ -68,7 +68,7 @@ BEGIN
                     E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g'), quote_ident(name)
                 USING HINT = 'Change the owner as docs/retention.md describes under "Change the owner"; or name no owner.';
         ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = found.oid AND conname = 'walpost_event_size') THEN
-            RAISE EXCEPTION 'table % was not made by Walpost and stays as it is: it belongs to role %, expected role %', outbox,
+            RAISE EXCEPTION 'table % was not created by Walpost and is left unchanged: it belongs to role %, expected role %', outbox,
                 quote_ident(current_user), quote_ident(name)
                 USING HINT = 'Change the owner as docs/retention.md describes under "Change the owner"; or name no owner.';
         END IF;
@@ -81,7 +81,7 @@ BEGIN
             UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
         ) SELECT oid FROM pg_class JOIN tree USING (oid) WHERE relispartition AND relowner = us AND relowner <> wanted);
     IF given <> '{}' AND NOT is_superuser AND NOT has_schema_privilege(wanted, in_schema, 'CREATE') THEN
-        RAISE EXCEPTION 'role % may not create in schema %, and is to own table % there', quote_ident(name),
+        RAISE EXCEPTION 'role % may not create objects in schema %, but should own table % there', quote_ident(name),
             quote_ident(in_schema), outbox USING ERRCODE = 'insufficient_privilege',
                 HINT = format('GRANT CREATE ON SCHEMA %I TO %I; or run this as a superuser.', in_schema, name);
     END IF;
@@ -89,16 +89,16 @@ BEGIN
         EXECUTE format('ALTER TABLE %s OWNER TO %I', found.oid::regclass, name);
         -- The owner of the schema can replace the table that was examined with another one.
         IF (SELECT relowner FROM pg_class WHERE oid = found.oid) IS DISTINCT FROM wanted THEN
-            RAISE EXCEPTION 'table % was replaced by another one meanwhile', found.relname;
+            RAISE EXCEPTION 'table % was replaced by another one in the meantime', found.relname;
         END IF;
-        RAISE NOTICE 'table % belongs to role % from now on', regexp_replace(found.oid::regclass::text,
+        RAISE NOTICE 'table % now belongs to role %', regexp_replace(found.oid::regclass::text,
             E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g'), quote_ident(name);
     END LOOP;
     IF NOT has_schema_privilege(wanted, in_schema, 'USAGE') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
         -- If the current role has the privilege but may not grant it, GRANT only logs a warning.
         IF NOT has_schema_privilege(wanted, in_schema, 'USAGE') THEN
-            RAISE EXCEPTION 'role % can''t be let use schema % by role %', quote_ident(name), quote_ident(in_schema),
+            RAISE EXCEPTION 'role % could not be granted USAGE on schema % by role %', quote_ident(name), quote_ident(in_schema),
                 quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
                     HINT = format('As the owner of the schema, or a superuser: GRANT USAGE ON SCHEMA %I TO %I;', in_schema, name);
         END IF;

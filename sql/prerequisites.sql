@@ -13,7 +13,7 @@
 \set slot walpost_outbox
 \endif
 
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 
 SET walpost.slot = :'slot';
@@ -28,14 +28,14 @@ BEGIN
     SELECT * INTO found FROM pg_replication_slots WHERE slot_name = name;
     IF found IS NULL THEN
         IF pg_is_in_recovery() THEN
-            RAISE EXCEPTION 'this server is a standby in recovery, and slot % is made on the primary', name
+            RAISE EXCEPTION 'this server is a standby in recovery, and slot % must be created on the primary', name
                 USING HINT = 'Connect to the primary. With several hosts in the connection string: target_session_attrs=read-write';
         END IF;
         -- Since PostgreSQL 19, the first logical slot raises effective_wal_level, for which
         -- wal_level = replica is sufficient.
         IF current_setting('wal_level') <> 'logical' AND (current_setting('wal_level') = 'minimal'
             OR current_setting('effective_wal_level', true) IS NULL) THEN
-            RAISE EXCEPTION 'wal_level is %, and a logical slot needs wal_level = logical', current_setting('wal_level')
+            RAISE EXCEPTION 'wal_level is %, but a logical slot requires wal_level = logical', current_setting('wal_level')
                 USING HINT = CASE
                     WHEN current_setting('rds.logical_replication', true) IS NOT NULL THEN 'This is Amazon RDS or Aurora: set '
                         'rds.logical_replication = 1 in the parameter group, of the cluster for Aurora; then reboot, and run '
@@ -49,15 +49,15 @@ BEGIN
                     ELSE 'ALTER SYSTEM SET wal_level = logical; then restart the server, and run this again.' END;
         END IF;
         IF (SELECT count(*) FROM pg_replication_slots) >= slots_max THEN
-            RAISE EXCEPTION 'all replication slots are in use, and slot % needs one', name
-                USING ERRCODE = 'configuration_limit_exceeded', HINT = format('See which are needed: SELECT slot_name, active '
-                    'FROM pg_catalog.pg_replication_slots; and drop the others. Or: ALTER SYSTEM SET max_replication_slots = %s; then '
+            RAISE EXCEPTION 'all replication slots are in use, but slot % needs one', name
+                USING ERRCODE = 'configuration_limit_exceeded', HINT = format('List them, and drop those that are not needed: SELECT slot_name, active '
+                    'FROM pg_catalog.pg_replication_slots. Or: ALTER SYSTEM SET max_replication_slots = %s; then '
                     'restart the server.', slots_max + 10);
         END IF;
         IF (SELECT count(*) FROM pg_stat_replication) >= senders_max THEN
-            RAISE EXCEPTION 'all WAL senders are in use, and reading slot % takes one', name
-                USING ERRCODE = 'too_many_connections', HINT = format('See who has them: SELECT * FROM pg_catalog.pg_stat_replication; '
-                    'or: ALTER SYSTEM SET max_wal_senders = %s; then restart the server.', senders_max + 10);
+            RAISE EXCEPTION 'all WAL senders are in use, but reading slot % requires one', name
+                USING ERRCODE = 'too_many_connections', HINT = format('List their sessions: SELECT * FROM pg_catalog.pg_stat_replication. '
+                    'Or: ALTER SYSTEM SET max_wal_senders = %s; then restart the server.', senders_max + 10);
         END IF;
         -- The role's attribute proves nothing: on RDS and Aurora the privilege is a membership. WAL
         -- has no position 0/0, so this always fails and moves no slot, but the server checks first
@@ -66,7 +66,7 @@ BEGIN
             PERFORM pg_catalog.pg_replication_slot_advance(name, '0/0');
         EXCEPTION
             WHEN insufficient_privilege THEN
-                RAISE EXCEPTION 'role % has no REPLICATION, and can''t make slot %', quote_ident(current_user), name
+                RAISE EXCEPTION 'role % lacks REPLICATION, so it can''t create slot %', quote_ident(current_user), name
                     USING ERRCODE = 'insufficient_privilege', HINT = format(CASE
                         WHEN EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication') THEN 'GRANT rds_replication TO %I;'
                         ELSE 'ALTER ROLE %I REPLICATION;' END, current_user);
@@ -76,7 +76,7 @@ BEGIN
     END IF;
 
     IF found.slot_type <> 'logical' THEN
-        RAISE EXCEPTION 'slot % exists and is a physical one', name
+        RAISE EXCEPTION 'slot % exists and is a physical slot', name
             USING HINT = 'Choose another name for the slot.';
     END IF;
     IF found.plugin <> 'pgoutput' THEN
@@ -92,9 +92,9 @@ BEGIN
                 'set the variable slot of sql/slot.sql';
     END IF;
     IF found.wal_status = 'lost' THEN
-        RAISE EXCEPTION 'slot % exists and has lost its place: the server removed WAL that it still needed', name
-            USING HINT = format('Nothing after %s was delivered. Drop it: SELECT pg_catalog.pg_drop_replication_slot(%L); then run this '
-                'again, and send the rows that were written since then again (docs/replay.md)', found.confirmed_flush_lsn, name);
+        RAISE EXCEPTION 'slot % exists and is lost: the server removed WAL that the slot still needed', name
+            USING HINT = format('Events after %s were not delivered. Drop the slot: SELECT pg_catalog.pg_drop_replication_slot(%L); then run this '
+                'again, and replay the rows that were written since then (docs/replay.md)', found.confirmed_flush_lsn, name);
     END IF;
 END
 $walpost$;

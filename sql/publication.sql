@@ -31,7 +31,7 @@
 \else
 \set several off
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -76,7 +76,7 @@ BEGIN
 
     IF several THEN
         IF NOT (found.pubinsert AND found.pubviaroot) THEN
-            RAISE EXCEPTION 'publication % exists, and does not publish inserts under the names of partitioned tables',
+            RAISE EXCEPTION 'publication % exists but does not publish inserts under the names of partitioned tables',
                 quote_ident(name) USING HINT = format(
                     'ALTER PUBLICATION %I SET (publish = ''insert'', publish_via_partition_root = true);', name);
         END IF;
@@ -98,7 +98,7 @@ BEGIN
 
     IF outbox_name = '' THEN
         IF EXISTS (SELECT FROM pg_publication_tables WHERE pubname = name) THEN
-            RAISE EXCEPTION 'publication % exists and contains tables, though the outbox is of messages',
+            RAISE EXCEPTION 'publication % exists and contains tables, but an outbox of messages requires a publication without tables',
                 quote_ident(name) USING HINT = 'Choose another name for the publication.';
         END IF;
         RETURN;
@@ -120,11 +120,11 @@ BEGIN
             USING HINT = format('ALTER PUBLICATION %I ADD TABLE %s;', name, outbox);
     END IF;
     IF entry ->> 'rowfilter' IS NOT NULL THEN
-        RAISE WARNING 'publication % has a row filter on table %: rows outside of % are never delivered',
+        RAISE WARNING 'publication % has a row filter on table %: rows for which % is not true are never delivered',
             quote_ident(name), outbox, regexp_replace(entry ->> 'rowfilter', unprintable, '?', 'g');
     END IF;
     IF found.pubupdate OR found.pubdelete OR found.pubtruncate THEN
-        RAISE NOTICE 'publication % publishes more than inserts, which costs the server and is of no use',
+        RAISE NOTICE 'publication % publishes more than inserts, which costs server resources and has no benefit',
             quote_ident(name) USING HINT = format('ALTER PUBLICATION %I SET (publish = ''insert'');', name);
     END IF;
 END

@@ -43,7 +43,7 @@
 \else
 \set max_event_bytes ''
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
 -- There is no table whose owner could own the functions.
@@ -110,14 +110,14 @@ DECLARE
     lsn pg_catalog.pg_lsn;
 BEGIN
     IF envelope IS NULL OR prefix IS NULL THEN
-        RAISE EXCEPTION 'aggregatetype, aggregateid, type, id and prefix of an event can not be null'
+        RAISE EXCEPTION 'aggregatetype, aggregateid, type, id and prefix of an event cannot be null'
             USING ERRCODE = 'null_value_not_allowed';
     ELSIF pg_catalog.jsonb_typeof(headers) OPERATOR(pg_catalog.<>) 'object' THEN
-        RAISE EXCEPTION 'headers of an event are a JSON object, not %', pg_catalog.jsonb_typeof(headers)
+        RAISE EXCEPTION 'headers of an event must be a JSON object, not %', pg_catalog.jsonb_typeof(headers)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Each member becomes a header of the record.';
     -- Same as walpost_event_size in outbox.sql, which gives the reasons.
     ELSIF pg_catalog.octet_length(envelope) OPERATOR(pg_catalog.>) walpost.max_event_bytes() THEN
-        RAISE EXCEPTION 'event of % bytes: at most % are allowed', pg_catalog.octet_length(envelope), walpost.max_event_bytes()
+        RAISE EXCEPTION 'event has % bytes: at most % are allowed', pg_catalog.octet_length(envelope), walpost.max_event_bytes()
             USING ERRCODE = 'program_limit_exceeded',
             HINT = 'Store large data where consumers can fetch it, and send a reference. To allow larger events, raise the limits '
                 'of Kafka, then run: walpost init --max-event-bytes BYTES --config FILE.';
@@ -128,7 +128,7 @@ BEGIN
         RAISE EXCEPTION 'aggregatetype, aggregateid and type of an event have %, % and % bytes: at most 236, 1024 and 1024 are allowed',
             pg_catalog.octet_length(aggregatetype), pg_catalog.octet_length(aggregateid), pg_catalog.octet_length(type)
             USING ERRCODE = 'program_limit_exceeded',
-            HINT = 'They become a topic name, a key and a header. Put what is larger into the payload.';
+            HINT = 'They become a topic name, a key and a header. Put larger values into the payload.';
     ELSIF aggregatetype OPERATOR(pg_catalog.!~) '^[a-zA-Z0-9._-]+$' THEN
         RAISE EXCEPTION 'aggregatetype of an event is %, which no topic name can contain', pg_catalog.quote_literal(aggregatetype)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use only the characters a-z A-Z 0-9 . _ - and at least one.';

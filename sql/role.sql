@@ -32,7 +32,7 @@
 \else
 \set role walpost
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 \set examine 'journal slot_state table_state'
 \ir examine.sql
@@ -61,9 +61,9 @@ BEGIN
         BEGIN
             EXECUTE make;
         EXCEPTION WHEN insufficient_privilege THEN
-            RAISE EXCEPTION 'role % can''t make role %, which is to read all of WAL: %', quote_ident(current_user), quote_ident(name),
-                SQLERRM USING ERRCODE = 'insufficient_privilege', HINT = format('%s, run by %s; then run this again, which '
-                    'does the rest.', make, CASE
+            RAISE EXCEPTION 'role % can''t create role %, which will be able to read all WAL: %', quote_ident(current_user), quote_ident(name),
+                SQLERRM USING ERRCODE = 'insufficient_privilege', HINT = format('%s, run by %s; then run this again '
+                    'to finish.', make, CASE
                         WHEN replicators IS NOT NULL THEN 'a member of rds_superuser'
                         WHEN current_setting('server_version_num')::int < 160000 THEN 'a superuser'
                         ELSE 'a superuser or a role with CREATEROLE and REPLICATION' END);
@@ -78,7 +78,7 @@ BEGIN
     SELECT string_agg(quote_ident(pg_get_userbyid(member)), ', ') INTO members FROM pg_auth_members JOIN pg_roles r ON r.oid = member
         WHERE roleid = (SELECT oid FROM pg_roles WHERE rolname = name) AND NOT r.rolsuper AND r.rolname <> current_user;
     IF members IS NOT NULL THEN
-        RAISE WARNING 'role % has members, who can act as it and read all of WAL. Unless they are to: REVOKE % FROM %',
+        RAISE WARNING 'role % has members, which can act as it and read all WAL. Unless this is intended: REVOKE % FROM %',
             quote_ident(name), quote_ident(name),
             regexp_replace(members, E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
     END IF;
@@ -118,13 +118,13 @@ BEGIN
     END IF;
     IF to_regclass(outbox) IS NULL THEN
         RAISE NOTICE 'table % does not exist yet: role % can''t read it', outbox, quote_ident(name)
-            USING HINT = 'Make the table, and run this file again.';
+            USING HINT = 'Create the table, and run this file again.';
         RETURN;
     END IF;
     IF NOT has_schema_privilege(name, in_schema, 'USAGE') THEN
         EXECUTE format('GRANT USAGE ON SCHEMA %I TO %I', in_schema, name);
         IF NOT has_schema_privilege(name, in_schema, 'USAGE') THEN
-            RAISE EXCEPTION 'role % can''t be let use schema % by role %', quote_ident(name), quote_ident(in_schema),
+            RAISE EXCEPTION 'role % could not be granted USAGE on schema % by role %', quote_ident(name), quote_ident(in_schema),
                 quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
                     HINT = format('As the owner of the schema, or a superuser: GRANT USAGE ON SCHEMA %I TO %I;', in_schema, name);
         END IF;

@@ -30,7 +30,7 @@
 \set failover ''
 \endif
 
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 
 -- The examined objects are used in the same transaction, which writes nothing.
@@ -58,7 +58,7 @@ BEGIN
     IF EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = name) THEN
         RETURN;
     ELSIF NOT EXISTS (SELECT FROM pg_publication WHERE pubname = publication) THEN
-        RAISE EXCEPTION 'publication % does not exist, and must be there before slot %', quote_ident(publication), name
+        RAISE EXCEPTION 'publication % does not exist, but must exist before slot %', quote_ident(publication), name
             USING HINT = 'Run sql/publication.sql of Walpost in this database first';
     END IF;
     -- Without ONLY, removing a table fails if it has a child that is not in the publication.
@@ -79,17 +79,17 @@ BEGIN
     -- since.
     IF 'slot_state' = ANY (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
-            RAISE EXCEPTION 'role % can''t read walpost.slot_state, which says whether there was a slot before',
+            RAISE EXCEPTION 'role % can''t read walpost.slot_state, which shows whether a slot existed before',
                 quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
                     HINT = format('GRANT USAGE ON SCHEMA walpost TO %I; GRANT SELECT ON walpost.slot_state TO %1$I', current_user);
         END IF;
         was_made := EXISTS (SELECT FROM walpost.slot_state);
     END IF;
     IF NOT was_made THEN
-        RAISE EXCEPTION 'publication % has tables, and slot %, which is to deliver the rows that they have, does not exist: %',
+        RAISE EXCEPTION 'publication % has tables, but slot %, which must deliver their existing rows, does not exist: %',
             quote_ident(publication), name, regexp_replace(tables, unprintable, '?', 'g') USING ERRCODE = 'object_not_in_prerequisite_state',
                 DETAIL = 'The rows of a table are written into WAL for the slot when the table is added.',
-                HINT = regexp_replace(format('Take the tables out, create the slot, and add them again, as walpost init does with '
+                HINT = regexp_replace(format('Remove the tables, create the slot, and add them again, as walpost init does with '
                     'tables that match: ALTER PUBLICATION %I DROP TABLE %s; then run this again; then %s', publication, only_tables,
                     add_again), unprintable, '?', 'g');
     END IF;

@@ -28,7 +28,7 @@
 \set slot walpost_outbox
 \endif
 
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 
 -- This locks the journal, so that it can't be changed between its examination and the INSERT.
@@ -79,8 +79,8 @@ BEGIN
             EXECUTE format('SELECT EXISTS (SELECT FROM %s AS t)', outbox) INTO has_rows;
         END IF;
         IF has_rows THEN
-            RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers them first', outbox, its_slot
-                USING HINT = 'If they were delivered, or are not to be, let it run with snapshot = "never".';
+            RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers these rows first', outbox, its_slot
+                USING HINT = 'If they were already delivered, or must not be delivered, set snapshot = "never".';
             -- The journal may be restored from a backup, and OIDs and positions are specific to a cluster. The copy can't
             -- include partitions that are detached before it.
             its_detail := its_detail || jsonb_build_object('state', 'due', 'relation', outbox::regclass::oid::text,

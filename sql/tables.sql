@@ -39,7 +39,7 @@
 \else
 \set table outbox
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
 -- There is no table whose owner could own objects that serve all tables.
@@ -70,7 +70,7 @@ BEGIN
         -- JSON: their values as text, or null.
         row_values text NOT NULL
     );
-    COMMENT ON TABLE walpost.outbox_row IS 'Rows on their way into WAL, while walpost.add_outbox adds their table; empty otherwise';
+    COMMENT ON TABLE walpost.outbox_row IS 'Rows that are being written to WAL while walpost.add_outbox adds their table; otherwise empty';
 END
 $walpost$;
 
@@ -162,7 +162,7 @@ BEGIN
     ELSIF code_of_others IS DISTINCT FROM '' THEN
         RAISE EXCEPTION 'reading table %.% would run code of other roles as role %: %', quote_ident(its_schema),
             quote_ident(its_name), quote_ident(current_user), code_of_others USING ERRCODE = 'insufficient_privilege',
-                HINT = format('Have it added by the owner of the table: SELECT walpost.add_outbox(%L, %L)',
+                HINT = format('Add it as the owner of the table: SELECT walpost.add_outbox(%L, %L)',
                     format('%I.%I', its_schema, its_name), publication);
     END IF;
     IF to_regclass('walpost.outbox_row') = ANY (members) IS NOT TRUE THEN
@@ -195,14 +195,14 @@ BEGIN
     IF related IS NOT NULL THEN
         RAISE EXCEPTION '%.% is a partition of table %, which is in publication %', quote_ident(its_schema),
             quote_ident(its_name), related, quote_ident(publication) USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = 'Its rows are delivered as rows of that table. There is nothing to add.';
+                HINT = 'Its rows are already delivered as rows of that table.';
     END IF;
     -- The rows of a published partition would be copied with those of the others, and delivered twice.
     SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
         FROM pg_partition_tree(outbox) AS t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = ANY (members) AND t.relid <> outbox LIMIT 1;
     IF related IS NOT NULL THEN
-        RAISE EXCEPTION 'partition % of table %.% is in publication % already', related, quote_ident(its_schema),
+        RAISE EXCEPTION 'partition % of table %.% is already in publication %', related, quote_ident(its_schema),
             quote_ident(its_name), quote_ident(publication) USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'Adding the table would deliver the rows of that partition again. Add its other partitions one by one.';
     END IF;
@@ -270,7 +270,7 @@ BEGIN
         IF longest > row_bytes_max THEN
             RAISE EXCEPTION 'a row of %.% takes % bytes in walpost.outbox_row, expected at most %', quote_ident(its_schema),
                 quote_ident(its_name), longest, row_bytes_max USING ERRCODE = 'program_limit_exceeded',
-                HINT = format('Raise max_row_bytes of the pipeline to at least %s, restart it, and add the table then.', longest);
+                HINT = format('Raise max_row_bytes of the pipeline to at least %s, restart the pipeline, and then add the table.', longest);
         END IF;
         DELETE FROM walpost.outbox_row;
     END IF;
@@ -289,8 +289,8 @@ EXCEPTION WHEN lock_not_available THEN
             OR l.mode <> 'RowExclusiveLock' AND l.relation IN (to_regclass('walpost.outbox_row'), to_regclass('walpost.table_state'))));
     RAISE EXCEPTION 'table %.% was not added to publication %, because a lock was not available within %: %',
         quote_ident(its_schema), quote_ident(its_name), quote_ident(publication), timeout,
-        coalesce(regexp_replace(holders, unprintable, '?', 'g'), 'the session that had it is unknown')
-        USING ERRCODE = 'lock_not_available', HINT = 'Add it again when that session has ended its transaction, or end the '
+        coalesce(regexp_replace(holders, unprintable, '?', 'g'), 'the session that held the lock is unknown')
+        USING ERRCODE = 'lock_not_available', HINT = 'Add the table again when that session has ended its transaction, or terminate the '
             'session: SELECT pg_catalog.pg_terminate_backend(PID). To wait longer: SET lock_timeout.';
 END
 $walpost$;

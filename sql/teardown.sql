@@ -30,7 +30,7 @@
 \set role walpost
 \endif
 
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 \set examine 'slot_state table_state'
 \ir examine.sql
@@ -47,13 +47,13 @@ BEGIN
     IF found IS NULL THEN
         RAISE NOTICE 'slot % does not exist, skipping', name;
     ELSIF found.database IS DISTINCT FROM current_database() OR found.plugin <> 'pgoutput' THEN
-        RAISE EXCEPTION 'slot % is not of this database and plugin pgoutput: it is not dropped', name;
+        RAISE EXCEPTION 'slot % does not belong to this database or does not use pgoutput, so it was not dropped', name;
     ELSIF found.active THEN
         RAISE EXCEPTION 'slot % is in use by PID %', name, found.active_pid
-            USING HINT = 'Stop the `walpost run` that uses it.';
+            USING HINT = 'Stop the walpost run process that uses it.';
     ELSE
         PERFORM pg_catalog.pg_drop_replication_slot(name);
-        RAISE NOTICE 'slot % dropped: delivered up to %, WAL ended at %',
+        RAISE NOTICE 'slot % dropped; it was confirmed up to %, and WAL ended at %',
             name, found.confirmed_flush_lsn, pg_current_wal_lsn();
     END IF;
     -- Otherwise, a new slot of this name would be reported as moved by something else.
@@ -71,11 +71,11 @@ $walpost$;
 DROP PUBLICATION IF EXISTS :"publication";
 
 SELECT :'table' <> '' AS is_table \gset
-\echo 'Left in place: the outbox, its functions, schema walpost with the journal, and the role. To remove those too:'
+\echo 'Not removed: the outbox, its functions, schema walpost with the journal, and the role. To remove them too:'
 \if :is_table
 \echo '   ' DROP TABLE :"schema".:"table" ';'
 \echo '   ' DROP FUNCTION IF EXISTS :"schema".walpost_no_update(), :"schema".walpost_uuidv7() ';'
 \endif
 \echo '   ' DROP SCHEMA IF EXISTS walpost CASCADE ';  -- if no other pipeline uses this database: the journal is for all of them'
 \echo '   ' DROP OWNED BY :"role" '; -- in this database: its privileges'
-\echo '   ' DROP ROLE :"role" ';     -- once no database has any left'
+\echo '   ' DROP ROLE :"role" ';     -- once it has no privileges left in any database'

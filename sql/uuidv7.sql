@@ -9,7 +9,7 @@
 \else
 \set schema public
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 \if :{?outbox_transaction}
 \else

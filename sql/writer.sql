@@ -20,7 +20,7 @@
 \else
 \set table outbox
 \endif
--- From here on, search_path is pg_catalog, pg_temp, also for whatever the session does next.
+-- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
 \set examine owners
@@ -44,7 +44,7 @@ DECLARE
     lacking text;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = name) THEN
-        RAISE EXCEPTION 'role % does not exist, and is to send events', pg_catalog.quote_ident(name)
+        RAISE EXCEPTION 'role % does not exist, but should send events', pg_catalog.quote_ident(name)
             USING HINT = pg_catalog.format('CREATE ROLE %I LOGIN; or name another writer.', name);
     END IF;
     IF outbox_name = '' THEN
@@ -89,7 +89,7 @@ BEGIN
         (pg_catalog.has_table_privilege(name, outbox, 'INSERT'), pg_catalog.format('GRANT INSERT ON %s TO %I;', outbox, name))
     ) AS rights (has, line) WHERE NOT has;
     IF lacking IS NOT NULL THEN
-        RAISE EXCEPTION 'role % can''t be let send events to table % by role %', pg_catalog.quote_ident(name), outbox,
+        RAISE EXCEPTION 'role % could not be granted the privileges to send events to table % by role %', pg_catalog.quote_ident(name), outbox,
             pg_catalog.quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
                 HINT = pg_catalog.format('As the owner, or a superuser: %s', lacking);
     END IF;

@@ -58,7 +58,7 @@ fn largest_event_that_publish_accepts_is_delivered() {
     let refused = publish(bytes + 1).unwrap_err();
     let message = refused.as_db_error().unwrap().message();
     assert!(
-        message.contains("event of 990001 bytes: at most 990000"),
+        message.contains("event has 990001 bytes: at most 990000"),
         "{message}"
     );
     walpost.terminate().expect_code(0);

@@ -20,13 +20,13 @@ fn notices_of_init_are_logged_with_the_command_that_they_suggest() {
         "CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text, aggregateid text, type text, payload text)",
     );
     let first = fixture.init().finish().expect_code(0).expect_mentions(&[
-        "it accepts UPDATE, which is never published. To have it refused: CREATE TRIGGER",
+        "it accepts UPDATE, which is never published. To reject UPDATE: CREATE TRIGGER",
     ]);
     let second = fixture.init().finish().expect_code(0);
     for raw in ["NOTICE: ", "already exists, skipping"] {
         assert!(!second.stderr.contains(raw), "{raw}: {}", second.stderr);
     }
-    let suggested = "To have it refused: ";
+    let suggested = "To reject UPDATE: ";
     let from = first.stderr.find(suggested).unwrap() + suggested.len();
     let statement = first.stderr[from..].lines().next().unwrap();
     fixture.db.run(statement);
@@ -228,7 +228,7 @@ fn writer_of_an_impossible_name_reads_the_reason_in_the_error() {
             ),
             (
                 "walpost_event_size",
-                "The most bytes that payload and headers may have",
+                "The maximum size of payload and headers as text",
             ),
         ] {
             let comment = fixture.db.value(&format!(

@@ -96,7 +96,7 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
                 init.args(["--writer", &place.writer]).finish()
             };
             let first = init().expect_code(0);
-            first.expect_mentions(&["from now on", &place.owner]);
+            first.expect_mentions(&["now belongs to role", &place.owner]);
             let made = objects(&place.fixture);
             let owned = place.owned();
             match partitioned {
@@ -140,7 +140,7 @@ fn owner_has_the_table_and_its_partitions_and_a_writer_may_insert() {
             }
             let again = init().expect_code(0);
             assert_eq!(
-                again.stderr.contains("from now on"),
+                again.stderr.contains("now belongs to role"),
                 partitioned,
                 "{again:?}"
             );
@@ -189,7 +189,7 @@ fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
         db.run(&act_as);
         let create = format!("GRANT CREATE ON SCHEMA public TO \"{owner}\"");
         refused(&[
-            &format!("role \"{owner}\" may not create in schema public"),
+            &format!("role \"{owner}\" may not create objects in schema public"),
             &create,
         ]);
         db.run(&create);
@@ -203,7 +203,7 @@ fn owner_that_the_dba_can_not_act_as_is_refused_and_nothing_is_changed() {
         };
         init()
             .expect_code(3)
-            .expect_mentions(&["can't be let send events", &usage(&place.writer)]);
+            .expect_mentions(&["privileges to send events", &usage(&place.writer)]);
         assert!(objects(&place.fixture).is_empty(), "{major}");
         db.run(&format!(
             "GRANT USAGE ON SCHEMA public TO \"{dba}\" WITH GRANT OPTION"
@@ -222,8 +222,8 @@ fn owner_and_writer_that_are_not_there_are_named_and_nothing_is_changed() {
     let place = Place::new(15);
     let init = |arguments: &[&str]| place.fixture.init().args(arguments).finish().expect_code(3);
     for (flag, to) in [
-        ("--owner", "is to own table"),
-        ("--writer", "is to send events"),
+        ("--owner", "should own table"),
+        ("--writer", "should send events"),
     ] {
         init(&[flag, "it's nobody"]).expect_mentions(&[
             &format!("role \"it's nobody\" does not exist, and {to}"),
@@ -244,7 +244,7 @@ fn table_of_another_role_or_make_is_not_given_away() {
         init.expect_mentions(&[says, "docs/retention.md", "Nothing was changed"]);
         assert!(place.owned().is_empty());
     };
-    refused("was not made by Walpost");
+    refused("was not created by Walpost");
     // Makes the table look as if Walpost had created it.
     db.run("ALTER TABLE outbox ADD CONSTRAINT walpost_event_size CHECK (true)");
     db.run(&format!("ALTER TABLE outbox OWNER TO \"{writer}\""));

@@ -81,18 +81,18 @@ fn init_that_is_refused_for_want_of_slots_walsenders_or_rights_changes_nothing()
     let all = "max_replication_slots is 1, and all are in use: of_a_standby (not read)";
     let needs = "slot walpost_outbox needs one";
     place.refused("postgres", 1, &[], &[needs, all]);
-    let physical = "slot of_a_standby exists and is a physical one";
+    let physical = "slot of_a_standby exists and is a physical slot";
     place.refused("postgres", 3, &["--slot=of_a_standby"], &[physical]);
     place
         .db()
         .rows("SELECT pg_catalog.pg_drop_replication_slot('of_a_standby')");
 
     place.set("max_wal_senders = 0");
-    let all = "all WAL senders are in use, and reading slot walpost_outbox takes one";
+    let all = "all WAL senders are in use, but reading slot walpost_outbox requires one";
     place.refused("postgres", 1, &[], &[all, "max_wal_senders is 0"]);
     place.set("max_wal_senders = 5");
 
-    let says = ["role dba has no REPLICATION", "ALTER ROLE dba REPLICATION"];
+    let says = ["role dba lacks REPLICATION", "ALTER ROLE dba REPLICATION"];
     place.refused("dba", 3, &["--no-role"], &says);
     place.db().run("ALTER ROLE dba REPLICATION");
     // This is detected only after many objects have been created.
@@ -101,7 +101,7 @@ fn init_that_is_refused_for_want_of_slots_walsenders_or_rights_changes_nothing()
         3,
         &[],
         &[
-            "role dba can't make role walpost",
+            "role dba can't create role walpost",
             "CREATE ROLE walpost LOGIN REPLICATION, run by a superuser",
         ],
     );

@@ -29,7 +29,7 @@ fn membership_is_as_good_as_the_attribute_where_the_server_takes_it_for_the_righ
     };
     // Unlike RDS, this server grants the right by the attribute only, not by the membership.
     init().expect_code(3).expect_mentions(&[
-        "role dba has no REPLICATION",
+        "role dba lacks REPLICATION",
         "GRANT rds_replication TO dba",
         "Nothing was changed",
     ]);

@@ -640,7 +640,7 @@ fn refuses_to_add_partitions_whose_rows_are_published_already() {
         ),
         (
             "tenant_3.outbox",
-            "partition tenant_3.rest of table tenant_3.outbox is in publication",
+            "partition tenant_3.rest of table tenant_3.outbox is already in publication",
         ),
     ] {
         let error = fixture.db.try_run(&add(table)).expect_err(table);

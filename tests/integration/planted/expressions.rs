@@ -148,7 +148,7 @@ fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
              CREATE TRIGGER t AFTER INSERT ON plot.victim FOR EACH ROW EXECUTE FUNCTION plot.row();
              CREATE RULE t AS ON DELETE TO public.outbox DO ALSO INSERT INTO plot.victim VALUES (1)"
                 .to_owned(),
-            "rule t on table public.outbox has the privileges of the owner",
+            "rule t on table public.outbox runs with the privileges of the owner",
         ),
         (trigger(&format!(
             "FOR EACH ROW WHEN (ts_rewrite('a'::tsquery, 'SELECT ''a''::tsquery, plot.query()') IS NULL) {suppress}"

@@ -174,7 +174,7 @@ fn rules_and_statistics_of_a_former_owner_are_named(major: u32) {
     );
     let examined = shop.examined("DELETE");
     for says in [
-        "rule r on table public.outbox has the privileges of the owner",
+        "rule r on table public.outbox runs with the privileges of the owner",
         "statistics object plot.s calls function ts_rewrite(tsquery,text), which is not immutable",
     ] {
         assert!(examined.contains(says), "{examined}");
@@ -236,7 +236,7 @@ fn casts_that_constructors_of_json_call_are_named(major: u32) {
         let examined = shop.examined(statement);
         for index in ["of_a_constant", "of_a_column"] {
             let text = format!(
-                "index public.{index} constructs JSON of type plot.size, from which a cast to json can be made"
+                "index public.{index} constructs JSON of type plot.size, for which a cast to json can be created"
             );
             assert!(examined.contains(&text), "{statement}: {examined}");
         }

@@ -247,7 +247,7 @@ fn functions_and_a_publication_of_another_role_are_refused(major: u32) {
     db.run(&format!("GRANT CREATE ON SCHEMA walpost TO {mallory}"));
     let init = shop.init().finish().expect_code(3);
     init.expect_mentions(&[
-        "right to create in schema walpost",
+        "privilege to create objects in schema walpost",
         &format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"),
     ]);
     db.run(&format!("REVOKE CREATE ON SCHEMA walpost FROM {mallory}"));

@@ -162,7 +162,7 @@ fn journal_of_the_owner_of_the_outbox_is_refused(major: u32) {
                 "policy" => {
                     finished.expect_mentions(&["row-level security policy for table \"journal\""])
                 }
-                kind => finished.expect_mentions(&["walpost.journal has what", kind]),
+                kind => finished.expect_mentions(&["walpost.journal has objects or columns", kind]),
             };
         }
     }
@@ -194,14 +194,14 @@ fn slot_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
         let run = shop.command(&["run"]).finish().expect_code(3);
         match kind {
             "policy" => run.expect_mentions(&["row-level security policy"]),
-            kind => run.expect_mentions(&["walpost.slot_state has what", kind]),
+            kind => run.expect_mentions(&["walpost.slot_state has objects or columns", kind]),
         };
         shop.expect_nothing_ran("run");
     }
     let shop = Shop::theirs(major);
     for right in ["TRIGGER", "REFERENCES"] {
         for role in ["PUBLIC", "pg_monitor"] {
-            let says = format!("the right {right} on table walpost.slot_state belongs to");
+            let says = format!("the privilege {right} on table walpost.slot_state belongs to");
             let to = format!("ON walpost.slot_state TO {role}");
             shop.fixture.db.run(&format!("GRANT {right} {to}"));
             let run = shop.command(&["run"]).finish().expect_code(3);
@@ -236,7 +236,7 @@ fn table_state_of_the_owner_of_the_outbox_is_refused(major: u32) {
         let mut run = shop.command(&["run"]).start_streaming();
         run.wait_for_log(match kind {
             "policy" => "row-level security policy",
-            _ => "table walpost.table_state has what",
+            _ => "table walpost.table_state has objects or columns",
         });
         run.terminate().expect_code(0);
         shop.expect_nothing_ran("run");

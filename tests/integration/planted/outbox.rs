@@ -224,7 +224,7 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
         ),
         (
             "CREATE RULE r AS ON DELETE TO public.outbox DO ALSO SELECT plot.note('rule')",
-            "rule r on table public.outbox has the privileges of the owner",
+            "rule r on table public.outbox runs with the privileges of the owner",
         ),
         (
             "CREATE TABLE plot.child (id uuid REFERENCES public.outbox (id) ON DELETE CASCADE);

@@ -167,7 +167,7 @@ fn trigger_on_a_table_of_another_role_is_left_to_its_owner(major: u32) {
     let init = shop.init().finish();
     shop.expect_nothing_ran("init");
     let owner = format!(
-        "To have it refused, log in as its owner, role {}",
+        "To reject UPDATE, log in as its owner, role {}",
         shop.mallory
     );
     init.expect_mentions(&[&owner, "CREATE TRIGGER walpost_no_update"]);
