@@ -3,11 +3,12 @@
 --
 --   psql -v schema=tenant_42 -v table=outbox -v publication=walpost_tenants -f sql/add_outbox.sql
 --
--- The variable max_row_bytes is that setting of the pipeline, in bytes, if it is not the default.
+-- If the pipeline's max_row_bytes is not the default, set the variable max_row_bytes to it, in
+-- bytes.
 --
--- Run by: a role that owns the publication and the table, or a superuser; after the slot exists,
--- which delivers the rows. Safe to run again: a table that is already in the publication is not
--- changed.
+-- Run by: a role that owns the publication and the table, or a superuser; after the slot was
+-- created, because the slot delivers the rows. Safe to run again: a table that is already in the
+-- publication is not changed.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else

@@ -5,12 +5,12 @@
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v examine='owners journal' -f sql/examine.sql
 --
 -- A function, a trigger or a view runs with the privileges of the role that calls it, inserts or
--- selects. So an existing object is used only if it is owned by a superuser, by the current role,
--- or by a role that can act as the current role. After SET ROLE, its owner must also be able to act
--- as the role that has logged in. The publication, and the functions in the outbox table's schema,
--- may also be owned by the owner of that table; since PostgreSQL 15, walpost run trusts fewer
--- owners of a publication.
--- `examine` lists what is examined:
+-- selects. Therefore, an existing object is used only if it is owned by a superuser, by the current
+-- role, or by a role that can act as the current role. After SET ROLE, its owner must also be able
+-- to act as the role that has logged in. The publication, and the functions in the outbox table's
+-- schema, may also be owned by the owner of that table; since PostgreSQL 15, walpost run trusts
+-- fewer owners of a publication.
+-- The variable `examine` selects the checks:
 --   owners      the owners of the schema walpost, of Walpost's functions, and of the functions that
 --               the default of the outbox's id and its trigger call; the owner of the publication,
 --               and that its row filters call only functions of PostgreSQL itself
@@ -121,7 +121,7 @@ BEGIN
                 AND (n.nspname = 'walpost' AND p.proname IN ('publish', 'publish_bytes', 'max_event_bytes', 'add_outbox', 'lock_and_examine')
                     OR n.nspname = in_schema AND p.pronargs = 0 AND p.proname IN ('walpost_uuidv7', 'walpost_no_update')
                         AND what && '{owners}')
-            -- By their OIDs, since functions can be renamed.
+            -- These functions are looked up by OID, because they can be renamed.
             UNION ALL SELECT format('function %s, which the default of %s.id calls,', p.oid::regprocedure, outbox.name), p.proowner, true,
                     format('ALTER TABLE %s ALTER id SET DEFAULT ...; DROP FUNCTION %s', outbox.name, p.oid::regprocedure), NULL
                 FROM outbox JOIN pg_attribute a ON a.attrelid = outbox.oid AND a.attname = 'id'
@@ -137,7 +137,7 @@ BEGIN
             UNION ALL SELECT format('publication %I', pubname), pubowner, true,
                     format('ALTER PUBLICATION %I OWNER TO ...', pubname), NULL
                 FROM pg_publication WHERE pubname = current_setting('walpost.publication') AND what && '{owners}'
-            -- A role that may create objects in the schema can replace Walpost's.
+            -- A role that may create objects in the schema can replace Walpost's objects.
             UNION ALL SELECT 'the privilege to create objects in schema walpost', grantee, false,
                     format('REVOKE CREATE ON SCHEMA walpost FROM %s',
                         CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END), NULL
@@ -178,9 +178,9 @@ BEGIN
     END IF;
 
     -- The server evaluates a row filter as the role that reads the slot. PostgreSQL itself rejects
-    -- functions that are not built in. Of the built-in ones, one runs functions of a partition key,
-    -- and those written in SQL may need a snapshot, without which decoding crashes. PostgreSQL 14
-    -- has no row filters.
+    -- functions that are not built in. Of the built-in functions, satisfies_hash_partition runs
+    -- functions of a partition key, and functions that are written in SQL may need a snapshot,
+    -- without which decoding crashes. PostgreSQL 14 has no row filters.
     IF 'owners' = ANY (what) THEN
         FOR found IN SELECT b.pubname, r.prrelid::regclass AS name, coalesce(p.oid, called.oid)::regprocedure AS function
             FROM pg_publication b JOIN pg_publication_rel r ON r.prpubid = b.oid

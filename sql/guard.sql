@@ -6,7 +6,7 @@
 -- planner evaluates that function as the role that reads the table. An examination finds such
 -- objects, but it is useful only if none can be added between the examination and the statement,
 -- and if the table keeps its name until then. Walpost's role only has SELECT, which does not allow
--- it to lock the table, so a function does.
+-- it to lock the table, so this function locks the table.
 --
 --   SELECT walpost.lock_and_examine('public', 'outbox', 'SELECT');
 --
@@ -38,7 +38,7 @@
 -- Run by: a superuser, since only a superuser can prevent a schema of another role from being
 -- renamed. A role that is not a superuser can run it too: tables in schemas of other roles are then
 -- rejected. Safe to run again: the function is replaced.
--- `walpost init` runs the same.
+-- `walpost init` runs the same SQL.
 \set ON_ERROR_STOP on
 \if :{?table}
 \else
@@ -47,7 +47,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- There is no table whose owner could own objects that serve all tables.
+-- The objects serve all tables, so no table's owner is trusted with them.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -129,7 +129,7 @@ BEGIN
     IF NOT (has_table_privilege(caller, outbox, 'UPDATE, DELETE, TRUNCATE') OR pg_has_role(caller, table_owner, 'USAGE')
         OR has_table_privilege(caller, outbox, 'SELECT')
             AND coalesce(has_table_privilege(caller, to_regclass('walpost.slot_state'), 'UPDATE'), false)) THEN
-        -- A role that can read the table lacks what identifies Walpost's role.
+        -- The role can read the table, but lacks the privilege that identifies Walpost's role.
         IF has_table_privilege(caller, outbox, 'SELECT') THEN
             RAISE EXCEPTION 'permission denied for table walpost.slot_state' USING ERRCODE = 'insufficient_privilege',
                 HINT = format('GRANT USAGE ON SCHEMA walpost TO %1$I; GRANT SELECT, INSERT, UPDATE ON walpost.slot_state TO %1$I', caller);
@@ -137,12 +137,12 @@ BEGIN
         RAISE EXCEPTION 'permission denied for table %', table_name USING ERRCODE = 'insufficient_privilege';
     END IF;
 
-    -- Including partitions and other tables that inherit from it.
+    -- The outbox, its partitions, and other tables that inherit from it.
     WITH RECURSIVE tree (oid) AS (
         SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
     ) SELECT array_agg(oid) INTO tables FROM tree;
-    -- Not pg_partition_ancestors, which omits a parent from which a table is being detached. The
-    -- planner evaluates the partition keys of such parents, too.
+    -- pg_partition_ancestors is not used, because it omits a parent from which a table is being
+    -- detached. The planner evaluates the partition keys of such parents, too.
     WITH RECURSIVE ancestors (oid) AS (
         SELECT unnest(tables) UNION SELECT inhparent FROM pg_inherits JOIN ancestors ON inhrelid = ancestors.oid
     ) SELECT array_agg(oid) INTO family FROM ancestors;
@@ -179,8 +179,8 @@ BEGIN
         EXCEPTION WHEN insufficient_privilege THEN
             RAISE EXCEPTION 'role % owns function walpost.lock_and_examine but may not lock table %.%', quote_ident(current_user),
                 quote_ident(schema_name), quote_ident(table_name) USING ERRCODE = 'object_not_in_prerequisite_state',
-                    -- Not ALTER FUNCTION ... OWNER TO: the present owner determines what the
-                    -- function does with the privileges of the next owner.
+                    -- ALTER FUNCTION ... OWNER TO is not suggested, because the present owner
+                    -- determines what the function does with the privileges of the next owner.
                     HINT = regexp_replace(format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then '
                         'sql/guard.sql. Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
         END;
@@ -205,7 +205,7 @@ BEGIN
                 BEGIN
                     EXECUTE format('LOCK TABLE ONLY %I.%I IN SHARE UPDATE EXCLUSIVE MODE', missing.nspname, missing.relname);
                 EXCEPTION WHEN undefined_table OR invalid_schema_name THEN
-                    -- It was dropped or renamed. The next attempt uses its present name.
+                    -- The table was dropped or renamed. The next attempt uses its present name.
                     NULL;
                 WHEN insufficient_privilege THEN
                     RETURN regexp_replace(format('table %I.%I can be changed by other roles, but role %I, which owns function '
@@ -360,12 +360,13 @@ BEGIN
                 AND EXISTS (SELECT FROM pg_ts_config WHERE oid = used_object AND cfgnamespace = 'pg_catalog'::regnamespace))
         -- These are rejected regardless of their owner: a former owner can have left code in the
         -- condition of a trigger, as text that a function runs as SQL.
-        -- Rules for other statements, too: their actions have the privileges of the table's owner.
+        -- This includes rules for other statements, because their actions run with the privileges
+        -- of the table's owner.
         UNION ALL SELECT format('%s runs with the privileges of the owner', pg_describe_object('pg_rewrite'::regclass, oid, 0))
             FROM pg_rewrite WHERE ev_class = ANY (tables) AND statement = 'DELETE'
         UNION ALL SELECT format('%s would run with each DELETE', pg_describe_object('pg_trigger'::regclass, oid, 0)) FROM pg_trigger
             WHERE tgrelid = ANY (tables) AND statement = 'DELETE' AND (tgtype & 8) <> 0 -- TRIGGER_TYPE_DELETE
-            -- Those of foreign keys are rejected below.
+            -- Triggers of foreign keys are rejected below.
             AND NOT (tgisinternal AND tgqual IS NULL
                 AND EXISTS (SELECT FROM pg_constraint WHERE oid = tgconstraint AND contype = 'f'))
         -- The queries of a foreign key find the other table, types and operators by name, and run as

@@ -1,14 +1,16 @@
 -- The tables in which Walpost records its work in the database.
 --
--- The journal: operations on pipelines that can't be derived from WAL. Events that an operator had
--- skipped, that a dropped slot had not delivered, that were copied at the start or sent again, and
--- tables that are set aside.
+-- The journal contains operations on pipelines that can't be derived from WAL: events that an
+-- operator skipped, that a dropped slot had not delivered, or that were copied at the start or sent
+-- again, and tables that were set aside.
 --
--- The state of slots: one row per slot, with the last position that Walpost may have confirmed. A
--- slot beyond that position was moved, or dropped and re-created, by something else.
+-- The state of slots has one row for each slot, with the last position that Walpost may have
+-- confirmed. A slot that is ahead of this position was moved, or dropped and re-created, by
+-- something else.
 --
--- The state of tables: one row per slot and table, with what makes the table part of the
--- publication. If that is replaced, rows may have been committed while the table was not published.
+-- The state of tables has one row for each slot and table, with the catalog entries that make the
+-- table part of the publication. If these entries are replaced, rows may have been committed while
+-- the table was not published.
 --
 --   psql -f sql/journal.sql
 --
@@ -65,12 +67,13 @@ BEGIN
             pipeline text NOT NULL,
             -- Version of the format of this row.
             version integer NOT NULL,
-            -- The cluster, database and timeline to which the LSNs belong: a copy of this table may
-            -- be in another one.
+            -- The cluster, database and timeline to which the LSNs belong, because this table may
+            -- have been copied to another database.
             system_id text NOT NULL,
             database_oid oid NOT NULL,
             timeline integer NOT NULL,
-            -- Where walpost init created the slot; NULL if something else did.
+            -- The position at which walpost init created the slot; NULL if something else created
+            -- it.
             created_lsn pg_lsn,
             -- Whether anything was read from the slot.
             begun boolean NOT NULL,
@@ -91,8 +94,8 @@ BEGIN
             table_name text NOT NULL,
             -- Version of the format of this row.
             version integer NOT NULL,
-            -- The cluster and database to which the OIDs belong: a copy of this table may be in
-            -- another one.
+            -- The cluster and database to which the OIDs belong, because this table may have been
+            -- copied to another database.
             system_id text NOT NULL,
             database_oid oid NOT NULL,
             publication text NOT NULL,
@@ -107,8 +110,8 @@ BEGIN
             -- NULL if unknown.
             seen_lsn pg_lsn,
             seen_xid text,
-            -- The position by which the table had left the publication; NULL if it is published, or
-            -- if that is unknown.
+            -- A position at which the table had already left the publication; NULL if the table
+            -- is published, or if the position is unknown.
             out_lsn pg_lsn,
             at timestamptz NOT NULL,
             PRIMARY KEY (slot, table_schema, table_name)

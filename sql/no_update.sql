@@ -76,7 +76,7 @@ BEGIN
             WHERE nspname = in_schema AND (r.rolsuper OR r.oid = us));
     END IF;
     IF is_addable THEN
-        -- The same lock as that of CREATE TRIGGER.
+        -- CREATE TRIGGER takes the same lock.
         EXECUTE format('LOCK TABLE ONLY %s IN SHARE ROW EXCLUSIVE MODE', outbox);
         SELECT relowner INTO table_owner FROM pg_class WHERE oid = outbox::regclass;
         is_addable := table_owner = us;

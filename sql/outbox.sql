@@ -7,7 +7,7 @@
 --
 -- Run by: the role that will own the table; needs CREATE on the schema. Safe to run again.
 -- An existing table of that name, for example Debezium's, is not changed at all.
--- `walpost init` runs the same: uuidv7.sql, this file, no_update.sql.
+-- `walpost init` runs the same SQL: uuidv7.sql, this file, no_update.sql.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -45,7 +45,7 @@ $walpost$;
 CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     -- Allows consumers to recognize a repeated record: becomes the header `id`.
     id            uuid        NOT NULL PRIMARY KEY,
-    -- Names the topic: outbox.event.<aggregatetype>.
+    -- Part of the topic name: outbox.event.<aggregatetype>.
     aggregatetype text        NOT NULL,
     -- The record's key. Events of one aggregate go to one partition, where their order is
     -- preserved.
@@ -67,10 +67,11 @@ CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     -- is what is sent. Computing it costs an insert a few microseconds for a payload of a kilobyte.
     CONSTRAINT walpost_event_size CHECK (
         coalesce(octet_length(payload::text), 0) + coalesce(octet_length(headers::text), 0) <= :'max_event_bytes'::int8),
-    -- These columns become a topic name, a key and a header. A topic name has at most 249 of these characters, of which
-    -- 'outbox.event.' takes 13. A key or header of megabytes makes a record that no consumer expects. Without these limits,
-    -- one role with INSERT could write rows that every pipeline of this table has to send to the dead letter topic.
-    -- The error of a writer consists of the constraint's name and the row, so the name has to be the reason.
+    -- These columns become a topic name, a key and a header. A topic name has at most 249 of these
+    -- characters, of which 'outbox.event.' takes 13. Consumers do not expect keys or headers of
+    -- several megabytes. Without these limits, any role with INSERT could write rows that every
+    -- pipeline of this table has to send to the dead-letter topic. The error that a writer receives
+    -- contains only the constraint's name and the row, so the name states the reason.
     CONSTRAINT walpost_aggregatetype_fits_topic_name CHECK (aggregatetype ~ '^[a-zA-Z0-9._-]{1,236}$'),
     CONSTRAINT walpost_aggregateid_up_to_1024_bytes CHECK (octet_length(aggregateid) <= 1024),
     CONSTRAINT walpost_type_up_to_1024_bytes CHECK (octet_length(type) <= 1024)

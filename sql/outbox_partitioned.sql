@@ -7,15 +7,15 @@
 -- superuser can run it too: new partitions belong to the owner of the table. Safe to run again: do
 -- so every day, from cron or pg_cron, to keep partitions for today and the next seven days (UTC) in
 -- place; or let `walpost maintain` create and drop them, or `walpost run` with `retention`.
--- `walpost init --partitioned` runs the same: uuidv7.sql, this file, no_update.sql.
+-- `walpost init --partitioned` runs the same SQL: uuidv7.sql, this file, no_update.sql.
 --
 -- To drop a day manually, only after all of its events are in Kafka:
 --   ALTER TABLE public.outbox DETACH PARTITION public.outbox_p20251101;
 --   SELECT pg_catalog.pg_current_wal_lsn();
 --   -- wait until confirmed_flush_lsn of the slot in pg_replication_slots is beyond that, then
 --   DROP TABLE public.outbox_p20251101;
--- Detached or dropped rows that have not been delivered yet are still delivered, from WAL. But if
--- the slot were lost, they could not be sent again. Set lock_timeout: DETACH waits for the
+-- Detached or dropped rows that have not been delivered yet are still delivered, from WAL. However,
+-- if the slot is lost, they can't be sent again. Set lock_timeout: DETACH waits for the
 -- transactions that use the table, and inserts queue behind it.
 \set ON_ERROR_STOP on
 \if :{?schema}
@@ -51,9 +51,9 @@ BEGIN
 END
 $walpost$;
 
--- Columns, checks and max_event_bytes are those of outbox.sql, which gives the reasons. The primary
--- key of a partitioned table must contain the partition key, so the server does not enforce that
--- `id` is unique; a UUID is unique anyway.
+-- Columns, checks and max_event_bytes are the same as in outbox.sql, which explains them. The
+-- primary key of a partitioned table must contain the partition key, so the server does not enforce
+-- that `id` is unique; a UUID is unique anyway.
 CREATE TABLE IF NOT EXISTS :"schema".:"table" (
     id            uuid        NOT NULL,
     aggregatetype text        NOT NULL,
@@ -104,9 +104,10 @@ BEGIN
             'Becomes part of the topic name: 1 to 236 characters of a to z, A to Z, 0 to 9, ".", "_" and "-"');
         EXECUTE format('COMMENT ON CONSTRAINT walpost_event_size ON %s IS %L', outbox,
             'The maximum size of payload and headers as text, in bytes, so that Kafka accepts the event');
-        -- With a default partition an insert never fails for want of one: an outbox whose partitions were forgotten,
-        -- or a row with an odd created_at, must not fail the business transaction. The price is that DETACH ...
-        -- CONCURRENTLY is refused, and that a day can't be made once the default has rows of it.
+        -- With a default partition, no insert fails because its partition is missing: if partitions
+        -- were not created in time, or a row has an unusual created_at, the service's transaction
+        -- must still succeed. In return, DETACH ... CONCURRENTLY is not possible, and the partition
+        -- for a day can't be created once the default partition has rows of that day.
         EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s DEFAULT', in_schema, stem || '_default', outbox);
     ELSIF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) <> 'p' THEN
         RAISE EXCEPTION 'table % exists and is not partitioned', outbox

@@ -4,14 +4,14 @@
 --
 -- Run by: a superuser, or the role that has created the table, if it can act as the new owner. Runs
 -- after the other files except slot.sql and snapshot.sql, because they need the privileges of the
--- owner. Safe to run again. `walpost init --owner shop` runs the same.
+-- owner. Safe to run again. `walpost init --owner shop` runs the same SQL.
 --
 -- The owner is changed for the table that outbox.sql or outbox_partitioned.sql has created, and for
 -- its partitions that belong to the current role. A table that belongs to another role, or was
 -- created in another way, is rejected and not changed. The functions walpost_uuidv7 and
 -- walpost_no_update keep their owner: an outbox of another application in the same schema calls
--- them too, and their owner could have code executed as its writers. So do the publication, journal
--- and role, which are Walpost's.
+-- them too, and their owner could have code executed as its writers. The publication, the journal
+-- and Walpost's role also keep their owner.
 -- Nothing here runs code of the new owner: its role is never assumed, and changing an owner calls
 -- no functions.
 \set ON_ERROR_STOP on

@@ -7,13 +7,13 @@
 -- docs/tables.md gives the reason. Safe to run again: an existing publication of that name is
 -- examined, and changed only if several=on and it lacks walpost.outbox_row.
 --
--- An outbox of messages has no table: with -v table= the publication is empty, but pgoutput still
--- requires one.
--- With -v several=on it is for several outboxes: it then contains only walpost.outbox_row at first
--- (tables.sql), and each outbox is added by add_outbox.sql.
--- It publishes only inserts: an event is never changed, and deleting old events is not an event. It
--- publishes via the root: rows of every partition, including partitions created later, are sent
--- under the name of the partitioned table.
+-- An outbox of messages has no table. With -v table= the publication is empty; pgoutput requires a
+-- publication anyway.
+-- With -v several=on, the publication is for several outboxes: at first, it contains only
+-- walpost.outbox_row (see tables.sql), and add_outbox.sql adds each outbox.
+-- The publication publishes only inserts: an event is never changed, and deleting old events is not
+-- an event. It publishes via the root: rows of every partition, including partitions created later,
+-- are sent under the name of the partitioned table.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else
@@ -54,12 +54,13 @@ DECLARE
     -- Control characters, and those that change the direction of text: psql prints messages
     -- unchanged.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- A document, because the columns of the view differ from version to version.
+    -- This is a document because the columns of the view differ from version to version.
     entry jsonb;
 BEGIN
     SELECT * INTO found FROM pg_publication WHERE pubname = name;
     IF found IS NULL THEN
-        -- The publication would have them too, and PostgreSQL sends their rows under their own names.
+        -- The publication would also contain inheriting tables, whose rows PostgreSQL sends under
+        -- the names of those tables.
         SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO child
             FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
             WHERE NOT several AND inhparent = to_regclass(outbox) AND NOT c.relispartition LIMIT 1;
@@ -82,8 +83,8 @@ BEGIN
         END IF;
         IF NOT EXISTS (SELECT FROM pg_publication_tables
             WHERE pubname = name AND schemaname = 'walpost' AND tablename = 'outbox_row') THEN
-            -- It was created for a single table, or manually. An error would undo the creation of
-            -- walpost.outbox_row.
+            -- The publication was created for a single table, or manually. An error would undo the
+            -- creation of walpost.outbox_row.
             IF NOT pg_has_role(found.pubowner, 'USAGE') THEN
                 RAISE EXCEPTION 'publication % exists and does not contain table walpost.outbox_row', quote_ident(name)
                     USING HINT = regexp_replace(format('As its owner, %s: walpost init --config FILE; or: '

@@ -9,21 +9,21 @@
 --
 -- The event is part of the transaction that calls the function: it is delivered if and when that
 -- transaction commits, in commit order, and never if it is rolled back, even to a savepoint.
--- Nothing is stored in a table, so there is nothing to vacuum or to delete, but also nothing to
--- send again from once the slot is lost.
+-- Nothing is stored in a table, so there is nothing to vacuum or to delete, but if the slot is
+-- lost, the events can't be sent again.
 --
 -- Run by: a role with CREATE on the database; a second time, the same role. Safe to run again: the
 -- functions are replaced, and privileges that were granted or revoked on them are kept. `walpost
 -- init --outbox messages` runs the same.
 --
--- Who may publish: at first only the owner. sql/writer.sql (`walpost init --writer shop`) allows
--- the role `shop` to publish. If PUBLIC may call the functions, `walpost check` reports it, with
--- the statements that revoke it.
+-- Who may publish: at first, only the owner of the functions. sql/writer.sql
+-- (`walpost init --writer shop`) allows the role `shop` to publish. If PUBLIC may call the
+-- functions, `walpost check` reports it, with the statements that revoke it.
 --
 -- Who may forge events: these functions use pg_logical_emit_message(), which PostgreSQL allows
 -- every role to call. Any role that may call it can write any event, or a message that is not an
--- event, with any prefix. Therefore, revoke it from PUBLIC as a superuser, in each database with
--- such an outbox; sql/writer.sql has granted it to the writers:
+-- event, with any prefix. Therefore, revoke the privilege from PUBLIC as a superuser, in each
+-- database with such an outbox; sql/writer.sql has granted it to the writers:
 --   REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
 --       pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC;
 -- Since PostgreSQL 17 both have one more argument: (boolean, text, text, boolean), (boolean, text,
@@ -46,7 +46,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- There is no table whose owner could own the functions.
+-- The functions belong to no table, so no table's owner is trusted with them.
 \set table_of_session :table
 \set table ''
 \set examine owners
@@ -79,7 +79,7 @@ BEGIN
 END
 $walpost$;
 
--- Payloads other than JSON: Avro, Protobuf, or text as convert_to(..., 'UTF8'). NULL is also a
+-- For payloads other than JSON: Avro, Protobuf, or text as convert_to(..., 'UTF8'). NULL is also a
 -- payload.
 -- `prefix` selects the outbox of the event: it is the pipeline's `prefix`, by default walpost_ and
 -- its name. An event with a prefix that no pipeline has is not delivered, and no error is reported.
@@ -91,8 +91,8 @@ CREATE OR REPLACE FUNCTION walpost.publish_bytes(
     prefix pg_catalog.text DEFAULT 'walpost_outbox')
 RETURNS pg_catalog.uuid LANGUAGE plpgsql VOLATILE AS $walpost$
 DECLARE
-    -- NULL if any of the first three arguments or the id is. Converted to UTF-8, because a message
-    -- is sent byte for byte.
+    -- NULL if one of the first three arguments or the id is NULL. Text is converted to UTF-8,
+    -- because a message is sent byte for byte.
     envelope pg_catalog.bytea := E'\\x01'::pg_catalog.bytea
         OPERATOR(pg_catalog.||) pg_catalog.uuid_send(id)
         OPERATOR(pg_catalog.||) pg_catalog.timestamptz_send(pg_catalog.now())
@@ -115,13 +115,13 @@ BEGIN
     ELSIF pg_catalog.jsonb_typeof(headers) OPERATOR(pg_catalog.<>) 'object' THEN
         RAISE EXCEPTION 'headers of an event must be a JSON object, not %', pg_catalog.jsonb_typeof(headers)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Each member becomes a header of the record.';
-    -- Same as walpost_event_size in outbox.sql, which gives the reasons.
+    -- This is the limit of walpost_event_size in outbox.sql, which explains it.
     ELSIF pg_catalog.octet_length(envelope) OPERATOR(pg_catalog.>) walpost.max_event_bytes() THEN
         RAISE EXCEPTION 'event has % bytes: at most % are allowed', pg_catalog.octet_length(envelope), walpost.max_event_bytes()
             USING ERRCODE = 'program_limit_exceeded',
             HINT = 'Store large data where consumers can fetch it, and send a reference. To allow larger events, raise the limits '
                 'of Kafka, then run: walpost init --max-event-bytes BYTES --config FILE.';
-    -- As the constraints on these columns in outbox.sql, which has the reasons.
+    -- These are the limits of the constraints on these columns in outbox.sql, which explains them.
     ELSIF pg_catalog.octet_length(aggregatetype) OPERATOR(pg_catalog.>) 236
         OR pg_catalog.octet_length(aggregateid) OPERATOR(pg_catalog.>) 1024
         OR pg_catalog.octet_length(type) OPERATOR(pg_catalog.>) 1024 THEN
@@ -141,8 +141,8 @@ $walpost$;
 COMMENT ON FUNCTION walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text)
     IS 'Writes an event into WAL, and returns its id';
 
--- JSON payloads. An SQL function of this form is inlined into the statement that calls it, at no
--- extra cost; its body was parsed here.
+-- For JSON payloads. An SQL function of this form is inlined into the statement that calls it, at
+-- no extra cost; its body is parsed when the function is created.
 CREATE OR REPLACE FUNCTION walpost.publish(
     aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.jsonb,
     headers pg_catalog.jsonb DEFAULT NULL, id pg_catalog.uuid DEFAULT pg_catalog.gen_random_uuid(),

@@ -48,7 +48,7 @@ DECLARE
     outbox_name text := current_setting('walpost.table_name');
     outbox text := format('%I.%I', in_schema, outbox_name);
     found pg_roles;
-    -- Exists only on RDS and Aurora.
+    -- This role exists only on RDS and Aurora.
     replicators oid := (SELECT oid FROM pg_roles WHERE rolname = 'rds_replication');
     make text := format(CASE WHEN replicators IS NULL THEN 'CREATE ROLE %1$I LOGIN REPLICATION'
         ELSE 'CREATE ROLE %1$I LOGIN; GRANT rds_replication TO %1$I' END, name);
@@ -82,8 +82,8 @@ BEGIN
             quote_ident(name), quote_ident(name),
             regexp_replace(members, E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
     END IF;
-    -- PUBLIC has the privilege unless it was revoked, so a role that may not grant it usually need
-    -- not.
+    -- PUBLIC has the privilege unless it was revoked, so usually nothing needs to be granted if the
+    -- current role may not grant it.
     IF has_database_privilege(current_user, current_database(), 'CONNECT WITH GRANT OPTION')
         OR NOT has_database_privilege(name, current_database(), 'CONNECT') THEN
         EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);

@@ -1,4 +1,4 @@
--- Prepares the session. The other files run this one; by itself it changes nothing.
+-- Prepares the session. The other files run this file, which changes nothing in the database.
 \set ON_ERROR_STOP on
 -- These apply to the whole session. Otherwise, a function or an operator in another schema of the
 -- path could be called instead of pg_catalog's, and a query of a table could call the functions of
@@ -10,8 +10,8 @@ SET row_security = off;
 -- would end a literal that was written in UTF-8. Therefore, names given with -v are read as UTF-8.
 SET client_encoding = 'UTF8';
 SET backslash_quote = 'safe_encoding';
--- Literals are written for the first setting, and names that the server prints are compared with
--- names quoted only if necessary.
+-- The literals in these files rely on the first setting. Names that the server prints are compared
+-- with names that are quoted only if necessary.
 SET standard_conforming_strings = on;
 SET quote_all_identifiers = off;
 SET datestyle = 'ISO';
@@ -25,7 +25,7 @@ SET constraint_exclusion = partition;
 -- role), whose objects would then be trusted. A role that was set in the session itself is kept.
 DO $walpost$
 BEGIN
-    -- Behind a pooler, the statements above may have been run in another session.
+    -- Through a pooler, the statements above may have been run in another session.
     SET LOCAL search_path = pg_catalog, pg_temp;
     IF current_setting('role') <> 'none' AND EXISTS (SELECT FROM pg_db_role_setting, unnest(setconfig) AS setting
         WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
@@ -34,7 +34,7 @@ BEGIN
             AND setting LIKE 'role=%' AND substr(setting, 6)::name = current_setting('role')) THEN
         PERFORM set_config('role', 'none', false);
     END IF;
-    -- A warning can be about privileges that others have.
+    -- Warnings must be shown, because they can report privileges of other roles.
     IF current_setting('client_min_messages') IN ('error', 'fatal', 'panic') THEN
         PERFORM set_config('client_min_messages', 'notice', false);
     END IF;

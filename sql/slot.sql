@@ -7,8 +7,8 @@
 -- changed.
 --
 -- The publication must exist first: it is looked up as of each change in WAL. If a slot is older
--- than its publication, it encounters changes from before the publication existed, which up to
--- PostgreSQL 17 is an error that never goes away.
+-- than its publication, it contains changes from before the publication existed; up to PostgreSQL
+-- 17, decoding them fails permanently.
 -- Creating a slot waits until every transaction that is open at that moment has ended. With
 -- lock_timeout, it fails instead, and leaves nothing behind.
 -- Since PostgreSQL 17, -v failover=', failover => true' makes standbys keep a copy of the slot, so
@@ -33,7 +33,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 
--- The examined objects are used in the same transaction, which writes nothing.
+-- The objects are examined and used in the same transaction, which writes nothing.
 BEGIN;
 \ir prerequisites.sql
 \set examine 'slot_state'
@@ -73,10 +73,9 @@ BEGIN
         RETURN;
     END IF;
     -- If there was a slot before, of this name or another one, the events that it had not delivered
-    -- are recorded, and walpost replay sends them again. Which slots a pipeline has had is not
-    -- known here.
-    -- An object that did not exist during the examination could have been created by any role
-    -- since.
+    -- are recorded, and walpost replay sends them again. This file can't determine which slots a
+    -- pipeline has had. An object that did not exist during the examination could have been created
+    -- by any role since then.
     IF 'slot_state' = ANY (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
             RAISE EXCEPTION 'role % can''t read walpost.slot_state, which shows whether a slot existed before',

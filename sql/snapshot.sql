@@ -1,15 +1,17 @@
--- Records whether rows of the outbox are older than its slot. `walpost run` delivers them before the stream; if there are none, it
--- has nothing to deliver before.
+-- Records whether the outbox contains rows that are older than its slot. `walpost run` delivers
+-- such rows before the stream.
 --
 --   psql -v pipeline=outbox -v schema=public -v table=outbox -v slot=walpost_outbox -f sql/snapshot.sql
 --
 -- Run by: a role that may read the outbox and add to the journal, after journal.sql and slot.sql.
 -- Safe to run again: existing entries are kept.
 --
--- Rows that were committed before the slot was made are not in its stream. `walpost run` copies them first, unless
--- snapshot = "never", and with them whatever was committed until it is started. A table that is empty after the slot was
--- made has none: then everything comes from the stream, in commit order. The same goes for a slot that has been streamed from.
--- That rows are to be copied is recorded too: until they are, `walpost run` refuses a definition that would leave them out.
+-- Rows that were committed before the slot was created are not in its stream. Unless snapshot =
+-- "never", `walpost run` first copies these rows, together with all rows committed until it starts.
+-- If the table is empty after the slot was created, there is nothing to copy, and all events come
+-- from the stream, in commit order. The same applies if the slot has already been streamed from.
+-- The journal also records that rows have to be copied: until they have been copied, `walpost run`
+-- rejects a definition that would skip them.
 \set ON_ERROR_STOP on
 \if :{?pipeline}
 \else
@@ -81,8 +83,8 @@ BEGIN
         IF has_rows THEN
             RAISE NOTICE 'table % has rows that may be older than slot %: walpost run delivers these rows first', outbox, its_slot
                 USING HINT = 'If they were already delivered, or must not be delivered, set snapshot = "never".';
-            -- The journal may be restored from a backup, and OIDs and positions are specific to a cluster. The copy can't
-            -- include partitions that are detached before it.
+            -- The journal may have been restored from another cluster, but the OIDs and the position
+            -- belong to this one. The copy can't include partitions that are detached before it starts.
             its_detail := its_detail || jsonb_build_object('state', 'due', 'relation', outbox::regclass::oid::text,
                 'partitions', (WITH RECURSIVE descendant (oid) AS (
                     SELECT inhrelid FROM pg_inherits WHERE inhparent = outbox::regclass AND NOT inhdetachpending

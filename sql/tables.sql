@@ -4,29 +4,29 @@
 --
 --   SELECT walpost.add_outbox('tenant_42.outbox', 'walpost_tenants');
 --
--- The events of the table are delivered from then on, by a Walpost that is running and by one that
--- is started later. Before them, in the same transaction, the rows that the table already contains
--- are delivered. These are written to walpost.outbox_row, which is in the publication, and deleted
+-- From then on, the events of the table are delivered, whether Walpost is already running or is
+-- started later. Before them, in the same transaction, the rows that the table already contains are
+-- delivered. These are written to walpost.outbox_row, which is in the publication, and deleted
 -- again, so they are in WAL exactly once, before everything that the table receives later. The
--- result is the number of these rows, or NULL if the table was already in the publication.
--- If a table was published before and then removed, it is added without its rows, since most of
--- them were delivered. Walpost records the rows committed in between as missing until walpost
--- replay --dropped-slots sends them.
+-- result is the number of these rows, or NULL if the table was already in the publication. If a
+-- table was published before and then removed, it is added without its rows, since most of them
+-- were delivered. Walpost records the rows committed in between as missing until walpost replay
+-- --dropped-slots sends them.
 --
--- Sessions that write to the table wait until the transaction ends, and the function waits for
--- theirs. Each row is written to WAL once more: if the table is too large for that, add it with
--- ALTER PUBLICATION, and send its rows with walpost replay.
+-- Sessions that want to write to the table wait until the transaction ends, and the function waits
+-- until the transactions of earlier writers end. Each row is written to WAL once more: if the table
+-- is too large for that, add it with ALTER PUBLICATION, and send its rows with walpost replay.
 --
 -- Run by: a role with CREATE on the database, after guard.sql and journal.sql; a second time, the
 -- same role. Safe to run again: an existing table is examined, the function is replaced, and
 -- privileges that were granted or revoked on both are kept.
--- `walpost init` runs the same for a pipeline with `tables`.
+-- `walpost init` runs the same SQL for a pipeline with `tables`.
 --
 -- Who may add a table: a role that owns the publication and the table, both of which PostgreSQL
--- requires, and may insert into and delete from walpost.outbox_row. A role that may do the latter
--- can write any event of any table, so grant it to the role that runs migrations, not to an
--- application. A role without LOGIN can hold these privileges for several such roles;
--- docs/tables.md has the statements.
+-- requires, and may insert into and delete from walpost.outbox_row. A role with these privileges on
+-- walpost.outbox_row can write any event of any table, so grant them to the role that runs
+-- migrations, not to an application. A role without LOGIN can hold these privileges for several
+-- such roles; docs/tables.md contains the statements.
 --   GRANT USAGE ON SCHEMA walpost TO migrator;
 --   GRANT INSERT, DELETE, SELECT ON walpost.outbox_row TO migrator;
 --   GRANT INSERT, UPDATE, SELECT ON walpost.table_state TO migrator;
@@ -42,7 +42,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 BEGIN;
--- There is no table whose owner could own objects that serve all tables.
+-- The objects serve all tables, so no table's owner is trusted with them.
 \set table_of_session :table
 \set table ''
 \set examine 'owners outbox_row table_state'
@@ -67,7 +67,7 @@ BEGIN
         table_name text NOT NULL,
         -- JSON: names of the columns and OIDs of their types.
         column_list text NOT NULL,
-        -- JSON: their values as text, or null.
+        -- JSON: the values of these columns as text, or null.
         row_values text NOT NULL
     );
     COMMENT ON TABLE walpost.outbox_row IS 'Rows that are being written to WAL while walpost.add_outbox adds their table; otherwise empty';
@@ -97,7 +97,7 @@ DECLARE
     -- Control characters, and those that change the direction of text: psql prints messages
     -- unchanged.
     unprintable CONSTANT text := E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]';
-    -- Of walpost.table_state.
+    -- Values of system_id and database_oid in walpost.table_state.
     system text := (SELECT system_identifier::text FROM pg_control_system());
     here oid := (SELECT oid FROM pg_database WHERE datname = current_database());
     was_published boolean;
@@ -106,8 +106,8 @@ DECLARE
     timeout CONSTANT text := CASE former_timeout WHEN '0' THEN '10s' ELSE former_timeout END;
     publication_oid oid;
     via_root boolean;
-    -- Those of the outbox, its partitions, its partition ancestors and walpost.outbox_row that are
-    -- in the publication.
+    -- The tables that are in the publication, among the outbox, its partitions, its partition
+    -- ancestors and walpost.outbox_row.
     members oid[];
     holders text;
 BEGIN
@@ -178,7 +178,7 @@ BEGIN
             quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'Create it: walpost init --config FILE; or run sql/slot.sql of Walpost in this database. Then add the table';
     END IF;
-    -- Their rows would be sent under their own names.
+    -- PostgreSQL would send the rows of an inheriting table under the name of that table.
     SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
         FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE inhparent = outbox AND NOT c.relispartition LIMIT 1;
@@ -188,7 +188,8 @@ BEGIN
                 HINT = format('As the owner of %2$I.%3$I, insert its rows there, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$I.%3$I',
                     related, its_schema, its_name);
     END IF;
-    -- Its rows are sent as rows of that table already, and would be delivered twice.
+    -- The rows of the partition are already sent as rows of the published table, and would be
+    -- delivered twice.
     SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
         FROM pg_partition_ancestors(outbox) AS a JOIN pg_class c ON c.oid = a.relid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = ANY (members) AND a.relid <> outbox LIMIT 1;
@@ -197,7 +198,8 @@ BEGIN
             quote_ident(its_name), related, quote_ident(publication) USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'Its rows are already delivered as rows of that table.';
     END IF;
-    -- The rows of a published partition would be copied with those of the others, and delivered twice.
+    -- The rows of a published partition would be copied together with those of the other
+    -- partitions, and delivered twice.
     SELECT regexp_replace(format('%I.%I', n.nspname, c.relname), unprintable, '?', 'g') INTO related
         FROM pg_partition_tree(outbox) AS t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE c.oid = ANY (members) AND t.relid <> outbox LIMIT 1;

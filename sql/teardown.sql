@@ -5,8 +5,9 @@
 --        -f sql/teardown.sql
 --
 -- Stop `walpost run` first. Events that have not been delivered stay in the table but will not be
--- delivered. This can't be undone: a new slot starts with what is committed after it was created.
--- In an outbox of messages (-v table=), such events are lost with the slot. Safe to run again.
+-- delivered. This can't be undone: a new slot delivers only events that are committed after it was
+-- created. In an outbox of messages (-v table=), such events are lost with the slot. Safe to run
+-- again.
 -- Run by: the owner of the publication who may also drop slots (REPLICATION), or a superuser.
 \set ON_ERROR_STOP on
 \if :{?schema}

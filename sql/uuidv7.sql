@@ -27,8 +27,8 @@ DECLARE
 BEGIN
     -- An existing function may be bound to functions or operators of other schemas, if it was
     -- created with another search_path. Therefore it is replaced if the role may do so. Here, the
-    -- body is bound to those of pg_catalog, regardless of the search_path of the session that
-    -- inserts.
+    -- body is bound to functions and operators of pg_catalog, regardless of the search_path of the
+    -- session that inserts.
     IF to_regprocedure('pg_catalog.uuidv7()') IS NOT NULL
         OR owner IS NOT NULL AND NOT (pg_has_role(owner, 'USAGE') AND has_schema_privilege(in_schema, 'CREATE')) THEN
         RETURN;

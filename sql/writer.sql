@@ -5,8 +5,8 @@
 --
 -- Run by: the owner of the outbox, or of the functions for an outbox of messages (-v table=, after
 -- publish.sql). For messages, either a superuser runs it, or PUBLIC must still be allowed to call
--- pg_logical_emit_message(). Once for each role. Safe to run again. `walpost init --writer shop`
--- runs the same. It revokes nothing.
+-- pg_logical_emit_message(). Run it once for each role. Safe to run again.
+-- `walpost init --writer shop` runs the same SQL. This file revokes nothing.
 --
 -- For a table, the role gets INSERT on it and the privileges that inserting requires. For an outbox
 -- of messages, it gets walpost.publish and publish_bytes, and the functions that they call. A role
