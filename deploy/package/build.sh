@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Makes a tar.gz, a .deb and an .rpm from the built program, and puts the SBOM, the Helm chart and SHA256SUMS beside them.
+# Creates a tar.gz, a .deb and an .rpm from the built program, and adds the SBOM, the Helm chart and SHA256SUMS.
 #
 #   deploy/package/build.sh PROGRAM SBOM CHART FOLDER [VERSION]    called by ./dev package
 #
-# FOLDER/out has the result. With VERSION, which tests of an upgrade give, that is the packages' version. The .deb and the .rpm have the same files, but for the completions of zsh, which Debian keeps in
-# another folder. All times are those of the last commit, so the same program gives the same packages.
+# The result is in FOLDER/out. VERSION, which tests of an upgrade set, overrides the packages' version. The .deb and the
+# .rpm contain the same files, except that Debian keeps the completions for zsh in another folder. All timestamps are those
+# of the last commit, so the same program results in the same packages.
 set -euo pipefail
 umask 022
 program=$1 sbom=$2 chart=$3 folder=$4
 out=$folder/out tree=$folder/tree
 
-# The newest glibc that the program may need: that of RHEL 8 and Debian 10.
+# The newest glibc version that the program may require: the version in RHEL 8 and Debian 10.
 glibc=2.28
 version=$("$program" --version)
 version=${version#walpost }
@@ -34,7 +35,7 @@ check_program() {
     fi
     needed=$(readelf --dynamic --wide "$program" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
     if grep -vE '^(libc|libm|libdl|libpthread|librt|libutil|ld-linux-.*)\.so\.[0-9]+$' <<<"$needed"; then
-        die "$program needs the libraries above, expected those of glibc alone"
+        die "$program needs the libraries above, expected only those of glibc"
     fi
     echo "walpost $version: highest symbol version GLIBC_$newest; needs $(tr '\n' ' ' <<<"$needed")"
 }
@@ -47,8 +48,8 @@ make_tree() {
     install --directory --mode=750 "$tree/etc/walpost"
     install --directory "$share/man/man1" "$share/walpost/sql" "$share/doc/walpost/docs" "$tree/usr/lib/systemd/system" \
         "$share/bash-completion/completions" "$share/fish/vendor_completions.d" "$share/zsh/site-functions"
-    # Without the first lines, which say how to install it by hand.
-    sed -e '/^# As .*systemctl daemon-reload/d' -e 's#^ExecStart=/usr/local/bin/#ExecStart=/usr/bin/#' \
+    # Without the first line, which describes how to install the unit by hand.
+    sed -e '/^# Install as .*systemctl daemon-reload/d' -e 's#^ExecStart=/usr/local/bin/#ExecStart=/usr/bin/#' \
         deploy/systemd/walpost.service >"$tree/usr/lib/systemd/system/walpost.service"
     install -D --mode=644 deploy/package/sysusers.conf "$tree/usr/lib/sysusers.d/walpost.conf"
     "$program" man "$share/man/man1"
@@ -103,7 +104,7 @@ make_rpm() {
     local list=$folder/rpm.list top=$folder/rpm
     rm -rf "$top"
     {
-        # Folders of its own; the others belong to the system.
+        # Only Walpost's own folders; the other folders belong to the system.
         echo '%dir %attr(0750, root, root) /etc/walpost'
         for path in /usr/share/walpost /usr/share/doc/walpost; do
             (cd "$tree" && find ".$path" -type d -printf '%%dir %%attr(0755, root, root) %p\n') | sed 's# \./# /#'

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Tells what the program contains: the crates, and the C libraries in their sources.
+"""Lists the contents of the program: the crates, and the C libraries in their sources.
 
-    contents.py notices      prints all licences
-    contents.py sbom FILE    prints the SBOM that cargo-cyclonedx wrote into FILE, which has no C libraries, with these, and
-                             without the name of the folder that it was made in
+    contents.py notices      prints all licenses
+    contents.py sbom FILE    prints the SBOM that cargo-cyclonedx wrote to FILE, with the C libraries added and the name of
+                             the build folder removed
 """
 
 import json
@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# Crates with the sources of C libraries: the library, its vendor, its licence, and the file with the text of that.
+# Crates with the sources of C libraries: the library, its vendor, its license, and the file with the license text.
 BUNDLED = {
     "openssl-src": ("openssl", "openssl", "Apache-2.0", "openssl/LICENSE.txt"),
     "rdkafka-sys": ("librdkafka", "confluent", "BSD-2-Clause", "librdkafka/LICENSES.txt"),
@@ -42,14 +42,14 @@ def packages():
             if None in kinds:
                 waiting.append(dependency["pkg"])
             elif by_id[dependency["pkg"]]["name"] in BUNDLED:
-                # A build script compiles its C sources; what it needs for that is not in the program.
+                # A build script compiles the C sources; its own dependencies are not in the program.
                 seen.add(dependency["pkg"])
     seen.discard(metadata["resolve"]["root"])
     return sorted((by_id[at] for at in seen), key=lambda package: (package["name"], package["version"]))
 
 
 def library_version(package):
-    """The version of the C library in a crate: most crates have it behind a plus sign in their own."""
+    """The version of the C library in a crate: most crates append it to their own version after a plus sign."""
     if package["name"] == "libz-sys":
         header = Path(package["manifest_path"]).parent / "src/zlib/zlib.h"
         return re.search(r'#define ZLIB_VERSION "([^"]*)"', header.read_text()).group(1)
@@ -78,9 +78,9 @@ def sbom(path):
 
 def notices():
     missing = set(BUNDLED)
-    # The crates that have each text.
+    # The crates that use each license text.
     texts = {}
-    print("Walpost contains these libraries. Their licences follow; a text that several have is there once.\n")
+    print("Walpost contains these libraries. Their licenses follow; a text that several libraries share is printed once.\n")
     for package in packages():
         name = f"{package['name']} {package['version']}"
         print(f"{name}, {package['license']}")
@@ -97,7 +97,7 @@ def notices():
     for text, places in texts.items():
         print("\n" + "=" * 80, *places, "", text, sep="\n")
     if missing:
-        sys.exit(f"contents.py: not a dependency any more: {', '.join(sorted(missing))}")
+        sys.exit(f"contents.py: no longer a dependency: {', '.join(sorted(missing))}")
 
 
 match sys.argv[1:]:
