@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shows the shop's records as they arrive, and keeps "partition offset id" of each for the report.
+# Shows the shop's records as they arrive, and writes the partition, offset and id of each to a file for the report.
 #
 #   consume.sh HOST:PORT FILE CONSUMER...      CONSUMER is Kafka's console consumer, as a command
 set -euo pipefail

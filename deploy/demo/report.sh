@@ -2,7 +2,7 @@
 # Compares what the consumer received with what the database committed. Fails unless every committed event arrived
 # exactly once and in commit order.
 #
-#   report.sh FILE [RECORDS]      FILE is consume.sh's; RECORDS: how many the topic has, once that is final
+#   report.sh FILE [RECORDS]      FILE was written by consume.sh; RECORDS is the final number of records in the topic
 #
 # Connects as psql does: PGHOST, PGUSER, PGDATABASE.
 set -euo pipefail
@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 judge() { psql -XqAt -F ' ' -v ON_ERROR_STOP=1 -f report.sql <"$records"; }
 
-# Whether there is a reason to wait for more.
+# Succeeds if more records are expected.
 incomplete() { if [[ -n $expected ]]; then ((delivered < expected)); else ((missing > 0)); fi; }
 
 SECONDS=0

@@ -1,15 +1,15 @@
--- Judges the records on standard input (partition, offset, id) by the witness's view of the write-ahead log.
+-- Compares the records on standard input (partition, offset, id) with the transactions that the witness slot has decoded.
 -- Prints one row: committed, delivered, missing, repeated, out of order, never committed.
 BEGIN;
 
 CREATE TEMPORARY TABLE received (partition int, "offset" bigint, id uuid) ON COMMIT DROP;
 \copy received FROM pstdin
 
--- A consumer that lost its broker may read a record twice; it is one record.
+-- A consumer that lost its broker may read a record twice; both lines are the same record.
 WITH delivered AS (
     SELECT DISTINCT partition, "offset", id FROM received
 ), committed AS (
-    -- test_decoding shows transactions in commit order. Peeking leaves them there for the next report.
+    -- test_decoding shows transactions in commit order. Peeking keeps them in the slot for the next report.
     SELECT substring(data FROM 'id\[uuid\]:''([^'']+)''')::uuid AS id, nth
     FROM pg_logical_slot_peek_changes('demo_witness', NULL, NULL) WITH ORDINALITY AS change (lsn, xid, data, nth)
     WHERE data LIKE 'table public.outbox: INSERT:%'

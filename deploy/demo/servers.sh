@@ -1,24 +1,25 @@
-# Private servers in a temporary folder, for the demos on this machine. Nothing is left when they end, however they end.
-# Sourced, with WALPOST POSTGRES_BIN KAFKA_LIB as arguments: the binary, and the folders of the servers' programs. Who sources it
-# sets `suspects`, whose logs are shown after a failure, and `clients`, which are stopped before the servers.
+# Private servers in a temporary folder, for the demos on this machine. Everything is removed when a demo ends, even if it
+# fails.
+# Source this file with the arguments WALPOST POSTGRES_BIN KAFKA_LIB: the binary, and the folders of the servers' programs. The
+# sourcing script sets `suspects`, whose logs are shown after a failure, and `clients`, which are stopped before the servers.
 # shellcheck shell=bash
 set -euo pipefail
 umask 022
-# shellcheck disable=SC2034  # who sources this has it
+# shellcheck disable=SC2034  # used by the sourcing script
 walpost=$(realpath "$1")
 postgres_bin=$(realpath "$2")
 kafka_lib=$(realpath "$3")
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 kafka_settings=$here/../../tests/support/kafka
-# The servers' account may not be able to enter the folder that this was called from.
+# The servers' account may not be able to enter the current folder.
 cd /
 patience_seconds=60
 
-# PostgreSQL refuses to run as root. Unlike runuser, setpriv leaves no process in between that would need stopping.
+# PostgreSQL refuses to run as root. Unlike runuser, setpriv leaves no intermediate process that would have to be stopped.
 as_server=()
 ((EUID != 0)) || as_server=(setpriv --reuid=postgres --regid=postgres --init-groups)
 
-# A folder that the servers' account can enter, and short enough for a unix-domain socket's path (107 bytes).
+# A folder that the servers' account can enter, with a path short enough for a Unix-domain socket (107 bytes).
 work=
 for base in "${TMPDIR:-/tmp}" /tmp; do
     work=$(mktemp -d "$base/walpost-demo.XXXXXX")
@@ -31,7 +32,7 @@ done
 
 declare -A pid_of=()
 
-# Each in a session of its own, so that Ctrl-C reaches this script alone and the order of stopping is ours.
+# Starts each process in its own session, so that Ctrl-C reaches only this script, which then stops them in order.
 start() { # NAME COMMAND...
     local name=$1
     shift
@@ -41,7 +42,7 @@ start() { # NAME COMMAND...
 
 runs() { kill -0 "${pid_of[$1]}" 2>/dev/null; }
 
-# Returns the process's exit status. One that doesn't heed the signal is killed.
+# Returns the process's exit status. A process that ignores the signal is killed.
 stop() { # NAME SIGNAL
     local name=$1 pid=${pid_of[$1]} deadline=$((SECONDS + 15))
     kill -s "$2" -- "-$pid" 2>/dev/null || true
@@ -53,7 +54,7 @@ stop() { # NAME SIGNAL
     wait "$pid"
 }
 
-# shellcheck disable=SC2329  # the traps below call it
+# shellcheck disable=SC2329  # called by the traps below
 clean_up() {
     local status=$? name
     trap - EXIT
@@ -61,12 +62,12 @@ clean_up() {
     if ((status != 0 && status < 128)); then
         for name in "${suspects[@]}"; do
             [[ -s $work/$name.log ]] || continue
-            printf -- '--- the end of %s.log\n' "$name" >&2
+            printf -- '--- last lines of %s.log\n' "$name" >&2
             tail -n 20 "$work/$name.log" >&2
         done
     fi
-    # Clients before their servers.
-    # shellcheck disable=SC2154  # who sources this sets it
+    # Stop the clients before their servers.
+    # shellcheck disable=SC2154  # set by the sourcing script
     for name in "${clients[@]}" kafka postgres; do
         [[ -z ${pid_of[$name]:-} ]] || stop "$name" "$([[ $name == postgres ]] && echo INT || echo TERM)" || true
     done
@@ -83,12 +84,12 @@ fail() { # LOG MESSAGE
     exit 1
 }
 
-# Waits until the rest of the arguments, as a command, succeeds.
+# Waits until the command in the remaining arguments succeeds.
 await() { # SERVER COMMAND...
     local server=$1 deadline=$((SECONDS + patience_seconds))
     shift
     until "$@" >/dev/null 2>&1; do
-        runs "$server" || fail "$server" "$server has ended"
+        runs "$server" || fail "$server" "$server has exited"
         ((SECONDS < deadline)) || fail "$server" "$server is not ready after $patience_seconds s"
         sleep 0.1
     done
@@ -100,7 +101,7 @@ free_port() {
     echo "$port"
 }
 
-# What every Kafka program starts with: the cheap compiler, for they live for seconds.
+# The start of each Kafka command line. The programs run for seconds, so only the fast compiler is used.
 jvm=(java -XX:TieredStopAtLevel=1 -XX:-UsePerfData "-Dlog4j2.configurationFile=$work/log4j2.properties"
     -cp "$kafka_lib/*")
 
@@ -132,7 +133,7 @@ start_kafka() {
         kafka.Kafka "$work/server.properties"
 }
 
-# Both servers, on free ports; PGHOST and PGUSER are those of PostgreSQL, and `bootstrap` is Kafka's address.
+# Starts both servers on free ports, sets PGHOST and PGUSER for PostgreSQL, and `bootstrap` to Kafka's address.
 start_servers() {
     local port
     echo "demo: starting $("$postgres_bin/postgres" --version) and Kafka"
@@ -145,7 +146,7 @@ start_servers() {
     port=$(free_port)
     format_kafka "$port"
     start_kafka
-    # shellcheck disable=SC2034  # who sources this has it
+    # shellcheck disable=SC2034  # used by the sourcing script
     bootstrap=127.0.0.1:$port
     export PGHOST=$work/postgres/socket PGUSER=postgres
     unset PGDATABASE PGPORT PGPASSWORD PGSERVICE PGOPTIONS PGSSLMODE PGHOSTADDR
@@ -153,17 +154,17 @@ start_servers() {
     await kafka grep 'Kafka Server started' "$work/kafka.log"
 }
 
-# Leaves everything running until Ctrl-C, if ./dev demo --keep asked for it. Says what to try meanwhile.
+# With ./dev demo --keep, keeps everything running until Ctrl-C and prints commands to try in the meantime.
 keep() { # HTTP COMMAND...
     local http=$1
     shift
     [[ -n ${WALPOST_DEMO_KEEP:-} ]] || return 0
-    printf '\ndemo: everything runs until Ctrl-C. The page: http://%s\ndemo: try in another terminal:\n' "$http"
+    printf '\ndemo: everything runs until Ctrl-C. The status page: http://%s\ndemo: try this in another terminal:\n' "$http"
     printf '  %s\n' "$@"
     while runs walpost; do sleep 1; done
-    fail walpost "walpost has ended"
+    fail walpost "walpost has exited"
 }
 
 next_steps() {
-    echo "demo: next, with your own database: the quick start in README.md, and docs/deploy.md"
+    echo "demo: to continue with your own database, see the quick start in README.md, and docs/deploy.md"
 }

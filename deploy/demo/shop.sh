@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Customers buy, at the same time, in transactions that are quick, slow, or rolled back. Needs the outbox table.
+# Customers buy concurrently, in transactions that are quick, slow, or rolled back. Requires the outbox table.
 # Connects as psql does: PGHOST, PGUSER, PGDATABASE.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -9,29 +9,29 @@ transactions=10
 
 query() { psql -XqAt -v ON_ERROR_STOP=1 "$@"; }
 
-# The transactions of session $1.
+# Prints the transactions of session $1.
 purchases() {
     local customers=(anna bela gina hans tina) items=(tea cup pot jam) step seed
     for ((step = 0; step < transactions; step++)); do
         seed=$((step * sessions + $1))
         echo "BEGIN;"
         echo "SELECT place_order('${customers[seed % 5]}', '${items[seed % 4]}') AS number \\gset"
-        # Others commit while this one is still open.
+        # Other transactions commit while this one is still open.
         ((seed % 3 != 0)) || echo "SELECT pg_sleep(0.1 + random() * 0.3);"
         ((seed % 4 != 1)) || echo "SELECT pay_order(:number);"
         ((seed % 7 != 2)) || echo "SAVEPOINT gift; SELECT place_order('anna', 'gift'); ROLLBACK TO gift;"
         if (((step + $1) % 6 == 5)); then echo "ROLLBACK;"; else echo "COMMIT;"; fi
-        # Customers look around, and whoever looks on can follow.
+        # A pause, so that the output can be followed.
         echo "SELECT pg_sleep(random() * 0.8);"
     done
 }
 
 # Two sessions of one customer. The order with the lower number commits last: a reader that polls for numbers above the
-# last one it saw would never see it.
+# last one that it has read would miss this order.
 lower_number_commits_last() {
     local first second slow
     coproc SLOW { query; }
-    # The shell forgets a coprocess's names when it ends.
+    # The shell unsets a coprocess's variables when the coprocess ends.
     slow=$SLOW_PID
     echo "BEGIN; SELECT place_order('anna', 'the slow one');" >&"${SLOW[1]}"
     read -r first <&"${SLOW[0]}"

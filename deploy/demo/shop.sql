@@ -1,4 +1,4 @@
--- A small shop: its own table, and the two steps of its business. Each writes its event in the same transaction.
+-- A small shop: its own table, and functions for its two steps. Each function writes its event in the same transaction.
 SET client_min_messages = warning;
 
 CREATE TABLE IF NOT EXISTS orders (
@@ -31,6 +31,6 @@ CREATE OR REPLACE FUNCTION pay_order(order_id bigint) RETURNS bigint LANGUAGE sq
     SELECT id FROM settled
 $$;
 
--- The witness that the report judges by: another slot, with another plugin, that Walpost knows nothing of.
+-- The witness slot that the report uses: another slot, with another plugin, which is independent of Walpost.
 SELECT pg_create_logical_replication_slot('demo_witness', 'test_decoding')
 WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = 'demo_witness');

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Many outboxes on this machine: a database with 20 tenants, each with an outbox in a schema of its own and all on one slot, and
-# three databases more, all in one Walpost. Under load a tenant is added and one dropped, a pipeline is added by a file and one
-# restarted; at the end the records are counted. `./dev demo tenants` builds what it needs and starts it.
+# Many outboxes on this machine, in one Walpost: a database with 20 tenants on one slot, each with an outbox in its own schema,
+# and three other databases. Under load, a tenant is added and another is dropped, and a pipeline is added by a file and another
+# is restarted. At the end, the records are counted. `./dev demo tenants` builds the programs and starts this script.
 #
 #   tenants.sh WALPOST POSTGRES_BIN KAFKA_LIB      the binary, and the folders of the servers' programs
 set -euo pipefail
@@ -17,7 +17,7 @@ query() { psql -XqAt -v ON_ERROR_STOP=1 "$@"; }
 url() { echo "postgresql://postgres@/$1?host=$PGHOST"; }
 say() { echo "demo: $*"; }
 
-# What a pipeline needs; with a table, one of several.
+# Creates the objects of a pipeline; with --table, one of several tables.
 init() { # CONFIG PIPELINE [ARGS...]
     local config=$1 pipeline=$2
     shift 2
@@ -35,8 +35,8 @@ create_topics = { partitions = 1 }
 TOML
 }
 
-# Transactions into an outbox until the file `stop` is there, or the outbox's own. Each has three events; every fifth is
-# rolled back.
+# Writes transactions to an outbox until the file `stop`, or the outbox's own stop file, exists. Each transaction has three
+# events; every fifth is rolled back.
 write() { # DATABASE TABLE
     local number=0
     while [[ ! -e $work/stop && ! -e $work/stop.$2 ]]; do
@@ -50,12 +50,12 @@ write() { # DATABASE TABLE
 
 committed() { query -d "$1" -c "SELECT count(*) FROM $2"; } # DATABASE TABLE
 
-# Records in a topic that Walpost has acknowledged.
+# Prints the number of records in a topic.
 delivered() { # TOPIC
     awk -F : -v topic="$1" '$1 == topic { sum += $3 } END { print sum + 0 }' "$work/offsets"
 }
 
-# How often a pipeline was streaming.
+# Prints how often a pipeline has started streaming.
 streams() { grep -c "streaming.*pipeline=\"\?$1\b\|pipeline=\"\?$1\b.*streaming" "$work/walpost.log" || true; }
 streams_again() { (($(streams "$1") >= $2)); }
 
@@ -79,7 +79,7 @@ TOML
     for database in billing shipping; do pipeline "$database"; done
 } >"$config"
 
-say "walpost init: one slot for $tenants tenants of a database, and one for each of two databases more"
+say "walpost init: one slot for the $tenants tenants of a database, and one for each of two other databases"
 init "$config" saas
 for ((tenant = 1; tenant <= tenants; tenant++)); do
     query -d saas -c "CREATE SCHEMA tenant_$tenant"
@@ -92,7 +92,7 @@ start walpost "$walpost" run --config "$config" --http 127.0.0.1:0
 for name in saas billing shipping; do await walpost streams_again "$name" 1; done
 http=$(grep -o 'http://[0-9.:]*' "$work/walpost.log" | head -n 1)
 http=${http#http://}
-say "the page, while this runs: http://$http"
+say "the status page, while this script runs: http://$http"
 sender() { query -d postgres -c "SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'walpost_$1'"; }
 before=$(sender saas)
 
@@ -100,7 +100,7 @@ for ((tenant = 1; tenant <= tenants; tenant++)); do write saas "tenant_$tenant.o
 for database in billing shipping; do write "$database" public.outbox & done
 sleep 3
 
-say "a tenant is added with two events that are older, and its table is added to the slot's"
+say "a tenant with two older events is added to the publication"
 query -d saas -c "CREATE SCHEMA tenant_new; CREATE TABLE tenant_new.outbox (LIKE tenant_1.outbox INCLUDING ALL);
     INSERT INTO tenant_new.outbox (aggregatetype, aggregateid, type, payload)
     SELECT 'order', 'older', 'Placed', '{}' FROM generate_series(1, 2)"
@@ -132,7 +132,7 @@ say "walpost status"
 [[ $(sender saas) == "$before" ]] || fail walpost "the tenants' pipeline was restarted"
 keep "$http" "psql -h $PGHOST -U postgres saas -c \"INSERT INTO tenant_1.outbox (aggregatetype, aggregateid, type, payload)" \
     "    VALUES ('order', '4711', 'OrderPlaced', '{}')\"" "$walpost pipeline list --config $config"
-stop walpost TERM || fail walpost "walpost ended with status $?"
+stop walpost TERM || fail walpost "walpost exited with status $?"
 "${jvm[@]}" org.apache.kafka.tools.GetOffsetShell --bootstrap-server "$bootstrap" >"$work/offsets" 2>>"$work/kafka.log"
 
 printf '\n%-16s %9s %9s\n' topic committed delivered
@@ -152,6 +152,6 @@ for ((tenant = 1; tenant <= tenants; tenant++)); do
 done
 count tenant_new "$(committed saas tenant_new.outbox)"
 for database in billing shipping support; do count "$database" "$(committed "$database" public.outbox)"; done
-((wrong == 0)) || fail walpost "$wrong topics do not have what was committed"
-say "each event was delivered once; the tenants' pipeline has one walsender, the same from beginning to end"
+((wrong == 0)) || fail walpost "$wrong topics do not contain exactly the committed events"
+say "each event was delivered once; the tenants' pipeline used the same walsender from beginning to end"
 next_steps
