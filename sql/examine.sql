@@ -1,6 +1,6 @@
 -- Rejects existing objects that could run another role's code as the role that runs these files, or
--- as Walpost. The other files run this one; by itself, it changes nothing. Walpost runs it before
--- it reads or writes walpost.journal, and before it reads the outbox table.
+-- as Walpost. The other files run this file, which changes nothing by itself. Walpost runs it
+-- before it reads or writes walpost.journal, and before it reads the outbox table.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v examine='owners journal' -f sql/examine.sql
 --
@@ -27,8 +27,9 @@
 --   present     that the schema walpost exists, and the tables that the other words name
 --
 -- Missing objects are not an error without `present`, since the other files create them. Any role
--- that may create schemas can create them immediately afterwards, so the setting walpost.examined
--- lists the objects that were found and accepted, and no others may be used.
+-- that may create schemas can create missing objects immediately afterwards, so the setting
+-- walpost.examined lists the objects that were found and accepted, and only these objects may be
+-- used.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else

@@ -103,7 +103,7 @@ DECLARE
     -- The tables that this session has locked.
     locked oid[];
     missing record;
-    -- These tables, and the tables of which they are partitions, or from which they inherit.
+    -- The locked tables, and the tables of which they are partitions or from which they inherit.
     family oid[];
     -- Whether a role that is not trusted can change the table.
     is_exposed boolean;
@@ -184,10 +184,10 @@ BEGIN
                     HINT = regexp_replace(format('As a superuser: DROP FUNCTION walpost.lock_and_examine(text, text, text); then '
                         'sql/guard.sql. Or: GRANT %I TO %I', pg_get_userbyid(table_owner), current_user), unprintable, '?', 'g');
         END;
-        -- LOCK TABLE lists all the tables first. While it waits for one of them, another table can be
-        -- attached to one that is not locked yet. It also omits partitions that are being detached.
-        -- The ancestors are locked, too, because one of them can be attached to another table without
-        -- a lock on a table that is being detached from it.
+        -- LOCK TABLE lists all the tables first. While it waits for one table, another table can be
+        -- attached to a table that is not locked yet. LOCK TABLE also omits partitions that are
+        -- being detached. The ancestors are locked, too, because one of them can be attached to
+        -- another table without a lock on a table that is being detached from it.
         FOR attempt IN 1..10 LOOP
             WITH RECURSIVE tree (oid) AS (
                 SELECT outbox UNION SELECT inhrelid FROM pg_inherits JOIN tree ON inhparent = tree.oid
@@ -296,8 +296,8 @@ BEGIN
             JOIN pg_operator o ON used_class = 'pg_operator'::regclass AND o.oid = used_object
             JOIN pg_proc p ON p.oid = o.oprcode
     ), called_by_types (attname, type, part, function) AS MATERIALIZED (
-        -- A type can contain code of a role that owned it earlier. Without MATERIALIZED, the planner
-        -- may evaluate this for each function of a role that is not trusted.
+        -- A type can contain code of a role that owned it earlier. Without MATERIALIZED, the
+        -- planner may evaluate this query for each function of a role that is not trusted.
         SELECT attname, type, part, function FROM (SELECT DISTINCT attname, type FROM compared) AS types CROSS JOIN LATERAL (
             SELECT format('cast from %s to %s', format_type(castsource, NULL), format_type(casttarget, NULL)), castfunc
                 -- Casts to types of roles that are not trusted are not considered.
@@ -358,8 +358,8 @@ BEGIN
                 AND EXISTS (SELECT FROM pg_collation WHERE oid = used_object AND collnamespace = 'pg_catalog'::regnamespace))
             AND NOT (used_class = 'pg_ts_config'::regclass
                 AND EXISTS (SELECT FROM pg_ts_config WHERE oid = used_object AND cfgnamespace = 'pg_catalog'::regnamespace))
-        -- These are rejected regardless of their owner: a former owner can have left code in the
-        -- condition of a trigger, as text that a function runs as SQL.
+        -- Rules and triggers are rejected regardless of their owner: a former owner can have left
+        -- code in the condition of a trigger, as text that a function runs as SQL.
         -- This includes rules for other statements, because their actions run with the privileges
         -- of the table's owner.
         UNION ALL SELECT format('%s runs with the privileges of the owner', pg_describe_object('pg_rewrite'::regclass, oid, 0))

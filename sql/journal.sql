@@ -77,7 +77,7 @@ BEGIN
             created_lsn pg_lsn,
             -- Whether anything was read from the slot.
             begun boolean NOT NULL,
-            -- Walpost has confirmed no position after this one.
+            -- Walpost has not confirmed any later position.
             confirmed_lsn pg_lsn NOT NULL,
             at timestamptz NOT NULL,
             -- Why the pipeline last halted: JSON, with the position that was confirmed then. If a

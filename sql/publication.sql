@@ -1,4 +1,5 @@
--- The publication: determines which table's inserts the slot sends. It is created before the slot.
+-- Creates the publication, which determines which tables' inserts the slot sends. The publication
+-- must exist before the slot.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -f sql/publication.sql
 --
@@ -12,8 +13,8 @@
 -- With -v several=on, the publication is for several outboxes: at first, it contains only
 -- walpost.outbox_row (see tables.sql), and add_outbox.sql adds each outbox.
 -- The publication publishes only inserts: an event is never changed, and deleting old events is not
--- an event. It publishes via the root: rows of every partition, including partitions created later,
--- are sent under the name of the partitioned table.
+-- an event. The publication publishes via the root: rows of every partition, including partitions
+-- created later, are sent under the name of the partitioned table.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else

@@ -4,8 +4,8 @@
 --
 --   SELECT walpost.publish('order', '4711', 'OrderPlaced', '{"total": "12.50"}');
 --
--- The variable max_event_bytes limits the size of an event in bytes: 990000 unless set. Without it,
--- a second run keeps the existing limit.
+-- The variable max_event_bytes limits the size of an event in bytes; the default is 990000. If the
+-- variable is not set, a second run keeps the existing limit.
 --
 -- The event is part of the transaction that calls the function: it is delivered if and when that
 -- transaction commits, in commit order, and never if it is rolled back, even to a savepoint.
@@ -26,8 +26,8 @@
 -- database with such an outbox; sql/writer.sql has granted it to the writers:
 --   REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(boolean, text, text),
 --       pg_catalog.pg_logical_emit_message(boolean, text, bytea) FROM PUBLIC;
--- Since PostgreSQL 17 both have one more argument: (boolean, text, text, boolean), (boolean, text,
--- bytea, boolean).
+-- Since PostgreSQL 17, both functions have one more argument: (boolean, text, text, boolean),
+-- (boolean, text, bytea, boolean).
 --
 -- The bodies run in the calling session, with its search_path. Therefore every function, operator
 -- and type in them is qualified with its schema: if only a name is given, a function in a schema of
@@ -83,8 +83,9 @@ $walpost$;
 -- payload.
 -- `prefix` selects the outbox of the event: it is the pipeline's `prefix`, by default walpost_ and
 -- its name. An event with a prefix that no pipeline has is not delivered, and no error is reported.
--- The envelope is documented in src/outbox/envelope.rs. It is a single expression, and the last
--- step is an assignment, because each PL/pgSQL statement has a cost, and PERFORM has the highest.
+-- The envelope is documented in src/outbox/envelope.rs. The envelope is a single expression, and
+-- the last step is an assignment, because each PL/pgSQL statement has a cost, and PERFORM has the
+-- highest.
 CREATE OR REPLACE FUNCTION walpost.publish_bytes(
     aggregatetype pg_catalog.text, aggregateid pg_catalog.text, type pg_catalog.text, payload pg_catalog.bytea,
     headers pg_catalog.jsonb DEFAULT NULL, id pg_catalog.uuid DEFAULT pg_catalog.gen_random_uuid(),

@@ -4,21 +4,22 @@
 --
 -- Run by: a superuser, or a role that owns outbox and journal and has CREATEROLE and REPLICATION;
 -- after journal.sql. Up to PostgreSQL 15, only a superuser may grant REPLICATION: if the role
--- exists and already has it, the owner can run the rest. Safe to run again. The role gets no
--- password: set one with \password in psql, or use peer, cert or another method of pg_hba.conf.
+-- exists and already has REPLICATION, the owner can run this file. Safe to run again. The role gets
+-- no password: set a password with \password in psql, or use peer, cert or another method of
+-- pg_hba.conf.
 --
 -- On Amazon RDS and Aurora, members of the role rds_replication may replicate: there, the role
 -- becomes a member, and its attribute remains unset.
 --
 -- REPLICATION is required for reading a slot, and is a powerful privilege: the role can read the
 -- whole database from WAL. Configure pg_hba.conf to admit it only from Walpost's address. A logical
--- slot only needs a line for its own database, not one for `replication`.
+-- slot only needs a line for its own database, not a line for `replication`.
 -- Rows are read from WAL, which requires no privilege on the outbox. SELECT is needed for rows that
 -- are older than the slot, and for commands that compare or send the contents of the table, such as
 -- `walpost verify`. For an outbox of messages, which has no table: -v table=
 -- The role can read the journal and add entries to it, but the server fills in who did what and
--- when. It writes the positions that it has confirmed to walpost.slot_state, and how tables are
--- published to walpost.table_state.
+-- when. The role writes the positions that it has confirmed to walpost.slot_state, and how tables
+-- are published to walpost.table_state.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else

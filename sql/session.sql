@@ -1,8 +1,8 @@
 -- Prepares the session. The other files run this file, which changes nothing in the database.
 \set ON_ERROR_STOP on
--- These apply to the whole session. Otherwise, a function or an operator in another schema of the
--- path could be called instead of pg_catalog's, and a query of a table could call the functions of
--- its policies (CVE-2018-1058).
+-- These settings apply to the whole session. Otherwise, a function or an operator in another schema
+-- of the path could be called instead of pg_catalog's, and a query of a table could call the
+-- functions of its policies (CVE-2018-1058).
 SET search_path = pg_catalog, pg_temp;
 SET row_security = off;
 -- Without a terminal, psql takes the client's encoding from the server, where the owner of the

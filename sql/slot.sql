@@ -1,4 +1,5 @@
--- The replication slot: Walpost's position in WAL. Everything committed from now on is delivered.
+-- Creates the replication slot, which is Walpost's position in WAL. Everything committed after this
+-- is delivered.
 --
 --   PGOPTIONS='-c lock_timeout=10s' psql -v publication=walpost_outbox -v slot=walpost_outbox -f sql/slot.sql
 --
@@ -72,10 +73,10 @@ BEGIN
     IF tables IS NULL THEN
         RETURN;
     END IF;
-    -- If there was a slot before, of this name or another one, the events that it had not delivered
-    -- are recorded, and walpost replay sends them again. This file can't determine which slots a
-    -- pipeline has had. An object that did not exist during the examination could have been created
-    -- by any role since then.
+    -- If a slot existed before, under this name or another name, the events that it had not
+    -- delivered are recorded, and walpost replay sends them again. This file can't determine which
+    -- slots a pipeline has had. An object that did not exist during the examination could have been
+    -- created by any role since then.
     IF 'slot_state' = ANY (string_to_array(current_setting('walpost.examined'), ' ')) THEN
         IF NOT has_table_privilege('walpost.slot_state', 'SELECT') THEN
             RAISE EXCEPTION 'role % can''t read walpost.slot_state, which shows whether a slot existed before',
@@ -95,9 +96,9 @@ BEGIN
 END
 $walpost$;
 
--- Not inside the DO block: while a slot waits for its starting point, it replays catalog changes of
--- other sessions. PL/pgSQL can then fail with "snapshot reference is not owned by resource owner",
--- leaving the slot behind.
+-- The slot is not created inside the DO block: while a slot waits for its starting point, it
+-- replays catalog changes of other sessions. PL/pgSQL can then fail with "snapshot reference is not
+-- owned by resource owner", leaving the slot behind.
 SELECT pg_create_logical_replication_slot(:'slot', 'pgoutput':failover)
     WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = :'slot');
 COMMIT;

@@ -33,7 +33,7 @@
 -- Sets search_path to pg_catalog, pg_temp for the rest of the session.
 \ir session.sql
 
--- This locks the journal, so that it can't be changed between its examination and the INSERT.
+-- PREPARE locks the journal, so that it can't be changed between its examination and the INSERT.
 BEGIN;
 PREPARE walpost_journal AS INSERT INTO walpost.journal (pipeline) VALUES (NULL);
 DEALLOCATE walpost_journal;

@@ -1,4 +1,4 @@
--- Several outboxes on one slot: walpost.add_outbox adds a table to those of a publication.
+-- Several outboxes on one slot: walpost.add_outbox adds an outbox table to a publication.
 --
 --   psql -f sql/tables.sql
 --
@@ -6,7 +6,7 @@
 --
 -- From then on, the events of the table are delivered, whether Walpost is already running or is
 -- started later. Before them, in the same transaction, the rows that the table already contains are
--- delivered. These are written to walpost.outbox_row, which is in the publication, and deleted
+-- delivered. These rows are written to walpost.outbox_row, which is in the publication, and deleted
 -- again, so they are in WAL exactly once, before everything that the table receives later. The
 -- result is the number of these rows, or NULL if the table was already in the publication. If a
 -- table was published before and then removed, it is added without its rows, since most of them
@@ -131,8 +131,8 @@ BEGIN
         RAISE EXCEPTION 'table %.% was replaced by another one while it was being added', quote_ident(its_schema),
             quote_ident(its_name) USING ERRCODE = 'object_in_use', HINT = 'Add it again.';
     END IF;
-    -- Once this is locked, all transactions that have written to the table have ended, and later
-    -- ones see it in the publication.
+    -- Once the table is locked, all transactions that have written to the table have ended, and
+    -- later transactions see it in the publication.
     EXECUTE format('LOCK TABLE %I.%I IN SHARE ROW EXCLUSIVE MODE', its_schema, its_name);
     IF kind NOT IN ('r', 'p') THEN
         RAISE EXCEPTION '%.% is not a table', quote_ident(its_schema), quote_ident(its_name)

@@ -1,5 +1,5 @@
--- Ends an outbox's replication: drops the slot, then the publication. Only an operator runs this;
--- Walpost never does.
+-- Ends an outbox's replication: drops the slot, then the publication. Only an operator runs this
+-- file; Walpost never runs it.
 --
 --   psql -v schema=public -v table=outbox -v publication=walpost_outbox -v slot=walpost_outbox -v role=walpost \
 --        -f sql/teardown.sql

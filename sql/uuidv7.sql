@@ -3,7 +3,8 @@
 --   psql -v schema=public -f sql/uuidv7.sql
 --
 -- Version 7 (RFC 9562, section 5.7) starts with the time, so new rows go to the right edge of the
--- primary key's index. It does not indicate the commit order, which Walpost derives only from WAL.
+-- primary key's index. The time does not indicate the commit order, which Walpost derives only from
+-- WAL.
 \set ON_ERROR_STOP on
 \if :{?schema}
 \else

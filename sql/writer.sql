@@ -56,7 +56,8 @@ BEGIN
         EXECUTE pg_catalog.format(
             'GRANT EXECUTE ON FUNCTION walpost.publish(text, text, text, jsonb, jsonb, uuid, text), '
             'walpost.publish_bytes(text, text, text, bytea, jsonb, uuid, text), walpost.max_event_bytes() TO %I', name);
-        -- Granted to the role itself, so that it keeps the privilege when PUBLIC loses it.
+        -- The privilege is granted to the role itself, so that the role keeps it when PUBLIC loses
+        -- it.
         IF pg_catalog.has_function_privilege(emit, 'EXECUTE WITH GRANT OPTION') THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %I', emit, name);
         ELSIF NOT pg_catalog.has_function_privilege(name, emit, 'EXECUTE') THEN
