@@ -226,14 +226,14 @@ BEGIN
             memberships, is_out, seen_lsn, seen_xid, out_lsn, at)
         SELECT k.slot, its_schema, its_name, 1, system, here, add_outbox.publication, outbox, r.oid::text, was_published,
             CASE WHEN was_published THEN last.seen_lsn ELSE pg_current_wal_insert_lsn() END,
-            -- All transactions that have written to the table have ended, since it is locked.
+            -- All transactions that have written to the table have ended, because it is locked.
             CASE WHEN was_published THEN last.seen_xid ELSE pg_snapshot_xmin(pg_current_snapshot())::text END,
             CASE WHEN was_published THEN last.out_lsn END, now()
         FROM (SELECT DISTINCT slot FROM walpost.table_state WHERE table_state.publication = add_outbox.publication
             AND version = 1 AND system_id = system AND database_oid = here) AS k
         JOIN pg_publication b ON b.pubname = add_outbox.publication
         JOIN pg_publication_rel r ON r.prpubid = b.oid AND r.prrelid = outbox
-        -- By its OID, since the table may have had another name.
+        -- Looked up by OID, because the table may have had another name.
         LEFT JOIN LATERAL (SELECT t.seen_lsn, t.seen_xid, t.out_lsn FROM walpost.table_state t WHERE t.slot = k.slot AND t.relation = outbox
             AND t.version = 1 AND t.system_id = system AND t.database_oid = here ORDER BY t.at DESC LIMIT 1) AS last ON true
         ON CONFLICT (slot, table_schema, table_name) DO UPDATE SET version = excluded.version, system_id = excluded.system_id,
@@ -242,7 +242,7 @@ BEGIN
             seen_xid = excluded.seen_xid, out_lsn = excluded.out_lsn, at = excluded.at;
     IF was_published THEN
         RAISE WARNING 'table %.% was in publication % before, so its rows are not sent again', quote_ident(its_schema),
-            quote_ident(its_name), quote_ident(publication) USING HINT = format('Rows that were committed since it was taken out are '
+            quote_ident(its_name), quote_ident(publication) USING HINT = format('Rows that were committed since the table was removed are '
                 'recorded as missing. Send them: walpost replay --dropped-slots --table %L --config FILE', format('%I.%I', its_schema, its_name));
         PERFORM set_config('lock_timeout', former_timeout, true);
         RETURN 0;
