@@ -41,7 +41,7 @@ BEGIN
             FROM unnest('{id,at,pipeline,slot,action,from_lsn,to_lsn,by_role,detail}'::text[]) AS name
             WHERE NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = journal AND attname = name AND NOT attisdropped);
         IF missing IS NOT NULL THEN
-            RAISE EXCEPTION 'table walpost.journal exists and lacks: %', missing
+            RAISE EXCEPTION 'table walpost.journal exists but lacks columns: %', missing
                 USING HINT = 'ALTER TABLE walpost.journal RENAME TO journal_old; then run this again.';
         END IF;
     ELSE

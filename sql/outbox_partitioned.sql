@@ -110,7 +110,7 @@ BEGIN
         -- for a day can't be created once the default partition has rows of that day.
         EXECUTE format('CREATE TABLE %I.%I PARTITION OF %s DEFAULT', in_schema, stem || '_default', outbox);
     ELSIF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) <> 'p' THEN
-        RAISE EXCEPTION 'table % exists and is not partitioned', outbox
+        RAISE EXCEPTION 'table % exists but is not partitioned', outbox
             USING HINT = 'Use another name for the partitioned table. To keep this one: walpost init --config FILE, without --partitioned, '
                 'or sql/outbox.sql.';
     ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = outbox::regclass AND conname = 'walpost_event_size')
@@ -120,7 +120,7 @@ BEGIN
     ELSIF NOT EXISTS (SELECT FROM pg_partitioned_table JOIN pg_attribute ON attrelid = partrelid AND attnum = partattrs[0]
         WHERE partrelid = outbox::regclass AND partstrat = 'r' AND partnatts = 1 AND atttypid = 'timestamptz'::regtype)
     THEN
-        RAISE EXCEPTION 'table % exists and is not partitioned by range of one column of type timestamptz', outbox
+        RAISE EXCEPTION 'table % exists but is not partitioned by range of one column of type timestamptz', outbox
             USING HINT = 'Use another name for the partitioned table.';
     ELSIF code_of_others IS DISTINCT FROM '' THEN
         RAISE EXCEPTION 'table % has code of other roles that creating partitions could run as %: %', outbox,

@@ -66,7 +66,7 @@ BEGIN
             FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
             WHERE NOT several AND inhparent = to_regclass(outbox) AND NOT c.relispartition LIMIT 1;
         IF child IS NOT NULL THEN
-            RAISE EXCEPTION 'table % inherits from table %, and PostgreSQL would send its rows as those of another table', child,
+            RAISE EXCEPTION 'table % inherits from table %, so PostgreSQL would send its rows under a different table name', child,
                 outbox USING ERRCODE = 'object_not_in_prerequisite_state', HINT = format(
                     'As the owner of %2$s, insert its rows there, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$s', child, outbox);
         END IF;
@@ -87,7 +87,7 @@ BEGIN
             -- The publication was created for a single table, or manually. An error would undo the
             -- creation of walpost.outbox_row.
             IF NOT pg_has_role(found.pubowner, 'USAGE') THEN
-                RAISE EXCEPTION 'publication % exists and does not contain table walpost.outbox_row', quote_ident(name)
+                RAISE EXCEPTION 'publication % exists but does not contain table walpost.outbox_row', quote_ident(name)
                     USING HINT = regexp_replace(format('As its owner, %s: walpost init --config FILE; or: '
                         'ALTER PUBLICATION %I ADD TABLE walpost.outbox_row', found.pubowner::regrole, name),
                         E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g');
@@ -100,25 +100,25 @@ BEGIN
 
     IF outbox_name = '' THEN
         IF EXISTS (SELECT FROM pg_publication_tables WHERE pubname = name) THEN
-            RAISE EXCEPTION 'publication % exists and contains tables, but an outbox of messages requires a publication without tables',
+            RAISE EXCEPTION 'publication % exists and contains tables, but an outbox without a table requires an empty publication',
                 quote_ident(name) USING HINT = 'Choose another name for the publication.';
         END IF;
         RETURN;
     END IF;
 
     IF NOT found.pubinsert THEN
-        RAISE EXCEPTION 'publication % exists and does not publish inserts', quote_ident(name)
+        RAISE EXCEPTION 'publication % exists but does not publish inserts', quote_ident(name)
             USING HINT = format('ALTER PUBLICATION %I SET (publish = ''insert'');', name);
     END IF;
     IF (SELECT relkind FROM pg_class WHERE oid = outbox::regclass) = 'p' AND NOT found.pubviaroot THEN
-        RAISE EXCEPTION 'publication % exists and publishes the partitions of % under their own names',
+        RAISE EXCEPTION 'publication % exists but publishes the partitions of % under their own names',
             quote_ident(name), outbox
             USING HINT = format('ALTER PUBLICATION %I SET (publish_via_partition_root = true);', name);
     END IF;
     SELECT to_jsonb(listed) INTO entry FROM pg_publication_tables AS listed
         WHERE pubname = name AND schemaname = in_schema AND tablename = outbox_name;
     IF entry IS NULL THEN
-        RAISE EXCEPTION 'publication % exists and does not contain table %', quote_ident(name), outbox
+        RAISE EXCEPTION 'publication % exists but does not contain table %', quote_ident(name), outbox
             USING HINT = format('ALTER PUBLICATION %I ADD TABLE %s;', name, outbox);
     END IF;
     IF entry ->> 'rowfilter' IS NOT NULL THEN

@@ -71,7 +71,7 @@ BEGIN
         END;
     ELSIF NOT (found.rolcanlogin AND (found.rolreplication OR found.rolsuper
         OR (replicators IS NOT NULL AND pg_has_role(found.oid, replicators, 'MEMBER')))) THEN
-        RAISE EXCEPTION 'role % exists without LOGIN and REPLICATION', quote_ident(name) USING HINT = format(
+        RAISE EXCEPTION 'role % exists but lacks LOGIN or REPLICATION', quote_ident(name) USING HINT = format(
             'If you created it: %s Otherwise, the role that created it may know its password: DROP ROLE %I; then run this again.',
             change, name);
     END IF;
@@ -90,7 +90,7 @@ BEGIN
         EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), name);
         -- If the current role has the privilege but may not grant it, GRANT only logs a warning.
         IF NOT has_database_privilege(name, current_database(), 'CONNECT') THEN
-            RAISE EXCEPTION 'role % can''t be let connect to database % by role %', quote_ident(name),
+            RAISE EXCEPTION 'role % could not be granted CONNECT on database % by role %', quote_ident(name),
                 quote_ident(current_database()), quote_ident(current_user) USING ERRCODE = 'insufficient_privilege',
                     HINT = format('As the owner of the database, or a superuser: GRANT CONNECT ON DATABASE %I TO %I;',
                         current_database(), name);

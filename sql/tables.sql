@@ -183,7 +183,7 @@ BEGIN
         FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
         WHERE inhparent = outbox AND NOT c.relispartition LIMIT 1;
     IF related IS NOT NULL THEN
-        RAISE EXCEPTION 'table % inherits from table %.%, and PostgreSQL would send its rows as those of another table', related,
+        RAISE EXCEPTION 'table % inherits from table %.%, so PostgreSQL would send its rows under a different table name', related,
             quote_ident(its_schema), quote_ident(its_name) USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = format('As the owner of %2$I.%3$I, insert its rows there, and end the inheritance: ALTER TABLE %1$s NO INHERIT %2$I.%3$I',
                     related, its_schema, its_name);

@@ -315,7 +315,7 @@ fn journal_of_another_make_is_refused() {
     for (columns, says) in [
         (
             "id bigint GENERATED ALWAYS AS IDENTITY, action text",
-            "walpost.journal exists and lacks: at, pipeline, slot, from_lsn",
+            "walpost.journal exists but lacks columns: at, pipeline, slot, from_lsn",
         ),
         (
             "id int, at date, action text",
@@ -429,7 +429,7 @@ fn hint_about_an_existing_role_says_that_its_creator_may_know_the_password() {
     let init = fixture.invoke("init").args(["--role", &role]).finish();
     fixture.db.run(&format!("DROP ROLE {role}"));
     init.expect_mentions(&[
-        "exists without LOGIN and REPLICATION",
+        "exists but lacks LOGIN or REPLICATION",
         "may know its password",
         &format!("DROP ROLE {role}"),
     ]);
