@@ -66,11 +66,11 @@ BEGIN
             RAISE EXCEPTION 'table % belongs to role %, expected role %', outbox,
                 regexp_replace(quote_ident(pg_get_userbyid(found.relowner)),
                     E'[\\u0001-\\u001f\\u007f-\\u009f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]', '?', 'g'), quote_ident(name)
-                USING HINT = 'Change the owner as docs/retention.md describes under "Change the owner"; or name no owner.';
+                USING HINT = 'Change the owner as described in docs/retention.md under "Change the owner"; or do not set an owner.';
         ELSIF NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = found.oid AND conname = 'walpost_event_size') THEN
             RAISE EXCEPTION 'table % was not created by Walpost and is left unchanged: it belongs to role %, expected role %', outbox,
                 quote_ident(current_user), quote_ident(name)
-                USING HINT = 'Change the owner as docs/retention.md describes under "Change the owner"; or name no owner.';
+                USING HINT = 'Change the owner as described in docs/retention.md under "Change the owner"; or do not set an owner.';
         END IF;
         given := ARRAY[found.oid];
     END IF;
