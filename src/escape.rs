@@ -13,10 +13,10 @@
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
-/// Returns whether displaying `c` may have an effect other than showing a character.
+/// Returns whether displaying `c` may have an effect other than printing a character.
 #[must_use]
 pub(crate) fn is_control(c: char) -> bool {
-    // A shortcut for most text.
+    // A fast path for most text.
     if matches!(c, ' '..='~') {
         return false;
     }
@@ -31,8 +31,8 @@ pub(crate) fn is_control(c: char) -> bool {
         )
 }
 
-/// Displays the value on one line: a line feed as `\n`, an escape as `\u{1b}`, as in the output of
-/// `{:?}`.
+/// Displays the value on one line, with control characters escaped as in the output of `{:?}`: a
+/// line feed as `\n`, and an escape character as `\u{1b}`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Escaped<T>(pub T);
 
@@ -61,14 +61,14 @@ impl<W: Write + ?Sized> Write for Escaping<'_, W> {
     }
 }
 
-/// Returns the text as one word for a shell, in quotes.
+/// Quotes the text as one word for a shell.
 #[must_use]
 pub(crate) fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// Returns the text as one word for a shell, in quotes only if necessary. A file's name is chosen
-/// by the user who creates the file, and commands in error messages are pasted into a shell.
+/// Returns the text as one word for a shell, quoted only if necessary. Commands in error messages
+/// are pasted into a shell, and other users can choose the names of files in them.
 #[must_use]
 pub(crate) fn shell_word(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%,".contains(&byte);
@@ -91,7 +91,7 @@ pub(crate) fn shell_word_on_one_line(text: &str) -> String {
             '\'' | '\\' => word.extend(['\\', c]),
             '\n' => word.push_str("\\n"),
             c if c.is_control() => {
-                // Can't fail, because the text is in memory.
+                // Writing to a string can't fail.
                 let _ = write!(word, "\\u{:04x}", u32::from(c));
             }
             c => word.push(c),
@@ -101,8 +101,8 @@ pub(crate) fn shell_word_on_one_line(text: &str) -> String {
     word
 }
 
-/// Escapes control characters in JSON without changing its meaning. A serializer escapes only C0.
-/// Line feeds remain, because in JSON they only occur between values.
+/// Escapes the control characters in JSON text without changing its meaning. Serializers escape
+/// only C0 characters. Line feeds remain unchanged, because in JSON they only occur between values.
 #[must_use]
 pub(crate) fn in_json(json: &str) -> Cow<'_, str> {
     let is_meant = |c| c != '\n' && is_control(c);
@@ -112,7 +112,7 @@ pub(crate) fn in_json(json: &str) -> Cow<'_, str> {
     let mut text = String::with_capacity(json.len() + 16);
     for c in json.chars() {
         if is_meant(c) {
-            // Each has a code below 0x10000. Writing can't fail, because the text is in memory.
+            // All control characters have a code below 0x10000. Writing to a string can't fail.
             let _ = write!(text, "\\u{:04x}", u32::from(c));
         } else {
             text.push(c);
@@ -121,9 +121,9 @@ pub(crate) fn in_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// Returns the value of a metric's label with control characters escaped. Line feeds remain: like
-/// backslashes and quotes, they have an escape in Prometheus' text format, which its encoder
-/// writes.
+/// Returns the value of a metric's label with control characters escaped. Line feeds remain
+/// unchanged, because the encoder of Prometheus' text format escapes them, along with backslashes
+/// and quotes.
 #[must_use]
 pub(crate) fn in_label(value: &str) -> Cow<'_, str> {
     let is_meant = |c| c != '\n' && is_control(c);
@@ -144,10 +144,10 @@ pub(crate) fn in_label(value: &str) -> Cow<'_, str> {
 mod tests {
     use super::*;
 
-    /// Other users choose the names of tables, and a command in a message is pasted into a shell.
-    /// The names of pipelines need no quotes.
+    /// Commands in messages are pasted into a shell, and other users can choose the names of
+    /// tables. The names of pipelines don't have to be quoted.
     #[test]
-    fn names_in_commands_are_words_of_a_shell() {
+    fn commands_in_messages_quote_names_for_a_shell() {
         let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).expect("a folder") {
@@ -168,7 +168,7 @@ mod tests {
         }
     }
 
-    /// One character of each kind, and the first and last of each range.
+    /// At least one character of each kind, including the first and the last of each range.
     const CONTROLS: [char; 26] = [
         '\0', '\x07', '\x08', '\t', '\n', '\r', '\x1b', '\x1f', '\x7f', '\u{80}', '\u{85}',
         '\u{9b}', '\u{9d}', '\u{9f}', '\u{61c}', '\u{200e}', '\u{200f}', '\u{2028}', '\u{2029}',
@@ -176,7 +176,7 @@ mod tests {
     ];
 
     #[test]
-    fn control_characters_are_shown_as_escapes() {
+    fn escapes_control_characters() {
         for c in CONTROLS {
             let shown = Escaped(format!("a{c}b")).to_string();
             assert!(!shown.chars().any(is_control), "{shown:?}");
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn text_of_any_language_stays_as_it_is() {
+    fn keeps_text_in_any_language_unchanged() {
         for text in ["", "plain ~", "Zürich – 東京 – שלום – 👩‍💻", r"C:\new"] {
             assert_eq!(Escaped(text).to_string(), text);
             assert!(matches!(in_json(text), Cow::Borrowed(same) if same == text));
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_contain_no_control_character_but_the_line_feed_that_the_format_escapes() {
+    fn escapes_control_characters_except_line_feeds_in_labels() {
         let text: String = CONTROLS.iter().collect();
         let label = in_label(&text);
         let controls: String = label.chars().filter(|c| is_control(*c)).collect();
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn json_means_the_same_with_nothing_to_be_obeyed_in_it() {
+    fn escapes_control_characters_in_json_without_changing_its_meaning() {
         let text: String = CONTROLS.iter().chain(&['é', '"', '\\']).collect();
         let value = serde_json::json!({ "key": text, text.clone(): [text] });
         let json = format!("{value}\n{value}\n");
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_one_word_of_a_shell() {
+    fn quotes_text_as_one_word_for_a_shell() {
         for text in [
             "/etc/walpost/a.toml",
             "",
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_for_a_shell_is_on_one_line() {
+    fn quotes_text_for_a_shell_on_one_line() {
         assert_eq!(shell_word_on_one_line("a = 'b'"), r"'a = '\''b'\'''");
         assert_eq!(shell_word_on_one_line("a\\b"), r"'a\b'");
         assert_eq!(

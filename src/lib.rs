@@ -7,11 +7,12 @@
 //!    └────────── status update: confirmed LSN ◀── watermark ◀── delivery ────┘
 //! ```
 //!
-//! Data flows in one direction. Only one value flows back, the confirmed LSN, and only [`delivery::watermark`] can create one.
+//! Data flows in one direction. The only value that flows back is the confirmed LSN, which only [`delivery::watermark`] can
+//! create.
 //!
 //! # Modules
 //!
-//! From the highest layer to the lowest. A module may refer to modules in lower layers, but to none in its own.
+//! The modules are listed from the highest layer to the lowest. A module may refer only to modules in lower layers.
 //! `tests/layers.rs` checks every path in `src/`, including those in tests, and reports the file and line of each violation.
 //! A lower layer can call a higher one only through a trait that the lower layer owns. Files must not refer to each other in
 //! a cycle either, unless one is a submodule of the other.
@@ -19,15 +20,15 @@
 //! - [`cli`]: the command line, with one file per subcommand.
 //! - [`config`]: converts flags, environment variables and walpost.toml to [`pipeline::settings::PipelineSettings`].
 //! - [`import`]: converts another tool's configuration to walpost.toml. In the same layer as [`config`] and independent of
-//!   it; tests in `cli` check that [`config`] can read what [`import`] writes.
+//!   it; tests in `cli` check that [`config`] can read the output of [`import`].
 //! - [`supervisor`]: creates sinks and pipelines, and runs each pipeline on its own thread. Handles signals and notifies
 //!   systemd. Starts, stops and replaces individual pipelines when their definitions change or on requests from the control
 //!   socket.
 //! - [`observe`]: monitoring of a running process. [`observe::status`] is a snapshot of the counters in [`delivery::stats`];
 //!   metrics, readiness, `walpost status` and the status page are derived from it. [`observe::watchdog`] checks it once a
 //!   second, and [`observe::problem`] contains the messages about problems. No pipeline stage depends on this module.
-//! - [`replay`]: sends rows of the outbox table again while the pipeline runs. [`verify`]: compares the table with the topics
-//!   after delivery. [`skip`]: advances a slot past events that the operator chooses to skip.
+//! - [`replay`]: sends rows of the outbox table again while the pipeline runs. [`verify`]: compares the table with the
+//!   topics after delivery. [`skip`]: advances a slot past events that the operator chooses to skip.
 //! - [`retention`]: creates partitions in advance and drops those whose rows have been delivered. In a layer below
 //!   [`replay`], which queries it for the partitions that it has detached.
 //! - [`pipeline`]: the loop of one pipeline. [`pipeline::session`] starts a session and streams over one connection.
@@ -36,19 +37,20 @@
 //!   where stages meet, and [`pipeline::recovery`] maps each error to a remedy.
 //!   Features have their own modules: [`pipeline::snapshot`] copies rows that are older than the slot,
 //!   [`pipeline::exactly_once`] omits events that are already in Kafka and commits transactions with a checkpoint, and
-//!   [`pipeline::wal_budget`] decides what to do about the WAL that the slot retains. `pipeline::sim`, for tests only, runs
-//!   all of it against simulated servers.
-//! - [`postgres`]: all code specific to PostgreSQL. [`postgres::connect`] opens connections, [`postgres::wire`] contains pure
-//!   codecs, [`postgres::replication`] is the replication connection, [`postgres::catalog`] runs SQL queries and never
-//!   streams, and [`postgres::provision`] runs the files in `sql/`. No other module uses tokio-postgres or postgres-protocol.
+//!   [`pipeline::wal_budget`] limits the WAL that the slot retains. `pipeline::sim`, which exists only in tests, runs the
+//!   whole pipeline against simulated servers.
+//! - [`postgres`]: all code specific to PostgreSQL. [`postgres::connect`] opens connections, [`postgres::wire`] contains
+//!   pure codecs, [`postgres::replication`] is the replication connection, [`postgres::catalog`] runs SQL queries and never
+//!   streams, and [`postgres::provision`] runs the files in `sql/`. No other module uses tokio-postgres or
+//!   postgres-protocol.
 //! - [`kafka`]: all code specific to rdkafka. [`kafka::producer`] is the sink, [`kafka::transaction`] commits its
 //!   transactions with a checkpoint, and [`kafka::limits`] keeps its batches within the size limits of topics.
 //! - [`sink`]: the trait for destinations of records, its errors, the sink for standard output, and a sink that creates
 //!   another on demand. In a layer below [`kafka`], so that Kafka's sink implements the trait there and its errors need no
 //!   conversion.
-//! - [`delivery`]: tracks what was read and up to which position it is durable. [`delivery::watermark`] turns deliveries into
-//!   confirmed LSNs (pure). [`delivery::checkpoint`] determines which events are in Kafka and whether a server's WAL
-//!   continues them (pure). [`delivery::stats`] contains counters that are cheap to update for every row.
+//! - [`delivery`]: tracks which events were read and up to which position they are durable. [`delivery::watermark`] turns
+//!   deliveries into confirmed LSNs (pure). [`delivery::checkpoint`] determines which events are in Kafka and whether a
+//!   server's WAL continues them (pure). [`delivery::stats`] contains counters that are cheap to update for every row.
 //! - [`outbox`]: the definition of an event. Pure, and independent of PostgreSQL's protocol and of Kafka.
 //! - [`model`]: values that all modules share.
 //! - [`escape`]: escapes untrusted text before it is displayed; logs, output and responses are written through it. Pure.
@@ -58,20 +60,21 @@
 //!   written. These modules import only each other.
 //! - [`facade`]: everything that the program, its tests and its benchmarks use. All other items are visible only within the
 //!   crate, so that the compiler detects unused code.
-//! - `fuzz`, only for tests and cargo-fuzz: properties that must hold for any untrusted input. The functions are in files
-//!   named `fuzz.rs` next to the code that reads the input.
+//! - `fuzz`, which exists only in tests and for cargo-fuzz: checks of properties that must hold for any untrusted input.
+//!   The functions are in files named `fuzz.rs` next to the code that reads the input.
 //!
 //! # Where to make changes
 //!
-//! - A format of keys, values or headers: [`outbox::settings::Format`] lists the formats, `outbox/converted.rs` encodes them,
-//!   and [`outbox::connect`] maps column types to Debezium's types. `tests/golden/debezium` contains bytes recorded from
-//!   Debezium.
+//! - A format of keys, values or headers: [`outbox::settings::Format`] lists the formats, `outbox/converted.rs` encodes
+//!   them, and [`outbox::connect`] maps column types to Debezium's types. `tests/golden/debezium` contains bytes recorded
+//!   from Debezium.
 //! - Several tables on one slot: [`postgres::table_pattern`] matches table names, `pipeline::decode::table_source` has a
 //!   mapping for each table, and `sql/tables.sql` with `pipeline::decode::older_rows` copies the rows of a table that is
 //!   added.
 //! - A topic template: [`outbox::template`] parses it and [`outbox::route`] expands it for a row.
 //! - A PostgreSQL version: add it to `postgres_versions` in `./dev` and to `tests/support/`, so that the tests run on it.
-//!   Differences in the catalogs are handled in [`postgres::catalog`], and differences in the protocol in [`postgres::wire`].
+//!   Differences in the catalogs are handled in [`postgres::catalog`], and differences in the protocol in
+//!   [`postgres::wire`].
 //! - A sink: implement [`sink::Sink`] in a new module in the same layer as [`kafka`], add it to
 //!   [`pipeline::settings::SinkSettings`], parse its settings in [`config`] and create it in [`supervisor`].
 //! - A metric: count it in [`delivery::stats`], and export it in [`observe::status`] and [`observe::metrics`].
@@ -80,7 +83,8 @@
 //! - A configuration key: add it to [`config::file`] and, if it is also a flag, to [`config::args`]. [`config`] validates it
 //!   and [`pipeline::settings`] contains the result. `config::Definition` determines whether a pipeline keeps running when
 //!   the value changes.
-//! - A Debezium property: add it to a file in [`import`] if it corresponds to a line in walpost.toml, or else to `import::known`.
+//! - A Debezium property: add it to a file in [`import`] if it corresponds to a line in walpost.toml, or else to
+//!   `import::known`.
 //! - A remedy: [`pipeline::recovery`] has one for every error of every stage.
 //!
 //! # The path of an event
@@ -88,14 +92,14 @@
 //! [`postgres::replication::Connection::receive`] reads from the socket, or uses data that a thread has read ahead if rows
 //! arrive quickly ([`postgres::replication::Connection::read_ahead`]). [`postgres::replication::Connection::peek`] finds a
 //! complete frame in the buffer. [`pipeline::decode::Core::frame`] decodes the frame
-//! ([`postgres::wire::pgoutput::Message::decode`]), maps its values to columns ([`outbox::columns::Mapping`]) and passes them
-//! to [`pipeline::decode::delivery::Delivery`]. `Delivery` creates a record ([`outbox::route::Router::route_with`]), counts
-//! it ([`delivery::watermark::Watermark::reserve`]) and passes it to the sink ([`sink::Sink::produce`]). If no record can be
-//! created, or the sink finds the record too large, the result is an error or, depending on the settings, a dead letter
-//! ([`outbox::dead_letter::Writer::write`]), which takes the same path. librdkafka copies the record, sends it, and calls
-//! [`delivery::watermark::Deliveries::delivered`]. Once every record of a transaction and of all earlier ones is delivered,
-//! [`delivery::watermark::Watermark::confirmed`] advances and [`postgres::replication::Connection::confirm`] reports the
-//! position to PostgreSQL.
+//! ([`postgres::wire::pgoutput::Message::decode`]), maps its values to columns ([`outbox::columns::Mapping`]) and passes
+//! them to [`pipeline::decode::delivery::Delivery`]. `Delivery` creates a record ([`outbox::route::Router::route_with`]),
+//! counts it ([`delivery::watermark::Watermark::reserve`]) and passes it to the sink ([`sink::Sink::produce`]). If no record
+//! can be created, or the record is too large for the sink, the result is an error or, depending on the settings, a dead
+//! letter ([`outbox::dead_letter::Writer::write`]), which takes the same path. librdkafka copies the record, sends it, and
+//! calls [`delivery::watermark::Deliveries::delivered`]. Once every record of a transaction and of all earlier ones is
+//! delivered, [`delivery::watermark::Watermark::confirmed`] advances and [`postgres::replication::Connection::confirm`]
+//! reports the position to PostgreSQL.
 //!
 //! # Invariants
 //!

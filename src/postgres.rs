@@ -1,7 +1,7 @@
-//! Everything specific to PostgreSQL.
+//! All code specific to PostgreSQL.
 //!
-//! [`connect`] opens connections, [`replication`] speaks the streaming replication protocol over
-//! one, [`wire`] decodes the messages received, and [`catalog`] runs SQL queries on another
+//! [`connect`] opens connections, [`replication`] implements the streaming replication protocol,
+//! [`wire`] decodes the messages received, and [`catalog`] runs SQL queries on a separate
 //! connection. [`provision`] runs the files in `sql/`.
 
 pub(crate) mod catalog;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::escape::shell_word_on_one_line;
 
-/// Formats commands that run with this process's configuration. Every message that suggests a command builds it here, so that
-/// the command works when it is pasted into a shell.
+/// Formats commands that run with this process's configuration. All commands in messages are formatted with this type, so
+/// that they work when they are pasted into a shell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Commands(Arc<Options>);
 
@@ -29,7 +29,7 @@ impl Commands {
         Self(Arc::new(options))
     }
 
-    /// Creates commands for a pipeline of which only the name is known.
+    /// Creates commands for a pipeline whose other options are unknown.
     #[must_use]
     pub(crate) fn for_pipeline(name: &str) -> Self {
         Self::new(Options {
@@ -38,8 +38,8 @@ impl Commands {
         })
     }
 
-    /// Returns commands that connect with the configuration file's settings, if there is a file, and not as the administrator
-    /// passed to `init`.
+    /// Returns commands that do not connect as the administrator passed to `init`, but with the settings in the
+    /// configuration file, if one is used.
     #[must_use]
     pub(crate) fn without_administrator(&self) -> Self {
         let has_file = self.0.common.iter().any(|(flag, _)| *flag == "--config");
@@ -50,8 +50,8 @@ impl Commands {
         Self::new(options)
     }
 
-    /// Returns the commands to run after `init`: like [`Self::without_administrator`], but without a configuration file they connect as
-    /// `role` and have a placeholder for the brokers.
+    /// Returns the commands to run after `init`. They are like [`Self::without_administrator`], but if there is no
+    /// configuration file, they connect as `role` and contain a placeholder for the brokers.
     #[must_use]
     pub(crate) fn after_init(&self, role: Option<&str>) -> Self {
         let commands = self.without_administrator();
@@ -92,7 +92,7 @@ impl Commands {
             .first()
             .is_some_and(|word| RECORD_COMMANDS.contains(word));
         let records = self.0.records.iter().filter(|_| has_records);
-        // These commands send a request to a running process, and name the pipelines themselves.
+        // These commands send a request to a running process, and already contain the names of pipelines.
         let is_control = words.first() == Some(&"pipeline");
         for (flag, value) in self.0.common.iter().chain(records) {
             if is_control && *flag != "--config" {
@@ -107,7 +107,7 @@ impl Commands {
     }
 }
 
-/// The connection string with another user. A parameter that is repeated has its last value.
+/// Returns the connection string with another user. If a parameter is repeated, its last value applies.
 fn with_user(connection: &str, role: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
     if role.is_empty() || !role.chars().all(is_plain) {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_have_the_options_that_they_accept_quoted_for_a_shell() {
+    fn adds_only_accepted_options_and_quotes_them_for_a_shell() {
         assert_eq!(
             commands().print(["init", "--slot", "a b"]),
             r"walpost init --slot 'a b' --pipeline orders --config '/etc/it'\''s here/walpost.toml'"
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_after_init_connect_as_the_role_that_it_creates() {
+    fn commands_after_init_connect_as_the_created_role() {
         for (administrator, expected) in [
             (
                 "postgresql://postgres@/shop?host=/run",
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_the_command_gives_itself_is_not_repeated() {
+    fn does_not_repeat_an_option_that_the_command_already_contains() {
         let check = commands().print(["init", "--pipeline", "other"]);
         assert!(check.starts_with("walpost init --pipeline other --config "));
         let restart = commands().print(["pipeline", "restart", "orders"]);

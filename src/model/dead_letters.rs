@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The number of dead letters by reason. An event that is delivered again is counted again.
+/// The number of dead letters for each reason. An event that is delivered twice is counted twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeadLetterCounts {
     /// Events whose records were too large.

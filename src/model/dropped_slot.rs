@@ -12,7 +12,7 @@ pub struct DroppedSlot {
     pub id: i64,
     /// When the slot was dropped, as formatted by the server.
     pub at: String,
-    /// The position that the slot had confirmed; every event up to it was delivered. 0/0 if older rows were still being
+    /// The slot's confirmed position. Every event up to that position was delivered. 0/0 if older rows were still being
     /// copied. `None` if the slot belonged to a different history of the database.
     pub from: Option<Lsn>,
     /// The end of the WAL when the slot was dropped. Events committed later, until a new slot existed, are missing too.
@@ -23,20 +23,20 @@ pub struct DroppedSlot {
     /// True if no slot was dropped, but the table was absent from the publication for a while.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub left_publication: bool,
-    /// True if no slot was dropped, but another table replaced this one.
+    /// True if no slot was dropped, but another table took the place of this table.
     #[serde(
         default,
         rename = "replaced",
         skip_serializing_if = "std::ops::Not::not"
     )]
     pub is_replaced: bool,
-    /// True if only rows of partitions that were detached since are missing.
+    /// True if only rows of partitions that have since been detached are missing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detached_partitions: bool,
     /// True if no slot was dropped, but partitions were detached before their older rows were copied.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub uncopied_partitions: bool,
-    /// The first transaction that may be missing. If `None`, any row may be missing.
+    /// The first transaction whose rows may be missing. If `None`, any row may be missing.
     #[serde(skip)]
     pub(crate) since: Option<u64>,
     /// The cluster that assigned the transaction IDs.
@@ -100,7 +100,8 @@ pub(crate) fn settle_command(commands: &Commands, table: Option<&str>) -> String
     }
 }
 
-/// Returns the command that sends the events of dropped slots again. `table` is `None` unless several tables shared the slot.
+/// Returns the command that sends the events of dropped slots again. `table` is `None` unless several tables shared the
+/// slot.
 #[must_use]
 pub(crate) fn replay_command(commands: &Commands, table: Option<&str>) -> String {
     match table {

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_reason_is_cut_between_characters() {
+    fn truncates_a_long_reason_at_a_character_boundary() {
         let halt = LastHalt::now(&format!("a\0{}", "ü".repeat(MAX_REASON_BYTES)));
         assert!(halt.reason.starts_with("a?ü"), "{}", halt.reason);
         assert!(halt.reason.len() <= MAX_REASON_BYTES);

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The consequence of an outage of all brokers, and what the operator can do about it.
-pub(crate) const KAFKA_DOWN_REMEDY: &str = "Walpost continues by itself when they answer: start the brokers, or fix the network to \
-     them. Meanwhile PostgreSQL retains WAL for the events: watch its disk";
+/// The consequence of an outage of all brokers, and the steps for the operator.
+pub(crate) const KAFKA_DOWN_REMEDY: &str = "Start the brokers, or fix the network between Walpost and the brokers; Walpost then continues without \
+     intervention. Until then, PostgreSQL retains WAL for the events: monitor its disk space";
 
 /// The state of a pipeline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub enum State {
     StandingBy,
     /// The pipeline lost its connection and is reconnecting.
     Reconnecting,
-    /// The pipeline was asked to stop and is delivering what it has read.
+    /// The pipeline is stopping on request, and delivers the events that it has already read.
     Draining,
     /// The pipeline stopped on an error that an operator has to fix.
     Halted,
@@ -58,7 +58,7 @@ impl State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SnapshotPhase {
-    /// The snapshot is being created, which waits for open transactions to end.
+    /// The snapshot is being created. PostgreSQL waits for open transactions to end.
     Making,
     /// The snapshot's rows are being read and sent.
     Copying,
@@ -92,7 +92,7 @@ pub struct SnapshotStage {
     pub since_micros: u64,
     /// The number of rows to copy, as estimated by the planner.
     pub expected: Option<u64>,
-    /// The number of rows that earlier attempts had copied before this one began.
+    /// The number of rows that were copied by earlier attempts.
     pub rows_before: u64,
 }
 
@@ -104,7 +104,7 @@ pub enum ErrorKind {
     Postgres,
     /// The outbox table, publication, slot or settings do not meet the requirements.
     Setup,
-    /// The server's WAL does not continue what was delivered.
+    /// The server's WAL does not continue the history of the delivered events.
     History,
     /// The replication stream can't be decoded.
     Protocol,
@@ -155,7 +155,7 @@ pub struct Failure {
     pub kind: ErrorKind,
     /// The error, as logged.
     pub message: String,
-    /// The consequence, and what the operator can do.
+    /// The consequence of the error, and the steps for the operator.
     pub remedy: String,
 }
 
@@ -179,7 +179,7 @@ pub struct Outage {
     pub reason: String,
     /// When the outage began, in microseconds since 1970.
     pub began_micros: u64,
-    /// When the outage ended, or `None` if it has not.
+    /// When the outage ended, or `None` if it is ongoing.
     pub ended_micros: Option<u64>,
     /// The number of retries.
     pub attempts: u64,

@@ -32,7 +32,9 @@ impl fmt::Display for Lsn {
 
 /// An error for text that isn't an LSN.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an LSN: expected two hexadecimal numbers like 16/B374D848")]
+#[error(
+    "{0:?} is not an LSN: expected two hexadecimal numbers separated by a slash, like 16/B374D848"
+)]
 pub struct ParseLsnError(String);
 
 impl FromStr for Lsn {
@@ -83,8 +85,8 @@ impl Position {
     /// The length of the printed form in bytes.
     pub const TEXT_LEN: usize = 28;
 
-    /// Returns whether the row was copied from the table. Such positions have an LSN at which no WAL record begins: WAL
-    /// records begin at multiples of eight.
+    /// Returns whether the row was copied from the table. The LSN in such a position is not a multiple of eight, so it can't
+    /// be the start of a WAL record.
     #[must_use]
     pub fn is_copied(self) -> bool {
         self.commit.0 % 8 == 7
@@ -116,11 +118,11 @@ impl Position {
 #[expect(clippy::cast_possible_truncation, reason = "a digit is less than BASE")]
 fn digits<const BASE: u64>(field: &mut [u8], mut number: u64) {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    for place in field.iter_mut().rev() {
+    for byte in field.iter_mut().rev() {
         if number == 0 {
             break;
         }
-        *place = DIGITS[(number % BASE) as usize];
+        *byte = DIGITS[(number % BASE) as usize];
         number /= BASE;
     }
 }
@@ -150,7 +152,7 @@ impl<'de> Deserialize<'de> for Position {
 /// An error for text that isn't a position.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not a position: expected one like 00000000/016B3748:0000000002, as walpost-position has it"
+    "{0:?} is not a position: expected a position like 00000000/016B3748:0000000002, as in the header walpost-position"
 )]
 pub struct ParsePositionError(String);
 
@@ -175,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_lsn_prints_and_parses_as_pg_lsn_does() {
+    fn formats_and_parses_lsns_like_pg_lsn() {
         for (lsn, text) in [
             (Lsn(0), "0/0"),
             (Lsn(0x16_B374_D848), "16/B374D848"),
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_have_their_places_in_common() {
+    fn converts_positions_between_copies() {
         let position = |commit, index| Position {
             commit: Lsn(commit),
             index,
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_sort_as_their_texts() {
+    fn positions_sort_in_the_same_order_as_their_text() {
         let position = |commit, index| Position {
             commit: Lsn(commit),
             index,

@@ -1,4 +1,5 @@
-//! Rate limiting for messages about an outage: one line when it starts, one per interval while it lasts, and one when it ends.
+//! Rate limiting for messages about an outage: one line when it starts, one per interval while it lasts, and one when it
+//! ends.
 //!
 //! Pure: the current time is passed as an argument.
 
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Whether an outage is in progress, and when it was last logged.
+/// Tracks whether an outage is in progress, and when it was last logged.
 #[derive(Debug)]
 pub(crate) struct Outage {
     state: Option<OngoingOutage>,
@@ -27,7 +28,7 @@ struct OngoingOutage {
     failures: u64,
 }
 
-/// The message that a failure calls for.
+/// Which message to log for a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutageMessage {
     /// The outage started with this failure.
@@ -39,7 +40,7 @@ pub(crate) enum OutageMessage {
 }
 
 impl Outage {
-    /// Creates a tracker that calls for a message about an ongoing outage once per `reminder`.
+    /// Creates a tracker that requests a message about an ongoing outage once per `reminder`.
     #[must_use]
     pub(crate) fn reminding(reminder: Duration) -> Self {
         Self {
@@ -49,8 +50,8 @@ impl Outage {
         }
     }
 
-    /// Creates a tracker that never calls for a message, for a caller that reports failures in
-    /// another way.
+    /// Creates a tracker that never requests a message, for callers that report failures in another
+    /// way.
     #[must_use]
     pub(crate) fn silent() -> Self {
         Self {
@@ -59,7 +60,7 @@ impl Outage {
         }
     }
 
-    /// Records a failure, and returns the message to log for it.
+    /// Records a failure, and returns which message to log.
     pub(crate) fn failed(&mut self, now: Instant) -> OutageMessage {
         if self.is_silent {
             return OutageMessage::Suppressed;
@@ -80,7 +81,7 @@ impl Outage {
         OutageMessage::Ongoing(now.duration_since(since.began), since.failures)
     }
 
-    /// Ends the outage. Returns how long it lasted, or `None` if there was none.
+    /// Ends the outage. Returns how long the outage lasted, or `None` if no outage was in progress.
     pub(crate) fn end(&mut self, now: Instant) -> Option<Duration> {
         self.state
             .take()
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outage_is_logged_at_the_start_once_a_minute_and_at_the_end() {
+    fn logs_an_outage_when_it_starts_and_once_per_minute() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut outage = Outage::default();
@@ -101,12 +102,12 @@ mod tests {
         let messages: Vec<_> = (0..150)
             .map(|second| (second, outage.failed(at(second))))
             .collect();
-        let spoken: Vec<_> = messages
+        let logged: Vec<_> = messages
             .into_iter()
-            .filter(|(_, say)| *say != OutageMessage::Suppressed)
+            .filter(|(_, message)| *message != OutageMessage::Suppressed)
             .collect();
         assert_eq!(
-            spoken,
+            logged,
             [
                 (0, OutageMessage::Started),
                 (60, OutageMessage::Ongoing(Duration::from_secs(60), 61)),

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_have_two_or_three_digits_and_the_unit_they_are_read_in() {
+    fn formats_durations_with_two_or_three_digits_and_a_suitable_unit() {
         for (seconds, expected) in [
             (0.0, "0 s"),
             (0.000_062_5, "0.06 ms"),

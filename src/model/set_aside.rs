@@ -12,7 +12,7 @@ pub struct SetAside {
     pub id: i64,
     /// When the entry was written, as formatted by the server.
     pub at: String,
-    /// The name that the table had at that time.
+    /// The name of the table when the entry was written.
     pub table: String,
     /// The table's OID.
     #[serde(skip)]
@@ -24,7 +24,8 @@ pub struct SetAside {
     /// The rows that a replay has sent. `None` unless a replay has finished and the stream has yet to resume delivery.
     #[serde(skip)]
     pub(crate) replayed: Option<Replayed>,
-    /// Rows whose commit LSN is at or after this one are delivered again. `None` while the entry is open.
+    /// The LSN from which delivery resumed: rows with a commit LSN at or after it are delivered. `None` while the entry is
+    /// open.
     #[serde(skip)]
     pub(crate) until: Option<Lsn>,
     /// The first transaction whose rows may be missing; `None` if any row may be.

@@ -42,7 +42,7 @@ pub struct PartitionsEnd {
     pub has_default: bool,
 }
 
-/// An open transaction that has an ID, in any database. The slot retains WAL from its first record onwards.
+/// An open transaction that has an ID, in any database. The slot retains WAL from the transaction's first record onwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenTransaction {
     /// The transaction ID.
@@ -52,8 +52,8 @@ pub struct OpenTransaction {
     pub whose: TransactionOwner,
     pub role: Option<String>,
     pub database: Option<String>,
-    /// When the transaction began or was prepared, in microseconds since 1970. PostgreSQL shows this for other roles'
-    /// sessions only to members of `pg_read_all_stats`.
+    /// When the transaction began or was prepared, in microseconds since 1970. For sessions of other roles, PostgreSQL
+    /// shows this time only to members of `pg_read_all_stats`.
     pub began_micros: Option<u64>,
 }
 

@@ -13,15 +13,15 @@ use super::timestamp::TimestampType;
 
 pub use super::bound::{COLUMNS_MAX, Row};
 
-/// Text columns that become headers of the same name if the headers are the default ones: W3C Trace
-/// Context.
+/// The text columns of W3C Trace Context. If headers are not configured, these columns become
+/// headers of the same names.
 const TRACE_CONTEXT: [&str; 2] = ["traceparent", "tracestate"];
 
 /// A column of the table, as described by the Relation message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableColumn<'a> {
     pub name: &'a str,
-    /// The OID of its type (`pg_type.oid`).
+    /// The OID of the column's type (`pg_type.oid`).
     pub type_oid: u32,
 }
 
@@ -38,28 +38,28 @@ impl<'a> TableColumn<'a> {
 
 /// The table that contains the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RowsOf<'a> {
+pub(crate) struct SourceTable<'a> {
     /// The name of the schema, as stored in the catalog.
     pub schema: &'a str,
     pub name: &'a str,
     /// The qualified name in SQL syntax.
-    pub shown: &'a str,
+    pub sql_name: &'a str,
 }
 
 /// The settings bound to the columns of a table.
 #[derive(Debug)]
 pub struct Mapping {
-    /// The table in SQL syntax, or `None` for messages.
+    /// The table in SQL syntax, or `None` for events sent as messages.
     table: Option<Box<str>>,
-    /// For each column of the table, the slot of its value in a [`Row`], if the settings refer to
-    /// it.
+    /// For each column of the table, the slot of the column's value in a [`Row`], or `None` if the
+    /// settings do not refer to the column.
     slots: Vec<Option<u8>>,
     pub(super) topic: BoundTopic,
     pub(super) topic_rule: Box<TopicRule>,
     pub(super) key: Bound,
     pub(super) key_form: KeyForm,
-    /// Whether key, value and headers are plain text and no headers precede those of the event.
-    /// True for most rows.
+    /// Whether key, value and headers are plain text and no headers precede the event's own
+    /// headers. True for most rows.
     pub(super) is_plain: bool,
     /// The column that contains the value.
     pub(super) payload: Source,
@@ -68,19 +68,19 @@ pub struct Mapping {
     /// How a null value is written.
     pub(super) null_payload: NullPayload,
     pub(super) empty_payload: EmptyPayload,
-    /// The defaults that replace null in the columns of these slots, for the key, the value and the
-    /// headers from templates.
+    /// The default values that replace null, with the slots of their columns. They apply to the
+    /// key, the value and the headers from templates.
     pub(super) defaults: Vec<(u8, Box<[u8]>)>,
-    /// Debezium's headers about itself.
+    /// The headers in which Debezium describes its connector.
     pub(super) debezium_headers: Option<DebeziumHeaders>,
     /// The column that contains the trace context in the format of Java properties.
     pub(super) tracing: Option<Source>,
     /// Headers from templates.
     pub(super) headers: Vec<(String, Bound)>,
     pub(super) header_format: HeaderFormat,
-    /// The forms of those headers. Empty if all of them are text.
+    /// The forms of the headers from templates. Empty if all of them are text.
     pub(super) header_forms: Vec<HeaderForm>,
-    /// Headers from columns of the same names, unless they are null.
+    /// Headers with the names and values of columns. Null columns are omitted.
     pub(super) trace_context: Vec<(&'static str, Source)>,
     /// The JSON column whose members become headers.
     pub(super) headers_column: Option<Source>,
@@ -113,22 +113,22 @@ pub(super) enum BoundTopic {
 pub enum MappingError {
     /// A configured column does not exist.
     #[error(
-        "table {table} has no column {column:?}, which {setting} names; it has: {found}. \
-         Name one of these in {setting}, or add the column"
+        "table {table} has no column {column:?}, which {setting} refers to; the table has: {found}. \
+         Use one of these in {setting}, or add the column"
     )]
     MissingColumn {
         table: String,
         /// The column that is missing.
         column: String,
-        /// The setting that refers to it.
+        /// The setting that refers to the missing column.
         setting: String,
         /// The existing columns.
         found: String,
     },
     /// A configured column has an unsuitable type.
     #[error(
-        "column {column:?} of table {table} has type {found}, but {setting} needs \
-         {expected}. Name another column in {setting}, or have the owner of the table \
+        "column {column:?} of table {table} has type {found}, but {setting} requires \
+         {expected}. Use another column in {setting}, or have the owner of the table \
          change the type: ALTER TABLE {table} ALTER COLUMN {column:?} TYPE ..."
     )]
     WrongType {
@@ -136,56 +136,56 @@ pub enum MappingError {
         column: String,
         /// The column's type: its name, or its OID if the name is unknown.
         found: String,
-        /// The setting that refers to it.
+        /// The setting that refers to the column.
         setting: &'static str,
         /// The suitable types.
         expected: &'static str,
     },
     /// A configured column does not exist in events sent as messages.
     #[error(
-        "an event in a message has no column {column:?}, which {setting} names; it has: {found}. \
-         Name one of these in {setting}"
+        "events sent as messages have no column {column:?}, which {setting} refers to; they have: {found}. \
+         Use one of these in {setting}"
     )]
     MissingField {
         /// The column that is missing.
         column: String,
-        /// The setting that refers to it.
+        /// The setting that refers to the missing column.
         setting: String,
         /// The existing columns.
         found: String,
     },
     /// A column of events sent as messages is unsuitable.
     #[error(
-        "column {column:?} of an event in a message can't be used for {setting}, which needs {expected}. \
-         Name another column in {setting}, or leave it out"
+        "column {column:?} of events sent as messages can't be used for {setting}, which requires {expected}. \
+         Use another column in {setting}, or remove the setting"
     )]
     WrongField {
         column: String,
-        /// The setting that refers to it.
+        /// The setting that refers to the column.
         setting: &'static str,
         /// The suitable types.
         expected: &'static str,
     },
     /// A part of the table's name can't be distinguished from the text around it in a topic.
     #[error(
-        "the name of table {table} has {separator:?} in its {part}, which separates the parts of {setting}: events of another table \
-         could have the same topic. Rename the {part}: {remedy}; or name only one of the parts in topic"
+        "table {table} has the character {separator:?} in its {part}, but {setting} uses that character as a separator: events of another \
+         table could have the same topic. Rename the {part}: {remedy}; or use only one of the parts in topic"
     )]
     AmbiguousTopic {
         table: String,
         /// `schema` or `name`.
         part: &'static str,
         separator: char,
-        /// The setting that uses it.
+        /// The setting that uses the separator.
         setting: String,
-        /// The statement that renames it.
+        /// The statement that renames the schema or table.
         remedy: String,
     },
     /// The table was renamed, and records contain the name of their table.
     #[error(
-        "table {found} was called {before} when Walpost last saw it, and with {setting} its rows at {at} would be published as \
-         another table's. If somebody has renamed it to that end, rename it back ({remedy}) and leave out what was written meanwhile. \
-         If it is meant, restart the pipeline, which accepts the names that tables have then"
+        "table {found} was named {before} when Walpost last checked its name. With {setting}, its rows from position {at} on would be \
+         published as another table's. If the table was not meant to be renamed, rename it back ({remedy}) and skip the rows written \
+         in the meantime. Otherwise, restart the pipeline: it then accepts the current names of tables"
     )]
     Renamed {
         /// The previous name.
@@ -201,7 +201,7 @@ pub enum MappingError {
     },
     /// The settings refer to more columns than a row can hold.
     #[error(
-        "the settings for table {0} name more than {COLUMNS_MAX} different columns; name fewer"
+        "the settings for table {0} refer to more than {COLUMNS_MAX} different columns; use fewer"
     )]
     TooManyColumns(String),
 }
@@ -237,7 +237,7 @@ impl MappingError {
 }
 
 impl Mapping {
-    /// Binds the columns in `settings` to those of `table`, whose name needs no quotes.
+    /// Binds the columns in `settings` to those of `table`, whose name does not need quotes.
     ///
     /// # Errors
     /// Returns an error if a configured column does not exist or has an unsuitable type.
@@ -247,10 +247,10 @@ impl Mapping {
         columns: &[TableColumn<'_>],
     ) -> Result<Self, MappingError> {
         let (schema, name) = table.split_once('.').unwrap_or(("public", table));
-        let table = RowsOf {
+        let table = SourceTable {
             schema,
             name,
-            shown: table,
+            sql_name: table,
         };
         Self::bind_to(settings, Some(table), columns, &[])
     }
@@ -261,7 +261,7 @@ impl Mapping {
     /// Returns an error if a configured column does not exist or has an unsuitable type.
     pub(crate) fn bind_with(
         settings: &OutboxSettings,
-        table: RowsOf<'_>,
+        table: SourceTable<'_>,
         columns: &[TableColumn<'_>],
         facts: &[ColumnFacts],
     ) -> Result<Self, MappingError> {
@@ -270,7 +270,7 @@ impl Mapping {
 
     pub(super) fn bind_to(
         settings: &OutboxSettings,
-        table: Option<RowsOf<'_>>,
+        table: Option<SourceTable<'_>>,
         columns: &[TableColumn<'_>],
         facts: &[ColumnFacts],
     ) -> Result<Self, MappingError> {
@@ -321,8 +321,9 @@ impl Mapping {
         let is_text = |oid| matches!(oid, oid::TEXT | oid::BPCHAR | oid::VARCHAR);
         let mut trace_context = Vec::new();
         for name in TRACE_CONTEXT {
-            let is_it = |column: &&TableColumn<'_>| column.name == name && is_text(column.type_oid);
-            if settings.has_default_headers() && columns.iter().any(|column| is_it(&column)) {
+            let is_match =
+                |column: &&TableColumn<'_>| column.name == name && is_text(column.type_oid);
+            if settings.has_default_headers() && columns.iter().any(|column| is_match(&column)) {
                 trace_context.push((name, binder.column(name, "headers")?));
             }
         }
@@ -371,7 +372,7 @@ impl Mapping {
             && settings.debezium_headers.is_none()
             && tracing.is_none();
         Ok(Self {
-            table: table.map(|table| table.shown.into()),
+            table: table.map(|table| table.sql_name.into()),
             slots: binder.slots,
             topic,
             topic_rule: Box::new(TopicRule {
@@ -399,7 +400,7 @@ impl Mapping {
         })
     }
 
-    /// Returns the table in SQL syntax, or `None` for messages.
+    /// Returns the table in SQL syntax, or `None` for events sent as messages.
     #[must_use]
     pub(crate) fn table(&self) -> Option<&str> {
         self.table.as_deref()
@@ -411,8 +412,8 @@ impl Mapping {
         self.slots.len()
     }
 
-    /// Returns the slot in a [`Row`] for the value of the table's column at `index`, if it is
-    /// needed.
+    /// Returns the slot in a [`Row`] for the value of the table's column at `index`, or `None` if
+    /// the settings do not refer to the column.
     #[must_use]
     pub fn slot(&self, index: usize) -> Option<usize> {
         self.slots.get(index).copied().flatten().map(usize::from)
@@ -424,7 +425,7 @@ impl Mapping {
         self.id.and_then(|id| id.value_in(row))
     }
 
-    /// Identifies a row in a message by its column `id`, if the table has one.
+    /// Describes a row for use in error messages, by its column `id` if the table has one.
     #[must_use]
     pub fn describe(&self, row: &Row<'_>) -> String {
         match self.id(row) {
@@ -484,7 +485,7 @@ fn timestamp_type(oid: u32) -> Option<TimestampType> {
 
 struct Binder<'a> {
     /// `None` for events sent as messages.
-    table: Option<RowsOf<'a>>,
+    table: Option<SourceTable<'a>>,
     columns: &'a [TableColumn<'a>],
     /// Additional facts about the columns.
     facts: &'a [ColumnFacts],
@@ -502,7 +503,7 @@ impl Binder<'_> {
         let slot = match self.slots[index] {
             Some(slot) => slot,
             None if usize::from(self.used) == COLUMNS_MAX => {
-                let table = self.table.map_or("", |table| table.shown).to_owned();
+                let table = self.table.map_or("", |table| table.sql_name).to_owned();
                 return Err(MappingError::TooManyColumns(table));
             }
             None => {
@@ -523,7 +524,7 @@ impl Binder<'_> {
         let (column, setting, found) = (column.to_owned(), setting.to_owned(), names.join(", "));
         match self.table {
             Some(table) => MappingError::MissingColumn {
-                table: table.shown.to_owned(),
+                table: table.sql_name.to_owned(),
                 column,
                 setting,
                 found,
@@ -567,7 +568,7 @@ impl Binder<'_> {
         let (column, type_oid) = (name.to_owned(), self.type_oid(name));
         match self.table {
             Some(table) => MappingError::WrongType {
-                table: table.shown.to_owned(),
+                table: table.sql_name.to_owned(),
                 column,
                 found: format!("OID {type_oid}"),
                 setting,
@@ -612,13 +613,13 @@ impl Binder<'_> {
             };
             if let Some(separator) = template.separator_in(index, text) {
                 return Err(MappingError::AmbiguousTopic {
-                    table: table.shown.to_owned(),
+                    table: table.sql_name.to_owned(),
                     part,
                     separator,
                     setting: format!("topic = \"{template}\""),
                     remedy: match part {
                         "schema" => "ALTER SCHEMA ... RENAME TO ...".to_owned(),
-                        _ => format!("ALTER TABLE {} RENAME TO ...", table.shown),
+                        _ => format!("ALTER TABLE {} RENAME TO ...", table.sql_name),
                     },
                 });
             }
@@ -630,7 +631,7 @@ impl Binder<'_> {
         &self,
         part: &str,
         setting: &str,
-        text: impl for<'t> FnOnce(&RowsOf<'t>) -> &'t str,
+        text: impl for<'t> FnOnce(&SourceTable<'t>) -> &'t str,
     ) -> Result<Piece, MappingError> {
         match &self.table {
             Some(table) => Ok(Piece::Literal(text(table).as_bytes().into())),
@@ -648,8 +649,8 @@ impl Binder<'_> {
         }
     }
 
-    /// Binds a template for Connect's converters. A template that is a single column has the
-    /// column's type; any other is a string.
+    /// Binds a template for Connect's converters. A template that consists of a single column has
+    /// the column's type. Any other template is a string.
     fn converted(&mut self, template: &Template, setting: &str) -> Result<Converted, MappingError> {
         match template.parts() {
             [Part::Column(name)] => self.converted_column(name, setting),
@@ -711,7 +712,7 @@ impl Binder<'_> {
         let prefix = settings.debezium_headers.as_ref();
         form.name_schema(
             prefix.map(|headers| headers.logical_name.as_str()),
-            self.table.map(|table| table.shown),
+            self.table.map(|table| table.sql_name),
             routed,
         );
         Ok(Some(form))
@@ -743,7 +744,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_fit_a_debezium_outbox_table() {
+    fn binds_the_default_settings_to_a_debezium_outbox_table() {
         let mapping = bind(|_| {}).expect("binds");
         let needed: Vec<_> = (0..mapping.width())
             .map(|i| mapping.slot(i).is_some())
@@ -753,7 +754,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_an_id_will_do_where_no_setting_names_it() {
+    fn binds_a_table_without_an_id_if_no_setting_refers_to_it() {
         let columns = &columns()[1..];
         let mut settings = OutboxSettings::default();
         settings.headers.clear();
@@ -764,7 +765,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_context_is_taken_from_columns_of_text_unless_headers_are_set() {
+    fn adds_trace_context_from_text_columns_unless_headers_are_configured() {
         let bind = |type_oid, change: fn(&mut OutboxSettings)| {
             let mut columns = columns();
             columns.push(TableColumn {
@@ -785,7 +786,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_the_table_take_no_column_and_a_message_has_none() {
+    fn table_name_placeholders_use_no_column_and_are_rejected_for_messages() {
         let topic = "{table.schema}-{table.name}";
         let mapping = bind(|s| s.topic = topic.parse().expect("template")).expect("binds");
         assert_eq!(mapping.slot(1), None, "aggregatetype");
@@ -802,17 +803,17 @@ mod tests {
     }
 
     #[test]
-    fn refuses_tables_whose_name_could_be_split_differently_in_a_topic() {
+    fn rejects_tables_whose_name_makes_the_topic_ambiguous() {
         let bind = |topic: &str, schema, name| {
             let settings = OutboxSettings {
                 topic: topic.parse::<Template>().expect("template").into(),
                 ..OutboxSettings::default()
             };
-            let shown = "a.\"b.c\"";
-            let table = RowsOf {
+            let sql_name = "a.\"b.c\"";
+            let table = SourceTable {
                 schema,
                 name,
-                shown,
+                sql_name,
             };
             Mapping::bind_with(&settings, table, &columns(), &[]).map(drop)
         };
@@ -842,14 +843,14 @@ mod tests {
     }
 
     #[test]
-    fn a_column_named_twice_has_one_slot() {
+    fn assigns_one_slot_to_a_column_that_is_used_twice() {
         let mapping = bind(|s| s.key = "{id}{id}".parse().expect("template")).expect("binds");
         assert_eq!(mapping.slot(0), Some(mapping.key.slots()[0]));
         assert_eq!(mapping.key.slots()[0], mapping.key.slots()[1]);
     }
 
     #[test]
-    fn a_missing_column_is_named_with_what_there_is() {
+    fn reports_a_missing_column_and_the_existing_columns() {
         let error = bind(|s| s.key = "{tenant}".parse().expect("template")).expect_err("missing");
         let text = error.to_string();
         for part in [
@@ -863,7 +864,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_of_a_wrong_type_is_refused() {
+    fn rejects_columns_with_unsuitable_types() {
         let wrong = |change: fn(&mut OutboxSettings), setting: &str| match bind(change) {
             Err(MappingError::WrongType { setting: found, .. }) => assert_eq!(found, setting),
             other => panic!("{setting}: {other:?}"),
@@ -878,7 +879,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_in_a_message_has_the_columns_of_the_table_that_init_makes() {
+    fn gives_events_sent_as_messages_the_columns_of_the_table_that_init_creates() {
         let with = |change: fn(&mut OutboxSettings)| {
             let mut settings = OutboxSettings::default();
             change(&mut settings);
@@ -896,11 +897,11 @@ mod tests {
             assert!(missing.contains(part), "{part:?} in {missing:?}");
         }
         let wrong = error(|s| s.partition = Some("type".to_owned()));
-        assert!(wrong.contains("partition, which needs int2"), "{wrong}");
+        assert!(wrong.contains("partition, which requires int2"), "{wrong}");
     }
 
     #[test]
-    fn more_columns_than_a_row_has_room_for_are_refused() {
+    fn rejects_more_columns_than_fit_into_a_row() {
         let names: Vec<_> = (0..=COLUMNS_MAX).map(|i| format!("c{i}")).collect();
         let columns: Vec<_> = names
             .iter()

@@ -94,7 +94,7 @@ pub(super) enum Kind {
     Array(Box<Kind>),
 }
 
-/// The form of a value.
+/// The converter whose output format is used for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// `JsonConverter`.
@@ -157,9 +157,9 @@ impl Kind {
         let _ = write!(out, "{{\"type\":\"{type_name}\"");
         match self {
             Self::Array(element) => {
-                let of = element_type(type_oid).unwrap_or_default();
+                let element_oid = element_type(type_oid).unwrap_or_default();
                 out.extend_from_slice(b",\"items\":");
-                out.extend(element.schema(of, type_modifier, true, None));
+                out.extend(element.schema(element_oid, type_modifier, true, None));
                 out.push(b'}');
             }
             Self::AnyDecimal => out.extend_from_slice(
@@ -321,7 +321,7 @@ fn push_display(out: &mut Vec<u8>, value: impl std::fmt::Display) -> bool {
     write!(out, "{value}").is_ok()
 }
 
-/// Appends a number. JSON has no literals for infinity and NaN, so they are quoted.
+/// Appends a number. Infinity and NaN are quoted, because JSON does not have literals for them.
 fn push_number(
     out: &mut Vec<u8>,
     form: Form,
@@ -362,7 +362,7 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Returns the precision and scale of a numeric type that has them.
+/// Returns the precision and scale of a numeric type, or `None` if the type does not specify them.
 fn precision(type_modifier: i32) -> Option<(u32, u32)> {
     let packed = u32::try_from(type_modifier).ok()?.checked_sub(4)?;
     // A negative scale is stored as an 11-bit two's complement. Connect's scale is then 0.
@@ -426,7 +426,7 @@ fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
         return false;
     };
     if form == Form::Java {
-        // Java would print the object's address instead.
+        // Java would print the identity of the object instead.
         return push_plain(out, text);
     }
     let _ = write!(out, "{{\"scale\":{scale},\"value\":");
@@ -440,7 +440,8 @@ fn push_any_decimal(out: &mut Vec<u8>, text: &str, form: Form) -> bool {
     true
 }
 
-/// Returns the number in the text of a money value that has a dot before two digits: `-$1,234.50`.
+/// Returns the number in the text of a money value such as `-$1,234.50`, in which a dot precedes
+/// the last two digits. Returns `None` for any other format.
 fn amount(text: &str) -> Option<String> {
     let number: String = text
         .chars()
@@ -450,7 +451,7 @@ fn amount(text: &str) -> Option<String> {
     (fraction.len() == 2).then_some(number)
 }
 
-/// Returns the bytes of a number, big-endian and as few as possible, like Java's
+/// Returns the shortest big-endian two's complement representation of a number, like Java's
 /// `BigInteger.toByteArray`.
 fn two_s_complement(is_negative: bool, digits: &str) -> Vec<u8> {
     // Processes nine digits at a time. The least significant word comes first.
@@ -518,7 +519,7 @@ fn zoned_time(text: &str) -> Option<String> {
     let micros = micros_of_day(time)? - ahead * 1_000_000;
     let micros = micros.rem_euclid(86_400_000_000);
     let seconds = micros / 1_000_000;
-    let mut shown = format!(
+    let mut text = format!(
         "{:02}:{:02}:{:02}",
         seconds / 3600,
         seconds / 60 % 60,
@@ -527,15 +528,15 @@ fn zoned_time(text: &str) -> Option<String> {
     let fraction = format!("{:06}", micros % 1_000_000);
     let fraction = fraction.trim_end_matches('0');
     if !fraction.is_empty() {
-        shown.push('.');
-        shown.push_str(fraction);
+        text.push('.');
+        text.push_str(fraction);
     }
-    shown.push('Z');
-    Some(shown)
+    text.push('Z');
+    Some(text)
 }
 
-/// Returns the timestamp with as many fractional digits as the type has. If the type has none,
-/// omits the fraction.
+/// Returns the timestamp with the number of fractional digits that the type specifies. If that
+/// number is zero, the fraction is omitted.
 fn zoned_timestamp(text: &str, digits: u8) -> Option<String> {
     let at: jiff::Timestamp = text.parse().ok()?;
     Some(match digits {
@@ -549,7 +550,7 @@ fn zoned_timestamp(text: &str, digits: u8) -> Option<String> {
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
-    reason = "as it is done there"
+    reason = "Debezium converts it in the same way"
 )]
 fn interval(text: &str) -> Option<i64> {
     let (mut months, mut days, mut micros) = (0i64, 0i64, 0i64);
@@ -658,9 +659,9 @@ fn push_array(out: &mut Vec<u8>, text: &str, element: &Kind, form: Form) -> bool
     true
 }
 
-/// Returns the text of the default that Debezium derives from a DEFAULT: the value of a literal, or
-/// a fixed value of the type if the expression calls a function. Returns `None` if Debezium does
-/// not know a default.
+/// Returns the text of the default value that Debezium derives from a DEFAULT expression: the value
+/// of a literal, or a fixed value for the type if the expression calls a function. Returns `None`
+/// if Debezium does not derive a default value.
 pub(super) fn default_text(kind: &Kind, type_oid: u32, expression: &str) -> Option<String> {
     let called = match kind {
         Kind::Text => match type_oid {
@@ -707,8 +708,8 @@ fn is_call(expression: &str) -> bool {
     is_called || CLOCKS.contains(&expression.to_ascii_lowercase().as_str())
 }
 
-/// Returns the value of a literal with its cast: `'it''s'::text`, `7`, `'-8'::integer`. `None` for
-/// NULL.
+/// Returns the value of a literal with its cast: `'it''s'::text`, `7`, `'-8'::integer`. Returns
+/// `None` for NULL.
 fn literal(expression: &str) -> Option<String> {
     let Some((_, rest)) = expression.split_once('\'') else {
         return (!expression.starts_with("NULL")).then(|| expression.to_owned());
@@ -743,7 +744,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_the_bytes_of_java_s_big_integer() {
+    fn encodes_integers_like_java_big_integer() {
         let check = |text: &str, expected: &[u8]| {
             let (is_negative, digits, _) = parts_of_decimal(text).expect("a number");
             assert_eq!(two_s_complement(is_negative, &digits), expected, "{text}");
@@ -761,7 +762,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_has_no_form_is_its_text() {
+    fn writes_unrepresentable_values_as_text() {
         for (type_oid, type_modifier, text) in [
             (oid::DATE, -1, "infinity"),
             (oid::DATE, -1, "0044-03-15 BC"),
@@ -790,7 +791,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_literals_or_the_fixed_value_of_a_call() {
+    fn derives_defaults_from_literals_and_function_calls() {
         let check = |type_oid, expression: &str, expected: Option<&str>| {
             let found = default_text(&Kind::from_type(type_oid, -1), type_oid, expression);
             assert_eq!(found.as_deref(), expected, "{expression}");

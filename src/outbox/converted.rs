@@ -40,7 +40,7 @@ impl Converted {
         }
     }
 
-    /// Appends the value unless it is null. Returns whether it did.
+    /// Appends the value unless it is null. Returns whether the value was appended.
     fn push(&self, row: &Row<'_>, form: Form, out: &mut Vec<u8>) -> Result<bool, RouteError> {
         match &self.from {
             From::Column(source, kind) => match source.value_in(row) {
@@ -95,8 +95,8 @@ fn push_column(
 
 /// Appends the bytes that a bytea value's text form represents, in base64.
 fn push_base64_of_hex(text: &[u8], out: &mut Vec<u8>) -> Result<(), RouteError> {
-    // This number of digits encodes a number of bytes that needs no padding, so that the parts can
-    // be concatenated.
+    // This many hexadecimal digits represent a number of bytes whose base64 encoding does not need
+    // padding, so the encoded parts can be concatenated.
     const DIGITS: usize = 96;
     let digits = text.strip_prefix(b"\\x").ok_or(RouteError::Bytea)?;
     for part in digits.chunks(DIGITS) {
@@ -221,7 +221,7 @@ pub(super) struct ValueForm {
     form: Form,
     with_schema: bool,
     payload: Converted,
-    /// The escaped name of the column, which is also the name of the schema of an object in it.
+    /// The escaped name of the column, which is also the schema name for an object in that column.
     payload_name: Box<[u8]>,
     expand: Option<Keep>,
     envelope: Option<Envelope>,
@@ -231,7 +231,7 @@ pub(super) struct ValueForm {
 #[derive(Debug, Default)]
 struct Envelope {
     members: Vec<Member>,
-    /// The first part of the name of its schema. The routed value and `.Value` follow.
+    /// The first part of the schema's name, which is followed by the routed value and `.Value`.
     name: Box<[u8]>,
     routed: Option<Source>,
 }
@@ -239,7 +239,7 @@ struct Envelope {
 #[derive(Debug)]
 struct Member {
     name: Box<str>,
-    /// The escaped name.
+    /// The escaped name of the member.
     label: Box<[u8]>,
     value: Converted,
 }
@@ -293,7 +293,7 @@ impl ValueForm {
         }
     }
 
-    /// Returns whether the form can represent null, as opposed to a missing value.
+    /// Returns whether the form can represent null, which differs from a record without a value.
     pub(super) fn is_json(&self) -> bool {
         self.form == Form::Json
     }
@@ -340,8 +340,8 @@ impl ValueForm {
         }
         match &self.envelope {
             None => {
-                let is_there = self.push_payload(row, expanded.as_ref(), out)?;
-                if !is_there {
+                let is_appended = self.push_payload(row, expanded.as_ref(), out)?;
+                if !is_appended {
                     out.extend_from_slice(b"null");
                 }
             }

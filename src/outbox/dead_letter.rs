@@ -1,4 +1,5 @@
-//! Dead letters: records that preserve what they can of an event that can't be delivered as it is.
+//! Creates dead letters: records that preserve as much as possible of an event that can't be
+//! delivered.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +14,7 @@ use super::timestamp;
 
 /// The header that contains the kind of failure.
 pub const ERROR: &str = "walpost-error";
-/// The header that describes what is wrong with the event.
+/// The header that contains the error message.
 pub const ERROR_MESSAGE: &str = "walpost-error-message";
 /// The header that contains the table of the event's row.
 pub const SOURCE_TABLE: &str = "walpost-source-table";
@@ -30,14 +31,15 @@ pub const EVENT_ID: &str = "walpost-event-id";
 /// The header that contains the name of the pipeline.
 pub const PIPELINE: &str = "walpost-pipeline";
 
-/// The header that lists what was truncated or omitted, with the original lengths.
+/// The header that lists the truncated and omitted parts, with their original lengths.
 pub const TRUNCATED: &str = "walpost-truncated";
 
 /// Maximum length of the key, and of the value of each header, in a truncated dead letter.
 const PART_BYTES_MAX: usize = 1024;
-/// Headers with longer names are omitted from it.
+/// Headers with longer names are omitted from a truncated dead letter.
 const NAME_BYTES_MAX: usize = 256;
-/// Maximum total size of the event's headers in it. Headers after that are omitted.
+/// Maximum total size of the event's headers in a truncated dead letter. Further headers are
+/// omitted.
 const EVENT_HEADERS_BYTES_MAX: usize = 16 << 10;
 /// Maximum length of each of Walpost's headers in a reference. The smallest limit that Kafka
 /// clients accept for a record is 1,000 bytes.
@@ -54,7 +56,7 @@ pub enum Extent {
     NoPayload,
     /// Like [`Extent::NoPayload`], with truncated key and headers.
     CutWithoutPayload,
-    /// Only what is needed to find the event. Such a record fits into any topic.
+    /// Only the data that identifies the event. Such a record fits into any topic.
     Reference,
 }
 
@@ -71,7 +73,7 @@ pub enum Remains<'r> {
     Row(&'r Mapping, &'r Row<'r>),
     /// Bytes that can't be decoded.
     Bytes(&'r [u8]),
-    /// Bytes that were not read, of which only the number is known.
+    /// An event that was not read; only its size in bytes is known.
     Unread(usize),
 }
 
@@ -81,40 +83,40 @@ pub struct Writer {
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
     /// The index in `headers` of the header that identifies the event.
-    mark_at: usize,
+    identifier_index: usize,
     /// The end of the range in `headers` that contains the event's own headers and the header at
-    /// `mark_at`.
+    /// `identifier_index`.
     event_end: usize,
 }
 
 impl Writer {
-    /// Creates a dead letter for `topic` that contains what can be preserved of `remains`, as far
-    /// as `extent` allows: key, payload, timestamp and headers, including the header `mark`,
-    /// followed by the headers `about` the event. The key determines the partition.
+    /// Creates a dead letter for `topic` from `remains`. Its key, payload, timestamp and headers
+    /// are preserved as far as possible and as `extent` allows. The headers include `identifier`,
+    /// and are followed by the headers `about` the event. The key determines the partition.
     #[must_use]
     pub fn write<'w>(
         &'w mut self,
         topic: &'w str,
         remains: Remains<'w>,
-        mark: (&str, &[u8]),
+        identifier: (&str, &[u8]),
         about: &[(&str, &[u8])],
         extent: Extent,
     ) -> Record<'w> {
         // Dead letters are rare, so their memory is freed before the next one.
         self.scratch = Vec::new();
         self.headers.clear();
-        (self.mark_at, self.event_end) = (0, 1);
+        (self.identifier_index, self.event_end) = (0, 1);
         let with_payload = extent.has_payload();
         let (mut key, mut payload, mut timestamp_millis) = match remains {
-            Remains::Row(mapping, row) => self.row(mapping, row, mark, with_payload),
+            Remains::Row(mapping, row) => self.row(mapping, row, identifier, with_payload),
             Remains::Bytes(bytes) => {
-                self.add(mark.0, mark.1);
-                let payload = self.left_in(bytes, bytes.len(), with_payload);
+                self.add(identifier.0, identifier.1);
+                let payload = self.payload_or_length(bytes, bytes.len(), with_payload);
                 (None, payload, None)
             }
             Remains::Unread(bytes) => {
-                self.add(mark.0, mark.1);
-                (None, self.left_in(&[], bytes, false), None)
+                self.add(identifier.0, identifier.1);
+                (None, self.payload_or_length(&[], bytes, false), None)
             }
         };
         for (name, value) in about {
@@ -126,7 +128,7 @@ impl Writer {
                 self.truncate(&mut key, &mut timestamp_millis)
             }
             Extent::Reference => {
-                payload = self.refer(mark, key.take(), timestamp_millis.take());
+                payload = self.reduce_to_reference(identifier, key.take(), timestamp_millis.take());
             }
         }
         let scratch = &self.scratch;
@@ -147,73 +149,73 @@ impl Writer {
     /// Truncates key and headers, and omits the timestamp, because a broker can reject a record
     /// because of its timestamp. If anything was truncated or omitted, adds a header that lists it.
     fn truncate(&mut self, key: &mut Option<Range<usize>>, timestamp: &mut Option<i64>) {
-        let mut cuts = Cuts {
+        let mut truncations = Truncations {
             timestamp: timestamp.take(),
             ..Cuts::default()
         };
         if let Some(key) = key {
-            cuts.key = cut_span(&self.scratch, key, PART_BYTES_MAX);
+            truncations.key = truncate_span(&self.scratch, key, PART_BYTES_MAX);
         }
         let mut left = EVENT_HEADERS_BYTES_MAX;
         let scratch = &self.scratch;
-        let (mark_at, event_end) = (self.mark_at, self.event_end);
+        let (identifier_index, event_end) = (self.identifier_index, self.event_end);
         let mut at = 0;
         self.headers.retain_mut(|header| {
-            let is_event_s = at < event_end && at != mark_at;
+            let is_event_s = at < event_end && at != identifier_index;
             at += 1;
             let name = &scratch[header.name.clone()];
             let before = match &mut header.value {
-                Some(value) => cut_span(scratch, value, PART_BYTES_MAX),
+                Some(value) => truncate_span(scratch, value, PART_BYTES_MAX),
                 None => None,
             };
             if is_event_s {
                 let bytes = name.len() + header.value.as_ref().map_or(0, Range::len);
                 left = left.saturating_sub(bytes + 1);
                 if name.len() > NAME_BYTES_MAX || left == 0 {
-                    cuts.dropped_headers += 1;
+                    truncations.dropped_headers += 1;
                     return false;
                 }
             }
             if let Some(before) = before {
                 let name = String::from_utf8_lossy(name).into_owned();
-                cuts.headers.insert(name, before);
+                truncations.headers.insert(name, before);
             }
             true
         });
-        if cuts.is_any() {
-            self.add(TRUNCATED, cuts.text().as_bytes());
+        if truncations.is_any() {
+            self.add(TRUNCATED, truncations.text().as_bytes());
         }
     }
 
-    /// Removes everything except Walpost's headers, and returns a payload that says where to find
-    /// the event.
-    fn refer<'r>(
+    /// Removes everything except Walpost's headers, and returns a payload that contains only the
+    /// identifier.
+    fn reduce_to_reference<'r>(
         &mut self,
-        mark: (&str, &[u8]),
+        identifier: (&str, &[u8]),
         key: Option<Range<usize>>,
         timestamp: Option<i64>,
     ) -> Payload<'r> {
-        let (mark_at, event_end) = (self.mark_at, self.event_end);
+        let (identifier_index, event_end) = (self.identifier_index, self.event_end);
         let scratch = &self.scratch;
         let mut at = 0;
         let before = self.headers.len();
         self.headers.retain_mut(|header| {
-            let is_event_s = at < event_end && at != mark_at;
+            let is_event_s = at < event_end && at != identifier_index;
             at += 1;
             if let Some(value) = &mut header.value {
-                cut_span(scratch, value, REFERENCE_BYTES_MAX);
+                truncate_span(scratch, value, REFERENCE_BYTES_MAX);
             }
             !is_event_s
         });
-        let cuts = Cuts {
+        let truncations = Truncations {
             key: key.map(|key| key.len()),
             timestamp,
             headers: BTreeMap::new(),
             dropped_headers: before - self.headers.len(),
         };
-        self.add(TRUNCATED, cuts.text().as_bytes());
-        let value = String::from_utf8_lossy(mark.1);
-        let reference = serde_json::json!({ mark.0: value }).to_string();
+        self.add(TRUNCATED, truncations.text().as_bytes());
+        let value = String::from_utf8_lossy(identifier.1);
+        let reference = serde_json::json!({ identifier.0: value }).to_string();
         Payload::InScratch(self.push(reference.as_bytes()))
     }
 
@@ -222,7 +224,7 @@ impl Writer {
         &mut self,
         mapping: &'r Mapping,
         row: &Row<'r>,
-        mark: (&str, &[u8]),
+        identifier: (&str, &[u8]),
         with_payload: bool,
     ) -> (Option<Range<usize>>, Payload<'r>, Option<i64>) {
         let (raw, row) = (row, &mapping.filled(row));
@@ -242,8 +244,8 @@ impl Writer {
             }
         }
         headers::append_trace_context(mapping, raw, &mut self.headers, &mut self.scratch);
-        self.mark_at = self.headers.len();
-        self.add(mark.0, mark.1);
+        self.identifier_index = self.headers.len();
+        self.add(identifier.0, identifier.1);
         if let Some(json) = mapping
             .headers_column
             .and_then(|source| source.value_in(raw))
@@ -269,7 +271,7 @@ impl Writer {
                     true => text.len().saturating_sub(2) / 2,
                     false => text.len(),
                 };
-                self.left_in(text, bytes, false)
+                self.payload_or_length(text, bytes, false)
             }
             text => {
                 let mut expander = Expander::default();
@@ -284,9 +286,14 @@ impl Writer {
         (key, payload, timestamp_millis)
     }
 
-    /// Returns the payload if the dead letter contains it. Otherwise, adds a header with its
-    /// length.
-    fn left_in<'r>(&mut self, bytes: &'r [u8], len: usize, with_payload: bool) -> Payload<'r> {
+    /// Returns the payload if the dead letter may contain it. Otherwise, adds a header with the
+    /// payload's length.
+    fn payload_or_length<'r>(
+        &mut self,
+        bytes: &'r [u8],
+        len: usize,
+        with_payload: bool,
+    ) -> Payload<'r> {
         if with_payload {
             return Payload::InRow(bytes);
         }
@@ -304,9 +311,9 @@ impl Writer {
     }
 }
 
-/// What was truncated or omitted, apart from the payload.
+/// The parts that were truncated or omitted, apart from the payload.
 #[derive(Default, serde::Serialize)]
-struct Cuts {
+struct Truncations {
     /// The original length of the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<usize>,
@@ -325,7 +332,7 @@ fn is_zero(number: &usize) -> bool {
     *number == 0
 }
 
-impl Cuts {
+impl Truncations {
     fn is_any(&self) -> bool {
         self.key.is_some()
             || self.timestamp.is_some()
@@ -340,7 +347,7 @@ impl Cuts {
 
 /// Truncates the text in `scratch` to `max` bytes, but not within a UTF-8 character. Returns the
 /// original length if it was longer.
-fn cut_span(scratch: &[u8], span: &mut Range<usize>, max: usize) -> Option<usize> {
+fn truncate_span(scratch: &[u8], span: &mut Range<usize>, max: usize) -> Option<usize> {
     const CHAR_BYTES_MAX: usize = 4;
     let before = span.len();
     if before <= max {
@@ -349,7 +356,7 @@ fn cut_span(scratch: &[u8], span: &mut Range<usize>, max: usize) -> Option<usize
     let end = span.start + max;
     let is_start = |at: &usize| scratch[*at] & 0xc0 != 0x80;
     let mut ends = (end.saturating_sub(CHAR_BYTES_MAX)..=end).rev();
-    // Bytes that are not valid text may be cut anywhere.
+    // Bytes that are not valid UTF-8 can be truncated at any point.
     span.end = ends.find(is_start).unwrap_or(end).max(span.start);
     Some(before)
 }
@@ -375,13 +382,13 @@ mod tests {
         ("aggregateid", "o-1"),
         ("payload", "hello"),
     ];
-    const MARK: (&str, &[u8]) = ("walpost-position", b"POSITION");
+    const IDENTIFIER: (&str, &[u8]) = ("walpost-position", b"POSITION");
     const ABOUT: [(&str, &[u8]); 1] = [(ERROR, b"oversize")];
 
     /// Key, payload, timestamp and headers of a row's dead letter.
-    type Shown = (Option<String>, Option<String>, Option<i64>, Vec<String>);
+    type Letter = (Option<String>, Option<String>, Option<i64>, Vec<String>);
 
-    fn show(record: &Record<'_>) -> Shown {
+    fn describe(record: &Record<'_>) -> Letter {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let header = |(name, value): (&str, Option<&[u8]>)| {
             let value = value.map_or("-".to_owned(), text);
@@ -400,7 +407,7 @@ mod tests {
         change: impl Fn(&mut OutboxSettings),
         values: &[(&str, &str)],
         extent: Extent,
-    ) -> Shown {
+    ) -> Letter {
         let columns = COLUMNS.map(|(name, type_oid)| TableColumn { name, type_oid });
         let mut settings = OutboxSettings::default();
         change(&mut settings);
@@ -413,7 +420,7 @@ mod tests {
             }
         }
         let remains = Remains::Row(&mapping, &row);
-        show(&Writer::default().write("dead", remains, MARK, &ABOUT, extent))
+        describe(&Writer::default().write("dead", remains, IDENTIFIER, &ABOUT, extent))
     }
 
     fn text(text: &str) -> Option<String> {
@@ -421,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_has_all_that_could_be_made_of_the_row() {
+    fn preserves_everything_that_can_be_derived_from_the_row() {
         let plain = letter(|_| {}, &EVENT, Extent::Whole);
         let headers = [
             "id=7",
@@ -451,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_is_left_out_leaves_its_length() {
+    fn records_the_length_of_an_omitted_payload() {
         let cut = letter(|_| {}, &EVENT, Extent::NoPayload);
         assert_eq!(cut.1, None);
         assert!(
@@ -476,7 +483,7 @@ mod tests {
             &[("raw", "hi")],
             Extent::Whole,
         );
-        assert_eq!(bad.1, text("hi"), "as it is");
+        assert_eq!(bad.1, text("hi"), "unchanged");
         // A payload that is null can't be omitted.
         let null = letter(|_| {}, &EVENT[..3], Extent::NoPayload);
         assert_eq!(null.1, None);
@@ -489,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_can_not_be_read_are_kept_as_they_are() {
+    fn preserves_an_invalid_headers_column_unchanged() {
         let with = |json: &'static str| {
             let values: Vec<_> = EVENT.into_iter().chain([("headers", json)]).collect();
             letter(|_| {}, &values, Extent::Whole).3
@@ -500,11 +507,14 @@ mod tests {
             bad.contains(&r#"walpost-source-headers={"a": "b", 1}"#.to_owned()),
             "{bad:?}"
         );
-        assert!(!bad.contains(&"a=b".to_owned()), "a half of them: {bad:?}");
+        assert!(
+            !bad.contains(&"a=b".to_owned()),
+            "only some of the headers: {bad:?}"
+        );
     }
 
     #[test]
-    fn a_timestamp_is_kept_where_it_is_one() {
+    fn keeps_the_timestamp_if_it_is_valid() {
         let at = |text: &'static str| {
             let values: Vec<_> = EVENT.into_iter().chain([("at", text)]).collect();
             letter(
@@ -520,26 +530,26 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_can_not_be_read_are_the_payload() {
+    fn uses_undecodable_bytes_as_the_payload() {
         let mut writer = Writer::default();
         let remains = Remains::Bytes(b"?!");
-        let whole = show(&writer.write("dead", remains, MARK, &ABOUT, Extent::Whole));
+        let whole = describe(&writer.write("dead", remains, IDENTIFIER, &ABOUT, Extent::Whole));
         let headers = ["walpost-position=POSITION", "walpost-error=oversize"];
         assert_eq!(
             whole,
             (None, text("?!"), None, headers.map(String::from).to_vec())
         );
-        let cut = show(&writer.write("dead", remains, MARK, &ABOUT, Extent::NoPayload));
+        let cut = describe(&writer.write("dead", remains, IDENTIFIER, &ABOUT, Extent::NoPayload));
         assert_eq!((&cut.1, &*cut.3[1]), (&None, "walpost-payload-bytes=2"));
     }
 
     /// Returns the total size of key, value and headers in bytes.
-    fn bytes(letter: &Shown) -> usize {
-        let of = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-        of(&letter.0) + of(&letter.1) + letter.3.iter().map(String::len).sum::<usize>()
+    fn bytes(letter: &Letter) -> usize {
+        let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        len(&letter.0) + len(&letter.1) + letter.3.iter().map(String::len).sum::<usize>()
     }
 
-    fn header<'l>(letter: &'l Shown, name: &str) -> Option<&'l str> {
+    fn header<'l>(letter: &'l Letter, name: &str) -> Option<&'l str> {
         let mut headers = letter.3.iter().filter_map(|header| header.split_once('='));
         headers
             .find(|(found, _)| *found == name)
@@ -547,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_row_a_letter_of_limited_size_can_be_made() {
+    fn limits_the_size_of_truncated_dead_letters_for_any_row() {
         let long = "é".repeat(2 << 20);
         let many: Vec<_> = (0..50_000).map(|n| format!("\"h{n}\": \"x\"")).collect();
         let many = format!(
@@ -583,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn dead_letter_states_what_was_truncated_and_its_original_length() {
+    fn lists_truncated_parts_with_their_original_lengths() {
         let key = format!("x{}", "é".repeat(1000));
         let headers = format!(
             r#"{{"a": "{}", "b": "short", "{}": 1}}"#,
@@ -616,7 +626,7 @@ mod tests {
     }
 
     #[test]
-    fn letter_of_a_small_event_is_not_cut() {
+    fn does_not_truncate_the_dead_letter_of_a_small_event() {
         let plain = letter(|_| {}, &EVENT, Extent::Cut);
         assert_eq!(plain, letter(|_| {}, &EVENT, Extent::Whole));
     }

@@ -15,8 +15,8 @@
 //! | the rest | payload | unchanged bytes |
 //!
 //! Numbers are big-endian and signed, as written by PostgreSQL's `int4send` and `int8send`. Text is
-//! UTF-8, regardless of the database's encoding. The decoder is total: every length is checked
-//! before it is used, and errors name the field.
+//! UTF-8, regardless of the database's encoding. The decoder accepts arbitrary bytes without
+//! panicking: every length is checked before it is used, and errors name the field.
 
 use std::io::Write as _;
 
@@ -34,8 +34,8 @@ pub(crate) const PUBLISHED_BYTES_MAX: usize = 16 << 20;
 /// The supported version of the envelope.
 pub(crate) const VERSION: u8 = 1;
 
-/// The columns of an event sent as a message, with the types that the outbox table created by
-/// `init` has. The payload is passed on as raw bytes, so that a bytea payload needs no decoding.
+/// The columns of an event sent as a message, with the same types as in the outbox table that
+/// `init` creates. The payload is passed on as raw bytes, so a bytea payload is not decoded.
 pub(crate) const COLUMNS: [TableColumn<'static>; 7] = [
     column("id", 2950),
     column("aggregatetype", 25),
@@ -116,27 +116,27 @@ impl std::fmt::Debug for Envelope<'_> {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EnvelopeError {
     /// The content is empty.
-    #[error("it is empty, and an envelope was expected")]
+    #[error("the content is empty; expected an envelope")]
     Empty,
-    /// The content has another version, or is not an envelope.
+    /// The envelope has an unsupported version, or the content is not an envelope.
     #[error(
-        "it begins with byte {0:#04x}, and {VERSION:#04x}, the version of the envelope, was expected. \
-         If walpost.publish of a newer Walpost wrote it, run that Walpost"
+        "the content begins with byte {0:#04x}; expected {VERSION:#04x}, the version of the envelope. \
+         If the message was written by walpost.publish of a newer Walpost, upgrade Walpost"
     )]
     Version(u8),
-    /// The content was not read.
+    /// The content was too large to be read.
     #[error(
-        "it has {0} bytes: more than max_row_bytes, and more than the {PUBLISHED_BYTES_MAX} that walpost.publish writes at most"
+        "the content has {0} bytes: more than max_row_bytes, and more than walpost.publish ever writes ({PUBLISHED_BYTES_MAX})"
     )]
     Large(usize),
     /// The envelope ends inside the field.
-    #[error("its envelope ends inside {0}")]
+    #[error("the envelope ends within field {0}")]
     Short(&'static str),
     /// The field has an invalid value.
-    #[error("its envelope has an unexpected value in {0}: {1}")]
+    #[error("the envelope has an unexpected value in field {0}: {1}")]
     Unexpected(&'static str, i64),
     /// The field is not UTF-8.
-    #[error("its envelope has text that is not UTF-8 in {0}")]
+    #[error("the envelope has text that is not UTF-8 in field {0}")]
     NotUtf8(&'static str),
 }
 
@@ -153,8 +153,8 @@ impl<'a> Envelope<'a> {
         }
     }
 
-    /// Returns a row with the values that `mapping`, created by [`Mapping::for_messages`], needs, in
-    /// the text format of PostgreSQL. Does not allocate.
+    /// Returns a row with the values that `mapping`, created by [`Mapping::for_messages`], needs,
+    /// in the text format of PostgreSQL. Does not allocate.
     #[must_use]
     pub(crate) fn row<'t>(&self, mapping: &Mapping, texts: &'t mut Texts) -> Row<'t>
     where

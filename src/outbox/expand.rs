@@ -18,18 +18,19 @@ const DEPTH_MAX: usize = 1000;
 const NUMBER_CHARS_MAX: usize = 1000;
 /// Objects with at least this many members use a hash table to look up names.
 const HASH_TABLE_MEMBERS_MIN: usize = 16;
-/// A text buffer beyond this size is freed before the next payload.
+/// A text buffer larger than this is freed before the next payload.
 const TEXTS_KEPT_BYTES: usize = 1 << 20;
-/// Limits on the work per payload, where a unit is about one byte written or one name compared: per
-/// byte of the payload, for an empty payload, and for any payload. Each object of an array gets the
-/// members of all the others, so that a payload of a few megabytes could expand to terabytes.
+/// Limits on the work for a payload: per byte of the payload, for an empty payload, and for any
+/// payload. One unit of work is about one byte written or one name compared. Each object in an
+/// array is given the members of all the other objects, so without a limit a payload of a few
+/// megabytes could expand to terabytes.
 const WORK_PER_BYTE: usize = 16;
 const WORK_EMPTY: usize = 2 << 20;
 const WORK_MAX: usize = 32 << 20;
 /// Limits on the memory for nodes, in bytes: per byte of the payload, for an empty payload, and for
-/// any payload. The densest payload, `[1],[1],...`, requires twelve bytes of memory per byte. The
-/// maximum must fit into the memory that deploy/ grants a process, in addition to the largest row,
-/// the output and the records in flight.
+/// any payload. The most demanding payload, `[1],[1],...`, requires twelve bytes of memory per
+/// byte. The maximum must fit into the memory that deploy/ grants a process, in addition to the
+/// largest row, the output and the records in flight.
 const NODE_BYTES_PER_BYTE: usize = 16;
 const NODE_BYTES_EMPTY: usize = 4 << 20;
 const NODE_BYTES_MAX: usize = 32 << 20;
@@ -66,7 +67,7 @@ enum Node {
     Int64(i64),
     Double(f64),
     /// A number that is too large for Connect.
-    Beyond,
+    TooLarge,
     String(Range<usize>),
     Array(Box<[Node]>),
     Object(Box<[(Range<usize>, Node)]>),
@@ -87,8 +88,8 @@ enum Shape {
     },
     Struct {
         fields: Vec<(Range<usize>, Shape)>,
-        /// Whether objects of one array with different members were joined. Debezium's schema for
-        /// such objects is not optional.
+        /// Whether objects with different members in the same array were joined. Debezium's schema
+        /// for such objects is not optional.
         is_joined: bool,
     },
 }
@@ -103,10 +104,10 @@ pub(super) struct Expanded<'e> {
 }
 
 impl Expander {
-    /// Parses a payload. Returns `None` if it is not expanded: text that is not a JSON object;
-    /// objects in which an array contains values of different types, a number is too large for
-    /// Connect, or the first value of an array does not determine its type; and payloads whose
-    /// output would become many times as long, or whose nodes would require too much memory. If
+    /// Parses a payload, or returns `None` if the payload must not be expanded. That is the case if
+    /// the text is not a JSON object; if an array contains values of different types, or its first
+    /// value does not determine its type; if a number is too large for Connect; or if the output
+    /// would be many times longer than the payload, or the nodes would need too much memory. If
     /// `with_schema` is true, the schema counts towards the length of the output.
     pub(super) fn read(
         &mut self,
@@ -170,7 +171,7 @@ impl Work {
     }
 }
 
-/// Returns whether the text is an empty array, which has no schema at all.
+/// Returns whether the text is an empty array, for which Connect writes no schema.
 pub(super) fn is_empty_array(text: &str) -> bool {
     let inner = text
         .strip_prefix('[')
@@ -178,15 +179,15 @@ pub(super) fn is_empty_array(text: &str) -> bool {
     inner.is_some_and(|inner| inner.trim().is_empty())
 }
 
-/// Parses JSON like Jackson: according to RFC 8259, but unpaired surrogates are accepted as
-/// characters.
+/// Parses JSON as Jackson does: according to RFC 8259, except that unpaired surrogates are accepted
+/// as characters.
 struct Reader<'t> {
     text: &'t str,
     bytes: &'t [u8],
     at: usize,
     depth: usize,
     texts: &'t mut Vec<u8>,
-    /// Memory that nodes may still use.
+    /// The number of bytes of memory that nodes may still use.
     bytes_left: usize,
 }
 
@@ -289,27 +290,27 @@ impl Reader<'_> {
 
     /// Removes repeated names. Each name keeps its first position and its last value.
     fn once(&self, members: Vec<(Range<usize>, Node)>) -> Vec<(Range<usize>, Node)> {
-        let mut kept: Vec<(Range<usize>, Node)> = Vec::with_capacity(members.len());
-        let mut places: HashMap<&[u8], usize> = HashMap::new();
+        let mut unique: Vec<(Range<usize>, Node)> = Vec::with_capacity(members.len());
+        let mut indexes: HashMap<&[u8], usize> = HashMap::new();
         let is_large = members.len() >= HASH_TABLE_MEMBERS_MIN;
         for (name, value) in members {
             let text = &self.texts[name.clone()];
-            let place = match is_large {
-                true => places.get(text).copied(),
-                false => kept
+            let index = match is_large {
+                true => indexes.get(text).copied(),
+                false => unique
                     .iter()
                     .position(|(other, _)| &self.texts[other.clone()] == text),
             };
-            if let Some(place) = place {
-                kept[place].1 = value;
+            if let Some(index) = index {
+                unique[index].1 = value;
                 continue;
             }
             if is_large {
-                places.insert(text, kept.len());
+                indexes.insert(text, unique.len());
             }
-            kept.push((name, value));
+            unique.push((name, value));
         }
-        kept
+        unique
     }
 
     fn string(&mut self) -> Option<Range<usize>> {
@@ -395,20 +396,20 @@ impl Reader<'_> {
             let value: f64 = text.parse().ok()?;
             return Some(match value.is_finite() {
                 true => Node::Double(value),
-                false => Node::Beyond,
+                false => Node::TooLarge,
             });
         }
         Some(match text.parse::<i64>() {
             Ok(value) if i32::try_from(value).is_ok() => Node::Int32(value),
             Ok(value) => Node::Int64(value),
-            Err(_) => Node::Beyond,
+            Err(_) => Node::TooLarge,
         })
     }
 }
 
 impl Node {
-    /// Returns whether the first value of each array determines a type by Debezium's rules, and
-    /// every member has a name.
+    /// Returns whether the first value of each array determines a type according to Debezium's
+    /// rules, and every member has a name.
     fn is_typed(&self, keep: Keep) -> bool {
         match self {
             Self::Object(members) => members.iter().all(|(name, value)| {
@@ -430,7 +431,7 @@ impl Node {
         }
     }
 
-    /// Returns the shape of the value, or `None` if values of one array contradict each other.
+    /// Returns the shape of the value, or `None` if an array contains values of incompatible types.
     fn shape(&self, texts: &[u8], keep: Keep, work: &mut Work) -> Option<Shape> {
         Some(match self {
             Self::Null => Shape::Null,
@@ -438,7 +439,7 @@ impl Node {
             Self::Int32(_) => Shape::Int32,
             Self::Int64(_) => Shape::Int64,
             Self::Double(_) => Shape::Double,
-            Self::Beyond => return None,
+            Self::TooLarge => return None,
             Self::String(_) => Shape::String,
             Self::Array(items) => {
                 let mut joined = Shape::Null;
@@ -475,7 +476,7 @@ impl Node {
 }
 
 impl Shape {
-    /// Returns a shape that fits both shapes.
+    /// Returns a shape that can represent the values of both shapes.
     fn joined(self, other: Self, texts: &[u8], work: &mut Work) -> Option<Self> {
         Some(match (self, other) {
             (Self::Null, shape) | (shape, Self::Null) => shape,
@@ -549,11 +550,11 @@ fn joined_fields(
     work: &mut Work,
 ) -> Option<Vec<(Range<usize>, Shape)>> {
     let name = |range: &Range<usize>| texts.get(range.clone()).unwrap_or_default();
-    let mut places: HashMap<&[u8], usize> = HashMap::new();
+    let mut indexes: HashMap<&[u8], usize> = HashMap::new();
     let is_large = others.len() >= HASH_TABLE_MEMBERS_MIN;
     if is_large {
         work.spend(fields.len());
-        places.extend(
+        indexes.extend(
             fields
                 .iter()
                 .enumerate()
@@ -561,24 +562,24 @@ fn joined_fields(
         );
     }
     for (at, (range, shape)) in others.into_iter().enumerate() {
-        let is_it = |field: &(Range<usize>, Shape)| name(&field.0) == name(&range);
+        let is_match = |field: &(Range<usize>, Shape)| name(&field.0) == name(&range);
         // Objects in an array usually have the same members in the same order.
-        let place = match fields.get(at).is_some_and(is_it) {
+        let index = match fields.get(at).is_some_and(is_match) {
             true => Some(at),
-            false if is_large => places.get(name(&range)).copied(),
+            false if is_large => indexes.get(name(&range)).copied(),
             false => {
                 work.spend(fields.len());
-                fields.iter().position(is_it)
+                fields.iter().position(is_match)
             }
         };
-        match place {
-            Some(place) => {
-                let before = std::mem::replace(&mut fields[place].1, Shape::Null);
-                fields[place].1 = before.joined(shape, texts, work)?;
+        match index {
+            Some(index) => {
+                let before = std::mem::replace(&mut fields[index].1, Shape::Null);
+                fields[index].1 = before.joined(shape, texts, work)?;
             }
             None => {
                 if is_large {
-                    places.insert(name(&range), fields.len());
+                    indexes.insert(name(&range), fields.len());
                 }
                 fields.push((range, shape));
             }
@@ -598,7 +599,7 @@ impl Expanded<'_> {
                 }
             }
             (Node::Object(members), Shape::Struct { fields, .. }) if work.left > 0 => {
-                self.each(members, fields, |name, value, shape| {
+                self.for_each_field(members, fields, |name, value, shape| {
                     work.spend(name.len() + "\"\":null,".len());
                     self.weigh(value, shape, work);
                 });
@@ -624,33 +625,35 @@ impl Expanded<'_> {
         }
     }
 
-    /// Calls `of` for each field that is written for an object, with its value, or null if the
-    /// object has no such member.
-    fn each<'s>(
+    /// Calls `visit` for each field that is written for an object, with the field's value, or null
+    /// if the object does not have such a member.
+    fn for_each_field<'s>(
         &'s self,
         members: &'s [(Range<usize>, Node)],
         fields: &'s [(Range<usize>, Shape)],
-        mut of: impl FnMut(&'s [u8], &'s Node, &'s Shape),
+        mut visit: impl FnMut(&'s [u8], &'s Node, &'s Shape),
     ) {
         let mut next = 0;
-        let mut places: HashMap<&[u8], usize> = HashMap::new();
+        let mut indexes: HashMap<&[u8], usize> = HashMap::new();
         for (name, shape) in self.known(fields) {
-            let is_it = |member: &(Range<usize>, Node)| &self.texts[member.0.clone()] == name;
+            let is_match = |member: &(Range<usize>, Node)| &self.texts[member.0.clone()] == name;
             // Members are usually in the same order as fields.
-            let place = match members.get(next).is_some_and(is_it) {
+            let index = match members.get(next).is_some_and(is_match) {
                 true => Some(next),
-                false if members.len() < HASH_TABLE_MEMBERS_MIN => members.iter().position(is_it),
+                false if members.len() < HASH_TABLE_MEMBERS_MIN => {
+                    members.iter().position(is_match)
+                }
                 false => {
-                    if places.is_empty() {
+                    if indexes.is_empty() {
                         let names = members.iter().map(|(name, _)| &self.texts[name.clone()]);
-                        places.extend(names.zip(0..));
+                        indexes.extend(names.zip(0..));
                     }
-                    places.get(name).copied()
+                    indexes.get(name).copied()
                 }
             };
-            next = place.map_or(next, |place| place + 1);
-            let value = place.map_or(&Node::Null, |place| &members[place].1);
-            of(name, value, shape);
+            next = index.map_or(next, |index| index + 1);
+            let value = index.map_or(&Node::Null, |index| &members[index].1);
+            visit(name, value, shape);
         }
     }
 
@@ -671,8 +674,8 @@ impl Expanded<'_> {
                 out.extend_from_slice(b"{\"type\":\"array\",\"items\":");
                 match &**items {
                     Shape::Null if *is_empty => self.push_schema_of(&Shape::String, out, b""),
-                    // Objects in an array have the name of the array. Objects nested more deeply
-                    // have none.
+                    // An object in an array is named after the array. An object in a nested array
+                    // does not have a name.
                     items @ Shape::Struct { .. } => self.push_schema_of(items, out, name),
                     items => self.push_schema_of(items, out, b""),
                 }
@@ -748,7 +751,8 @@ impl Expanded<'_> {
             (Node::Object(members), Shape::Struct { fields, .. }) => {
                 self.push_struct(members, fields, out, form);
             }
-            // `Node::Beyond` and contradictory values have no shape, so they do not occur here.
+            // `Node::TooLarge` and incompatible values do not have a shape, so they do not occur
+            // here.
             _ => out.extend_from_slice(b"null"),
         }
     }
@@ -763,7 +767,7 @@ impl Expanded<'_> {
         let is_java = form == Form::Java;
         out.extend_from_slice(if is_java { b"Struct{" } else { b"{" });
         let mut is_first = true;
-        self.each(members, fields, |name, value, shape| {
+        self.for_each_field(members, fields, |name, value, shape| {
             if is_java && matches!(value, Node::Null) {
                 return;
             }
@@ -798,7 +802,7 @@ impl Expanded<'_> {
 
     /// Appends the characters of escaped text. An unpaired surrogate becomes a question mark, as in
     /// Java's UTF-8 encoding.
-    #[expect(clippy::unused_self, reason = "the text is one of these")]
+    #[expect(clippy::unused_self, reason = "the text belongs to `self`")]
     fn push_unescaped(&self, text: &[u8], out: &mut Vec<u8>) {
         if !text.contains(&b'\\') {
             return out.extend_from_slice(text);
@@ -855,7 +859,7 @@ mod tests {
     }
 
     #[test]
-    fn only_json_objects_and_arrays_are_expanded() {
+    fn expands_only_valid_json_objects() {
         for text in [
             "",
             "1",
@@ -892,7 +896,7 @@ mod tests {
     }
 
     #[test]
-    fn payload_that_would_grow_many_times_is_not_expanded() {
+    fn does_not_expand_a_payload_whose_output_would_be_many_times_longer() {
         let objects = |count: usize, of: &dyn Fn(usize) -> String| {
             let objects: Vec<_> = (0..count).map(of).collect();
             format!("{{\"a\":[{}]}}", objects.join(","))
@@ -903,14 +907,15 @@ mod tests {
             format!("{{\"{long}\":{begin}1{}}}", "}".repeat(depth))
         };
         for (text, is_expanded) in [
-            // Each object has a different member, so each would get the members of all.
+            // Each object has a different member, so each would be given the members of all
+            // objects.
             (objects(100_000, &|at| format!("{{\"m{at}\":1}}")), false),
             (objects(300, &|at| format!("{{\"m{at}\":1}}")), true),
-            // The same, one level deeper, in arrays with a single item.
+            // The same objects, each nested in an array with a single item.
             (objects(100_000, &|at| format!("[{{\"m{at}\":1}}]")), false),
             // The objects differ in members that are not written.
             (objects(100_000, &|at| format!("{{\"m{at}\":null}}")), false),
-            // Short objects get members with long names.
+            // Short objects would be given members with long names.
             (
                 objects(100_000, &|at| match at {
                     0 => format!("{{\"{long}\":1}}"),
@@ -937,7 +942,7 @@ mod tests {
 
     /// Without a limit, 16 MB of such payloads required 682 MiB, and 60 MB required 2.4 GiB.
     #[test]
-    fn payload_that_needs_too_much_memory_is_not_expanded() {
+    fn does_not_expand_a_payload_that_needs_too_much_memory() {
         let arrays =
             |megabytes: usize| format!("{{\"a\":[{}[1]]}}", "[1],".repeat(megabytes << 18));
         let digits = |megabytes: usize| format!("{{\"a\":[{}1]}}", "1,".repeat(megabytes << 19));
@@ -958,7 +963,7 @@ mod tests {
     }
 
     #[test]
-    fn members_of_large_objects_are_found_in_any_order() {
+    fn finds_members_of_large_objects_in_any_order() {
         let object = |order: &[usize]| {
             let members: Vec<_> = order.iter().map(|at| format!("\"m{at}\":{at}")).collect();
             format!("{{{}}}", members.join(","))
@@ -981,7 +986,7 @@ mod tests {
     }
 
     #[test]
-    fn arrays_of_objects_get_the_members_of_all() {
+    fn gives_each_object_in_an_array_the_members_of_all_objects() {
         let (schema, value) = expand(
             r#"{"o":[{"a":1,"n":{"x":1}},{"b":true,"n":{"y":2}},null]}"#,
             Keep::default(),
@@ -1002,7 +1007,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_contradict_each_other_are_not_expanded() {
+    fn does_not_expand_incompatible_or_too_large_values() {
         for text in [
             r#"{"a":[1,"x"]}"#,
             r#"{"a":[[1],["x"]]}"#,
@@ -1018,7 +1023,7 @@ mod tests {
     }
 
     #[test]
-    fn distinguishes_many_members_like_few() {
+    fn handles_repeated_and_reordered_names_in_large_objects() {
         let members: Vec<_> = (0..100).map(|n| format!("\"m{n}\":{n}")).collect();
         let twice = format!("{{{},\"m7\":null,\"m8\":-8}}", members.join(","));
         let found = value(&twice).expect("expands");
@@ -1038,7 +1043,7 @@ mod tests {
     }
 
     #[test]
-    fn so_deep_is_read_and_no_deeper() {
+    fn rejects_nesting_deeper_than_the_limit() {
         let deep = |depth: usize| format!("{}1{}", "{\"a\":".repeat(depth), "}".repeat(depth));
         assert_eq!(value(&deep(DEPTH_MAX)), Some(deep(DEPTH_MAX)));
         assert_eq!(value(&deep(DEPTH_MAX + 1)), None);
@@ -1053,7 +1058,7 @@ mod tests {
         })]
 
         #[test]
-        fn any_text_is_expanded_or_not(text in r#"\{[\[\]{}":,0-9a-z\\ue.+\- ]{0,40}"#) {
+        fn produces_valid_json_for_arbitrary_text(text in r#"\{[\[\]{}":,0-9a-z\\ue.+\- ]{0,40}"#) {
             if let Some((_, value)) = expand(&text, Keep { nulls: true, empty_arrays: true }) {
                 serde_json::from_str::<serde_json::Value>(&value).expect("JSON");
             }

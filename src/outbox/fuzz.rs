@@ -1,4 +1,4 @@
-//! Properties of templates, and of rows with arbitrary values.
+//! Checks templates, and the routing of rows with arbitrary values.
 
 use super::columns::{COLUMNS_MAX, Mapping, TableColumn};
 use super::headers::{self, POSITION_HEADER};
@@ -99,15 +99,15 @@ fn route(settings: &OutboxSettings, topic: &Template, values: &Values<'_>) {
     let mut router = Router::default();
     let record = match router.route(&mapping, &row, b"POSITION") {
         Ok(record) => record,
-        Err(error) => return refused(&error, topic, values),
+        Err(error) => return check_error(&error, topic, values),
     };
 
-    let topic = filled(topic, values).expect("legal").unwrap_or_default();
+    let topic = expand(topic, values).expect("legal").unwrap_or_default();
     assert_eq!(record.topic.as_bytes(), topic);
     assert!(is_topic(&topic) && !is_reserved(&topic));
     assert_eq!(
         Ok(record.key),
-        filled(&settings.key, values).as_ref().map(Option::as_deref)
+        expand(&settings.key, values).as_ref().map(Option::as_deref)
     );
     assert_eq!(
         record.payload,
@@ -116,27 +116,27 @@ fn route(settings: &OutboxSettings, topic: &Template, values: &Values<'_>) {
     assert_eq!(record.partition, partition(values));
     assert_eq!(record.timestamp_millis, values[AT].and_then(millis));
     let mut headers = record.headers.iter();
-    let header = filled(&settings.headers[0].1, values).expect("legal");
+    let header = expand(&settings.headers[0].1, values).expect("legal");
     assert_eq!(headers.next(), Some(("header", header.as_deref())));
     assert_eq!(
         headers.next(),
         Some((POSITION_HEADER, Some(&b"POSITION"[..])))
     );
-    hold_headers(headers.collect(), values[HEADERS]);
+    check_headers(headers.collect(), values[HEADERS]);
 }
 
 /// Checks that the error matches the cause.
-fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
+fn check_error(error: &RouteError, topic: &Template, values: &Values<'_>) {
     match error {
         RouteError::TopicNull => {
             assert!(topic.columns().any(|name| value(name, values) == Ok(None)));
         }
         RouteError::TopicInvalid(_) => {
-            let topic = filled(topic, values).expect("legal");
+            let topic = expand(topic, values).expect("legal");
             assert!(!is_topic(&topic.unwrap_or_default()));
         }
         RouteError::TopicReserved { .. } => {
-            let topic = filled(topic, values).expect("legal");
+            let topic = expand(topic, values).expect("legal");
             assert!(is_reserved(&topic.unwrap_or_default()));
         }
         RouteError::Partition(_) => {
@@ -145,7 +145,7 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
         }
         RouteError::Timestamp(_) => assert_eq!(values[AT].and_then(millis), None),
         RouteError::Headers(_) => {
-            let json = values[HEADERS].expect("null has no headers");
+            let json = values[HEADERS].expect("a null column does not cause this error");
             let object = serde_json::from_slice::<serde_json::Map<_, _>>(json);
             let is_reserved =
                 |name: &String| headers::is_reserved(name.as_bytes()) || name.contains('\0');
@@ -153,12 +153,12 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
         }
         RouteError::Bytea => assert_eq!(value("raw", values), Err(())),
         RouteError::Time(text) => {
-            let at = values[AT].expect("null is no time");
+            let at = values[AT].expect("a null column does not cause this error");
             assert_eq!(*text, String::from_utf8_lossy(at));
             assert_eq!(time(at), Err(()));
         }
-        RouteError::Encoding => panic!("found before a row is routed"),
-        RouteError::NotText => panic!("nothing here becomes JSON"),
+        RouteError::Encoding => panic!("detected before a row is routed"),
+        RouteError::NotText => panic!("no value is converted to JSON"),
     }
 }
 
@@ -166,8 +166,8 @@ fn refused(error: &RouteError, topic: &Template, values: &Values<'_>) {
 fn is_reserved(topic: &[u8]) -> bool {
     let own = [b"walpost-checkpoints".as_slice(), b"walpost-dead-letters"];
     // Kafka treats names that differ only in `.` and `_` as equal.
-    let begins = topic.iter().take(2).map(|byte| matches!(byte, b'.' | b'_'));
-    begins.eq([true, true]) || own.contains(&topic)
+    let prefix = topic.iter().take(2).map(|byte| matches!(byte, b'.' | b'_'));
+    prefix.eq([true, true]) || own.contains(&topic)
 }
 
 /// Returns a column's value by name, or an error if it is not a valid bytea.
@@ -192,7 +192,7 @@ fn value(name: &str, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
 }
 
 /// Expands a template for a row, or returns `None` if there are columns and all of them are null.
-fn filled(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
+fn expand(template: &Template, values: &Values<'_>) -> Result<Option<Vec<u8>>, ()> {
     let mut text = Vec::new();
     let mut is_null = true;
     for part in template.parts() {
@@ -237,13 +237,13 @@ fn millis(text: &[u8]) -> Option<i64> {
 }
 
 /// Checks that the headers are the members of the object.
-fn hold_headers(headers: Vec<(&str, Option<&[u8]>)>, json: Option<&[u8]>) {
+fn check_headers(headers: Vec<(&str, Option<&[u8]>)>, json: Option<&[u8]>) {
     let is_reserved = |name: &str| headers::is_reserved(name.as_bytes()) || name.contains('\0');
     assert!(!headers.iter().any(|(name, _)| is_reserved(name)));
     let Some(json) = json else {
         return assert!(headers.is_empty());
     };
-    // serde_json rejects numbers out of range, which become headers with their text here.
+    // serde_json rejects numbers out of range. Walpost writes their text into headers.
     let Ok(object) = serde_json::from_slice::<serde_json::Map<_, _>>(json) else {
         return;
     };

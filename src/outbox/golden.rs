@@ -1,13 +1,13 @@
 //! Compares the router's records with those of the real Debezium: `tests/golden/debezium/lab.jsonl`
 //! and `captured.jsonl`, which `./dev golden debezium` captures again. Each line contains a
-//! connector's configuration, a table, and rows with the resulting record, or null if there was
-//! none.
+//! connector's configuration, a table, and rows with the resulting record, or null if Debezium did
+//! not produce a record.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Record;
-use super::columns::{COLUMNS_MAX, Mapping, RowsOf, TableColumn};
+use super::columns::{COLUMNS_MAX, Mapping, SourceTable, TableColumn};
 use super::connect::ColumnFacts;
 use super::headers::POSITION_HEADER;
 use super::route::Router;
@@ -47,117 +47,124 @@ struct Captured {
     headers: Vec<(String, Value)>,
 }
 
-/// The intended differences: the case, the row and the reason. An empty case or row matches all.
+/// The intended differences from Debezium, each with the case, the row and the reason. An empty
+/// case or row matches any.
 const DIFFERENCES: &[(&str, &str, &str)] = &[
     (
         "bytea string",
         "",
-        "StringConverter shows a buffer, and loses its bytes",
+        "StringConverter prints a ByteBuffer's description instead of its bytes",
     ),
     (
         "envelope string",
         "values",
-        "StringConverter shows a buffer for bytea",
+        "StringConverter prints a ByteBuffer's description for bytea",
     ),
     (
         "envelope string",
         "NULL payload",
-        "StringConverter shows a buffer for bytea",
+        "StringConverter prints a ByteBuffer's description for bytea",
     ),
     (
         "headers string",
         "",
-        "StringConverter shows buffers, and lists as Java does",
+        "StringConverter prints descriptions of ByteBuffers, and lists in Java's format",
     ),
     (
         "key bool string",
         "",
-        "a key in \"string\" is PostgreSQL's text",
+        "a key with the format \"string\" is PostgreSQL's text",
     ),
     (
         "key numeric string",
         "",
-        "StringConverter shows an object's address",
+        "StringConverter prints an object's address",
     ),
     (
         "key date string",
         "",
-        "a key in \"string\" is PostgreSQL's text",
+        "a key with the format \"string\" is PostgreSQL's text",
     ),
     (
         "key timestamptz string",
         "",
-        "a key in \"string\" is PostgreSQL's text",
+        "a key with the format \"string\" is PostgreSQL's text",
     ),
     (
         "key float8 string",
         "",
-        "a key in \"string\" is PostgreSQL's text",
+        "a key with the format \"string\" is PostgreSQL's text",
     ),
     (
         "typed partition",
         "",
-        "no partition for Kafka either: Debezium's task fails",
+        "Kafka rejects the partition too, and Debezium's task fails",
     ),
     (
         "typed timestamp",
         "second values",
-        "before 1970: Kafka's producer takes none, and -1 for no timestamp",
+        "Kafka's producer rejects times before 1970, and treats -1 as no timestamp",
     ),
     (
         "expanded",
         "beyond double",
-        "Debezium writes Infinity, and loses the number",
+        "Debezium replaces the number with Infinity",
     ),
     (
         "expanded",
         "something behind",
-        "Debezium drops what is behind the JSON",
+        "Debezium drops the text after the JSON",
     ),
     (
         "traced",
         "only state",
-        "without a parent Debezium begins a trace of its own",
+        "without a parent, Debezium starts a new trace",
     ),
     (
         "traced",
         "capitals",
-        "without a parent Debezium begins a trace of its own",
+        "without a parent, Debezium starts a new trace",
     ),
     (
         "traced",
         "no trace",
-        "in place of a parent that is none Debezium begins a trace of its own",
+        "if the parent is invalid, Debezium starts a new trace",
     ),
     (
         "traced",
         "too short",
-        "in place of a parent that is none Debezium begins a trace of its own",
+        "if the parent is invalid, Debezium starts a new trace",
     ),
     (
         "traced",
         "later version",
-        "Debezium writes version 00; what the application wrote is passed on",
+        "Debezium writes version 00, and Walpost keeps the application's version",
     ),
     (
         "traced",
         "no properties",
-        "without a parent Debezium begins a trace of its own",
+        "without a parent, Debezium starts a new trace",
     ),
     (
         "traced",
         "empty",
-        "without a parent Debezium begins a trace of its own",
+        "without a parent, Debezium starts a new trace",
     ),
-    ("traced", "baggage", "Debezium reads it, and writes none"),
+    (
+        "traced",
+        "baggage",
+        "Debezium reads baggage but does not write it",
+    ),
 ];
 
-fn format_for(config: &Case, of: &str) -> Format {
+fn format_for(config: &Case, prefix: &str) -> Format {
     let class = config
         .config
-        .get(&format!("{of}.converter"))
+        .get(&format!("{prefix}.converter"))
         .map_or("", String::as_str);
-    let schemas = config.config.get(&format!("{of}.converter.schemas.enable"));
+    let schemas = config
+        .config
+        .get(&format!("{prefix}.converter.schemas.enable"));
     match class.rsplit('.').next() {
         Some("JsonConverter") if schemas.is_some_and(|schemas| schemas == "false") => Format::Json,
         Some("JsonConverter") => Format::JsonSchema,
@@ -186,7 +193,8 @@ impl Case {
                 (None, _) => HeaderFormat::Simple,
                 (_, Format::Json) => HeaderFormat::Json,
                 (_, Format::JsonSchema) => HeaderFormat::JsonSchema,
-                // Closer than "string": Debezium writes dates and booleans as Java does.
+                // Closer to Debezium than "string": Debezium writes dates and booleans in Java's
+                // format.
                 _ => HeaderFormat::Simple,
             },
             headers_column: HeadersColumn::Off,
@@ -208,21 +216,21 @@ impl Case {
             ..OutboxSettings::default()
         };
         if self.property("table.expand.json.payload") == Some("true") {
-            let kept = |key| match self.property(key) {
+            let keeps = |key| match self.property(key) {
                 None | Some("ignore") => Untyped::Ignore,
                 Some(_) => Untyped::Keep,
             };
             settings.expand_payload = Some(Expansion {
-                nulls: kept("table.json.payload.null.behavior"),
-                empty_arrays: kept("table.json.payload.empty.array.behavior"),
+                nulls: keeps("table.json.payload.null.behavior"),
+                empty_arrays: keeps("table.json.payload.empty.array.behavior"),
             });
         }
         if self.property("route.tombstone.on.empty.payload") == Some("true") {
             settings.empty_payload = EmptyPayload::Tombstone;
         }
         let column = self.property("route.by.field").unwrap_or("aggregatetype");
-        // Java's syntax for a named group, (?<name>), is the same as Rust's. $1 ends after the
-        // digits.
+        // Java and Rust use the same syntax for named groups, (?<name>). In Java's replacements, a
+        // reference such as $1 ends after the digits.
         let regex = self
             .property("route.topic.regex")
             .unwrap_or("(?<routedByValue>.*)");
@@ -242,9 +250,9 @@ impl Case {
         {
             let mut parts = placed.split(':');
             let column = parts.next().expect("a column");
-            let place = parts.next().expect("a place");
+            let location = parts.next().expect("a location");
             let alias = parts.next().unwrap_or(column).to_owned();
-            match place {
+            match location {
                 "header" => settings.headers.push((alias, template(column))),
                 "envelope" => settings.envelope.push((column.to_owned(), alias)),
                 _ => settings.partition = Some(column.to_owned()),
@@ -270,17 +278,18 @@ impl Case {
             })
             .collect();
         let columns: Vec<_> = columns.collect();
-        let table = RowsOf {
+        let table = SourceTable {
             schema: "",
             name: "",
-            shown: &self.table,
+            sql_name: &self.table,
         };
         Mapping::bind_with(&self.settings(), table, &columns, &facts)
             .map_err(|error| error.to_string())
     }
 }
 
-/// Kafka's hash function, as used by librdkafka's partitioner `murmur2_random` and by Java's.
+/// Kafka's hash function, as used by librdkafka's partitioner `murmur2_random` and by the
+/// Java client.
 fn murmur2(bytes: &[u8]) -> u32 {
     const M: u32 = 0x5bd1_e995;
     let mut hash = 0x9747_b28c ^ u32::try_from(bytes.len()).expect("a key");
@@ -319,14 +328,14 @@ fn bytes(value: &Value) -> Option<Vec<u8>> {
     }
 }
 
-fn shown(bytes: Option<&[u8]>) -> String {
+fn format_bytes(bytes: Option<&[u8]>) -> String {
     bytes.map_or("none".to_owned(), |bytes| {
         format!("{:?}", String::from_utf8_lossy(bytes))
     })
 }
 
-/// Removes the span ID from text that contains a `traceparent`, because Debezium inserts a span of
-/// its own.
+/// Removes the span ID from text that contains a `traceparent`, because Debezium inserts its
+/// own span.
 fn without_span(text: &str) -> String {
     let mut parts: Vec<_> = text.split('-').collect();
     if let Some(span) = parts.get_mut(2) {
@@ -348,13 +357,13 @@ fn compare(captured: &Captured, record: &Record<'_>) -> Vec<String> {
     check("topic", record.topic.to_owned(), captured.topic.clone());
     check(
         "key",
-        shown(record.key),
-        shown(bytes(&captured.key).as_deref()),
+        format_bytes(record.key),
+        format_bytes(bytes(&captured.key).as_deref()),
     );
     check(
         "value",
-        shown(record.payload),
-        shown(bytes(&captured.value).as_deref()),
+        format_bytes(record.payload),
+        format_bytes(bytes(&captured.value).as_deref()),
     );
     let partition = match (record.partition, record.key) {
         (Some(partition), _) => u32::try_from(partition).ok(),
@@ -380,7 +389,7 @@ fn compare(captured: &Captured, record: &Record<'_>) -> Vec<String> {
         .iter()
         .filter(|(name, _)| *name != POSITION_HEADER && !name.ends_with(".runId"));
     let header = |name: &str, value: Option<&[u8]>| {
-        let value = shown(value);
+        let value = format_bytes(value);
         match name {
             "traceparent" => format!("{name}={}", without_span(&value)),
             _ => format!("{name}={value}"),
@@ -404,20 +413,22 @@ fn compare(captured: &Captured, record: &Record<'_>) -> Vec<String> {
 
 fn difference(case: &str, row: &str) -> Option<usize> {
     let mut known = DIFFERENCES.iter();
-    known.position(|(of, at, _)| case.contains(of) && row.contains(at))
+    known
+        .position(|(known_case, known_row, _)| case.contains(known_case) && row.contains(known_row))
 }
 
-/// Replays a file. With `all_differ`, checks that each of the known differences occurs in it.
+/// Replays a file. If `all_differ` is true, also checks that each known difference occurs in the
+/// file.
 fn replay(file: &str, rows_expected: usize, all_differ: bool) {
     let file = std::fs::read_to_string(format!("{FOLDER}/{file}")).expect("a file");
-    let (mut troubles, mut rows, mut listed) = (Vec::new(), 0, 0);
+    let (mut errors, mut rows, mut listed) = (Vec::new(), 0, 0);
     let mut used = [false; DIFFERENCES.len()];
     for line in file.lines() {
         let case: Case = serde_json::from_str(line).expect("a case");
         let mapping = match case.mapping() {
             Ok(mapping) => mapping,
             Err(error) => {
-                troubles.push(format!("{}: {error}", case.case));
+                errors.push(format!("{}: {error}", case.case));
                 continue;
             }
         };
@@ -430,11 +441,11 @@ fn replay(file: &str, rows_expected: usize, all_differ: bool) {
                     row[slot] = value.as_deref().map(str::as_bytes);
                 }
             }
-            let place = format!("{}, row {:?}", case.case, captured.row);
+            let location = format!("{}, row {:?}", case.case, captured.row);
             let record = router.route(&mapping, &row, b"position");
             let differ = match (&captured.record, record) {
                 (_, Err(error)) => vec![error.to_string()],
-                // Debezium delivered nothing, but Walpost does.
+                // Walpost delivers a record although Debezium did not.
                 (None, Ok(_)) => continue,
                 (Some(captured), Ok(record)) => compare(captured, &record),
             };
@@ -444,7 +455,7 @@ fn replay(file: &str, rows_expected: usize, all_differ: bool) {
                     used[at] = true;
                     listed += 1;
                 }
-                (None, false) => troubles.push(format!("{place}: {}", differ.join("\n  "))),
+                (None, false) => errors.push(format!("{location}: {}", differ.join("\n  "))),
             }
         }
     }
@@ -454,22 +465,22 @@ fn replay(file: &str, rows_expected: usize, all_differ: bool) {
         .zip(used)
         .filter(|(_, used)| all_differ && !used)
     {
-        troubles.push(format!("{known:?}: no row differs so"));
+        errors.push(format!("{known:?}: no row has this difference"));
     }
     assert!(
-        troubles.is_empty(),
-        "{} of {rows} rows differ, beside {listed} that are known to:\n{}",
-        troubles.len(),
-        troubles.join("\n")
+        errors.is_empty(),
+        "{} of {rows} rows differ, in addition to {listed} known differences:\n{}",
+        errors.len(),
+        errors.join("\n")
     );
 }
 
 #[test]
-fn records_of_the_lab_have_debezium_s_bytes() {
+fn produces_the_same_bytes_as_debezium_for_the_lab_records() {
     replay("lab.jsonl", 60, false);
 }
 
 #[test]
-fn captured_records_have_debezium_s_bytes() {
+fn produces_the_same_bytes_as_debezium_for_captured_records() {
     replay("captured.jsonl", 2500, true);
 }

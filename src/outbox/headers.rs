@@ -47,14 +47,14 @@ impl<'r> Headers<'r> {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&'r str, Option<&'r [u8]>)> + use<'r> {
         let scratch = self.scratch;
         self.spans.iter().map(move |span| {
-            // Names are only written from `str`s, so the default is never used.
+            // All names were written from `str`s, so the default is never used.
             let name = std::str::from_utf8(&scratch[span.name.clone()]).unwrap_or_default();
             (name, span.value.clone().map(|value| &scratch[value]))
         })
     }
 }
 
-/// The names of Debezium's headers about itself.
+/// The names of the headers in which Debezium describes its connector.
 const CONTEXT: [&str; 4] = [
     "__debezium.context.connectorLogicalName",
     "__debezium.context.taskId",
@@ -62,8 +62,8 @@ const CONTEXT: [&str; 4] = [
     "__debezium.context.runId",
 ];
 
-/// Appends the headers that Debezium adds before those of the event: about itself, and the trace
-/// context.
+/// Appends the headers that Debezium adds before the event's own headers: those that describe its
+/// connector, and the trace context.
 pub(super) fn append_context(
     mapping: &Mapping,
     row: &Row<'_>,
@@ -89,7 +89,7 @@ pub(super) fn append_context(
     }
 }
 
-/// Appends text in the format of headers.
+/// Appends text in the configured header format.
 fn push_text(format: HeaderFormat, text: &str, scratch: &mut Vec<u8>) {
     match format {
         HeaderFormat::String | HeaderFormat::Simple => scratch.extend_from_slice(text.as_bytes()),
@@ -137,7 +137,7 @@ pub(super) fn append_json(
         .and_then(|()| deserializer.end())
         .map_err(|error| {
             format!(
-                "not a JSON object of headers, at line {} column {}",
+                "not a valid JSON object of headers, at line {} column {}",
                 error.line(),
                 error.column()
             )
@@ -161,11 +161,11 @@ impl<'de> Visitor<'de> for Members<'_> {
             let bytes = &self.scratch[name.clone()];
             // librdkafka stores a header's name as a C string.
             if bytes.contains(&0) {
-                return Err(A::Error::custom("a name has a NUL character"));
+                return Err(A::Error::custom("a header name contains a NUL character"));
             }
             if is_reserved(bytes) {
                 return Err(A::Error::custom(
-                    "a member's name begins with walpost-, as those of Walpost's own headers do",
+                    "a header name begins with walpost-, which is reserved for Walpost's own headers",
                 ));
             }
             let json = map.next_value::<&RawValue>()?.get();
@@ -184,9 +184,9 @@ impl<'de> Visitor<'de> for Members<'_> {
     }
 }
 
-/// Appends the characters of a JSON string to the scratch space. Deserializing to a `String` or a
-/// `Cow`, which serde always makes owned, would allocate for every header. This way, only strings
-/// with escapes allocate, within serde_json.
+/// Appends the characters of a JSON string to the scratch space. Deserializing to a `String` or to
+/// a `Cow`, which serde always makes owned, would allocate memory for every header. With this type,
+/// serde_json allocates only for strings that contain escapes.
 struct Text<'s>(&'s mut Vec<u8>);
 
 impl<'de> DeserializeSeed<'de> for Text<'_> {
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn each_member_becomes_a_header() {
+    fn creates_a_header_for_each_member() {
         let pair = |name: &str, value: Option<&str>| (name.to_owned(), value.map(str::to_owned));
         assert_eq!(
             headers(
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_non_objects_without_quoting_them() {
+    fn rejects_invalid_headers_without_quoting_their_content() {
         for json in [
             "[]",
             "\"secret\"",
@@ -265,7 +265,7 @@ mod tests {
         ] {
             let error = headers(json).expect_err(json);
             assert!(
-                error.contains("not a JSON object of headers") && !error.contains("secret"),
+                error.contains("not a valid JSON object of headers") && !error.contains("secret"),
                 "{error}"
             );
         }

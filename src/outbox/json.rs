@@ -1,12 +1,12 @@
-//! Writes JSON text like Jackson, the JSON library of Kafka Connect. Pure. Allocates only for the
-//! output.
+//! Writes JSON text in the same format as Jackson, the JSON library of Kafka Connect. Pure.
+//! Allocates only for the output.
 
 use std::io::Write as _;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-/// For each byte, how to escape it: 0 if it is written unchanged, `u` if it is written as `\u` and
+/// How each byte is escaped: 0 if the byte is written unchanged, `u` if it is written as `\u` and
 /// digits, and otherwise the character to write after a backslash.
 const ESCAPES: [u8; 256] = {
     let mut escapes = [0; 256];
@@ -22,7 +22,7 @@ const ESCAPES: [u8; 256] = {
     escapes[0x0d] = b'r';
     escapes[b'"' as usize] = b'"';
     escapes[b'\\' as usize] = b'\\';
-    // The lead bytes of characters outside the BMP, which are written as two surrogates.
+    // Lead bytes of characters outside the BMP, which are written as two surrogates.
     let mut astral = 0xf0;
     while astral < 0xf8 {
         escapes[astral] = b'u';
@@ -93,8 +93,8 @@ pub(super) fn push_base64(out: &mut Vec<u8>, bytes: &[u8]) {
     let _ = STANDARD.encode_slice(bytes, &mut out[start..]);
 }
 
-/// Appends a number like Java's `Double.toString` since version 19: with the fewest digits that
-/// identify it.
+/// Appends a number in the format of Java's `Double.toString` since version 19: with the fewest
+/// digits that identify the number.
 pub(super) fn push_double(out: &mut Vec<u8>, value: f64) {
     push_floating(out, value, value.is_nan(), value.is_infinite());
 }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn strings_are_escaped_as_jackson_escapes_them() {
+    fn escapes_strings_like_jackson() {
         let check = |given: &str, expected: &str| {
             assert_eq!(
                 text(|out| push_string(out, given)),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_written_as_java_writes_them() {
+    fn writes_numbers_like_java() {
         let check = |value: f64, expected: &str| {
             assert_eq!(text(|out| push_double(out, value)), expected);
         };
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_base64_with_padding() {
+    fn writes_bytes_as_base64_with_padding() {
         for (bytes, expected) in [(&b""[..], ""), (b"a", "YQ=="), (b"\x00\xff\x10", "AP8Q")] {
             assert_eq!(text(|out| push_base64(out, bytes)), expected);
         }

@@ -3,7 +3,8 @@
 //!
 //! Spec: Java 17, `Properties.load(Reader)`.
 
-/// The names of a trace context's headers: those of W3C Trace Context, and `baggage`.
+/// The names of the headers of a trace context: `traceparent` and `tracestate`, which W3C Trace
+/// Context defines, and `baggage`.
 const NAMES: [&str; 3] = ["traceparent", "tracestate", "baggage"];
 
 /// An invalid escape, which Java rejects too.
@@ -13,7 +14,8 @@ pub(crate) struct BadEscape {
     pub(crate) line: usize,
 }
 
-/// Returns names and values in the order of the file. A repeated name occurs several times.
+/// Returns names and values in the order of the text. A name that is repeated is returned once for
+/// each occurrence.
 ///
 /// # Errors
 /// Returns an error if `\u` is not followed by four hexadecimal digits.
@@ -43,7 +45,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<(String, String)>, BadEscape> {
 }
 
 /// Calls `found` with the names and values of the trace context in the text, in the order of
-/// [`NAMES`]. Finds none if Java would reject the text.
+/// [`NAMES`]. Does not call it if Java would reject the text.
 pub(super) fn trace_context(text: &str, mut found: impl FnMut(&str, &str)) {
     let pairs = parse(text).unwrap_or_default();
     for known in NAMES {
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_values_are_read_as_java_reads_them() {
+    fn parses_names_and_values_like_java() {
         check("a=b", &[("a", "b")]);
         check("a = b ", &[("a", "b ")]);
         check("a:b", &[("a", "b")]);
@@ -149,13 +151,13 @@ mod tests {
     }
 
     #[test]
-    fn an_escape_that_is_cut_short_is_refused_with_its_line() {
+    fn reports_the_line_of_an_invalid_escape() {
         assert_eq!(parse("a=b\nc=\\u12"), Err(BadEscape { line: 2 }));
         assert_eq!(parse("c=\\u12x4"), Err(BadEscape { line: 1 }));
     }
 
     #[test]
-    fn trace_context_is_read_from_properties() {
+    fn reads_the_trace_context_from_properties() {
         let check = |text: &str, expected: &[(&str, &str)]| {
             let mut found = Vec::new();
             trace_context(text, |name, value| {

@@ -4,9 +4,9 @@
 //! choose the topic. Without this check, such a row could forge a checkpoint of another pipeline or
 //! a dead letter.
 //!
-//! Kafka refuses to create a topic whose name differs from that of an existing topic only in `.`
-//! and `_`. Names are therefore compared without that difference: otherwise, a row whose topic is
-//! created first could prevent a reserved topic from being created.
+//! Kafka rejects a new topic whose name differs from that of an existing topic only in `.` and `_`.
+//! Names are therefore compared as if these characters were equal. Otherwise, a row could cause
+//! such a topic to be created first, and so prevent the reserved topic from being created.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -61,7 +61,7 @@ pub struct ReservedTopics {
 }
 
 impl Default for ReservedTopics {
-    /// Returns the default names, for a pipeline about which nothing else is known.
+    /// Reserves only the default names.
     fn default() -> Self {
         Self::new([])
     }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_reserved_with_all_that_collide_and_internal_topics_by_prefix() {
+    fn reserves_colliding_names_and_the_prefix_of_internal_topics() {
         let reserved = all();
         let check = |topic: &str, expected| assert_eq!(reserved.find(topic), expected, "{topic}");
         check("walpost-checkpoints", Some(TopicUse::Checkpoints));

@@ -14,7 +14,7 @@ use super::timestamp;
 
 pub(crate) use super::route_error::RouteError;
 
-/// Scratch space beyond this size is freed before the next row.
+/// Scratch space larger than this is freed before the next row.
 const SCRATCH_KEPT_BYTES: usize = 1 << 20;
 
 /// Kafka's limit on the length of a topic name.
@@ -27,7 +27,7 @@ pub struct Router {
     /// The last topic name that was found to be valid, or empty. The next row usually has the same
     /// topic.
     topic: String,
-    /// If a regular expression determined the topic, the text that it was applied to.
+    /// The text from which a regular expression derived `topic`. Empty if none did.
     routed: Vec<u8>,
     scratch: Vec<u8>,
     headers: Vec<HeaderSpan>,
@@ -81,7 +81,7 @@ impl Router {
                 }
             }
         };
-        // From here on, `row` contains the defaults of columns that are null.
+        // From here on, null columns in `row` are replaced by their defaults.
         let raw = row;
         let filled: Row<'r>;
         let row = match mapping.defaults.is_empty() {
@@ -144,7 +144,7 @@ impl Router {
                 self.topic.clear();
                 self.topic.push_str(topic_name(name, mapping)?);
             }
-            // Set only once the corresponding topic is known to be valid.
+            // `routed` is set only after the corresponding topic was found to be valid.
             if let BoundTopic::Route { source, .. } = &mapping.topic {
                 self.routed.clear();
                 self.routed
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_routed_as_debezium_routes_it() {
+    fn routes_an_event_like_debezium() {
         assert_eq!(
             route(|_| {}, &EVENT),
             Ok((
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_null_payload_is_a_tombstone_unless_the_settings_say_empty() {
+    fn writes_a_null_payload_as_a_tombstone_unless_configured_as_empty() {
         let row = &EVENT[..3];
         assert_eq!(route(|_| {}, row).expect("routes").4, None);
         let empty = |s: &mut OutboxSettings| s.null_payload = NullPayload::Empty;
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn null_in_json_is_the_word_unless_the_settings_say_otherwise() {
+    fn writes_a_null_payload_as_json_null_unless_configured_otherwise() {
         let payload = |null_payload, values: &[(&str, &str)]| {
             let change = |s: &mut OutboxSettings| {
                 s.value_format = Format::Json;
@@ -434,23 +434,23 @@ mod tests {
     }
 
     #[test]
-    fn null_in_an_envelope_is_a_member_unless_empty_payloads_are_tombstones() {
+    fn keeps_a_null_payload_in_an_envelope_unless_empty_payloads_are_tombstones() {
         let payload = |empty_payload| {
             let change = |s: &mut OutboxSettings| {
                 s.value_format = Format::Json;
-                s.envelope = vec![("aggregateid".to_owned(), "of".to_owned())];
+                s.envelope = vec![("aggregateid".to_owned(), "order".to_owned())];
                 s.null_payload = NullPayload::Tombstone;
                 s.empty_payload = empty_payload;
             };
             route(change, &EVENT[..3]).expect("routes").4
         };
-        let object = "{\"payload\":null,\"of\":\"o-1\"}";
+        let object = "{\"payload\":null,\"order\":\"o-1\"}";
         assert_eq!(payload(EmptyPayload::Value).as_deref(), Some(object));
         assert_eq!(payload(EmptyPayload::Tombstone), None);
     }
 
     #[test]
-    fn a_blank_payload_is_a_tombstone_where_the_settings_say_so() {
+    fn writes_a_blank_payload_as_a_tombstone_if_configured() {
         let payload = |empty_payload, text| {
             let change = |s: &mut OutboxSettings| s.empty_payload = empty_payload;
             let values = [EVENT[0], EVENT[1], EVENT[2], ("payload", text)];
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_regular_expression_has_to_match_the_whole_value() {
+    fn applies_a_regular_expression_only_if_it_matches_the_entire_value() {
         let topic = |regex: &str, replacement: &str, value: &str| {
             let column = Route::new("aggregatetype", regex, replacement).expect("a route");
             let values = [EVENT[0], ("aggregatetype", value), EVENT[2], EVENT[3]];
@@ -481,7 +481,7 @@ mod tests {
             topic("(.*)-v([0-9]+)", "${1}_$2", "order-v7"),
             ok("order_7")
         );
-        assert_eq!(topic("o", "x", "order"), ok("order"), "a part alone");
+        assert_eq!(topic("o", "x", "order"), ok("order"), "matches only a part");
         // Text around the first match is kept, even if the expression could also match the entire
         // value.
         assert_eq!(topic("a|ab", "x", "ab"), ok("xb"));
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn route_with_another_value_has_another_topic() {
+    fn derives_the_topic_again_when_the_value_changes() {
         let settings = OutboxSettings {
             topic: Topic::Route(Route::new("aggregatetype", "(.*)", "t.$1").expect("a route")),
             ..OutboxSettings::default()
@@ -520,7 +520,7 @@ mod tests {
             assert!(matches!(topic(b"/"), Err(RouteError::TopicInvalid(_))));
         }
         assert_eq!(topic(b"a"), Ok("t.a".to_owned()));
-        // The same holds for a row that fails for another reason.
+        // A row that fails for another reason must not affect the next topic either.
         let mut row = [None; COLUMNS_MAX];
         row[mapping.slot(1).expect("a slot")] = Some(&b"b"[..]);
         row[mapping.slot(5).expect("a slot")] = Some(b"[]");
@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_written_as_rfc_3339_has_them() {
+    fn formats_times_as_rfc_3339() {
         let header = |value: &'static str| {
             let change = |s: &mut OutboxSettings| {
                 s.headers = vec![("ce_time".to_owned(), template("{at:rfc3339}"))];
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn debezium_s_headers_and_the_trace_context_come_first() {
+    fn writes_debezium_headers_and_trace_context_before_other_headers() {
         let values = with(&[("tenant", "traceparent=00-1-2-01\n#x")]);
         let record = route(
             |s| {
@@ -586,7 +586,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_null_only_if_all_its_columns_are() {
+    fn writes_a_null_key_only_if_all_its_columns_are_null() {
         let key = |text: &'static str, values: &[(&str, &str)]| {
             route(|s| s.key = template(text), &with(values))
                 .expect("routes")
@@ -603,7 +603,7 @@ mod tests {
     }
 
     #[test]
-    fn bytea_becomes_its_bytes() {
+    fn decodes_bytea_columns() {
         let raw = |value| {
             route(
                 |s| {
@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_come_from_templates_and_from_the_column() {
+    fn creates_headers_from_templates_and_from_the_headers_column() {
         let values = with(&[("headers", r#"{"a": "b"}"#)]);
         let headers = route(
             |s| s.headers.push(("t".to_owned(), template("{tenant}"))),
@@ -649,7 +649,7 @@ mod tests {
     }
 
     #[test]
-    fn partition_and_timestamp_come_from_their_columns() {
+    fn sets_partition_and_timestamp_from_their_columns() {
         let both = |values: &[(&str, &str)]| {
             route(
                 |s| {
@@ -685,7 +685,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_topic_is_refused_whatever_produced_it() {
+    fn rejects_reserved_topics_from_templates_and_regular_expressions() {
         let refused = |topic: Topic, values: &[(&str, &str)], name: &str, usage| {
             let setting = match &topic {
                 Topic::Template(template) => format!("topic = \"{template}\""),
@@ -725,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_topic_is_refused_after_a_row_with_another_topic() {
+    fn rejects_a_reserved_topic_after_a_row_with_another_topic() {
         let settings = OutboxSettings {
             topic: template("{aggregatetype}").into(),
             ..OutboxSettings::default()
@@ -750,7 +750,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_without_a_legal_topic_is_refused() {
+    fn rejects_rows_without_a_valid_topic() {
         let topic = |value: &str| {
             route(
                 |s| s.topic = template("{tenant}").into(),

@@ -7,21 +7,21 @@ use super::reserved_topics::TopicUse;
 pub enum RouteError {
     /// A column of the topic's template is null.
     #[error(
-        "a column that topic names is null, so the row has no topic. Fill the column (and forbid \
-         NULL in it), or take it out of topic"
+        "a column in topic is null, so the row has no topic. Fill the column (and disallow \
+         NULL in it), or remove it from topic"
     )]
     TopicNull,
     /// The expanded topic template is not a valid topic name.
     #[error(
-        "{0:?} can't be the name of a topic: expected 1 to 249 characters of a-z A-Z 0-9 . _ - \
-         and not . or .. alone. Change topic so that it names another column"
+        "{0:?} is not a valid topic name: expected 1 to 249 characters from a-z A-Z 0-9 . _ - \
+         and neither . nor .. alone. Use another column in topic"
     )]
     TopicInvalid(String),
     /// The topic is reserved for Walpost or Kafka.
     #[error(
-        "topic {topic:?} is reserved for {usage}: events must not be written to it. Names that differ in . and _ alone count as one, \
-         as Kafka creates only one of them. It results from {setting}. Correct what writes the column, or begin the name with a text of \
-         its own, as topic = \"outbox.event.{{aggregatetype}}\" does"
+        "topic {topic:?} is reserved for {usage}: events must not be written to it. Names that differ only in . and _ are treated as equal, \
+         because Kafka creates only one of them. The topic comes from {setting}. Correct the program that writes the column, or begin \
+         the topic with literal text, as in topic = \"outbox.event.{{aggregatetype}}\""
     )]
     TopicReserved {
         topic: String,
@@ -31,35 +31,37 @@ pub enum RouteError {
     },
     /// The partition column's value is out of range.
     #[error(
-        "the partition column has {0}, expected a number from 0 to 2147483647. Correct what writes it, or take partition out of the configuration"
+        "the partition column contains {0}; expected a number from 0 to 2147483647. Correct the program that writes it, or remove partition from the configuration"
     )]
     Partition(String),
     /// The timestamp column's value can't be represented as a Kafka timestamp.
     #[error(
-        "the timestamp column has {0:?}, expected a time after 1970-01-01. Correct what writes it, or take timestamp out of the configuration"
+        "the timestamp column contains {0:?}; expected a time after 1970-01-01. Correct the program that writes it, or remove timestamp from the configuration"
     )]
     Timestamp(String),
     /// The headers column isn't an object.
-    #[error("headers column: {0}. Correct what writes it, or set headers_column = \"\"")]
+    #[error(
+        "headers column: {0}. Correct the program that writes it, or set headers_column = \"\""
+    )]
     Headers(String),
     /// A bytea value is not in hexadecimal form.
     #[error("a bytea value is not in the form \\x..., although bytea_output=hex was requested")]
     Bytea,
     /// A time can't be represented in RFC 3339 format.
     #[error(
-        "a column has {0:?}, expected a time of the years 0 to 9999, as the template writes it as RFC 3339. Correct what \
-         writes it, or take :rfc3339 out of the template"
+        "a column contains {0:?}; expected a time in the years 0 to 9999, because the template formats it as RFC 3339. Correct the \
+         program that writes it, or remove :rfc3339 from the template"
     )]
     Time(String),
     /// A value is not valid UTF-8, which PostgreSQL does not check if the encoding is SQL_ASCII.
     #[error(
-        "a value is not UTF-8, and the database has the encoding SQL_ASCII, with which PostgreSQL does not check texts. Correct what \
-         writes it, or have the outbox in a database with the encoding UTF8"
+        "a value is not UTF-8. The database has the encoding SQL_ASCII, for which PostgreSQL does not validate text. Correct the program \
+         that writes the value, or use a database with the encoding UTF8 for the outbox"
     )]
     Encoding,
     /// Bytes that should become a JSON string are not valid text.
     #[error(
-        "a value is not UTF-8, so it can't become a JSON string. Correct what writes it, or set value_format to \"bytes\""
+        "a value is not UTF-8, so it can't become a JSON string. Correct the program that writes it, or set value_format to \"bytes\""
     )]
     NotText,
 }

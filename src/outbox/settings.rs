@@ -11,7 +11,7 @@ use super::template::{Part, Template, TemplateError};
 /// How rows become records. The defaults suit an unmodified Debezium outbox table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutboxSettings {
-    /// The topic. It is an error if one of its columns is null.
+    /// The topic. A row is rejected if one of the topic's columns is null.
     pub topic: Topic,
     /// The key. If all its columns are null, the record has no key.
     pub key: Template,
@@ -21,8 +21,8 @@ pub struct OutboxSettings {
     pub value_format: Format,
     /// Whether and how a payload that is a JSON object is written as an object, not as a string.
     pub expand_payload: Option<Expansion>,
-    /// Columns that accompany the payload in the object that becomes the value, with their names
-    /// there.
+    /// Columns that are added to the payload to form the object that becomes the value, each with
+    /// its name in that object.
     pub envelope: Vec<(String, String)>,
     /// How a null payload is written.
     pub null_payload: NullPayload,
@@ -34,7 +34,7 @@ pub struct OutboxSettings {
     /// value.
     pub headers: Vec<(String, Template)>,
     pub header_format: HeaderFormat,
-    /// Debezium's headers about itself, which precede all others.
+    /// The headers in which Debezium describes its connector. They precede all other headers.
     pub debezium_headers: Option<DebeziumHeaders>,
     /// The column that contains the trace context in the format of Java properties.
     pub tracing_span_context: Option<String>,
@@ -65,8 +65,8 @@ impl Topic {
         }
     }
 
-    /// Returns the reserved topics that some row could have. If a template begins with literal
-    /// text, there are usually none, so that rows need not be compared with any.
+    /// Returns the reserved topics that a row's topic could be equal to. If a template begins with
+    /// literal text, the result is usually empty, so rows do not have to be compared with any.
     #[must_use]
     pub(crate) fn reachable(&self, reserved: &ReservedTopics) -> ReservedTopics {
         reserved.filter(
@@ -75,8 +75,8 @@ impl Topic {
         )
     }
 
-    /// Returns whether some row could have a topic with this [`collision_key`], judging by the
-    /// literal text at both ends of the template.
+    /// Returns whether a row could have a topic with this [`collision_key`], based on the literal
+    /// text at both ends of the template.
     #[must_use]
     fn can_be(&self, name: &str) -> bool {
         let Self::Template(template) = self else {
@@ -93,7 +93,7 @@ impl Topic {
         begins && ends
     }
 
-    /// Returns whether some row could have a topic whose [`collision_key`] begins with `prefix`.
+    /// Returns whether a row could have a topic whose [`collision_key`] begins with `prefix`.
     #[must_use]
     fn can_begin_with(&self, prefix: &str) -> bool {
         let Self::Template(template) = self else {
@@ -191,8 +191,8 @@ impl Route {
             };
             if !is_there {
                 return Err(format!(
-                    "replacement {replacement:?} names group {group:?}, which regex {regex:?} has not. Name a group of it; \
-                     ${{1}} ends the name where letters follow, and $$ is the character itself"
+                    "replacement {replacement:?} refers to group {group:?}, which does not exist in regex {regex:?}. Use an existing group; \
+                     write ${{1}} if letters follow the group, and $$ for a literal dollar sign"
                 ));
             }
         }
@@ -249,7 +249,7 @@ fn groups(replacement: &str) -> Vec<&str> {
     found
 }
 
-/// The encoding of a key or value, which is that of one of Kafka Connect's converters.
+/// The encoding of a key or value. Each corresponds to one of Kafka Connect's converters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
@@ -292,16 +292,16 @@ pub enum Untyped {
     /// Omits the member.
     #[default]
     Ignore,
-    /// Gives the member the type that Debezium uses.
+    /// Keeps the member, with the type that Debezium uses.
     Keep,
 }
 
-/// Debezium's headers about itself.
+/// The headers in which Debezium describes its connector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DebeziumHeaders {
     /// `topic.prefix`.
     pub logical_name: String,
-    /// An identifier that differs for each run.
+    /// An identifier that is different for each run.
     pub run_id: String,
 }
 
@@ -309,15 +309,15 @@ pub struct DebeziumHeaders {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum NullPayload {
-    /// As in the format: as `null` in JSON, and otherwise as no value, so that a compacted topic
-    /// deletes the key.
+    /// As the format requires: as `null` in JSON, and otherwise as no value, so that Kafka deletes
+    /// the key from a compacted topic.
     #[default]
     #[serde(skip)]
     #[value(skip)]
     Formatted,
     /// As an empty value.
     Empty,
-    /// As no value, so that a compacted topic deletes the key.
+    /// As no value, so that Kafka deletes the key from a compacted topic.
     Tombstone,
 }
 
@@ -340,12 +340,12 @@ pub enum HeadersColumn {
     IfPresent,
     /// The column of this name.
     Named(String),
-    /// No column.
+    /// Headers are not read from a column.
     Off,
 }
 
 fn template(text: &str) -> Template {
-    text.parse().expect("a default template is a template")
+    text.parse().expect("a valid default template")
 }
 
 fn default_headers() -> Vec<(String, Template)> {
@@ -353,8 +353,8 @@ fn default_headers() -> Vec<(String, Template)> {
 }
 
 impl OutboxSettings {
-    /// Returns a warning if the key is the name of a column without braces, so that all records have
-    /// the same key.
+    /// Returns a warning if the key is the name of a column without braces, so that all records
+    /// have the same key.
     #[must_use]
     pub(crate) fn key_without_braces(&self, is_column: impl Fn(&str) -> bool) -> Option<String> {
         let key = self.key.constant().filter(|key| is_column(key))?;
@@ -389,7 +389,7 @@ impl OutboxSettings {
             .map(|(setting, template)| format!("{setting} = \"{template}\""))
     }
 
-    /// Returns whether records depend on more properties of the columns than their types.
+    /// Returns whether records depend on properties of the columns other than their types.
     #[must_use]
     pub(crate) fn need_facts(&self) -> bool {
         let is_text = |format| matches!(format, Format::String | Format::Bytes);
@@ -400,7 +400,7 @@ impl OutboxSettings {
             || !self.envelope.is_empty()
     }
 
-    /// Returns whether a null payload becomes a tombstone without having been configured.
+    /// Returns whether a null payload becomes a tombstone although this is not configured.
     #[must_use]
     pub(crate) fn has_implicit_tombstones(&self) -> bool {
         let is_text = matches!(self.value_format, Format::String | Format::Bytes);
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn header_with_the_id_is_found_by_its_name_or_by_its_column() {
+    fn finds_the_id_header_by_its_name_or_its_column() {
         let check = |headers: &[(&str, &str)], expected: Option<&str>| {
             let settings = with(headers);
             let found = settings.id_header().map(|(name, _)| name);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn topics_are_compared_only_with_names_that_they_can_result_in() {
+    fn compares_topics_only_with_reserved_names_that_they_could_yield() {
         let all = ReservedTopics::new([
             ("b.checkpoints".to_owned(), TopicUse::Checkpoints),
             ("b.dead".to_owned(), TopicUse::DeadLetters),

@@ -33,19 +33,19 @@ const RFC3339: &str = ":rfc3339";
 pub enum TemplateError {
     /// `{` without `}`.
     #[error(
-        "template {0:?}: '{{' at byte {1} is never closed; write '{{{{' for the character itself"
+        "template {0:?}: '{{' at byte {1} has no closing brace; write '{{{{' for a literal brace"
     )]
     Unclosed(String, usize),
     /// `}` without `{`.
     #[error(
-        "template {0:?}: '}}' at byte {1} closes nothing; write '}}}}' for the character itself"
+        "template {0:?}: '}}' at byte {1} has no opening brace; write '}}}}' for a literal brace"
     )]
     Unopened(String, usize),
     /// `{}`.
-    #[error("template {0:?}: empty braces at byte {1}; put the name of a column in them")]
+    #[error("template {0:?}: empty braces at byte {1}; expected the name of a column in them")]
     NoName(String, usize),
     /// The text is empty.
-    #[error("template is empty; write a column in braces, like {{aggregateid}}")]
+    #[error("the template is empty; expected a column name in braces, like {{aggregateid}}")]
     Empty,
 }
 
@@ -70,12 +70,12 @@ impl Template {
         parts.any(|part| matches!(part, Part::TableSchema | Part::TableName))
     }
 
-    /// Returns a character in `text` that also separates the part at `index` from its neighbours,
-    /// if there is one. If the part contains such a character, the expansion is ambiguous: `a.b`
-    /// and `c` yield the same topic as `a` and `b.c`.
+    /// Returns a character in `text` that also separates the part at `index` from its neighbors, or
+    /// `None` if `text` does not contain such a character. If it does, the expansion is ambiguous:
+    /// `a.b` and `c` yield the same topic as `a` and `b.c`.
     ///
-    /// A dot always counts, unless this is the only part that varies. Other letters, digits and `_`
-    /// never do.
+    /// A dot always counts as a separator, unless this is the only part that varies. Letters,
+    /// digits and `_` never do.
     #[must_use]
     pub(crate) fn separator_in(&self, index: usize, text: &str) -> Option<char> {
         let is_literal = |part: &Part| matches!(part, Part::Literal(_));
@@ -92,7 +92,8 @@ impl Template {
         text.chars().find(separates)
     }
 
-    /// Expands the template with `text_of`. Columns for which it returns `None` remain columns.
+    /// Replaces columns with the text that `text_of` returns. Columns for which `text_of` returns
+    /// `None` remain columns.
     ///
     /// # Errors
     /// Returns the errors of `text_of`, which receives the index of the part and the name of the
@@ -118,8 +119,8 @@ impl Template {
         Ok(written)
     }
 
-    /// Returns a character of the literal text that the name of a topic can't contain, if there is
-    /// one.
+    /// Returns a character in the literal text that is not allowed in topic names, or `None` if all
+    /// characters are allowed.
     #[must_use]
     pub(crate) fn char_in_no_topic(&self) -> Option<char> {
         let mut literals = self.parts.iter().filter_map(|part| match part {
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_are_taken_apart() {
+    fn splits_templates_into_parts() {
         let check = |text: &str, parts: &[Part]| {
             assert_eq!(
                 text.parse::<Template>().expect(text).parts(),
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_template_without_columns_is_the_same_for_every_row() {
+    fn returns_constant_text_only_for_templates_without_columns() {
         let constant = |text: &str| {
             let template = text.parse::<Template>().expect(text);
             template.constant().map(str::to_owned)
@@ -279,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_characters_with_which_a_text_could_be_split_differently() {
+    fn finds_separators_that_make_a_template_ambiguous() {
         let separator = |template: &str, index: usize, text: &str| {
             let template = template.parse::<Template>().expect(template);
             template.separator_in(index, text)
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn replaces_only_the_columns_that_have_a_text() {
+    fn replaces_only_columns_for_which_text_is_available() {
         let written = "{{x}}{source.a}-{b}{c:rfc3339}{table.schema}{table.name}";
         let template = written.parse::<Template>().expect("a template");
         let filled = template.with_texts(|_, name| {
@@ -315,12 +316,12 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_text_is_a_template_or_an_error(text in "[{}a-z]{0,12}") {
+        fn parses_or_rejects_arbitrary_text(text in "[{}a-z]{0,12}") {
             let _ = text.parse::<Template>();
         }
 
         #[test]
-        fn a_doubled_text_is_itself(text in "[{}a-z]{1,12}") {
+        fn parses_escaped_text_as_a_single_literal(text in "[{}a-z]{1,12}") {
             let escaped = text.replace('{', "{{").replace('}', "}}");
             let template = escaped.parse::<Template>().expect("escaped");
             prop_assert_eq!(template.parts(), &[Part::Literal(text)]);

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_what_postgresql_prints() {
+    fn parses_timestamps_as_printed_by_postgresql() {
         let check = |text: &str, kind, expected| {
             assert_eq!(millis(text.as_bytes(), kind), expected, "{text}");
         };

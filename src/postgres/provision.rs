@@ -1,4 +1,4 @@
-//! The SQL files that create the outbox, role, publication and slot: either shown or executed.
+//! Prints or runs the SQL files that create the outbox, role, publication and slot.
 
 use std::fmt;
 use std::time::Duration;
@@ -26,7 +26,7 @@ const SNAPSHOT: &str = include_str!("../../sql/snapshot.sql");
 /// The first `server_version_num` that supports failover slots.
 const FAILOVER_SINCE: i32 = 170_000;
 
-/// How often the steps of the transaction are tried if another session creates the same objects.
+/// How many times the transaction is attempted if another session creates the same objects.
 const ATTEMPTS: u32 = 5;
 
 /// The objects to create.
@@ -38,21 +38,22 @@ pub(crate) struct Provision {
     pub target: Target,
     /// Whether the table is partitioned by day.
     pub partitioned: bool,
-    /// The role for `walpost run`, if one is to be created.
+    /// The role to create for `walpost run`, or `None` to create none.
     pub role: Option<String>,
-    /// The role that will own the table, if not the current one.
+    /// The role that will own the table, or `None` for the current role.
     pub owner: Option<String>,
     /// The roles that may send events.
     pub writers: Vec<String>,
-    /// Whether the slot is a failover slot; `None` makes it one if the server supports them.
+    /// Whether to create a failover slot. With `None`, a failover slot is created if the server
+    /// supports them.
     pub failover: Option<bool>,
     /// Lock timeout of each statement. Creating a slot also waits for running transactions.
     pub lock_timeout: Duration,
     /// `max_row_bytes` of the pipeline.
     pub row_bytes_max: usize,
-    /// The largest event that a new outbox accepts, if not the default.
+    /// The maximum size of an event in a new outbox, or `None` for the default.
     pub max_event_bytes: Option<u64>,
-    /// What is delivered when a pipeline first starts with the slot.
+    /// Which events are delivered when a pipeline first starts with the slot.
     pub first_start: FirstStart,
 }
 
@@ -61,8 +62,8 @@ pub(crate) struct Provision {
 pub(crate) struct Scripts {
     /// Steps that run in one transaction.
     pub together: Vec<Script>,
-    /// Steps that run afterwards, one at a time: a slot can't be created in a transaction that has
-    /// written.
+    /// Steps that run afterwards, one at a time, because PostgreSQL can't create a slot in a
+    /// transaction that has performed writes.
     pub after: Vec<Script>,
 }
 
@@ -90,17 +91,17 @@ pub(crate) struct ProvisionError {
 /// Which objects exist after a step has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LeftTables {
-    /// Nothing was changed.
+    /// The database was not changed.
     Nothing,
-    /// Unknown: the connection was lost during COMMIT.
+    /// It is unknown whether the transaction was committed, because the connection was lost.
     Unknown,
     /// Everything except the slot exists.
     NoSlot,
-    /// Everything exists, including the slot, which now retains WAL; but the records about the slot
-    /// are missing.
+    /// All objects exist, including the slot, which now retains WAL. The rows that describe the
+    /// slot are missing.
     Slot,
-    /// Everything but the last step is done; the slot existed before, and may already be streamed
-    /// from.
+    /// All steps except the last one are done. The slot already existed, and a pipeline may be
+    /// streaming from it.
     LastStep,
 }
 
@@ -109,27 +110,28 @@ impl fmt::Display for LeftTables {
         f.write_str(match self {
             Self::Nothing => "Nothing was changed",
             Self::Unknown => {
-                "Whether it was committed is not known: run the same command again, which leaves what is there as it is"
+                "The connection was lost during the commit, so the objects may or may not exist. Run the same command again: it leaves existing \
+                 objects unchanged"
             }
             Self::NoSlot => {
-                "Everything but the slot is there, and stays: run the same command again for the slot"
+                "Everything except the slot was created. To create the slot, run the same command again"
             }
             Self::Slot => {
-                "The slot is there and retains WAL from now on: run the same command again, which leaves what is there as it \
-                 is; or drop the slot with sql/teardown.sql"
+                "The slot was created and retains WAL from now on. Run the same command again, which leaves existing objects \
+                 unchanged; or drop the slot with sql/teardown.sql"
             }
             Self::LastStep => {
-                "The slot was there before. Run the same command again, which leaves what is there as it is"
+                "The slot already existed. Run the same command again, which leaves existing objects unchanged"
             }
         })
     }
 }
 
 impl Provision {
-    /// Returns the steps in the required order: reasons to reject the slot are found first; the
-    /// journal must exist before the role; the privileges of the owner are needed until everything
-    /// that requires them is created; and the publication is created before the slot, so that it
-    /// exists for all WAL that the slot decodes.
+    /// Returns the steps in the required order. The prerequisites of the slot are checked first.
+    /// The journal must exist before the role. Ownership is transferred only after everything that
+    /// requires the owner's privileges has been created. The publication is created before the
+    /// slot, so that the publication exists for all WAL that the slot decodes.
     #[must_use]
     pub(crate) fn scripts(&self) -> Scripts {
         self.scripts_for(0)
@@ -173,8 +175,8 @@ impl Provision {
             }),
         });
         if let Some(table) = outbox.table() {
-            // The statements that follow name the table; once it is locked, the name can't refer to
-            // a different table than the one examined.
+            // The following statements refer to the table by name. While the table is locked, that
+            // name can't refer to a different table than the one that was examined.
             together.push(Script {
                 makes: format!("lock on {table}"),
                 sql: sql_file::examine(&self.target, "owners read"),
@@ -217,7 +219,7 @@ impl Provision {
             });
         }
         together.push(Script {
-            makes: "owners of everything above".to_owned(),
+            makes: "owners of the objects above".to_owned(),
             sql: sql_file::examine(
                 &self.target,
                 match outbox.is_several() {
@@ -250,12 +252,12 @@ impl Provision {
         Scripts { together, after }
     }
 
-    /// Runs the steps. Existing objects are left unchanged. `fits` returns why the settings don't
-    /// fit a table that is added to those of a slot. It is called before the commit, because a
-    /// table that doesn't fit halts the pipeline for all tables.
+    /// Runs the steps. Existing objects are left unchanged. If a table is added to a slot that
+    /// several tables share, `fits` returns why the settings don't match the table. It is called
+    /// before the commit, because a table that doesn't match halts the pipeline for all tables.
     ///
     /// # Errors
-    /// A step fails; the error states what exists now.
+    /// Returns an error if a step fails. The error contains which objects exist now.
     pub(crate) async fn apply(
         &self,
         catalog: &Catalog,
@@ -266,8 +268,8 @@ impl Provision {
         let locked = catalog.lock_init(self.lock_timeout).await;
         locked.map_err(failed("lock of walpost init", LeftTables::Nothing))?;
         let applied = self.apply_separately(catalog, fits).await;
-        // Otherwise the session holds the lock until the server notices that the connection was
-        // closed.
+        // Otherwise, the session would hold the lock until the server detects that the connection
+        // was closed.
         catalog.unlock_init().await;
         applied
     }
@@ -286,7 +288,7 @@ impl Provision {
         let version = version.map_err(failed("version of the server", LeftTables::Nothing))?;
         if self.failover == Some(true) && version < FAILOVER_SINCE {
             let reason = CatalogError::Unexpected(format!(
-                "server_version_num is {version}, and slots follow a failover from PostgreSQL 17 on. Leave out --failover"
+                "server_version_num is {version}, but failover slots require PostgreSQL 17 or later. Remove --failover"
             ));
             return Err(failed(&format!("slot {slot}"), LeftTables::Nothing)(reason));
         }
@@ -297,23 +299,23 @@ impl Provision {
                 return Err(error);
             }
             attempt += 1;
-            tracing::info!(%error, "another session has just created the same; trying again");
+            tracing::info!(%error, "another session has just created the same object; trying again");
         }
         let mut left = LeftTables::NoSlot;
         for Script { makes, sql } in &after {
             tracing::info!("checking or creating {makes}");
             run(catalog, makes, sql, left).await?;
             if left == LeftTables::NoSlot && is_new {
-                let note = "record of the new slot";
-                let noted = catalog
+                let step = "record of the new slot";
+                let recorded = catalog
                     .slot_was_made(&self.pipeline, &self.target, self.first_start)
                     .await;
-                noted.map_err(failed(note, LeftTables::Slot))?;
+                recorded.map_err(failed(step, LeftTables::Slot))?;
             }
             if left == LeftTables::NoSlot && !is_new {
-                let note = "record of the slot";
+                let step = "record of the slot";
                 let recorded = self.record_other_history(catalog).await;
-                recorded.map_err(failed(note, LeftTables::LastStep))?;
+                recorded.map_err(failed(step, LeftTables::LastStep))?;
             }
             left = if is_new {
                 LeftTables::Slot
@@ -321,7 +323,7 @@ impl Provision {
                 LeftTables::LastStep
             };
             // Runs after the slot is created, so that walpost.add_outbox finds the slot, and again
-            // after walpost.add_outbox, which may leave out rows.
+            // after walpost.add_outbox, which may omit rows.
             let recorded = self.record_tables(catalog).await;
             recorded.map_err(failed("record of the published tables", left))?;
         }
@@ -334,7 +336,7 @@ impl Provision {
         let why = match recorded.await {
             Ok(None) => return Ok(()),
             Ok(Some(why)) => why,
-            // `run` compares them too, with a role that has the privileges.
+            // `run` compares the tables too, with a role that has the privileges.
             Err(CatalogError::Server(error)) if error.code == "42501" => error.to_string(),
             Err(error) => return Err(error),
         };
@@ -353,7 +355,7 @@ impl Provision {
         fits: impl Fn(&TableName, &ObservedTable) -> Result<(), String>,
     ) -> Result<(), ProvisionError> {
         let roll_back = async || {
-            // If the connection is lost, so is the transaction.
+            // If the connection is lost, PostgreSQL rolls back the transaction.
             let _ = catalog.client().batch_execute("ROLLBACK").await;
         };
         run(catalog, "transaction", "BEGIN", LeftTables::Nothing).await?;
@@ -408,7 +410,7 @@ impl Provision {
                     .slot_was_made(&self.pipeline, &self.target, self.first_start)
                     .await
             }
-            // `run` compares them too, with a role that has the privileges.
+            // `run` compares the tables too, with a role that has the privileges.
             Err(CatalogError::Server(error)) if error.code == "42501" => {
                 tracing::warn!(
                     pipeline = self.pipeline,
@@ -453,8 +455,8 @@ fn failed(step: &str, left: LeftTables) -> impl FnOnce(CatalogError) -> Provisio
     move |reason| ProvisionError { step, reason, left }
 }
 
-/// Returns whether another session has created the same object in the meantime, in another database
-/// or manually. The next attempt finds that object.
+/// Returns whether the error means that another session has created the same object in the
+/// meantime. The next attempt finds that object.
 fn is_conflict(error: &CatalogError) -> bool {
     let CatalogError::Server(error) = error else {
         return false;
@@ -506,10 +508,10 @@ mod tests {
     }
 
     #[test]
-    fn creates_only_the_named_table_of_several() {
-        let of = TablePatterns::new(&["tenant_*.outbox".to_owned()]).expect("patterns");
+    fn creates_only_the_given_table_if_several_share_a_slot() {
+        let patterns = TablePatterns::new(&["tenant_*.outbox".to_owned()]).expect("patterns");
         let table = "tenant_1.outbox".parse().expect("table");
-        let of_outbox = |outbox| Provision {
+        let with_outbox = |outbox| Provision {
             target: Target {
                 outbox,
                 ..provision().target
@@ -526,14 +528,17 @@ mod tests {
                 .map(|script| script.makes.clone());
             made.collect::<Vec<_>>()
         };
-        let all = of_outbox(Outbox::Tables(of.clone()));
-        let one = of_outbox(Outbox::OneOf { table, of });
+        let all = with_outbox(Outbox::Tables(patterns.clone()));
+        let one = with_outbox(Outbox::OneOf {
+            table,
+            of: patterns,
+        });
         let shared = [
             "table walpost.journal",
             "function walpost.add_outbox",
             "role carrier",
             "publication pub",
-            "owners of everything above",
+            "owners of the objects above",
             "slot slot",
         ];
         assert_eq!(made(&all)[2..], shared);
@@ -551,7 +556,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_of_the_files_is_filled_in() {
+    fn substitutes_every_variable_in_the_sql_files() {
         let partitioned = Provision {
             partitioned: true,
             ..provision()
@@ -606,7 +611,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_sets_the_search_path_before_any_other_statement() {
+    fn sql_files_set_the_search_path_before_any_other_statement() {
         for (name, text) in files() {
             let mut is_default = false;
             let statements = text.lines().filter(|line| {
@@ -633,7 +638,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_create_something_are_examined_again_before_they_commit() {
+    fn sql_files_examine_created_objects_before_they_commit() {
         for (name, text) in files() {
             let creates = [
                 "CREATE SCHEMA",
@@ -654,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn hints_name_a_file_without_a_relative_path_to_be_pasted() {
+    fn hints_refer_to_sql_files_without_a_relative_path() {
         for (name, text) in files() {
             let lines = text
                 .lines()
@@ -662,7 +667,8 @@ mod tests {
             for hint in lines
                 .filter(|line| line.contains("reate it: ") || line.contains("reate it first: "))
             {
-                // Another user can create sql/guard.sql in the folder in which `psql -f sql/guard.sql` is pasted.
+                // If the hint contained `psql -f sql/guard.sql`, another user could create a file
+                // of that name in the directory where the command is pasted.
                 assert!(
                     hint.contains(" of Walpost in this database") && !hint.contains("-f sql/"),
                     "{name}: {hint:?}"
@@ -672,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn bodies_of_functions_do_not_depend_on_the_search_path_of_their_callers() {
+    fn function_bodies_do_not_depend_on_the_search_path_of_the_caller() {
         let mut functions = 0;
         for (name, text) in files() {
             for (at, _) in text.match_indices("CREATE OR REPLACE FUNCTION ") {
@@ -689,7 +695,7 @@ mod tests {
             }
             assert!(
                 !text.contains("CREATE FUNCTION"),
-                "{name}: CREATE OR REPLACE heals it"
+                "{name}: CREATE FUNCTION does not repair an existing function; use CREATE OR REPLACE"
             );
         }
         assert_eq!(functions, 7);
@@ -705,18 +711,18 @@ mod tests {
         }
     }
 
-    /// Rows of a table are read by `table_guard`; the exceptions are listed with the reason why
-    /// they are safe.
+    /// Only `table_guard` may read the rows of a table. Each exception is listed with the reason
+    /// why it is safe.
     #[test]
-    fn tables_are_named_in_statements_only_after_their_examination() {
+    fn statements_refer_to_tables_only_after_examining_them() {
         let listed = [
             "catalog/table_guard.rs",
-            // While a lock is held.
+            // Used while a lock is held.
             "catalog/copy.rs",
             "catalog/table.rs",
-            // In a transaction that examines the table.
+            // Used in a transaction that examines the table.
             "retention/rows.rs",
-            // Parsed while a lock is held, and never planned.
+            // The statement is parsed while a lock is held, and never planned.
             "replay/condition.rs",
             "provision.rs",
         ];
@@ -730,10 +736,10 @@ mod tests {
         }
     }
 
-    /// Without an alias, the name of a table may be that of a column that has just been renamed. It
-    /// then refers to the whole row, whose type the owner of the table can add casts to.
+    /// If a table has no alias, an expression meant to name a column can refer to the whole row
+    /// once that column is renamed, and the table's owner can define casts for the row's type.
     #[test]
-    fn tables_of_others_have_an_alias_in_statements_that_name_columns() {
+    fn statements_use_an_alias_for_tables_of_other_roles() {
         let mut found = Vec::new();
         for (name, text) in sources().into_iter().chain(files()) {
             let (code, _) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));
@@ -756,7 +762,7 @@ mod tests {
     /// `Catalog::lock_table` compares the table with the description from which statements are
     /// composed. Code that only examines a table must do so as well.
     #[test]
-    fn tables_are_examined_together_with_a_comparison_of_what_was_read_before() {
+    fn code_that_examines_a_table_compares_it_with_its_earlier_description() {
         let listed = ["catalog/table_guard.rs", "src/retention.rs", "provision.rs"];
         for (path, text) in sources() {
             let is_listed = listed.iter().any(|name| path.ends_with(name));
@@ -765,31 +771,31 @@ mod tests {
     }
 
     #[test]
-    fn slot_follows_a_failover_where_the_server_has_such_slots_unless_it_is_not_to() {
-        let follows = |failover, version| {
+    fn creates_a_failover_slot_if_the_server_supports_it_unless_disabled() {
+        let is_failover_slot = |failover, version| {
             let provision = Provision {
                 failover,
                 ..provision()
             };
             let slot = provision.scripts_for(version).after.remove(0);
-            let has_it = slot.sql.contains("'slot', 'pgoutput', failover => true)");
+            let is_failover = slot.sql.contains("'slot', 'pgoutput', failover => true)");
             assert_ne!(
-                has_it,
+                is_failover,
                 slot.sql.contains("'slot', 'pgoutput')"),
                 "{}",
                 slot.sql
             );
-            has_it
+            is_failover
         };
-        assert!(follows(None, 170_000));
-        assert!(!follows(None, 160_009));
-        assert!(!follows(None, 0), "not known");
-        assert!(!follows(Some(false), 180_000));
-        assert!(follows(Some(true), 0));
+        assert!(is_failover_slot(None, 170_000));
+        assert!(!is_failover_slot(None, 160_009));
+        assert!(!is_failover_slot(None, 0), "unknown version");
+        assert!(!is_failover_slot(Some(false), 180_000));
+        assert!(is_failover_slot(Some(true), 0));
     }
 
     #[test]
-    fn files_have_the_default_limit_of_an_event() {
+    fn sql_files_contain_the_default_event_size_limit() {
         let default = format!("\\set max_event_bytes {}\n", sql_file::MAX_EVENT_BYTES);
         for file in [OUTBOX, OUTBOX_PARTITIONED] {
             assert!(file.contains(&default), "{file}");
@@ -809,9 +815,9 @@ mod tests {
         }
     }
 
-    /// The files cannot know how the command has to connect.
+    /// The SQL files do not contain the connection settings that a suggested command needs.
     #[test]
-    fn commands_that_files_suggest_have_a_place_for_the_connection() {
+    fn commands_suggested_by_sql_files_contain_a_configuration_placeholder() {
         let mut found = Vec::new();
         for (name, text) in files() {
             let lines = text.lines().filter(|line| !line.trim().starts_with("--"));
@@ -832,20 +838,21 @@ mod tests {
     }
 
     #[test]
-    fn names_are_quoted_and_casts_unchanged() {
+    fn quotes_names_and_keeps_casts_unchanged() {
         let filled =
             provision().fill_in("\\set x y\nSELECT :'table', :\"schema\"::text, :'what';\n");
         assert_eq!(filled, "SELECT 'out''box', \"My Shop\"::text, :'what';\n");
     }
 
-    /// Returns what the steps of the transaction create, and those after it.
+    /// Returns the objects that the steps of the transaction create, and those that later steps
+    /// create.
     fn created_objects(provision: &Provision) -> [Vec<String>; 2] {
         let Scripts { together, after } = provision.scripts();
         [together, after].map(|scripts| scripts.into_iter().map(|script| script.makes).collect())
     }
 
     #[test]
-    fn the_publication_comes_before_the_slot_and_the_journal_before_the_role() {
+    fn creates_the_publication_before_the_slot_and_the_journal_before_the_role() {
         let [together, after] = created_objects(&provision());
         assert_eq!(
             together,
@@ -859,7 +866,7 @@ mod tests {
                 "role carrier",
                 "publication pub",
                 "role it's an owner as the owner of table \"My Shop\".\"out'box\"",
-                "owners of everything above",
+                "owners of the objects above",
             ]
         );
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The replication connection: commands, then `CopyBoth` with status updates.
+//! The replication connection: commands, followed by `CopyBoth` with status updates.
 //!
 //! PostgreSQL 18, "54.4. Streaming Replication Protocol". The released tokio-postgres does not
 //! support `CopyBoth`, so this module implements it on top of the codecs of postgres-protocol.
@@ -31,24 +31,25 @@ mod preview;
 mod reader;
 mod transport;
 
-/// Buffer size of a Unix-domain socket that does not stall a walsender while its rows are decoded
-/// and sent.
+/// Buffer size of a Unix-domain socket at which a walsender does not stall while Walpost decodes
+/// and sends its rows.
 pub(crate) const WANTED_BUFFER_BYTES: usize = 4 << 20;
-/// Receive buffer for a TCP connection within this host: smaller than one read, and about a
-/// millisecond's worth of rows.
+/// Receive buffer size for a TCP connection to the same host. It is smaller than one read and holds
+/// about a millisecond's worth of rows.
 const RECEIVE_BUFFER_BYTES: usize = 96 << 10;
-/// Limit for replies to commands, which are short; a server that sends more is not PostgreSQL.
+/// Maximum length of a reply to a command. PostgreSQL's replies are far shorter.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 /// Maximum length of a logged notice.
 const NOTICE_CHARS_MAX: usize = 1000;
-/// How long a server may take to end `CopyBoth`: it may be in the middle of a large transaction.
+/// How long to wait for a server to end `CopyBoth`. The server may be in the middle of sending a
+/// large transaction.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// SQLSTATE of PostgreSQL 18's warning `skipped loading publication`.
 const PUBLICATION_SKIPPED: &str = "55000";
-/// SQLSTATE with which a session that is not in replication mode rejects replication commands.
+/// SQLSTATE of the error for a replication command in a session that is not in replication mode.
 const SYNTAX_ERROR: &str = "42601";
-const NO_REPLICATION_HINT: &str = "This session is not one for replication: a connection pooler (as PgCat or Supavisor) is between, and does \
-     not pass on what the session was asked for. Connect to PostgreSQL's own address and port";
+const NO_REPLICATION_HINT: &str = "This is not a replication session: a connection pooler such as PgCat or Supavisor is in between, and does not \
+     forward the replication parameter. Connect directly to PostgreSQL's address and port";
 
 /// A failure of a replication connection.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +62,7 @@ pub enum ConnectionError {
     Server(Box<ServerError>),
     /// The publication did not exist when the rows were committed, and the server skips them
     /// instead of failing (PostgreSQL 18).
-    #[error("PostgreSQL leaves rows out: {0}")]
+    #[error("PostgreSQL skips rows: {0}")]
     PublicationSkipped(Box<ServerError>),
     /// The connection was lost.
     #[error("connection to PostgreSQL lost: {0}")]
@@ -70,7 +71,7 @@ pub enum ConnectionError {
     #[error("PostgreSQL closed the connection")]
     Closed,
     /// Nothing was received within the time limit, although a reply was requested.
-    #[error("no response from PostgreSQL for {0:?} (link_timeout), though a reply was requested")]
+    #[error("no response from PostgreSQL for {0:?} (link_timeout), although a reply was requested")]
     Silent(Duration),
     /// A message from the server exceeds the size limit.
     #[error("PostgreSQL sends a message of {bytes} bytes; at most {max} are accepted")]
@@ -96,7 +97,8 @@ impl ConnectionError {
         matches!(self, Self::Server(error) if matches!(error.code.as_str(), "22P05" | "22021"))
     }
 
-    /// Returns the server's error, if this is one; of several failed attempts, the decisive one.
+    /// Returns the error that the server reported, if any. After several failed attempts, returns
+    /// the most relevant one.
     pub fn server_mut(&mut self) -> Option<&mut ServerError> {
         match self {
             Self::Server(error) => Some(error),
@@ -109,9 +111,9 @@ impl ConnectionError {
 /// The reply to `IDENTIFY_SYSTEM`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Identifies the cluster; the same on its standbys and restored copies.
+    /// The system identifier of the cluster, which its standbys and restored copies share.
     pub system_id: String,
-    /// Increases with each promotion.
+    /// The current timeline ID, which increases with each promotion.
     pub timeline: u32,
     /// The end of the WAL that has been flushed to disk.
     pub flushed: Lsn,
@@ -131,11 +133,13 @@ pub struct Connection {
     transport: Transport,
     ahead: Ahead,
     buffer: Buffer,
-    /// Length of the incomplete message, or of the message returned last; 0 if there is neither.
+    /// Length of the incomplete message, or of the message that was returned last, or 0 if neither
+    /// exists.
     wanted: usize,
-    /// Length of the message that was returned in part; the rest is skipped when it is consumed.
+    /// Length of the message whose beginning was returned. The rest is skipped when the message is
+    /// consumed.
     large: usize,
-    /// Number of bytes of a message that are still to be skipped.
+    /// Number of bytes that remain to be skipped.
     skipped: usize,
     last_heard: Instant,
     /// Bytes read since the last call of [`Connection::take_received_bytes`].
@@ -144,7 +148,7 @@ pub struct Connection {
     /// Whether the server converts text to UTF-8.
     converts: bool,
     notices: Arc<NoticeLimit>,
-    /// The host that answered, as shown in logs.
+    /// The host that accepted the connection, for logs.
     pub host: String,
 }
 
@@ -159,8 +163,7 @@ enum Ahead {
     },
 }
 
-/// How long reading ahead must not have been requested before the thread and its memory are
-/// released.
+/// If reading ahead is not requested for this long, the thread is stopped and its memory is freed.
 const READER_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Session settings that determine the text format of values.
@@ -172,12 +175,12 @@ pub(crate) const TEXT_FORMAT_SETTINGS: [(&str, &str); 5] = [
     ("timezone", "UTC"),
 ];
 
-/// Returns the session settings that the output depends on: the text format of values, and how soon
-/// the server considers Walpost dead.
+/// Returns the session settings for the text format of values, and for the timeouts after which the
+/// server closes a dead connection.
 fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
     TEXT_FORMAT_SETTINGS
         .into_iter()
-        // So that the warning about a skipped publication is sent.
+        // At this level, the server sends the warning about a skipped publication.
         .chain([("client_min_messages", "warning")])
         .map(|(name, value)| (name, value.to_owned()))
         .chain([("wal_sender_timeout", link_timeout.as_millis().to_string())])
@@ -185,11 +188,11 @@ fn startup(link_timeout: Duration) -> Vec<(&'static str, String)> {
 }
 
 impl Connection {
-    /// Opens a connection for logical replication. The server is configured to close it after
-    /// receiving nothing for `link_timeout`; messages larger than `row_bytes_max` are rejected.
+    /// Opens a connection for logical replication. The server closes the connection if it receives
+    /// nothing for `link_timeout`. Messages larger than `row_bytes_max` are rejected.
     ///
     /// # Errors
-    /// No host of `conninfo` accepts the connection.
+    /// Returns an error if no host in `conninfo` accepts the connection.
     pub async fn open(
         conninfo: &Conninfo,
         link_timeout: Duration,
@@ -201,8 +204,8 @@ impl Connection {
             .map(|(name, value)| (*name, value.as_str()))
             .collect();
         let session = dial::replication(conninfo, &startup).await?;
-        // The server validates what it sends against client_encoding, and ends the stream at a row
-        // that is invalid.
+        // The server validates the text of rows against client_encoding, and ends the stream if a
+        // row contains invalid text.
         let is_unchecked = session
             .parameters
             .get("server_encoding")
@@ -218,9 +221,9 @@ impl Connection {
     /// Makes the server send text in the encoding of the database, without validation.
     ///
     /// # Errors
-    /// The connection fails.
+    /// Returns an error if the connection fails.
     pub(crate) async fn disable_conversion(&mut self) -> Result<(), ConnectionError> {
-        // PostgreSQL 18, 23.3.3: with this client encoding, nothing is converted.
+        // With this client encoding, the server does not convert text (PostgreSQL 18, 23.3.3).
         self.command("SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)")
             .await?;
         self.converts = false;
@@ -252,18 +255,20 @@ impl Connection {
         }
     }
 
-    /// Returns the number of bytes that the server can send over a Unix-domain socket before anyone
-    /// reads, as of when the connection was opened. `None` for TCP, or while another thread reads.
+    /// Returns the number of bytes that a Unix-domain socket buffers, measured when the connection
+    /// was opened. Returns `None` for TCP, or while another thread reads from the socket.
     #[must_use]
     pub fn unix_buffer(&self) -> Option<usize> {
         self.transport.unix_buffer()
     }
 
-    /// Shrinks the receive buffer of a connection over TCP without TLS within this host. Returns
-    /// whether it did. The walsender calls `send` once per row. If the receiver has space, each row
-    /// becomes a segment, and the walsender spends the time to take it through the kernel to this
-    /// socket, twice the time of decoding a row. Otherwise, the rows accumulate in the send buffer
-    /// of its socket, and many are transferred at once when this end reads.
+    /// Shrinks the receive buffer of a TCP connection to the same host that does not use TLS.
+    /// Returns whether the buffer was shrunk.
+    ///
+    /// The walsender calls `send` once per row. If the receive buffer has space, each row becomes a
+    /// segment, and the walsender's call transfers it through the kernel, which takes twice as long
+    /// as decoding a row. If the buffer is full, rows accumulate in the walsender's send buffer,
+    /// and many are transferred at once when Walpost reads.
     pub fn shrink_receive_buffer(&self) -> bool {
         self.transport.shrink_receive_buffer(RECEIVE_BUFFER_BYTES)
     }
@@ -271,7 +276,7 @@ impl Connection {
     /// Runs `IDENTIFY_SYSTEM`.
     ///
     /// # Errors
-    /// The connection fails, or the reply can't be parsed.
+    /// Returns an error if the connection fails or the reply can't be parsed.
     pub async fn identify(&mut self) -> Result<Identity, ConnectionError> {
         let mut row = self.command("IDENTIFY_SYSTEM").await;
         if let Err(ConnectionError::Server(error)) = &mut row
@@ -290,28 +295,29 @@ impl Connection {
             })
         };
         identity().ok_or_else(|| {
-            ConnectionError::Protocol(format!("IDENTIFY_SYSTEM answered with {row:?}"))
+            ConnectionError::Protocol(format!("unexpected reply to IDENTIFY_SYSTEM: {row:?}"))
         })
     }
 
-    /// Returns the process ID of the server process, as reported by the server itself: a pooler in
-    /// between may have sent a different number in the startup.
+    /// Queries the process ID of the server process. A connection pooler may have sent a different
+    /// process ID during startup.
     ///
     /// # Errors
-    /// The connection fails, or the reply can't be parsed.
+    /// Returns an error if the connection fails or the reply can't be parsed.
     pub async fn process_id(&mut self) -> Result<i32, ConnectionError> {
-        let question = "SELECT pg_backend_pid()";
-        let row = self.command(question).await?;
+        let query = "SELECT pg_backend_pid()";
+        let row = self.command(query).await?;
         let found = row.first().cloned().flatten();
-        found
-            .and_then(|pid| pid.parse().ok())
-            .ok_or_else(|| ConnectionError::Protocol(format!("{question} answered with {row:?}")))
+        found.and_then(|pid| pid.parse().ok()).ok_or_else(|| {
+            ConnectionError::Protocol(format!("unexpected reply to {query}: {row:?}"))
+        })
     }
 
-    /// Runs `TIMELINE_HISTORY`: returns the ancestors of `timeline`, and where each was left.
+    /// Runs `TIMELINE_HISTORY`, and returns the ancestors of `timeline` with the LSN at which each
+    /// ended.
     ///
     /// # Errors
-    /// The connection fails, or the reply can't be parsed.
+    /// Returns an error if the connection fails or the reply can't be parsed.
     pub async fn timeline_history(
         &mut self,
         timeline: u32,
@@ -331,16 +337,18 @@ impl Connection {
                 Some(switch)
             })
             .collect::<Option<_>>()
-            .ok_or_else(|| ConnectionError::Protocol(format!("{command} answered with {row:?}")))
+            .ok_or_else(|| {
+                ConnectionError::Protocol(format!("unexpected reply to {command}: {row:?}"))
+            })
     }
 
     /// Runs `START_REPLICATION` for the transactions whose commit record is at or after both `from`
-    /// and the slot's confirmed position. The server knows what was confirmed better than any
-    /// client, so `from` is 0/0 unless something else is known to be delivered. With `messages`,
-    /// the stream includes what `pg_logical_emit_message` wrote.
+    /// and the slot's confirmed position. The server stores the confirmed position, so `from` is
+    /// 0/0 unless events after that position are known to be delivered. If `messages` is true, the
+    /// stream includes logical decoding messages.
     ///
     /// # Errors
-    /// The server rejects the command, or the connection fails.
+    /// Returns an error if the server rejects the command or the connection fails.
     pub async fn start(
         &mut self,
         slot: &str,
@@ -359,7 +367,7 @@ impl Connection {
         loop {
             self.await_message(ANSWER_BYTES_MAX).await?;
             if self.buffer.unread()[0] == b'W' {
-                // CopyBothResponse; its column formats don't apply to pgoutput.
+                // This is CopyBothResponse, whose column formats don't apply to pgoutput.
                 self.buffer.consume(self.wanted);
                 return Ok(());
             }
@@ -375,15 +383,15 @@ impl Connection {
     /// Runs a statement and returns the first row of its result.
     ///
     /// # Errors
-    /// The server rejects the statement, or the connection fails.
+    /// Returns an error if the server rejects the statement or the connection fails.
     pub async fn query(&mut self, statement: &str) -> Result<Vec<Option<String>>, ConnectionError> {
         self.command(statement).await
     }
 
-    /// Starts `COPY ... TO STDOUT`; its rows are returned by [`Connection::peek_row`].
+    /// Starts `COPY ... TO STDOUT`. [`Connection::peek_row`] returns its rows.
     ///
     /// # Errors
-    /// The server rejects the statement, or the connection fails.
+    /// Returns an error if the server rejects the statement or the connection fails.
     pub async fn copy_out(&mut self, statement: &str) -> Result<(), ConnectionError> {
         self.send_query(statement).await?;
         loop {
@@ -398,11 +406,12 @@ impl Connection {
         }
     }
 
-    /// Returns the next row of `COPY`, or its end, if it is completely in the buffer. The same row
-    /// is returned again until [`Connection::consume`] is called.
+    /// Returns the next row of `COPY` or the end of the copy, or `None` if its message is not yet
+    /// completely in the buffer. The same row is returned again until [`Connection::consume`] is
+    /// called.
     ///
     /// # Errors
-    /// The server ended the copy or sent something else.
+    /// Returns an error if the server ended the copy early or sent an unexpected message.
     pub fn peek_row(&mut self) -> Result<Option<CopyOut<'_>>, ConnectionError> {
         loop {
             let Some(len) = self.complete(self.row_bytes_max)? else {
@@ -425,11 +434,11 @@ impl Connection {
         }
     }
 
-    /// Returns the next frame, if it is completely in the buffer. The same frame is returned again
-    /// until [`Connection::consume`] is called.
+    /// Returns the next frame, or `None` if it is not yet completely in the buffer. The same frame
+    /// is returned again until [`Connection::consume`] is called.
     ///
     /// # Errors
-    /// The server ended the stream or sent something else.
+    /// Returns an error if the server ended the stream or sent an unexpected message.
     pub fn peek(&mut self) -> Result<Option<Frame<'_>>, ConnectionError> {
         loop {
             let complete = match self.complete(self.row_bytes_max) {
@@ -456,10 +465,10 @@ impl Connection {
         }
     }
 
-    /// Returns the beginning of a frame that exceeds the size limit, if it is of a kind that can be
+    /// Returns the beginning of a frame that exceeds the size limit, if frames of its type can be
     /// skipped.
     fn large(&mut self, bytes: usize, max: usize) -> Result<Option<Frame<'_>>, ConnectionError> {
-        // The message is longer than this.
+        // The message is longer than `wanted`, which is the part to read.
         let wanted = max.min(5 + BEGINNING_BYTES);
         let unread = self.buffer.unread();
         let beginning = &unread[..unread.len().min(wanted)];
@@ -481,22 +490,22 @@ impl Connection {
     }
 
     /// Returns the bodies of the `CopyData` messages that are completely in the buffer, starting
-    /// with the one returned last and ending before a message of another kind.
+    /// with the message that was returned last and ending before the first message of another type.
     pub fn buffered(&self) -> impl Iterator<Item = &[u8]> {
         let mut rest = self.buffer.unread();
         std::iter::from_fn(move || {
             let header = Header::parse(rest).ok().flatten()?;
             let len = usize::try_from(header.len()).ok()? + 1;
-            let (message, behind) = rest.split_at_checked(len)?;
-            rest = behind;
+            let (message, following) = rest.split_at_checked(len)?;
+            rest = following;
             (header.tag() == b'd').then(|| &message[5..])
         })
     }
 
-    /// Reads the available bytes, at least one. Dropping the future loses nothing.
+    /// Waits until data is available, and reads it into the buffer. Cancel safe.
     ///
     /// # Errors
-    /// The connection was lost or closed.
+    /// Returns an error if the connection was lost or closed.
     pub async fn receive(&mut self) -> Result<(), ConnectionError> {
         let missing = self.wanted.saturating_sub(self.unread());
         let read = match self.next_chunk().await? {
@@ -536,9 +545,9 @@ impl Connection {
     }
 
     /// Makes a dedicated thread read from the socket, up to about `bytes_max` ahead of
-    /// [`Connection::receive`], until nothing arrives for a moment or [`Connection::read_directly`] is
-    /// called. Returns whether it does: only a Unix-domain socket with a buffer smaller than
-    /// [`WANTED_BUFFER_BYTES`] benefits, and starting the thread can fail.
+    /// [`Connection::receive`], until no data arrives for a moment or [`Connection::read_directly`]
+    /// is called. Returns whether the thread is reading. Only a Unix-domain socket with a buffer
+    /// smaller than [`WANTED_BUFFER_BYTES`] benefits from the thread, and starting it can fail.
     pub fn read_ahead(&mut self, bytes_max: usize, now: Instant) -> bool {
         if let Ahead::Untried = self.ahead {
             let is_small = self
@@ -559,7 +568,7 @@ impl Connection {
                     wanted: now,
                 }),
                 Err(error) => {
-                    debug!(%error, "nothing to read ahead with");
+                    debug!(%error, "failed to start reading ahead");
                     Ahead::Never
                 }
             };
@@ -578,8 +587,8 @@ impl Connection {
         true
     }
 
-    /// Ends [`Connection::read_ahead`] as soon as the socket is empty, and its thread when it has
-    /// not been requested for a while.
+    /// Ends [`Connection::read_ahead`] as soon as the socket is empty. Stops the thread if reading
+    /// ahead has not been requested for [`READER_IDLE_TIMEOUT`].
     pub fn read_directly(&mut self, now: Instant) {
         let Ahead::Reader { reader, wanted } = &self.ahead else {
             return;
@@ -596,28 +605,30 @@ impl Connection {
         std::mem::take(&mut self.received) as u64
     }
 
-    /// Returns the number of bytes that were read and not consumed.
+    /// Returns the number of bytes that were read but not consumed.
     #[must_use]
     pub fn unread(&self) -> usize {
         self.buffer.unread().len()
     }
 
-    /// Resets the time of the last receipt while nothing is read, because silence then says nothing
-    /// about the connection.
+    /// Resets the time of the last receipt. Called while nothing is read, because the time without
+    /// data then does not indicate whether the connection works.
     pub fn pause(&mut self) {
         self.last_heard = Instant::now();
     }
 
-    /// Returns when something was last received.
+    /// Returns when data was last received.
     #[must_use]
     pub fn last_heard(&self) -> Instant {
         self.last_heard
     }
 
-    /// Reports the durable position to the server, and requests a reply if `reply_requested`.
+    /// Reports the durable position to the server, and requests a reply if `reply_requested` is
+    /// true.
     ///
     /// # Errors
-    /// The connection was lost, or the server does not read within `limit`.
+    /// Returns an error if the connection was lost, or if the server does not read the message
+    /// within `limit`.
     pub async fn confirm(
         &mut self,
         upto: Confirmed,
@@ -632,11 +643,11 @@ impl Connection {
     }
 
     /// Ends `CopyBoth` and the session. The server processes all status updates before it replies,
-    /// so when this returns, the slot is at the position confirmed last.
+    /// so the slot is at the last confirmed position when this returns.
     ///
     /// # Errors
-    /// The connection fails or the server takes too long; it may then not have processed the last
-    /// status updates.
+    /// Returns an error if the connection fails or the server takes too long. In that case, the
+    /// server may not have processed the last status updates.
     pub async fn close(mut self) -> Result<(), ConnectionError> {
         let close = async {
             let mut message = BytesMut::new();
@@ -725,8 +736,8 @@ impl Connection {
         }
     }
 
-    /// Returns the total length of the next message, if it is complete. Otherwise records how much
-    /// space it needs.
+    /// Returns the total length of the next message if it is complete. Otherwise, records how much
+    /// space the message needs and returns `None`.
     fn complete(&mut self, bytes_max: usize) -> Result<Option<usize>, ConnectionError> {
         (self.wanted, self.large) = (0, 0);
         if self.skipped > 0 {
@@ -741,7 +752,8 @@ impl Connection {
         let Some(header) = Header::parse(unread)? else {
             return Ok(None);
         };
-        // The length includes itself but not the type; Header has rejected lengths below 4.
+        // The length includes its own four bytes but not the type. `Header` rejects lengths below
+        // 4.
         let len = usize::try_from(header.len())
             .map_err(|_| ConnectionError::Protocol("negative length".to_owned()))?
             + 1;
@@ -758,10 +770,10 @@ impl Connection {
         Ok(Some(len))
     }
 
-    /// Logs a notice from the server, unless there have been too many.
+    /// Logs a notice from the server, unless too many notices were logged recently.
     ///
     /// # Errors
-    /// The notice says that the server skips rows.
+    /// Returns an error if the notice means that the server skips rows.
     fn notice(&self, fields: Fields<'_>) -> Result<(), ConnectionError> {
         let notice = ServerError::parse(fields)?;
         let is_warning = notice.severity == "WARNING";
@@ -779,7 +791,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Removes the next message, which must be complete, from the buffer. `wanted` is its length.
+    /// Removes the next message from the buffer. The message must be complete, and `wanted` must be
+    /// its length.
     fn parse_message(&mut self) -> Result<Message, ConnectionError> {
         let len = std::mem::take(&mut self.wanted);
         let mut message = BytesMut::from(&self.buffer.unread()[..len]);

@@ -1,8 +1,8 @@
-//! The files of `sql/`, with their variables substituted.
+//! Substitutes the variables in the files of `sql/`.
 //!
-//! The files are written for psql. Here, each file included with `\ir` is inserted once; other psql
-//! commands are removed, including the lines from `\if` to `\endif`, which set defaults; and
-//! `:"name"` and `:'name'` are replaced by quoted identifiers and literals.
+//! The files are written for psql. This module inserts each file included with `\ir` once, removes
+//! other psql commands, including the lines from `\if` to `\endif`, which set defaults, and
+//! replaces `:"name"` and `:'name'` with quoted identifiers and literals.
 
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 
@@ -18,11 +18,11 @@ pub(super) const PREREQUISITES: &str = include_str!("../../sql/prerequisites.sql
 /// An argument of `pg_create_logical_replication_slot`, available since PostgreSQL 17.
 const FAILOVER: &str = ", failover => true";
 
-/// Default for the largest event that a new outbox accepts. The files contain the same default.
+/// Default maximum size of an event in a new outbox. The SQL files contain the same default.
 pub(super) const MAX_EVENT_BYTES: u64 = 990_000;
 
-/// The values of the variables in a file. A variable without a value is left as it is, which is a
-/// syntax error on any server.
+/// The values of the variables in a file. A variable without a value is left unchanged, which
+/// causes a syntax error on any server.
 #[derive(Clone, Copy)]
 pub(super) struct Variables<'v> {
     pub(super) pipeline: &'v str,
@@ -34,7 +34,7 @@ pub(super) struct Variables<'v> {
     pub(super) failover: bool,
     /// `max_row_bytes` of the pipeline.
     pub(super) row_bytes_max: usize,
-    /// The largest event that a new outbox accepts, if not the default.
+    /// The maximum size of an event in a new outbox, or `None` for the default.
     pub(super) max_event_bytes: Option<u64>,
 }
 
@@ -79,7 +79,7 @@ impl Variables<'_> {
                     "uuidv7.sql" => (UUIDV7, ""),
                     "no_update.sql" => (NO_UPDATE, ""),
                     "prerequisites.sql" => (PREREQUISITES, ""),
-                    name => unreachable!("{name} is included by no file of ours"),
+                    name => unreachable!("no file of sql/ includes {name}"),
                 };
                 if !included.contains(&inner) {
                     included.push(inner);
@@ -124,12 +124,12 @@ impl Variables<'_> {
         let quoted = text.strip_prefix(':')?;
         let quote = quoted.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
         let (name, rest) = quoted[1..].split_once(quote)?;
-        // The files treat an empty name as no table.
+        // In the SQL files, an empty name means that there is no table.
         let table = self.target.outbox.table();
         let row_bytes_max;
         let max_event_bytes;
         let value = match name {
-            // For existing functions, an empty value keeps their limit.
+            // If the value is empty, an existing function keeps its limit.
             "max_event_bytes" => {
                 max_event_bytes = match (self.max_event_bytes, &self.target.outbox) {
                     (None, Outbox::Messages { .. }) => String::new(),
@@ -162,7 +162,7 @@ impl Variables<'_> {
     }
 }
 
-/// Returns the statements of `sql/examine.sql` for these of its keywords.
+/// Returns the statements of `sql/examine.sql` for the keywords in `examine`.
 pub(super) fn examine(target: &Target, examine: &str) -> String {
     let variables = Variables {
         pipeline: "",

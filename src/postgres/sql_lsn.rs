@@ -31,12 +31,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_lsn_is_eight_bytes_in_network_order() {
+    fn encodes_an_lsn_as_eight_bytes_in_network_order() {
         let lsn = Lsn(0x16_B374_D848);
         let mut out = BytesMut::new();
-        lsn.to_sql(&Type::PG_LSN, &mut out).expect("it is written");
+        lsn.to_sql(&Type::PG_LSN, &mut out).expect("encodes");
         assert_eq!(out[..], [0, 0, 0, 0x16, 0xB3, 0x74, 0xD8, 0x48]);
-        assert_eq!(Lsn::from_sql(&Type::PG_LSN, &out).expect("it is read"), lsn);
+        assert_eq!(Lsn::from_sql(&Type::PG_LSN, &out).expect("decodes"), lsn);
         assert!(Lsn::from_sql(&Type::PG_LSN, &out[1..]).is_err());
         assert!(!<Lsn as FromSql>::accepts(&Type::INT8));
     }

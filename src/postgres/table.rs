@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use postgres_protocol::escape::escape_identifier;
 
-use crate::outbox::columns::RowsOf;
+use crate::outbox::columns::SourceTable;
 
 /// A schema-qualified table.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -14,10 +14,10 @@ pub struct TableName {
     pub name: String,
 }
 
-/// A text that does not name a table.
+/// An error for text that is not the name of a table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is not the name of a table: expected SCHEMA.TABLE, like public.outbox, with \"double quotes\" around names that need them"
+    "{0:?} is not the name of a table: expected SCHEMA.TABLE, like public.outbox, with \"double quotes\" around names that require them"
 )]
 pub struct TableNameError(String);
 
@@ -37,13 +37,14 @@ impl TableName {
         }
     }
 
-    /// Returns the name in the form to which settings are bound; `shown` is its text.
+    /// Returns the name in the form that settings are bound to. `sql_name` is the name in SQL
+    /// syntax.
     #[must_use]
-    pub(crate) fn rows<'a>(&'a self, shown: &'a str) -> RowsOf<'a> {
-        RowsOf {
+    pub(crate) fn rows<'a>(&'a self, sql_name: &'a str) -> SourceTable<'a> {
+        SourceTable {
             schema: &self.schema,
             name: &self.name,
-            shown,
+            sql_name,
         }
     }
 
@@ -60,7 +61,7 @@ impl fmt::Display for TableName {
     }
 }
 
-/// Words that can't be used everywhere as names without quotes: those that `pg_get_keywords()` of
+/// Keywords that may have to be quoted when used as names: all keywords that `pg_get_keywords()` of
 /// PostgreSQL 18 does not classify as unreserved.
 const KEYWORDS: &str = "all analyse analyze and any array as asc asymmetric authorization between bigint binary bit \
     boolean both case cast char character check coalesce collate collation column concurrently \
@@ -94,8 +95,8 @@ pub fn identifier(name: &str) -> String {
 impl FromStr for TableName {
     type Err = TableNameError;
 
-    /// Parses a name as SQL does: folded to lower case outside double quotes. The default schema is
-    /// `public`.
+    /// Parses a name as SQL does: letters outside double quotes are folded to lower case. The
+    /// default schema is `public`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || TableNameError(text.to_owned());
         let (first, rest) = part(text).ok_or_else(error)?;
@@ -147,12 +148,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_as_sql_reads_them() {
-        let check = |text: &str, schema: &str, name: &str, shown: &str| {
+    fn parses_names_like_sql() {
+        let check = |text: &str, schema: &str, name: &str, sql_name: &str| {
             let table: TableName = text.parse().expect(text);
             assert!(table.is(schema, name), "{text}: {table:?}");
-            assert_eq!(table.to_string(), shown);
-            assert_eq!(shown.parse(), Ok(table));
+            assert_eq!(table.to_string(), sql_name);
+            assert_eq!(sql_name.parse(), Ok(table));
         };
         check("outbox", "public", "outbox", "public.outbox");
         check("Shop.Outbox", "shop", "outbox", "shop.outbox");
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_patterns_without_a_table() {
+    fn rejects_text_that_is_not_a_table_name() {
         for text in [
             "", ".", "a.", ".b", "a.b.c", "a b", "\"a", "\"\"", "1a", "a;b", "\"a\"b",
         ] {

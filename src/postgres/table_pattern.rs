@@ -29,17 +29,17 @@ enum Element {
     Any,
 }
 
-/// A text that is not a valid pattern.
+/// An error for text that is not a valid pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is no pattern for tables: expected SCHEMA.TABLE with * for any characters and ? for one, like tenant_*.outbox, and \
-     \"double quotes\" around what needs them, like \"tenant-\"*.outbox"
+    "{0:?} is not a valid table pattern: expected SCHEMA.TABLE with * for any characters and ? for one character, like \
+     tenant_*.outbox, and \"double quotes\" around text that requires them, like \"tenant-\"*.outbox"
 )]
 pub(crate) struct TablePatternError(String);
 
 impl TablePattern {
-    /// Returns the patterns of schema and name for SQL's `LIKE`, with literal characters escaped by
-    /// a backslash.
+    /// Returns the schema and the name as patterns for SQL's `LIKE`, with literal characters
+    /// escaped by a backslash.
     #[must_use]
     pub(crate) fn like(&self) -> [String; 2] {
         [self.schema.like(), self.name.like()]
@@ -125,7 +125,8 @@ impl fmt::Display for TablePattern {
     }
 }
 
-/// Returns whether a character needs no quotes, except that upper case is folded.
+/// Returns whether a character may appear outside double quotes. Upper-case letters may, although
+/// they are folded to lower case.
 fn is_plain(char: char) -> bool {
     char.is_alphanumeric() || matches!(char, '_' | '$')
 }
@@ -192,11 +193,11 @@ fn part(text: &str) -> Option<(NamePattern, &str)> {
     (!elements.is_empty()).then_some((NamePattern(elements), rest))
 }
 
-/// The tables that are outboxes of one pipeline: all that match one of the patterns.
+/// Patterns for the outbox tables of one pipeline. A table is an outbox if it matches any of them.
 #[derive(Clone, Debug)]
 pub struct TablePatterns {
     patterns: Vec<TablePattern>,
-    /// Matches schema and name separated by a NUL, which neither can contain.
+    /// Matches schema and name separated by a NUL character, which names can't contain.
     regex: Regex,
 }
 
@@ -215,7 +216,8 @@ impl TablePatterns {
         self.regex.is_match(&format!("{schema}\0{name}"))
     }
 
-    /// Returns the patterns of schemas and of names for SQL's `LIKE`, in two lists of equal length.
+    /// Returns the schemas and the names as patterns for SQL's `LIKE`, in two lists of equal
+    /// length.
     #[must_use]
     pub(crate) fn like(&self) -> [Vec<String>; 2] {
         let pairs = self.patterns.iter().map(TablePattern::like);
@@ -233,7 +235,7 @@ impl TablePatterns {
     /// Parses patterns.
     ///
     /// # Errors
-    /// The list is empty, or a text is not a valid pattern.
+    /// Returns an error if the list is empty or contains an invalid pattern.
     pub(crate) fn new(texts: &[String]) -> Result<Self, TablePatternError> {
         let patterns = texts.iter().map(|text| text.parse());
         let patterns = patterns.collect::<Result<Vec<TablePattern>, _>>()?;
@@ -244,7 +246,7 @@ impl TablePatterns {
             .iter()
             .map(|pattern| format!("{}\\x00{}", pattern.schema.regex(), pattern.name.regex()));
         let regex = format!("\\A(?:{})\\z", tables.collect::<Vec<_>>().join("|"));
-        // Too many patterns exceed the size limit of a regular expression.
+        // With too many patterns, the regular expression exceeds its size limit.
         let regex = Regex::new(&regex).map_err(|_| TablePatternError(texts.join(", ")))?;
         Ok(Self { patterns, regex })
     }
@@ -278,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_stand_for_tables() {
+    fn matches_tables_by_schema_and_name() {
         let check = |text: &str, is: &[(&str, &str)], is_not: &[(&str, &str)]| {
             let pattern = patterns(&[text]);
             for (schema, name) in is {
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_are_shown_as_they_can_be_read() {
+    fn formats_patterns_so_that_they_can_be_parsed_again() {
         for (text, shown) in [
             ("tenant_*.outbox", "tenant_*.outbox"),
             ("Outbox", "public.outbox"),
@@ -343,13 +345,13 @@ mod tests {
     }
 
     #[test]
-    fn like_has_what_stands_for_itself_escaped() {
+    fn escapes_literal_characters_for_like() {
         let like = pattern("ten_nt?*.\"50%\\\"").like();
         assert_eq!(like, ["ten\\_nt_%", "50\\%\\\\"]);
     }
 
     #[test]
-    fn patterns_that_name_one_table_are_known() {
+    fn finds_patterns_without_wildcards() {
         let patterns = patterns(&["shop.outbox", "tenant_*.outbox", "\"*\".x"]);
         let named: Vec<_> = patterns.named().map(|table| table.to_string()).collect();
         assert_eq!(named, ["shop.outbox", "\"*\".x"]);
@@ -362,7 +364,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_text_is_a_pattern_or_an_error(text in "[a*?\".A-]{0,10}", name in "[a*]{0,5}") {
+        fn parses_or_rejects_arbitrary_patterns(text in "[a*?\".A-]{0,10}", name in "[a*]{0,5}") {
             if let Ok(pattern) = text.parse::<TablePattern>() {
                 let _ = patterns(&[&text]).matches(&name, &name);
                 prop_assert_eq!(pattern.to_string().parse::<TablePattern>(), Ok(pattern));

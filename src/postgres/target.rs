@@ -7,8 +7,8 @@ use super::table_pattern::TablePatterns;
 use crate::model::commands::Commands;
 use crate::model::set_aside::replay_set_aside;
 
-/// Schema and name of the table through which older rows of one of several outboxes are sent:
-/// `sql/tables.sql`.
+/// Schema and name of the table through which older rows are sent if several outboxes share a slot.
+/// `sql/tables.sql` creates it.
 pub(crate) const OUTBOX_ROW: [&str; 2] = ["walpost", "outbox_row"];
 
 /// The database objects that a pipeline uses.
@@ -16,16 +16,17 @@ pub(crate) const OUTBOX_ROW: [&str; 2] = ["walpost", "outbox_row"];
 pub(crate) struct Target {
     /// Where the pipeline's events are stored.
     pub outbox: Outbox,
-    /// The publication, which publishes the inserts of the table or tables; empty for messages.
+    /// The publication, which publishes inserts into the table or tables. For an outbox that uses
+    /// messages, the publication is empty.
     pub publication: String,
     /// The logical replication slot.
     pub slot: String,
-    /// Prints commands for the same pipeline.
+    /// Formats commands for this pipeline.
     pub commands: Commands,
 }
 
 impl Target {
-    /// Returns the `init` command for this kind of outbox, with these additional words.
+    /// Returns the `init` command for this type of outbox, with additional arguments.
     #[must_use]
     pub(crate) fn init(&self, words: &[&str]) -> String {
         let outbox: &[&str] = match self.outbox {
@@ -36,13 +37,13 @@ impl Target {
         self.commands.print_words(&words)
     }
 
-    /// Returns the command that creates this table.
+    /// Returns the command that creates the table.
     #[must_use]
     pub(crate) fn init_table(&self, table: &TableName) -> String {
         self.init(&["--table", &table.to_string()])
     }
 
-    /// Returns the table, if it is one of several.
+    /// Returns the table if it shares a slot with other tables.
     #[must_use]
     pub(crate) fn table_of_several(&self) -> Option<String> {
         match &self.outbox {
@@ -67,7 +68,7 @@ impl Target {
         }
     }
 
-    /// Returns the command that skips what the slot has before a position.
+    /// Returns the command that skips the events before a position.
     #[must_use]
     pub(crate) fn skip(&self, to: &str) -> String {
         self.commands.print(["skip", "--to", to])
@@ -85,7 +86,7 @@ impl Target {
         self.init(&["--slot", &self.slot])
     }
 
-    /// Describes how an operator can have events delivered that the slot has skipped or lost.
+    /// Describes how an operator can send events again that the slot has skipped or lost.
     #[must_use]
     pub(crate) fn resend(&self) -> String {
         match &self.outbox {
@@ -98,7 +99,8 @@ impl Target {
                 format!("Send them again from each table: {replay}")
             }
             Outbox::Messages { .. } => {
-                "They are in no table: whoever published them has to publish them again".to_owned()
+                "They are not stored in a table, so the application must publish them again"
+                    .to_owned()
             }
         }
     }
@@ -113,7 +115,8 @@ pub enum Outbox {
     Tables(TablePatterns),
     /// One of several tables, for a command that concerns only that table.
     OneOf { table: TableName, of: TablePatterns },
-    /// Events are messages that exist only in WAL, written by `walpost.publish`.
+    /// Events are logical decoding messages, which `walpost.publish` writes and which exist only in
+    /// the WAL.
     Messages {
         /// The prefix of this outbox's messages.
         prefix: String,
@@ -121,7 +124,7 @@ pub enum Outbox {
 }
 
 impl Outbox {
-    /// Returns the table, if a single one is known.
+    /// Returns the table if exactly one is known.
     #[must_use]
     pub fn table(&self) -> Option<&TableName> {
         match self {
@@ -130,7 +133,8 @@ impl Outbox {
         }
     }
 
-    /// Narrows an outbox of several tables down to this one; other outboxes are returned unchanged.
+    /// Narrows an outbox that consists of several tables down to `table`. Other outboxes are
+    /// returned unchanged.
     #[must_use]
     pub(crate) fn narrow_to(&self, table: &TableName) -> Self {
         match self {
@@ -148,7 +152,7 @@ impl Outbox {
         matches!(self, Self::Tables(_) | Self::OneOf { .. })
     }
 
-    /// Returns whether events are messages that are stored in no table.
+    /// Returns whether events are logical decoding messages, which are not stored in a table.
     #[must_use]
     pub fn is_messages(&self) -> bool {
         matches!(self, Self::Messages { .. })

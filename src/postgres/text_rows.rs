@@ -11,12 +11,12 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 use super::catalog::{Catalog, CatalogError};
 use super::connect::conninfo::Conninfo;
 
-/// Maximum number of rows: each becomes a pipeline with its own thread and slot.
+/// Maximum number of rows. Each row becomes a pipeline with its own thread and slot.
 const ROWS_MAX: usize = 10_000;
 /// Maximum memory for a result, counting [`VALUE_BYTES`] and the text of each value and of its
 /// column's name.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// Memory for a value besides its text.
+const RESULT_BYTES_MAX: usize = 16 << 20;
+/// Memory for a value in addition to its text.
 const VALUE_BYTES: usize = 64;
 
 /// Values by column name; `None` is NULL.
@@ -31,25 +31,27 @@ pub(crate) struct TextRows {
     pub as_superuser: bool,
 }
 
-/// Why a query returned no usable rows.
+/// An error for a query that did not return usable rows.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TextRowsError {
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// PostgreSQL's message names the table but not why it isn't found.
-    #[error("{0}. Tables are written with their schema here, as in public.shards")]
+    #[error("{0}. Qualify the table with its schema, as in public.shards")]
     NoTable(CatalogError),
-    #[error("no answer within {0:?}")]
+    #[error("no response within {0:?}")]
     Slow(Duration),
     #[error(
-        "the query returns more than {0} rows, and each would be a pipeline. Return fewer, with WHERE or LIMIT"
+        "the query returns more than {0} rows, and each row would become a pipeline. Return fewer rows, with WHERE or LIMIT"
     )]
     TooManyRows(usize),
     #[error(
-        "the query returns more than fits into {0} of memory. Return only the columns that the template uses, or fewer rows"
+        "the query result requires more than {0} of memory. Return only the columns that the template uses, or fewer rows"
     )]
     TooLarge(ByteSize),
-    #[error("two columns of the query are called {0:?}. Give each a name of its own: ... AS name")]
+    #[error(
+        "two columns of the query are named {0:?}. Give each column a different name: ... AS name"
+    )]
     SameName(String),
 }
 
@@ -57,17 +59,17 @@ pub(crate) enum TextRowsError {
 /// `search_path` contains only pg_catalog and pg_temp.
 ///
 /// # Errors
-/// The query fails, or does not finish within `limit`.
+/// Returns an error if the query fails or does not finish within `limit`.
 pub(crate) async fn text_rows(
     conninfo: &Conninfo,
     query: &str,
     limit: Duration,
 ) -> Result<TextRows, TextRowsError> {
-    let asked = async {
+    let rows = async {
         let catalog = Catalog::open(conninfo).await?;
         let client = catalog.client();
-        let question = "SELECT current_setting('is_superuser') = 'on'";
-        let row = client.query_one(question, &[]).await;
+        let superuser_query = "SELECT current_setting('is_superuser') = 'on'";
+        let row = client.query_one(superuser_query, &[]).await;
         let as_superuser = row.and_then(|row| row.try_get(0)).map_err(catalog_error)?;
         let begin = format!(
             "BEGIN READ ONLY; SET LOCAL statement_timeout = {}",
@@ -75,7 +77,8 @@ pub(crate) async fn text_rows(
         );
         client.batch_execute(&begin).await.map_err(catalog_error)?;
         let rows = read_rows(client, query).await;
-        // A result that is too large is still being sent: closing the connection stops it.
+        // If the result is too large, the server is still sending it. Closing the connection stops
+        // that.
         if !matches!(
             rows,
             Err(TextRowsError::TooManyRows(_) | TextRowsError::TooLarge(_))
@@ -87,12 +90,12 @@ pub(crate) async fn text_rows(
         let rows = rows?;
         Ok(TextRows { rows, as_superuser })
     };
-    timeout(limit, asked)
+    timeout(limit, rows)
         .await
         .unwrap_or(Err(TextRowsError::Slow(limit)))
 }
 
-/// Reads rows as they arrive, so that an endless result is abandoned instead of kept in memory.
+/// Reads rows as they arrive, so that a result without end is abandoned instead of kept in memory.
 async fn read_rows(client: &Client, query: &str) -> Result<Vec<TextRow>, TextRowsError> {
     let stream = client.simple_query_raw(query).await.map_err(query_error)?;
     let mut stream = std::pin::pin!(stream);
@@ -109,9 +112,9 @@ async fn read_rows(client: &Client, query: &str) -> Result<Vec<TextRow>, TextRow
             let value = row.try_get(at).map_err(catalog_error)?;
             bytes += VALUE_BYTES + column.name().len() + value.map_or(0, str::len);
         }
-        if bytes > ANSWER_BYTES_MAX {
+        if bytes > RESULT_BYTES_MAX {
             return Err(TextRowsError::TooLarge(ByteSize::b(
-                ANSWER_BYTES_MAX as u64,
+                RESULT_BYTES_MAX as u64,
             )));
         }
         rows.push(text_row(&row)?);

@@ -142,10 +142,10 @@ fn event_that_no_record_can_be_made_of_is_a_dead_letter_with_its_payload(exactly
     for (id, message) in [
         ("1", "has no partition 7"),
         ("3", "the row has no topic"),
-        ("4", "can't be the name of a topic"),
-        ("5", "headers column: not a JSON object"),
-        ("6", "the timestamp column has \"infinity\""),
-        ("7", "the partition column has -1"),
+        ("4", "is not a valid topic name"),
+        ("5", "headers column: not a valid JSON object"),
+        ("6", "the timestamp column contains \"infinity\""),
+        ("7", "the partition column contains -1"),
         ("8", "has no partition 7"),
     ] {
         let letter = records.iter().find(|record| record.header("id") == id);
@@ -201,7 +201,10 @@ fn message_that_can_not_be_read_is_a_dead_letter(exactly_once: bool) {
     assert_eq!(unreadable.text(), "no envelope");
     assert_eq!(unreadable.header("walpost-source-prefix"), prefix);
     let message = unreadable.header("walpost-error-message");
-    assert!(message.contains("it begins with byte 0x6e"), "{message}");
+    assert!(
+        message.contains("the content begins with byte 0x6e"),
+        "{message}"
+    );
     let unroutable = letters.iter().find(|letter| letter.key.is_some());
     assert_eq!(unroutable.expect("a letter of the event").key(), "key");
     walpost.terminate().expect_code(0);

@@ -277,7 +277,7 @@ fn silent_server_is_reported_as_not_postgresql() {
     let found = check.args(["--kafka", fixture.kafka()]).finish();
     found.expect_code(1).expect_mentions(&[
         "no PostgreSQL server has responded within 2s",
-        "Correct host and port",
+        "Correct the host and port",
     ]);
 }
 
@@ -291,7 +291,7 @@ fn user_of_the_operating_system_is_not_taken_for_a_role_that_was_named() {
         .env("USER", "nobody_of_this_name")
         .finish()
         .expect_code(3)
-        .expect_mentions(&["Nothing names a user", "PGUSER=walpost"]);
+        .expect_mentions(&["No user is configured", "PGUSER=walpost"]);
     // The halt is not recorded either, for the same reason. That is not reported, because the log
     // already contains the reason.
     assert!(

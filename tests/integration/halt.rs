@@ -421,7 +421,7 @@ fn no_function_is_called_through_a_pooler_that_drops_parameters() {
                 _ => commands.skip("0/1").arg("--yes"),
             };
             let refused = command.finish().expect_code(3);
-            refused.expect_mentions(&["has search_path", "a connection pooler (as PgCat"]);
+            refused.expect_mentions(&["has search_path", "a connection pooler (such as PgCat"]);
         }
         assert_eq!(
             fixture.db.number("SELECT count(*) FROM plot.calls"),

@@ -141,7 +141,7 @@ fn init_times_out_on_a_lock_and_leaves_no_partial_slot() {
     let finished = fixture.init().args(["--lock-timeout", "1s"]).finish();
     finished
         .expect_code(3)
-        .expect_mentions(&["transaction", "Everything but the slot is there"]);
+        .expect_mentions(&["transaction", "Everything except the slot was created"]);
     let slots = "SELECT count(*) FROM pg_replication_slots WHERE plugin = 'pgoutput'";
     // The server reports the error before it drops the unfinished slot.
     wait_until("the slot to be gone", || fixture.db.number(slots) == 0);

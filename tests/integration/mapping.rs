@@ -39,7 +39,7 @@ fn type_that_can_not_serve_is_named() {
     for (settings, found) in [
         (
             "",
-            "column \"payload\" of table public.outbox has type public.order_status, but payload needs",
+            "column \"payload\" of table public.outbox has type public.order_status, but payload requires",
         ),
         (
             "payload = \"aggregateid\"\npartition = \"shard\"\n",

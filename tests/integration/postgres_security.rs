@@ -224,7 +224,7 @@ fn files_that_others_can_write_are_not_used() {
     refused.expect_code(3).expect_mentions(&[
         "password file ignored",
         &remedy,
-        "no password for role",
+        "the server requests a password for role",
     ]);
     // The pipeline has been retrying all the time.
     open(0o755);
@@ -452,10 +452,10 @@ fn intercepting_proxy_does_not_get_the_password() {
             assert_eq!(interceptor.received(), "", "of {deed:?}");
             let found = &check.stdout;
             assert!(
-                found.contains("has no TLS") && found.contains(&opt_in),
+                found.contains("does not use TLS") && found.contains(&opt_in),
                 "{found}"
             );
-            guarded.refuses(&conninfo, &["has no TLS", "was not sent", &opt_in]);
+            guarded.refuses(&conninfo, &["does not use TLS", "was not sent", &opt_in]);
             assert_eq!(interceptor.received(), "", "of {deed:?}");
 
             // Verifies that the proxy would have received the password.
@@ -482,7 +482,7 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     });
     let conninfo = through(&guarded, &interceptor, "scram_user", "");
     let warning = format!(
-        "the connection to PostgreSQL at {} has no TLS (sslmode=prefer)",
+        "the connection to PostgreSQL at {} does not use TLS (sslmode=prefer)",
         interceptor.address
     );
     let mut walpost = guarded.run(&conninfo).start_streaming();
@@ -517,10 +517,10 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
         let conninfo = through(&guarded, &tunnel, "tls_user", &parameters);
         let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
         assert!(check.stdout.contains("accepts SQL"), "{}", check.stdout);
-        let text = "has TLS that checks no certificate";
+        let text = "uses TLS without verifying the server's certificate";
         for found in [&check.stdout, &check.stderr] {
             assert_eq!(found.contains(text), is_open, "{parameters}: {found}");
-            assert!(!found.contains("has no TLS"), "{parameters}: {found}");
+            assert!(!found.contains("does not use TLS"), "{parameters}: {found}");
         }
     }
 
@@ -534,7 +534,11 @@ fn connection_that_is_open_to_the_network_is_warned_of_once_by_each_command() {
     );
     let check = guarded.fixture.with_conninfo(&conninfo).check().finish();
     assert!(!check.stdout.contains("encryption"), "{}", check.stdout);
-    assert!(!check.stderr.contains("has no TLS"), "{}", check.stderr);
+    assert!(
+        !check.stderr.contains("does not use TLS"),
+        "{}",
+        check.stderr
+    );
 }
 
 #[test]
@@ -561,7 +565,7 @@ fn server_may_request_only_methods_that_require_auth_allows() {
         ("scram_user", "password,md5", "SASL"),
         ("postgres", "!none", "no"),
     ] {
-        let words = format!("asks for {asked} authentication, and require_auth={required}");
+        let words = format!("requests {asked} authentication, which require_auth={required}");
         guarded.refuses(&with(role, required), &[&words]);
     }
     let conninfo = with("plain_user", "");
@@ -619,7 +623,7 @@ fn comment_of_100_megabytes_takes_no_memory() {
 #[test]
 fn check_warns_of_a_password_in_clear_text_on_the_loopback_interface() {
     let guarded = Guarded::new();
-    let warning = "asks for the password in clear text";
+    let warning = "requests the password in clear text";
     let root = root();
     for (role, parameters, is_warned) in [
         ("plain_user", "sslmode=disable".to_owned(), true),

@@ -139,7 +139,7 @@ fn init_reports_created_objects_if_the_slot_fails_and_the_next_init_creates_it()
     let says = [
         "slot walpost_outbox: ",
         "waits for every transaction that was running",
-        "Everything but the slot is there",
+        "Everything except the slot was created",
         "run the same command again",
     ];
     init().expect_code(3).expect_mentions(&says);

@@ -154,7 +154,7 @@ fn conninfo_that_does_not_parse_is_refused_without_its_password() {
     let postgres = "host=/nowhere user=u password=s3cr3t-x sslmoode=require";
     refuses(
         Invocation::new(["run", "--kafka", "a:1", "--postgres", postgres]).finish(),
-        &["what follows the password", "did you mean \"sslmode\"?"],
+        &["the text after the password", "did you mean \"sslmode\"?"],
     );
     let postgres = "host=/nowhere user=u password=s3cr3t-x port=high";
     refuses(

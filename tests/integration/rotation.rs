@@ -142,7 +142,7 @@ fn password_in_the_configuration_file_is_read_again() {
     guarded.is_rotated(walpost, &place, |walpost| {
         // If a tool writes the file in place, Walpost can read it half-written.
         replace(&file, &with_password(1)[..40]);
-        walpost.wait_for_log("can't be read again, so the previous password is used");
+        walpost.wait_for_log("again, so the previous password is used");
         replace(&file, &with_password(1));
     });
 }

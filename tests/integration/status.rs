@@ -251,7 +251,7 @@ fn reason_of_the_last_halt_is_shown_when_the_process_has_ended() {
     from_database().expect_code(1).expect_mentions(&[
         "halted at 20",
         "(Walpost 0.1.0): row with id",
-        "can't be the name of a topic",
+        "is not a valid topic name",
     ]);
     let json = status(&fixture, "off").arg("--json").finish();
     let json: Value = serde_json::from_str(&json.stdout).unwrap();
@@ -317,7 +317,7 @@ fn dead_letters_are_counted_and_the_last_is_shown() {
                 fixture.name
             ),
             "the last one is for the event at 00000000/",
-            "\"outbox.event.nor this\" can't be the name of a topic",
+            "\"outbox.event.nor this\" is not a valid topic name",
         ]);
     walpost.terminate().expect_code(0);
 }

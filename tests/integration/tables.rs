@@ -429,7 +429,7 @@ fn schema_is_renamed(major: u32, exactly_once: bool) {
     let finished = walpost.finish().expect_code(3);
     finished.expect_mentions(&[
         "halted",
-        "table tenant_2.outbox was called tenant_1.outbox",
+        "table tenant_2.outbox was named tenant_1.outbox",
         "ALTER SCHEMA tenant_2 RENAME TO tenant_1",
         "walpost skip --to",
     ]);

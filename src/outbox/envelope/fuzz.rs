@@ -1,4 +1,4 @@
-//! Properties of the envelopes of events sent as messages, which any database user can write.
+//! Checks the decoder for events sent as messages, whose content any database user can write.
 
 use super::super::settings::OutboxSettings;
 use super::*;
@@ -16,7 +16,7 @@ pub fn envelope(data: &[u8]) {
     let mut settings = OutboxSettings::default();
     let all = "{type} {created_at}".parse().expect("a template");
     settings.headers.push(("all".to_owned(), all));
-    let mapping = Mapping::for_messages(&settings).expect("it binds");
+    let mapping = Mapping::for_messages(&settings).expect("binds");
     let mut texts = Texts::default();
     let row = event.row(&mapping, &mut texts);
     let value = |index| mapping.slot(index).and_then(|slot| row[slot]);
@@ -26,7 +26,7 @@ pub fn envelope(data: &[u8]) {
     assert_eq!(value(3), Some(event.kind.as_bytes()));
     assert_eq!(value(4), event.payload);
     assert_eq!(value(5), event.headers);
-    let created_at = value(CREATED_AT).expect("it is never null");
+    let created_at = value(CREATED_AT).expect("not null");
     let created_at = std::str::from_utf8(created_at).expect("ASCII");
     assert_eq!(created_at.parse().ok(), Some(event.created_at));
 }
@@ -34,7 +34,7 @@ pub fn envelope(data: &[u8]) {
 /// Encodes an envelope.
 fn encoded(event: &Envelope<'_>) -> Vec<u8> {
     let sized = |bytes: &[u8]| {
-        let len = i32::try_from(bytes.len()).expect("it was read from 32 bits");
+        let len = i32::try_from(bytes.len()).expect("fits into 32 bits");
         [&len.to_be_bytes()[..], bytes].concat()
     };
     let from_2000 = event.created_at.as_microsecond() - 946_684_800_000_000;

@@ -27,7 +27,7 @@ fn envelope(headers: Option<&str>, payload: Option<&[u8]>) -> Vec<u8> {
 }
 
 #[test]
-fn an_envelope_is_taken_apart() {
+fn decodes_all_fields_of_an_envelope() {
     let bytes = envelope(Some("{}"), Some(b"\x00\xff"));
     let event = Envelope::decode(&bytes).expect("decodes");
     assert_eq!(event.id.to_string(), "406c07f3-26f0-4eea-a50c-109940064b8f");
@@ -52,7 +52,7 @@ fn an_envelope_is_taken_apart() {
 }
 
 #[test]
-fn an_event_becomes_a_row_as_postgresql_would_print_it() {
+fn creates_rows_in_the_text_format_of_postgresql() {
     let mut settings = OutboxSettings::default();
     settings.headers.push((
         "all".to_owned(),
@@ -82,7 +82,7 @@ fn an_event_becomes_a_row_as_postgresql_would_print_it() {
 }
 
 #[test]
-fn times_are_printed_as_postgresql_prints_them() {
+fn formats_times_like_postgresql() {
     let check = |text: &str, expected: &str| {
         let at: Timestamp = text.parse().expect(text);
         let mut room = [0; Texts::TIMESTAMP_LEN];
@@ -97,7 +97,7 @@ fn times_are_printed_as_postgresql_prints_them() {
 }
 
 #[test]
-fn an_error_names_the_field() {
+fn names_the_field_in_errors() {
     let check =
         |bytes: &[u8], expected: EnvelopeError| assert_eq!(Envelope::decode(bytes), Err(expected));
     let good = envelope(None, Some(b"p"));
@@ -139,7 +139,7 @@ fn an_error_names_the_field() {
 }
 
 #[test]
-fn every_prefix_up_to_the_payload_is_refused() {
+fn rejects_truncated_envelopes() {
     let whole = envelope(Some("{\"a\": 1}"), Some(b""));
     for end in 0..whole.len() {
         assert!(Envelope::decode(&whole[..end]).is_err(), "{end} bytes");
@@ -152,7 +152,7 @@ fn every_prefix_up_to_the_payload_is_refused() {
 }
 
 #[test]
-fn a_payload_does_not_reach_a_log() {
+fn hides_the_payload_in_debug_output() {
     let bytes = envelope(None, Some(b"secret"));
     let shown = format!("{:?}", Envelope::decode(&bytes));
     assert!(
@@ -165,13 +165,13 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_are_an_envelope_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn decodes_or_rejects_arbitrary_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = Envelope::decode(&bytes);
         let _ = Envelope::decode(&[&[VERSION], &bytes[..]].concat());
     }
 
     #[test]
-    fn an_envelope_with_any_bytes_changed_is_one_or_an_error_and_its_row_fits(
+    fn decodes_or_rejects_an_envelope_with_changed_bytes(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
     ) {
         let timestamp = Some("created_at".to_owned());

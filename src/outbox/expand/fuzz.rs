@@ -1,11 +1,11 @@
-//! Properties of the expansion of arbitrary payloads.
+//! Checks the expansion of arbitrary payloads.
 
 use serde_json::{Map, Value};
 
 use super::super::connect::Form;
 use super::{Expander, Keep, WORK_EMPTY, WORK_PER_BYTE};
 
-/// Expands a payload, which follows a byte with settings.
+/// Expands a payload. The first byte of `data` contains the settings, and the rest is the payload.
 ///
 /// # Panics
 /// Panics if the output is not valid JSON, does not match its schema, or exceeds the promised
@@ -73,13 +73,14 @@ fn check_schema(value: &Value, schema: &Value) {
                 .iter()
                 .for_each(|item| check_schema(item, &schema["items"]));
         }
-        ("struct", Value::Object(members)) => hold_members(members, schema),
-        _ => panic!("{value} is no {kind}"),
+        ("struct", Value::Object(members)) => check_members(members, schema),
+        _ => panic!("{value} does not have type {kind}"),
     }
 }
 
-/// Checks that all fields exist and that there are no others. A repeated name occurs once in both.
-fn hold_members(members: &Map<String, Value>, schema: &Value) {
+/// Checks that the object has exactly the members that the schema lists. Repeated names occur once
+/// in both.
+fn check_members(members: &Map<String, Value>, schema: &Value) {
     let fields = schema["fields"].as_array().expect("fields");
     let name = |field: &Value| field["field"].as_str().expect("a name").to_owned();
     for field in fields {

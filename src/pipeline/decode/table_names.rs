@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(check(&mut names, "tenant_a.outbox"), Ok(()));
         let error = check(&mut names, "tenant_b.box").expect_err("renamed");
         for text in [
-            "table tenant_b.box was called tenant_a.outbox",
+            "table tenant_b.box was named tenant_a.outbox",
             "topic = \"{table.schema}.{aggregatetype}\"",
             "ALTER TABLE tenant_b.box RENAME TO outbox; ALTER SCHEMA tenant_b RENAME TO tenant_a",
         ] {

@@ -2,12 +2,12 @@
 //!
 //! Spec: PostgreSQL 18, 32.1 "Database Connection Control Functions". Walpost differs from libpq in
 //! these ways:
-//! - only the parameters listed as used in `keywords.rs` have an effect; the others are ignored if
-//!   that is harmless, and otherwise rejected;
+//! - only the parameters listed as used in `keywords.rs` have an effect; other parameters are
+//!   ignored if that is harmless, and otherwise rejected;
 //! - `connect_timeout` defaults to 10 s, and TCP keepalives and `tcp_user_timeout` are short, so
 //!   that half-open connections are detected;
-//! - an `@` in the database name of a URL must be written `%40`: unescaped, it is assumed to be the
-//!   end of a password;
+//! - an `@` in the database name of a URL must be written as `%40`; an unescaped `@` is assumed to
+//!   be the end of a password;
 //! - `sslmode=allow` is rejected, TLS must be 1.2 or later, and a file named by `sslrootcert` must
 //!   exist even with `require`.
 
@@ -41,23 +41,25 @@ pub(crate) mod syntax;
 #[cfg(test)]
 mod tests;
 
-/// A checked connection string, completed from the environment and the defaults.
+/// A validated connection string, with missing parameters taken from the environment and the
+/// defaults.
 ///
-/// Files (the password file and certificates) are only named here and are read for each connection,
-/// so that the next reconnect uses a rotated password or certificate. `Debug` prints no secrets.
+/// Contains only the paths of the password file and certificates. The files are read for each
+/// connection, so that the next reconnect uses a rotated password or certificate. `Debug` does not
+/// print secrets.
 #[derive(Clone, Debug)]
 pub struct Conninfo {
     pub(crate) hosts: Vec<Host>,
     pub(crate) shuffle_hosts: bool,
     pub(crate) user: String,
-    /// Whether `user` is the operating system's user, because no user is configured.
+    /// Whether `user` is the name of the operating system's user, because no user is configured.
     pub(crate) is_default_user: bool,
     pub(crate) dbname: String,
     pub(crate) application_name: String,
     pub(crate) options: Option<String>,
     pub(crate) target: Target,
-    /// Limit for each address, covering TCP connect, TLS handshake and authentication. `None` means
-    /// no limit.
+    /// Time limit for each address, including TCP connect, TLS handshake and authentication. `None`
+    /// means no limit.
     pub(crate) connect_timeout: Option<Duration>,
     pub(crate) keepalive: Option<Keepalive>,
     /// `None` means the default of the operating system.
@@ -67,30 +69,31 @@ pub struct Conninfo {
     /// The user, by name or ID, that must own the process listening on a Unix-domain socket.
     pub(crate) require_peer: Option<String>,
     pub(crate) tls: Tls,
-    /// Shared between clones, so that each kind is reported once.
+    /// Exposures that were reported. Shared between clones, so that each kind is reported once.
     pub(crate) exposures: Arc<Exposures>,
-    /// Shared between clones.
+    /// The limit on logged notices, shared between clones.
     pub(crate) notices: Arc<NoticeLimit>,
     password: Option<Secret>,
-    /// The environment variable that supplied the password, if one did.
+    /// The environment variable that supplied the password, or `None` if the password does not come
+    /// from the environment.
     password_variable: Option<&'static str>,
     passfile: Option<PathBuf>,
-    kept: Option<PasswordSource>,
+    source: Option<PasswordSource>,
     password_command: Option<PasswordCommand>,
 }
 
-/// A program that prints the password; run for each connection.
+/// A program that prints the password and is run for each connection.
 #[derive(Clone, Debug)]
 pub(crate) struct PasswordCommand {
     pub(crate) program: Program,
-    /// How messages refer to the setting that names the program.
+    /// The setting that contains the program, as printed in messages.
     place: Arc<str>,
 }
 
 /// A file that contains the connection string.
 #[derive(Clone)]
 struct PasswordSource {
-    /// How messages refer to the file.
+    /// The file, as printed in messages.
     place: Arc<str>,
     read: Arc<dyn Fn() -> Result<Conninfo, String> + Send + Sync>,
 }
@@ -101,7 +104,7 @@ impl fmt::Debug for PasswordSource {
     }
 }
 
-/// One server to try.
+/// A server to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(crate) place: Place,
@@ -110,9 +113,10 @@ pub(crate) struct Host {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The directory of a Unix-domain socket, or `@` and the name of an abstract one.
+    /// The directory of a Unix-domain socket, or `@` and the name of an abstract socket.
     Socket(String),
-    /// `name` must match the certificate; `address` makes a name lookup unnecessary.
+    /// A TCP address. The certificate must match `name`. If `address` is set, `name` is not
+    /// resolved.
     Tcp {
         name: String,
         address: Option<IpAddr>,
@@ -152,14 +156,14 @@ pub(crate) struct Keepalive {
     pub(crate) retries: u32,
 }
 
-/// `sslmode`. `allow` is deliberately absent: it tries without TLS first.
+/// `sslmode`. `allow` is deliberately not supported, because it connects without TLS first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SslMode {
     /// No TLS.
     Disable,
     /// TLS if the server supports it, with any certificate.
     Prefer,
-    /// TLS; the certificate is verified as in `verify-ca` if there is a root certificate file.
+    /// TLS. If a root certificate file exists, the certificate is verified as with `verify-ca`.
     Require,
     /// TLS with a certificate signed by a trusted authority.
     VerifyCa,
@@ -187,17 +191,19 @@ impl fmt::Display for SslMode {
     }
 }
 
-/// A file named by a parameter, which must exist, or libpq's default, used if it exists.
+/// A file: either named by a parameter, in which case it must exist, or libpq's default, which is
+/// used if it exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TlsFile {
     Named(PathBuf),
     Default(PathBuf),
-    /// No parameter is set, and there is no home directory for a default.
+    /// No parameter is set, and the default does not exist because there is no home directory.
     Absent,
 }
 
 impl TlsFile {
-    /// Returns the file to read. If a named file is missing, reading it reports the error.
+    /// Returns the file to read. A file that is named by a parameter is returned even if it is
+    /// missing, so that reading the file reports the error.
     pub(crate) fn to_read(&self) -> Option<&Path> {
         match self {
             TlsFile::Named(path) => Some(path),
@@ -240,7 +246,7 @@ impl PasswordCommand {
     /// Runs the program and returns the first line of its output as the password. Blocks.
     ///
     /// # Errors
-    /// The program fails, or the line is empty or contains a NUL.
+    /// Returns an error if the program fails, or if the line is empty or contains a NUL character.
     pub(in crate::postgres) fn run(&self) -> Result<Secret, PasswordError> {
         let output = self.program.run(program::RUN_TIMEOUT)?;
         let line = output.split(|byte| *byte == b'\n').next();
@@ -254,21 +260,21 @@ impl PasswordCommand {
     }
 }
 
-/// Why a program supplied no password.
+/// An error for a program that did not supply a password.
 #[derive(Debug, thiserror::Error)]
 pub enum PasswordError {
     /// The program failed.
     #[error(transparent)]
     Program(#[from] ProgramError),
     /// The first line is empty.
-    #[error("has printed an empty line first, expected the password")]
+    #[error("has printed an empty first line, expected the password")]
     Empty,
-    /// The line contains a NUL, which PostgreSQL does not allow in a password.
-    #[error("has printed a line with a NUL in it, expected the password")]
+    /// The line contains a NUL character, which PostgreSQL does not allow in a password.
+    #[error("has printed a line that contains a NUL character, expected the password")]
     Nul,
 }
 
-/// Bytes that `Debug` does not show.
+/// Secret bytes, which `Debug` does not print.
 #[derive(Clone)]
 pub(crate) struct Secret(pub(crate) Vec<u8>);
 
@@ -288,8 +294,7 @@ const PORT_DEFAULT: u16 = 5432;
 const SOCKET_FOLDERS: [&str; 2] = ["/var/run/postgresql", "/tmp"];
 
 impl Conninfo {
-    /// Returns the same connection string for `walpost init`, in whose sessions more notices are
-    /// logged.
+    /// Returns the same connection string for `walpost init`, which logs more notices.
     #[must_use]
     pub(crate) fn for_init(&self) -> Self {
         Self {
@@ -298,20 +303,21 @@ impl Conninfo {
         }
     }
 
-    /// Parses a connection string: a `postgresql://` URL or `key=value` pairs. Parameters that it
-    /// leaves out are taken from libpq's environment variables (looked up with `env`), then from
+    /// Parses a connection string: a `postgresql://` URL or `key=value` pairs. Missing parameters
+    /// are taken from libpq's environment variables, which are looked up with `env`, or else from
     /// the defaults.
     ///
     /// # Errors
-    /// [`ConninfoError`], naming the parameter or variable, what was found and what was expected.
+    /// Returns a [`ConninfoError`] with the parameter or variable, the value found and the values
+    /// expected.
     pub fn parse(
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Conninfo, ConninfoError> {
         Self::read(text, env).map_err(|error| match error {
-            // The error would repeat text that may be part of the password.
+            // The original error would repeat text that may be part of the password.
             ConninfoError::UnknownKey { .. } | ConninfoError::Value { .. }
-                if syntax::password_spills(text) =>
+                if syntax::has_unescaped_password(text) =>
             {
                 ConninfoError::Userinfo
             }
@@ -404,30 +410,30 @@ impl Conninfo {
                 .text("passfile")
                 .map(PathBuf::from)
                 .or_else(|| in_home(".pgpass")),
-            kept: None,
+            source: None,
             password_command: None,
         })
     }
 
-    /// Makes the password the output of a program that runs for each connection. `place` is how
-    /// messages refer to the setting that names the program.
+    /// Uses the output of a program as the password. The program runs for each connection. `place`
+    /// is the setting that contains the program, as printed in messages.
     ///
     /// # Errors
-    /// The connection string also contains a password.
+    /// Returns an error if the connection string also contains a password.
     pub(crate) fn with_password_command(
         mut self,
         program: Program,
         place: &str,
     ) -> Result<Self, &'static str> {
         if self.password.is_some() && self.password_variable.is_none() {
-            return Err("postgres has a password in it; leave one of both out");
+            return Err("postgres contains a password too; remove one of the two");
         }
         let place = place.into();
         self.password_command = Some(PasswordCommand { program, place });
         Ok(self)
     }
 
-    /// Returns the program that prints the password, if there is one.
+    /// Returns the program that prints the password, or `None` if none is configured.
     pub(in crate::postgres) fn password_command(&self) -> Option<&PasswordCommand> {
         self.password_command.as_ref()
     }
@@ -441,16 +447,16 @@ impl Conninfo {
         self.connect_timeout.map(|limit| limit + program)
     }
 
-    /// Makes `read` supply the password again for each connection, from the file that contains the
-    /// connection string. `place` is how messages refer to the file. Hosts, user and database stay
-    /// the same.
+    /// Rereads the password for each connection from the file that contains the connection string.
+    /// `read` reads the file, and `place` is the file as printed in messages. Hosts, user and
+    /// database stay the same.
     #[must_use]
     pub fn with_source(
         mut self,
         place: &str,
         read: impl Fn() -> Result<Conninfo, String> + Send + Sync + 'static,
     ) -> Self {
-        self.kept = Some(PasswordSource {
+        self.source = Some(PasswordSource {
             place: place.into(),
             read: Arc::new(read),
         });
@@ -473,8 +479,8 @@ impl Conninfo {
         pairs
     }
 
-    /// Returns the parameter that contains `marker`, if a row may supply a value for the marker
-    /// there.
+    /// Returns the parameter whose value contains `marker`, if a row may supply the value of that
+    /// parameter.
     #[must_use]
     pub(crate) fn parameter_with(text: &str, marker: &str) -> Option<&'static str> {
         row_parameters::parameter_with(text, marker)
@@ -483,7 +489,7 @@ impl Conninfo {
     /// Checks a value that a row supplies for a part of `parameter`.
     ///
     /// # Errors
-    /// What was found and what was expected, worded to follow the name of the column.
+    /// Returns the value found and the value expected, phrased to follow the name of the column.
     pub(crate) fn check_part_of_row(parameter: &str, value: &str) -> Result<(), String> {
         row_parameters::check_part(parameter, value)
     }
@@ -491,7 +497,7 @@ impl Conninfo {
     /// Checks a whole connection string that a row supplies.
     ///
     /// # Errors
-    /// What was found and what was expected, worded to follow the name of the column.
+    /// Returns the value found and the value expected, phrased to follow the name of the column.
     pub(crate) fn check_of_row(text: &str) -> Result<(), String> {
         row_parameters::check_whole(text)
     }
@@ -502,8 +508,8 @@ impl Conninfo {
         format!("{} on {} as {}", self.dbname, self.servers(), self.user)
     }
 
-    /// Returns the warnings about connections opened with this string: for each kind of exposure to
-    /// others on the network, what they can do and how to prevent it.
+    /// Returns the warnings about connections opened with this string. For each kind of exposure,
+    /// the warning describes what an attacker on the network can do and how to prevent it.
     #[must_use]
     pub fn exposures(&self) -> Vec<String> {
         self.exposures.texts()
@@ -516,7 +522,7 @@ impl Conninfo {
         hosts.join(",")
     }
 
-    /// Returns the same connection, but to the database of `other`.
+    /// Returns this connection with the database of `other`.
     #[must_use]
     pub fn with_database_of(&self, other: &Conninfo) -> Conninfo {
         Conninfo {
@@ -555,26 +561,26 @@ impl Conninfo {
         }
         let again = self.reread();
         let now = again.as_ref().unwrap_or(self);
-        match (&now.password, now.password_variable, &self.kept) {
+        match (&now.password, now.password_variable, &self.source) {
             (Some(_), Some(variable), _) => {
-                format!("the environment variable {variable}, which is read at the start only")
+                format!("the environment variable {variable}, which is read only at startup")
             }
-            (Some(_), None, Some(kept)) => kept.place.to_string(),
+            (Some(_), None, Some(source)) => source.place.to_string(),
             (Some(_), None, None) => {
-                "the connection string of the command line or the environment, which is read at the start only"
+                "the connection string of the command line or the environment, which is read only at startup"
                     .to_owned()
             }
             (None, ..) => match &now.passfile {
                 Some(file) => format!("the password file {}", file.display()),
-                None => "nowhere: PGPASSFILE is not set, and there is no home folder".to_owned(),
+                None => "nowhere: PGPASSFILE is not set, and there is no home directory".to_owned(),
             },
         }
     }
 
-    /// Reads the connection string again from its file. Returns `None` if there is no such file or
-    /// it no longer contains this connection string.
+    /// Reads the connection string again from its file. Returns `None` if the file can't be read or
+    /// now contains another host, user or database.
     fn reread(&self) -> Option<Conninfo> {
-        let PasswordSource { place, read } = self.kept.as_ref()?;
+        let PasswordSource { place, read } = self.source.as_ref()?;
         let reason = match read() {
             Ok(now)
                 if (&now.hosts, &now.user, &now.dbname)
@@ -582,15 +588,15 @@ impl Conninfo {
             {
                 return Some(now);
             }
-            Ok(_) => "its host, user or database is another one by now: restart walpost".to_owned(),
+            Ok(_) => "its host, user or database has changed. Restart Walpost".to_owned(),
             Err(reason) => reason,
         };
-        tracing::warn!("{place} can't be read again, so the previous password is used: {reason}");
+        tracing::warn!("failed to read {place} again, so the previous password is used: {reason}");
         None
     }
 
-    /// Returns the password for one of the hosts: from the string or PGPASSWORD, otherwise from the
-    /// password file.
+    /// Returns the password for one of the hosts, from the connection string or PGPASSWORD, or else
+    /// from the password file.
     pub(crate) fn password(&self, host: &Host) -> Option<Secret> {
         match self.reread() {
             Some(now) => now.password_for(host),
@@ -709,17 +715,19 @@ fn tls(
         RootCert::File(_) => SslMode::Prefer,
     };
     let mode = settings.choice("sslmode", SslMode::VALUES, by_root)?;
-    // Same as libpq: otherwise anyone who can buy a certificate from a public authority could
-    // impersonate the server.
+    // As in libpq. Otherwise, anyone with a certificate from a public authority could impersonate
+    // the server.
     if root == RootCert::System && mode != SslMode::VerifyFull {
-        return Err(settings.value_error("sslmode", "verify-full, for sslrootcert=system"));
+        return Err(
+            settings.value_error("sslmode", "verify-full, which sslrootcert=system requires")
+        );
     }
 
     let versions = [
         ("TLSv1.2", TlsVersion::V1_2),
         ("TLSv1.3", TlsVersion::V1_3),
-        // As lower limits, these are weaker than the TLS 1.2 that is always required; as upper
-        // limits they would allow no version.
+        // TLS 1.2 is always required. As lower limits, these versions have no effect; as upper
+        // limits, they would not allow any version.
         ("TLSv1", TlsVersion::V1_2),
         ("TLSv1.1", TlsVersion::V1_2),
     ];

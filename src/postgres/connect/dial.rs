@@ -1,13 +1,15 @@
-//! Opens an authenticated connection: tries the hosts in turn, negotiates TLS, authenticates, and
-//! checks the kind of server that answered. Both the replication client and tokio-postgres connect
-//! this way.
+//! Opens authenticated connections: tries the hosts in turn, negotiates TLS, authenticates, and
+//! checks whether the server meets `target_session_attrs`. Used for both replication connections
+//! and tokio-postgres clients.
 //!
-//! Differences from libpq: if one host rejects the connection, the others are still tried; with
-//! `sslmode=prefer` certificates are never verified, and only a failed handshake or a rejection by
-//! `pg_hba.conf` leads to an attempt without TLS; a cleartext or MD5-hashed password is sent over a
-//! network only to a server whose identity is proven, and over a Unix-domain socket only if no
-//! other user could have created the socket, unless `require_auth` names the method; `requirepeer`
-//! also accepts a user ID.
+//! Differences from libpq:
+//! - If one host rejects the connection, the remaining hosts are still tried.
+//! - With `sslmode=prefer`, certificates are never verified, and only a failed handshake or a
+//!   rejection by `pg_hba.conf` leads to an attempt without TLS.
+//! - Unless `require_auth` names the method, a cleartext or MD5-hashed password is sent over a
+//!   network only to a server whose identity is proven, and over a Unix-domain socket only if no
+//!   other user could have created the socket.
+//! - `requirepeer` also accepts a user ID.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -50,7 +52,7 @@ mod startup;
 mod tests;
 mod tls;
 
-/// Number of characters of a notice that are logged: a hint can have a command for each of many
+/// Maximum number of characters logged of a notice. A hint can contain a command for each of many
 /// tables.
 const NOTICE_CHARS_MAX: usize = 16_384;
 
@@ -59,27 +61,29 @@ const NOTICE_CHARS_MAX: usize = 16_384;
 /// DATABASE`.
 ///
 /// - `search_path`: otherwise, a function or operator in a schema of the path whose argument types
-///   match better would be called instead of the one in pg_catalog (CVE-2018-1058).
+///   match better would be called instead of the function or operator in pg_catalog
+///   (CVE-2018-1058).
 /// - `row_security`: if on, querying a table runs the functions in its policies. If off, the query
 ///   fails if a policy would hide rows.
-/// - `role`: the owner of the database can set it; objects created by Walpost would then belong to
-///   that role.
-/// - `standard_conforming_strings` and `quote_all_identifiers`: literals are written for the former
-///   being on, and names that the server prints from the catalog are compared with names quoted
-///   only if necessary.
+/// - `role`: the owner of the database can set this parameter; objects created by Walpost would
+///   then belong to that role.
+/// - `standard_conforming_strings` and `quote_all_identifiers`: Walpost writes literals as required
+///   if the former is on, and compares names that the server prints from the catalog with names
+///   that are quoted only if necessary.
 /// - `default_transaction_isolation`: at levels above READ COMMITTED, a query could see the
 ///   catalogs as they were before a table was locked.
 /// - `constraint_exclusion`: if `on`, the planner evaluates the partition keys above every table
 ///   that is read.
-/// - `gin_fuzzy_search_limit`: otherwise, a query that uses a GIN index can leave out rows.
-/// - `client_min_messages`: a warning can be about privileges that others have.
-/// - `default_transaction_read_only`: if on, no position can be confirmed, because it must be
-///   written to a table first; some providers turn it on when retained WAL has nearly filled the
-///   disk.
+/// - `gin_fuzzy_search_limit`: otherwise, a query that uses a GIN index can omit rows.
+/// - `client_min_messages`: notices must be sent, because they can warn about privileges of other
+///   roles.
+/// - `default_transaction_read_only`: if on, Walpost can't confirm a position, because the position
+///   must be written to a table first. Some providers enable this parameter when retained WAL has
+///   nearly filled the disk.
 /// - `synchronous_commit`: if `on`, a commit can wait for a standby that is Walpost itself.
-/// - Timeouts would end sessions that have to wait: a walsender that Walpost stops reading from
-///   while Kafka is unavailable, or an idle catalog connection. Walpost has limits of its own. See
-///   also [`LATER_TIMEOUTS`].
+/// - Timeouts: they would end sessions that have to wait, such as a walsender from which Walpost
+///   stops reading while Kafka is unavailable, or an idle catalog connection. Walpost has its own
+///   limits. See also [`LATER_TIMEOUTS`].
 ///
 /// PostgreSQL 18, 5.10.6 "Usage Patterns", 5.9 "Row Security Policies", 19.11.1 "Statement
 /// Behavior".
@@ -105,7 +109,7 @@ const SAFE_SESSION: [(&str, &str); 13] = [
 const LATER_TIMEOUTS: &str = "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings \
      WHERE name OPERATOR(pg_catalog.=) ANY ('{idle_session_timeout,transaction_timeout}')";
 
-/// The first version that is supported; it has one of those timeouts.
+/// The first supported major version. It has one of the timeouts in [`LATER_TIMEOUTS`].
 const SUPPORTED_SINCE: u32 = 14;
 
 const SEARCH_PATH: (&str, &str) = ("search_path", "pg_catalog, pg_temp");
@@ -119,7 +123,7 @@ const ROLE: (&str, &str) = ("role", "none");
 /// An authenticated connection that is ready for queries.
 pub struct Session {
     pub socket: Socket,
-    /// Bytes already read that follow ReadyForQuery; usually empty.
+    /// Bytes after ReadyForQuery that were already read. Usually empty.
     pub buffer: BytesMut,
     /// Parameters that the server reported: `server_version`, `in_hot_standby`, and so on.
     pub parameters: HashMap<String, String>,
@@ -127,7 +131,7 @@ pub struct Session {
     pub backend_pid: i32,
     /// The key for canceling a query of that process.
     pub secret: i32,
-    /// The host that answered, as shown in logs.
+    /// The host that accepted the connection, for logs.
     pub host: String,
 }
 
@@ -140,9 +144,9 @@ impl fmt::Debug for Session {
     }
 }
 
-/// The half of an SQL client that moves bytes: a future to be polled (spawned) for as long as the
-/// client is in use. It ends when the client is dropped, or with the error that broke the
-/// connection.
+/// The connection of an SQL client: a future that must be polled (spawned) for as long as the
+/// client is in use. The future completes when the client is dropped, or with the error that broke
+/// the connection.
 pub(crate) struct SqlConnection {
     driver: handover::Driver,
     notifications: Arc<Notifications>,
@@ -181,8 +185,8 @@ impl Future for SqlConnection {
     }
 }
 
-/// Logs a notice with its hint, which is a command suggested by PostgreSQL or by a file in sql/,
-/// unless there are too many notices.
+/// Logs a notice with its hint, unless too many notices were logged recently. The hint contains a
+/// command suggested by PostgreSQL or by a file in sql/.
 fn log_notice(notice: &DbError, limit: &NoticeLimit) {
     let parts = [Some(notice.message()), notice.detail(), notice.hint()];
     let parts = parts.into_iter().flatten();
@@ -206,11 +210,11 @@ fn log_notice(notice: &DbError, limit: &NoticeLimit) {
     }
 }
 
-/// Opens a session for logical replication (`replication=database`), in which `SHOW` and SQL are
-/// also available. `startup` adds server parameters to the startup message.
+/// Opens a session for logical replication (`replication=database`), which also accepts `SHOW` and
+/// SQL. `startup` contains server parameters to add to the startup message.
 ///
 /// # Errors
-/// [`DialError`]; after more than one attempt, [`DialError::AllHosts`].
+/// Returns a [`DialError`], which is [`DialError::AllHosts`] after more than one attempt.
 pub(crate) async fn replication(
     conninfo: &Conninfo,
     startup: &[(&str, &str)],
@@ -220,12 +224,12 @@ pub(crate) async fn replication(
     connect(conninfo, &parameters).await
 }
 
-/// Opens an SQL client and its connection, which must be driven. If the server sends more than
-/// `limits` allow, nothing more is read from it, and the pending query fails with an error that
-/// gives the reason.
+/// Opens an SQL client and its connection, which must be polled. If the server sends more than
+/// `limits` allow, nothing more is read from the server, and the pending query fails with an error
+/// that contains the reason.
 ///
 /// # Errors
-/// Same as [`replication`].
+/// Returns the same errors as [`replication`].
 pub(crate) async fn sql(
     conninfo: &Conninfo,
     limits: SqlLimits,
@@ -284,7 +288,7 @@ async fn connect(conninfo: &Conninfo, more: &[(&str, &str)]) -> Result<Session, 
     )
 }
 
-/// Resolves the addresses of a host; the result is never empty.
+/// Resolves the addresses of a host. The result is never empty.
 async fn addresses(conninfo: &Conninfo, host: &Host) -> Result<Vec<Address>, DialError> {
     let name = match &host.place {
         Place::Socket(folder) => return Ok(vec![Address::unix(folder, host.port)]),
@@ -367,9 +371,9 @@ impl Attempt<'_> {
                 tracing::warn!(host = self.label, %error, "connected without TLS, as sslmode=prefer allows");
                 Ok(session)
             }
-            // That a credential was withheld is more useful than the reason why there is no TLS.
+            // The error about a withheld password is more useful than the reason why TLS failed.
             Ok(Err(kept @ DialError::Exposed { .. })) => Err(kept),
-            // The first rejection is the one to fix.
+            // The operator has to fix the first error.
             Ok(Err(_)) | Err(_) => Err(error),
         }
     }
@@ -383,8 +387,8 @@ impl Attempt<'_> {
         self.conninfo
             .exposures
             .record_connection(wire.exposure(), self.label, tls.mode);
-        // A pooler may have dropped the parameters. SHOW calls no function, so it is safe to run with
-        // any search_path.
+        // A pooler may have dropped the parameters. SHOW does not call functions, so it is safe
+        // with any search_path.
         let search_path = wire.query("SHOW search_path").await?;
         if search_path.as_deref() != Some(SEARCH_PATH.1) {
             wire.terminate().await;
@@ -397,12 +401,12 @@ impl Attempt<'_> {
             wire.query(LATER_TIMEOUTS).await?;
         }
         // Both commands also work in a replication session.
-        let (wanted, question) = match self.conninfo.target {
+        let (wanted, query) = match self.conninfo.target {
             Target::Any => return Ok(wire.into_session(started)),
             Target::ReadWrite => ("read-write", "SHOW transaction_read_only"),
             Target::Primary => ("a primary", "SHOW in_hot_standby"),
         };
-        if wire.query(question).await?.as_deref() == Some("off") {
+        if wire.query(query).await?.as_deref() == Some("off") {
             return Ok(wire.into_session(started));
         }
         wire.terminate().await;

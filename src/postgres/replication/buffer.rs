@@ -1,16 +1,17 @@
-//! A buffer of bytes that were read and not yet consumed. Does no I/O.
+//! A buffer of bytes that were read but not yet consumed. Does not perform I/O.
 
-/// Space for one read. The walsender sends row by row; one read returns all that has accumulated.
+/// Space for one read. The walsender sends one row at a time, and a read returns all rows that have
+/// accumulated.
 pub(super) const READ_BYTES: usize = 128 << 10;
-/// Space before a chunk's bytes, for the beginning of a message whose rest is in the chunk.
+/// Space before a chunk's bytes, for the beginning of a message that continues in the chunk.
 const HEAD_BYTES: usize = 16 << 10;
 /// Minimum size of a buffer, so that it grows only for large messages.
 const CHUNK_BYTES: usize = HEAD_BYTES + READ_BYTES;
-/// A buffer larger than this is released once it is empty.
+/// A buffer larger than this is freed once it is empty.
 const LARGE_BYTES: usize = 1 << 20;
 
-/// `start..end` of `bytes` is unread. All of `bytes` is initialized once, because reads need a
-/// slice.
+/// A buffer whose range `start..end` of `bytes` is unread. All of `bytes` is initialized once,
+/// because reads require an initialized slice.
 #[derive(Default)]
 pub(super) struct Buffer {
     bytes: Vec<u8>,
@@ -28,8 +29,8 @@ impl Buffer {
         }
     }
 
-    /// Reuses this buffer's memory for an empty chunk: bytes that [`Buffer::append_chunk`] appends to
-    /// others.
+    /// Reuses this buffer's memory for an empty chunk, which [`Buffer::append_chunk`] can append to
+    /// another buffer.
     pub(super) fn into_chunk(mut self) -> Self {
         if self.bytes.len() != CHUNK_BYTES {
             self.bytes = vec![0; CHUNK_BYTES];
@@ -42,7 +43,7 @@ impl Buffer {
         &self.bytes[self.start..self.end]
     }
 
-    /// Returns how many bytes fit before more memory is allocated.
+    /// Returns the number of bytes that fit into the allocated memory.
     #[cfg(any(test, fuzzing))]
     pub(super) fn capacity(&self) -> usize {
         self.bytes.capacity()
@@ -52,7 +53,7 @@ impl Buffer {
         self.start += count;
         assert!(
             self.start <= self.end,
-            "more was consumed than there is: {} > {}",
+            "consumed more bytes than were unread: {} > {}",
             self.start,
             self.end
         );
@@ -89,12 +90,12 @@ impl Buffer {
         self.end += count;
         assert!(
             self.end <= self.bytes.len(),
-            "more was read than there was room for"
+            "read more bytes than the available space"
         );
     }
 
     /// Appends the bytes of a chunk, and returns memory that is no longer needed. `missing` is the
-    /// number of bytes missing from the current message.
+    /// number of bytes that are missing from the current message.
     pub(super) fn append_chunk(&mut self, mut chunk: Self, missing: usize) -> Self {
         let unread = self.unread();
         if unread.len() <= chunk.start {
@@ -134,7 +135,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn bytes_come_out_as_they_went_in(
+        fn returns_bytes_unchanged_and_in_order(
             steps in proptest::collection::vec((0..40_000_usize, any::<bool>(), 0..3_usize, 0..200_000_usize), 1..60),
         ) {
             let mut buffer = Buffer::from_unread(b"");
@@ -150,7 +151,7 @@ mod tests {
                     read(&mut buffer, &bytes, missing);
                 }
                 prop_assert!(buffer.unread().iter().eq(&expected));
-                // All of it, half, or nothing.
+                // All bytes, half of them, or none.
                 let consumed = expected.len() * consumed / 2;
                 buffer.consume(consumed);
                 expected.drain(..consumed);
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_takes_the_place_of_what_it_follows_and_nothing_is_moved_but_a_beginning() {
+    fn appending_a_chunk_moves_only_the_beginning_of_a_message() {
         let mut buffer = Buffer::from_unread(&[1; HEAD_BYTES]);
         let second = chunk(&[2; 10], Buffer::default());
         let place = second.bytes.as_ptr();
@@ -168,7 +169,7 @@ mod tests {
         assert_eq!(spare.bytes.len(), HEAD_BYTES);
         assert_eq!(buffer.bytes.as_ptr(), place);
         assert_eq!(buffer.unread(), [&[1; HEAD_BYTES][..], &[2; 10]].concat());
-        // One byte too many to be moved in front of the chunk.
+        // One byte more than fits in front of the chunk.
         let mut buffer = Buffer::from_unread(&[1; HEAD_BYTES + 1]);
         let spare = buffer.append_chunk(chunk(&[2; 10], spare), 0);
         assert_eq!(spare.bytes.len(), CHUNK_BYTES);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn small_message_allocates_no_memory_regardless_of_its_missing_bytes() {
+    fn allocates_no_memory_for_small_messages() {
         let mut buffer = Buffer::from_unread(b"");
         read(&mut buffer, b"x", 1);
         let place = buffer.bytes.as_ptr();
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_one_message_needed_is_given_back() {
+    fn frees_the_memory_of_a_large_message() {
         let mut buffer = Buffer::from_unread(b"");
         let held = [&[1; READ_BYTES][..], b"x"].concat();
         read(&mut buffer, &held[..READ_BYTES], 1);

@@ -1,4 +1,4 @@
-//! Fuzz target for frames from a server that may send anything.
+//! Fuzz target for frames from a server that sends arbitrary bytes.
 
 use tokio::io::{AsyncWriteExt, DuplexStream};
 
@@ -8,10 +8,11 @@ use super::buffer::READ_BYTES;
 use super::*;
 use crate::postgres::connect::dial::Socket;
 
-/// Small, so that messages above the limit are short.
+/// Maximum size of a row. Small, so that messages above the limit are short.
 pub(crate) const ROW_MAX: usize = 10_000;
 
-/// Returns a connection in `CopyBoth`, and the server's end of it: a pipe with the given capacity.
+/// Returns a connection in `CopyBoth` over a pipe with the given capacity, and the server's end of
+/// the pipe.
 pub(crate) fn streaming(room: usize) -> (Connection, DuplexStream) {
     let (client, server) = tokio::io::duplex(room);
     (copy_both_over(Socket::Memory(client)), server)
@@ -30,18 +31,18 @@ pub(crate) fn copy_both_over(socket: Socket) -> Connection {
     Connection::from_session(session, ROW_MAX)
 }
 
-/// Passes every frame of the stream to `each` until an error occurs, and returns the error.
+/// Passes every frame of the stream to `visit` until an error occurs, and returns the error.
 ///
 /// # Panics
-/// More memory is held than one message needs.
+/// Panics if the connection uses more memory than one message requires.
 pub(crate) async fn read_all(
     connection: &mut Connection,
-    mut each: impl FnMut(&Frame<'_>),
+    mut visit: impl FnMut(&Frame<'_>),
 ) -> ConnectionError {
     loop {
         match connection.peek() {
             Ok(Some(frame)) => {
-                each(&frame);
+                visit(&frame);
                 connection.consume();
             }
             Ok(None) => {
@@ -53,7 +54,7 @@ pub(crate) async fn read_all(
         }
         let room = connection.buffer.capacity();
         let max = 4 * (READ_BYTES + connection.row_bytes_max);
-        assert!(room <= max, "{room} bytes are held");
+        assert!(room <= max, "{room} bytes are allocated");
     }
 }
 
@@ -104,7 +105,8 @@ fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     }
 }
 
-/// Returns the same for a frame's body, based only on the offsets that the protocol defines.
+/// Returns the same bytes as [`encoded`] for a frame's body, based only on the offsets that the
+/// protocol defines.
 fn plain(body: &[u8]) -> Option<Vec<u8>> {
     let mut out = body.to_vec();
     match (body.first()?, body.len()) {
@@ -118,12 +120,12 @@ fn plain(body: &[u8]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// What a stream contains, determined by its lengths alone.
+/// The contents of a stream, determined only by the lengths in the stream.
 #[derive(Default)]
 struct Plain {
     frames: Vec<Vec<u8>>,
     /// Whether the stream contains an error before its end.
-    is_bad: bool,
+    has_error: bool,
     /// Whether some messages are not frames. Their validity is not checked.
     has_others: bool,
 }
@@ -135,17 +137,17 @@ impl Plain {
             let len = i32::from_be_bytes([*a, *b, *c, *d]);
             let len = usize::try_from(len).ok().and_then(|len| len.checked_sub(4));
             let Some(len) = len else {
-                plain.is_bad = true;
+                plain.has_error = true;
                 break;
             };
             if len + 5 > ROW_MAX {
                 let wanted = BEGINNING_BYTES.min(ROW_MAX - 5);
                 let beginning = &after[..after.len().min(wanted)];
-                plain.is_bad = *tag != b'd' || !Frame::may_be_large(beginning);
-                if plain.is_bad || beginning.len() < wanted {
+                plain.has_error = *tag != b'd' || !Frame::may_be_large(beginning);
+                if plain.has_error || beginning.len() < wanted {
                     break;
                 }
-                // Without the header of a `w` frame.
+                // The header of a `w` frame is omitted.
                 plain.frames.push(beginning[25..].to_vec());
                 let Some(after) = after.get(len..) else { break };
                 rest = after;
@@ -158,13 +160,13 @@ impl Plain {
             match (tag, self::plain(body)) {
                 (b'd', Some(frame)) => plain.frames.push(frame),
                 (b'N' | b'S', _) => plain.has_others = true,
-                // The end of the stream, if these messages are valid.
+                // If these messages are valid, they end the stream.
                 (b'c' | b'C', _) => {
                     plain.has_others = true;
                     break;
                 }
                 _ => {
-                    plain.is_bad = true;
+                    plain.has_error = true;
                     break;
                 }
             }
@@ -173,12 +175,12 @@ impl Plain {
     }
 }
 
-/// Sends all bytes but the first as a server in `CopyBoth`; the first determines how many are sent
-/// at a time.
+/// Sends all bytes except the first as a server in `CopyBoth`. The first byte determines how many
+/// bytes are sent at a time.
 ///
 /// # Panics
-/// The result depends on how the bytes are split, the frames differ from those in the bytes, or
-/// memory is allocated for lengths that are too large.
+/// Panics if the result depends on how the bytes are split, if the frames differ from the expected
+/// frames, or if memory is allocated for lengths that are too large.
 pub fn frame(data: &[u8]) {
     let Some((&room, sent)) = data.split_first() else {
         return;
@@ -195,7 +197,7 @@ pub fn frame(data: &[u8]) {
         assert!(plain.frames.starts_with(&frames));
     } else {
         assert_eq!(frames, plain.frames);
-        let is_bad = !matches!(error, ConnectionError::Closed);
-        assert_eq!(is_bad, plain.is_bad, "{error:?}");
+        let has_error = !matches!(error, ConnectionError::Closed);
+        assert_eq!(has_error, plain.has_error, "{error:?}");
     }
 }

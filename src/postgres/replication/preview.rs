@@ -1,11 +1,11 @@
-//! Reads what a slot would send, without confirming any of it.
+//! Reads the changes that a slot would send, without confirming them.
 //!
-//! `pg_logical_slot_peek_binary_changes` would do the same in an SQL session, but row filters of
-//! the publication are evaluated in the session that decodes, with the catalogs as they were when a
-//! row was written. Checking the current catalogs does not show what they contained then. A
-//! walsender has no portal, without which a function can't run a statement that writes. It does
-//! call functions, so this is only a second line of defense; the first is to check who owns the
-//! publication.
+//! `pg_logical_slot_peek_binary_changes` would do the same in an SQL session. However, the session
+//! that decodes changes also evaluates the publication's row filters, with the catalogs as they
+//! were when a row was written, and checking the current catalogs does not reveal these former
+//! definitions. In a walsender, a function in a row filter can't run a statement that writes,
+//! because a walsender does not have a portal. The functions are still called, so this is only a
+//! second line of defense; the first is to check who owns the publication.
 
 use std::time::Duration;
 
@@ -15,27 +15,27 @@ use super::{Connection, ConnectionError, clock_micros};
 use crate::model::lsn::Lsn;
 use crate::postgres::wire::frame::{Frame, status_update};
 
-/// How often the server is asked for its progress while it sends nothing.
+/// How often a reply with the server's progress is requested while the server sends nothing.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Connection {
-    /// Passes the plugin's messages to `take` until it returns false, or the server has sent
+    /// Passes the plugin's messages to `visit` until `visit` returns false or the server has sent
     /// everything before `upto`. The connection must already be streaming. The slot's position does
     /// not change.
     ///
     /// # Errors
-    /// The server ends the stream, or does not respond for `limit`.
+    /// Returns an error if the server ends the stream or does not respond for `limit`.
     pub(crate) async fn preview(
         &mut self,
         upto: Lsn,
         limit: Duration,
-        mut take: impl FnMut(&[u8]) -> bool,
+        mut visit: impl FnMut(&[u8]) -> bool,
     ) -> Result<(), ConnectionError> {
         loop {
             let mut must_reply = false;
             while let Some(frame) = self.peek()? {
-                let is_over = match frame {
-                    Frame::XLogData { data, .. } => !take(data),
+                let is_finished = match frame {
+                    Frame::XLogData { data, .. } => !visit(data),
                     Frame::Keepalive {
                         wal_end,
                         reply_requested,
@@ -43,11 +43,11 @@ impl Connection {
                         must_reply |= reply_requested;
                         wal_end >= upto
                     }
-                    // Larger than any row can be.
+                    // Such a message is larger than any expected row.
                     Frame::LargeMessage { .. } => false,
                 };
                 self.consume();
-                if is_over {
+                if is_finished {
                     return Ok(());
                 }
             }
@@ -64,7 +64,8 @@ impl Connection {
         }
     }
 
-    /// Sends a status update that confirms nothing, and requests a reply if `reply_requested`.
+    /// Sends a status update that does not confirm a position, and requests a reply if
+    /// `reply_requested` is true.
     async fn respond(
         &mut self,
         reply_requested: bool,

@@ -1,10 +1,10 @@
-//! A thread that only empties the socket while rows arrive quickly.
+//! A thread that reads from the socket while rows arrive quickly.
 //!
-//! The walsender calls `send` once per row and sleeps while the socket's buffer is full. On a
-//! Unix-domain socket, that is after about 170 rows: half a millisecond when a backlog is streamed.
-//! Code that decodes and produces, or waits for a CPU, often takes longer than that before it reads
-//! again. This thread does not. It keeps a limited number of chunks of what it has read until they
-//! are requested.
+//! The walsender calls `send` once per row and sleeps while the socket's buffer is full. The buffer
+//! of a Unix-domain socket is full after about 170 rows, which takes half a millisecond when a
+//! backlog is streamed. A thread that also decodes and produces rows, or waits for a CPU, often
+//! takes longer than that before it reads again. This thread only reads, and keeps a limited number
+//! of chunks until they are requested.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
@@ -18,20 +18,21 @@ use tokio::sync::Notify;
 
 use super::buffer::{Buffer, READ_BYTES};
 
-/// How long the socket may fill up: shorter than its buffer lasts at the highest rate seen, and too
-/// short to be noticed as latency.
+/// How long the thread waits between reads. At the highest measured rate, the socket's buffer takes
+/// longer than this to fill up, and the added latency is negligible.
 const BUFFER_FILL_DELAY: Duration = Duration::from_micros(300);
 /// After nothing has arrived for this long, the thread stops reading and leaves the socket to its
 /// owner.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(4);
-/// A chunk with less space than this is full.
+/// A chunk with less remaining space than this counts as full.
 const CHUNK_SPACE_MIN: usize = 16 << 10;
-/// A pending request for a chunk is answered once the chunk contains this much, ...
+/// A requested chunk is returned once it contains this many bytes ...
 const RESPONSE_BYTES: usize = 64 << 10;
-/// ... or with what has arrived in this time: being woken for less costs more than processing it.
+/// ... or once this much time has passed. Waking the receiver for fewer bytes costs more than
+/// processing them.
 const RESPONSE_DELAY: Duration = Duration::from_millis(1);
 
-/// Handle of the thread, which is stopped when the handle is dropped.
+/// A handle to the thread. Dropping the handle stops the thread.
 pub(super) struct Reader {
     shared: Arc<ReaderState>,
     thread: Option<JoinHandle<()>>,
@@ -41,7 +42,7 @@ struct ReaderState {
     state: Mutex<State>,
     /// Signals that the thread has a new task, or that there is space for a chunk.
     changed: Condvar,
-    /// Signals that a chunk is available, or that there will be none.
+    /// Signals that a chunk is available, or that the thread has stopped reading.
     ready: Notify,
     /// Whether a request for a chunk is pending.
     wanted: AtomicBool,
@@ -60,21 +61,21 @@ struct State {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Task {
-    Rest,
+    Pause,
     Read,
     End,
 }
 
 impl Reader {
-    /// Starts a thread that reads from `socket`, which must be non-blocking, when requested. It
-    /// keeps at most about `bytes_max`, but can always keep two chunks.
+    /// Starts a thread that reads from `socket` when requested. The socket must be non-blocking.
+    /// The thread keeps at most about `bytes_max`, but always up to two chunks.
     ///
     /// # Errors
-    /// The thread can't be started.
+    /// Returns an error if the thread can't be started.
     pub(super) fn start(socket: impl Read + Send + 'static, bytes_max: usize) -> io::Result<Self> {
         let shared = Arc::new(ReaderState {
             state: Mutex::new(State {
-                task: Task::Rest,
+                task: Task::Pause,
                 chunks: VecDeque::new(),
                 spare: Vec::new(),
                 failure: None,
@@ -95,8 +96,8 @@ impl Reader {
         })
     }
 
-    /// Makes the thread read until nothing has arrived for a moment. The caller must not read from
-    /// the socket before [`Reader::next_chunk`] has returned `None`.
+    /// Makes the thread read until no data has arrived for [`IDLE_TIMEOUT`]. The caller must not
+    /// read from the socket before [`Reader::next_chunk`] has returned `None`.
     pub(super) fn read(&self) {
         self.cancel_finish();
         self.shared.lock().task = Task::Read;
@@ -114,10 +115,11 @@ impl Reader {
     }
 
     /// Returns the next chunk, or `None` when the thread has stopped and all its chunks have been
-    /// returned. Dropping the future loses nothing.
+    /// returned. Cancel safe.
     ///
     /// # Errors
-    /// The socket's error, after everything read before it.
+    /// Returns the socket's error once all bytes that were read before the error have been
+    /// returned.
     pub(super) async fn next_chunk(&self) -> io::Result<Option<Buffer>> {
         loop {
             {
@@ -152,7 +154,7 @@ impl Drop for Reader {
         self.shared.lock().task = Task::End;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // Even if the thread has panicked, it has ended.
+            // If the thread has panicked, it has ended too.
             let _ = thread.join();
         }
     }
@@ -163,8 +165,8 @@ impl ReaderState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until reading is requested and there is space for a chunk, and returns memory for it.
-    /// Returns `None` when the thread should end.
+    /// Waits until reading is requested and space for a chunk is available, and returns memory for
+    /// the chunk. Returns `None` when the thread should end.
     fn wait_for_request(&self) -> Option<Buffer> {
         let mut state = self.lock();
         loop {
@@ -173,7 +175,7 @@ impl ReaderState {
                 Task::Read if state.chunks.len() < self.chunks_max => {
                     return Some(state.spare.pop().unwrap_or_default().into_chunk());
                 }
-                Task::Read | Task::Rest => {}
+                Task::Read | Task::Pause => {}
             }
             let waited = self.changed.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
@@ -181,13 +183,13 @@ impl ReaderState {
     }
 
     fn run(&self, mut socket: impl Read) {
-        // When something last arrived, while reading.
-        let mut came = None;
+        // When data last arrived, while reading.
+        let mut last_arrival = None;
         while let Some(mut chunk) = self.wait_for_request() {
             match self.fill_chunk(
                 &mut chunk,
                 &mut socket,
-                came.get_or_insert_with(Instant::now),
+                last_arrival.get_or_insert_with(Instant::now),
             ) {
                 Continue(()) => {
                     self.lock().chunks.push_back(chunk);
@@ -195,33 +197,35 @@ impl ReaderState {
                 }
                 Break(failure) => {
                     self.hand_over_last(chunk, failure);
-                    came = None;
+                    last_arrival = None;
                 }
             }
         }
     }
 
-    /// Reads until the chunk is full, or requested and due, or reading should stop.
+    /// Reads until the chunk is full or due, or reading should stop.
     fn fill_chunk(
         &self,
         chunk: &mut Buffer,
         socket: &mut impl Read,
-        came: &mut Instant,
+        last_arrival: &mut Instant,
     ) -> ControlFlow<Option<io::Error>> {
         // When the first bytes of the chunk arrived.
         let mut since = None;
         loop {
             thread::sleep(BUFFER_FILL_DELAY);
             match socket.read(chunk.remaining_space()) {
-                // The next reader of the socket finds the end of file again.
+                // The next read from the socket returns the end of file again.
                 Ok(0) => return Break(None),
                 Ok(count) => {
                     chunk.filled(count);
-                    *came = Instant::now();
-                    since.get_or_insert(*came);
+                    *last_arrival = Instant::now();
+                    since.get_or_insert(*last_arrival);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    if came.elapsed() >= IDLE_TIMEOUT || self.finishes.load(Ordering::Relaxed) {
+                    if last_arrival.elapsed() >= IDLE_TIMEOUT
+                        || self.finishes.load(Ordering::Relaxed)
+                    {
                         return Break(None);
                     }
                 }
@@ -245,7 +249,7 @@ impl ReaderState {
             false => state.chunks.push_back(chunk),
         }
         if state.task == Task::Read {
-            state.task = Task::Rest;
+            state.task = Task::Pause;
         }
         state.failure = failure;
         drop(state);

@@ -1,4 +1,4 @@
-//! Servers that are malicious or are not PostgreSQL.
+//! Tests with servers that are malicious or are not PostgreSQL.
 
 use super::fuzz::{ROW_MAX, copy_both_over, read_all, streaming};
 use super::*;
@@ -30,7 +30,7 @@ fn keepalive() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_length_that_no_message_can_have_is_refused() {
+async fn rejects_invalid_message_lengths() {
     let with_length = |len: [u8; 4]| [&b"d"[..], &len, b"k"].concat();
     let error = read(&with_length([0x7f, 0xff, 0xff, 0xff])).await.1;
     assert!(
@@ -47,7 +47,7 @@ async fn a_length_that_no_message_can_have_is_refused() {
 }
 
 #[tokio::test]
-async fn passes_over_messages_and_rows_that_are_too_large() {
+async fn skips_oversized_messages_and_rows() {
     let large = |tag: u8| {
         let data = [&[tag, 1][..], &[0; 8], b"p\0", &[b'x'; 5 * ROW_MAX]].concat();
         message(b'd', &[&b"w"[..], &[0; 24], &data].concat())
@@ -68,7 +68,7 @@ async fn passes_over_messages_and_rows_that_are_too_large() {
 }
 
 #[tokio::test]
-async fn what_is_buffered_stays_the_next_and_ends_with_what_is_not_whole() {
+async fn returns_buffered_messages_up_to_the_first_incomplete_one() {
     let notice = message(b'N', b"SWARNING\0C01000\0Mhm\0\0");
     let row = |text: &[u8]| message(b'd', text);
     let cut = &row(b"cut")[..6];
@@ -79,7 +79,7 @@ async fn what_is_buffered_stays_the_next_and_ends_with_what_is_not_whole() {
         let (mut connection, mut server) = streaming(1 << 16);
         assert!(bodies(&connection).is_empty());
         let sent = [&row(b"one"), &row(b"two")[..], last].concat();
-        server.write_all(&sent).await.expect("room");
+        server.write_all(&sent).await.expect("sent");
         connection.receive().await.expect("filled");
         assert_eq!(bodies(&connection), [b"one", b"two"]);
         let next = connection.peek_row().expect("a row");
@@ -113,7 +113,7 @@ async fn rejects_invalid_frames() {
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_anywhere_is_closed() {
+async fn reports_a_truncated_stream_as_closed() {
     let whole = [
         keepalive(),
         message(b'N', b"SWARNING\0C01000\0Mhm\0\0"),
@@ -129,7 +129,7 @@ async fn a_stream_that_ends_anywhere_is_closed() {
 }
 
 #[tokio::test]
-async fn notices_without_end_take_no_memory() {
+async fn endless_notices_do_not_use_memory() {
     let notice = message(b'N', b"SWARNING\0C01000\0Mhm\0\0");
     let (frames, error) = read(&notice.repeat(50_000)).await;
     assert_eq!(frames, 0);
@@ -154,51 +154,51 @@ fn send_rows(mut socket: std::os::unix::net::UnixStream, rows: u32, mut dice: fa
     }
     let mut rest = &sent[..];
     while !rest.is_empty() {
-        let (piece, behind) = rest.split_at(rest.len().min(dice.usize(1..20_000)));
-        socket.write_all(piece).expect("somebody reads");
-        rest = behind;
+        let (piece, following) = rest.split_at(rest.len().min(dice.usize(1..20_000)));
+        socket.write_all(piece).expect("the client reads");
+        rest = following;
         if dice.u32(..40) == 0 {
             std::thread::sleep(Duration::from_millis(dice.u64(1..12)));
         }
     }
 }
 
-/// How often rows were received in each way.
+/// The number of times rows were received in each mode.
 #[derive(Clone, Copy, Debug, Default)]
 struct ReadCounts {
     ahead: u32,
     direct: u32,
-    /// How often an idle reader was dropped.
-    given_up: u32,
+    /// The number of times an idle reader was dropped.
+    dropped: u32,
 }
 
 #[test]
-fn rows_come_once_and_in_order_whoever_reads_them() {
+fn receives_rows_once_and_in_order_in_every_read_mode() {
     const RUNS_MAX: u32 = 50;
     let mut total = ReadCounts::default();
-    // Timing determines which ways a run takes, so runs are repeated until each way was taken.
+    // Timing determines which modes a run uses, so runs are repeated until each mode was used.
     for _ in 0..RUNS_MAX {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let run = receive_in_order(seed);
         total.ahead += run.ahead;
         total.direct += run.direct;
-        total.given_up += run.given_up;
-        if total.ahead > 0 && total.direct > 0 && total.given_up > 0 {
+        total.dropped += run.dropped;
+        if total.ahead > 0 && total.direct > 0 && total.dropped > 0 {
             return;
         }
     }
-    panic!("{RUNS_MAX} runs, and not every way was taken: {total:?}");
+    panic!("not every mode was used in {RUNS_MAX} runs: {total:?}");
 }
 
-/// Receives rows, reading ahead or directly depending on `seed`, and checks that each is received
-/// once and in order.
+/// Receives rows, reading ahead or directly depending on `seed`, and checks that each row is
+/// received once and in order.
 fn receive_in_order(seed: u64) -> ReadCounts {
     const ROWS: u32 = 20_000;
     let mut dice = fastrand::Rng::with_seed(seed);
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("set");
-    // As small as on most systems.
+    // The default size on most systems is similarly small.
     let small = socket2::SockRef::from(&ours).set_send_buffer_size(100_000);
     small.expect("set");
     let server = theirs.try_clone().expect("a handle");
@@ -222,18 +222,18 @@ fn receive_in_order(seed: u64) -> ReadCounts {
                 connection.read_directly(Instant::now());
             }
             if dice.u32(..10) == 0 {
-                let was_there = matches!(connection.ahead, Ahead::Reader { .. });
+                let was_reader = matches!(connection.ahead, Ahead::Reader { .. });
                 connection
                     .read_directly(Instant::now() + READER_IDLE_TIMEOUT + Duration::from_secs(1));
-                let is_there = matches!(connection.ahead, Ahead::Reader { .. });
-                counts.given_up += u32::from(was_there && !is_there);
+                let is_reader = matches!(connection.ahead, Ahead::Reader { .. });
+                counts.dropped += u32::from(was_reader && !is_reader);
             }
             match connection.transport {
                 Transport::Whole(_) => counts.direct += 1,
                 Transport::Written(_) => counts.ahead += 1,
             }
             if dice.u32(..20) == 0 {
-                // Dropped before anything arrives.
+                // The future is dropped before data arrives.
                 let _ = timeout(Duration::from_micros(1), connection.receive()).await;
             } else if next < ROWS {
                 connection.receive().await.expect("more");
@@ -270,7 +270,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
     #[test]
-    fn any_bytes_are_frames_or_an_error(
+    fn decodes_or_rejects_arbitrary_streams(
         good in 0..3_usize,
         bytes in proptest::collection::vec(any::<u8>(), 0..600),
     ) {

@@ -1,4 +1,4 @@
-//! The socket of a connection; reading from it can be left to another thread.
+//! The socket of a connection, from which another thread can read.
 
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -12,8 +12,8 @@ const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 pub(super) enum Transport {
     Whole(Socket),
-    /// Another thread reads from another handle. This handle is not registered with the runtime,
-    /// which would be woken by everything that arrives.
+    /// Another thread reads from a second handle. This handle is only used for writing, and is not
+    /// registered with the runtime, which would otherwise wake up whenever data arrives.
     Written(socket2::Socket),
 }
 
@@ -21,11 +21,11 @@ impl Transport {
     /// Returns another handle to read from, or `None` if this is not a Unix-domain socket.
     ///
     /// # Errors
-    /// The process or system is out of file descriptors.
+    /// Returns an error if the process or system is out of file descriptors.
     pub(super) fn handle(&self) -> io::Result<Option<socket2::Socket>> {
         match self {
             Self::Whole(socket) => socket.unix_handle(),
-            // There is one already.
+            // A second handle already exists.
             Self::Written(_) => Ok(None),
         }
     }
@@ -46,10 +46,11 @@ impl Transport {
         }
     }
 
-    /// Leaves reading to the owner of another handle.
+    /// Stops reading from this handle, because another thread reads from a second handle.
     ///
     /// # Errors
-    /// The process or system is out of file descriptors; this handle then continues to read.
+    /// Returns an error if the process or system is out of file descriptors. This handle then
+    /// remains the one to read from.
     pub(super) fn leave_reading(&mut self) -> io::Result<()> {
         if let Some(handle) = self.handle()? {
             *self = Self::Written(handle);
@@ -57,10 +58,10 @@ impl Transport {
         Ok(())
     }
 
-    /// Resumes reading here; nothing else may read from now on.
+    /// Resumes reading from this handle. No other handle may be read from now on.
     ///
     /// # Errors
-    /// The process or system is out of file descriptors.
+    /// Returns an error if the process or system is out of file descriptors.
     pub(super) fn resume_reading(&mut self) -> io::Result<()> {
         if let Self::Written(socket) = self {
             *self = Self::Whole(Socket::from_unix_handle(socket.try_clone()?)?);
@@ -68,7 +69,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Reads the available bytes: at least one, or none at end of file.
+    /// Reads the available bytes. Returns zero only at end of file.
     pub(super) async fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Whole(socket) => socket.read(room).await,

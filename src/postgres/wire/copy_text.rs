@@ -1,5 +1,5 @@
-//! Parser for the text format of COPY, with one line per row. Does no I/O, and is total: a line
-//! that the server would not send is an error.
+//! Parser for the text format of COPY, with one line per row. Does not perform I/O. Arbitrary lines
+//! are accepted without panicking: a line that is not in this format causes an error.
 //!
 //! Spec: PostgreSQL 18, "COPY", "File Formats", "Text Format".
 
@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use memchr::memchr3;
 
-/// Parses lines, and holds the memory for unescaped values.
+/// Parses lines. Owns the memory for unescaped values.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     /// The values that contained escapes, concatenated.
@@ -15,7 +15,7 @@ pub(crate) struct Lines {
     fields: Vec<Field>,
 }
 
-/// Memory above this limit is released before the next line.
+/// If the memory exceeds this limit, it is freed before the next line.
 const UNESCAPED_KEPT_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -34,15 +34,15 @@ pub(crate) struct Values<'l> {
     lines: &'l Lines,
 }
 
-/// A line that is not in COPY's format. Errors do not reveal the line's contents.
+/// An error for a line that is not in COPY's format. Does not contain the line's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
-    /// The line is truncated.
-    #[error("the line has no end")]
-    NoEnd,
+    /// The line does not end with a newline.
+    #[error("the line is truncated")]
+    Truncated,
     /// Bytes follow the end of the line.
-    #[error("the line goes on behind its end")]
-    GoesOn,
+    #[error("unexpected bytes after the end of the line")]
+    TrailingBytes,
     /// The line has too few or too many values.
     #[error("the line has {found} values, expected {expected}")]
     Width {
@@ -54,7 +54,7 @@ pub enum TextError {
     /// The character after a backslash is not a known escape.
     #[error("value {field} of the line has an unknown escape")]
     Escape {
-        /// Number of the value, starting at one.
+        /// The number of the value, counted from one.
         field: usize,
     },
 }
@@ -63,7 +63,7 @@ impl Lines {
     /// Parses `line`, which must have `width` values.
     ///
     /// # Errors
-    /// The line is malformed or has another number of values.
+    /// Returns an error if the line is malformed or has a different number of values.
     pub(crate) fn read<'l>(
         &'l mut self,
         line: &'l [u8],
@@ -78,7 +78,7 @@ impl Lines {
             match line[end] {
                 b'\t' => at = end + 1,
                 _ if end + 1 == line.len() => break,
-                _ => return Err(TextError::GoesOn),
+                _ => return Err(TextError::TrailingBytes),
             }
         }
         let found = self.fields.len();
@@ -95,7 +95,7 @@ impl Lines {
     /// ends it.
     fn field(&mut self, line: &[u8], start: usize) -> Result<usize, TextError> {
         let rest = &line[start..];
-        let found = memchr3(b'\t', b'\\', b'\n', rest).ok_or(TextError::NoEnd)?;
+        let found = memchr3(b'\t', b'\\', b'\n', rest).ok_or(TextError::Truncated)?;
         if rest[found] != b'\\' {
             self.fields.push(Field::Plain(start..start + found));
             return Ok(start + found);
@@ -108,13 +108,13 @@ impl Lines {
         let (from, mut at) = (self.unescaped.len(), start);
         loop {
             let rest = &line[at..];
-            let plain = memchr3(b'\t', b'\\', b'\n', rest).ok_or(TextError::NoEnd)?;
+            let plain = memchr3(b'\t', b'\\', b'\n', rest).ok_or(TextError::Truncated)?;
             self.unescaped.extend_from_slice(&rest[..plain]);
             at += plain;
             if line[at] != b'\\' {
                 break;
             }
-            let meant = match line.get(at + 1).ok_or(TextError::NoEnd)? {
+            let meant = match line.get(at + 1).ok_or(TextError::Truncated)? {
                 b'b' => 0x08,
                 b'f' => 0x0c,
                 b'n' => b'\n',
@@ -137,7 +137,7 @@ impl<'l> Values<'l> {
     /// Returns the value at `index`, or `None` if it is null.
     ///
     /// # Panics
-    /// If there is no such value.
+    /// Panics if `index` is out of range.
     #[must_use]
     pub(crate) fn get(self, index: usize) -> Option<&'l [u8]> {
         match &self.lines.fields[index] {
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_what_they_were_in_the_table() {
+    fn parses_values_as_stored_in_the_table() {
         check("a\tb\n", &[Some("a"), Some("b")]);
         check("\n", &[Some("")]);
         check("\t\n", &[Some(""), Some("")]);
@@ -185,17 +185,17 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_the_server_would_not_send_are_refused() {
+    fn rejects_malformed_lines() {
         for (line, width, error) in [
-            ("", 1, TextError::NoEnd),
-            ("a", 1, TextError::NoEnd),
-            ("a\t", 2, TextError::NoEnd),
-            ("a\\", 1, TextError::NoEnd),
-            ("a\\n", 1, TextError::NoEnd),
+            ("", 1, TextError::Truncated),
+            ("a", 1, TextError::Truncated),
+            ("a\t", 2, TextError::Truncated),
+            ("a\\", 1, TextError::Truncated),
+            ("a\\n", 1, TextError::Truncated),
             ("\\N", 1, TextError::Escape { field: 1 }),
-            ("a\nb\n", 1, TextError::GoesOn),
-            ("a\\\\b\nc\td\n", 2, TextError::GoesOn),
-            ("\\N\nb\n", 1, TextError::GoesOn),
+            ("a\nb\n", 1, TextError::TrailingBytes),
+            ("a\\\\b\nc\td\n", 2, TextError::TrailingBytes),
+            ("\\N\nb\n", 1, TextError::TrailingBytes),
             (
                 "a\n",
                 2,

@@ -1,4 +1,4 @@
-//! Codec for the streaming replication frames inside `CopyData`. Does no I/O.
+//! Codec for the streaming replication frames inside `CopyData`. Does not perform I/O.
 //!
 //! PostgreSQL 18, "54.4. Streaming Replication Protocol", `START_REPLICATION`.
 
@@ -9,9 +9,9 @@ use crate::model::lsn::Lsn;
 pub enum Frame<'a> {
     /// `w`: WAL data; for a logical slot, one message of the output plugin.
     XLogData {
-        /// The start of the data in the WAL; zero for the plugin's own messages.
+        /// The start of the data in the WAL, or zero for messages that the plugin itself generates.
         start: Lsn,
-        /// The end of WAL on the server.
+        /// The end of the server's WAL.
         wal_end: Lsn,
         /// The plugin's message.
         data: &'a [u8],
@@ -26,7 +26,7 @@ pub enum Frame<'a> {
         /// The size limit.
         max: usize,
     },
-    /// `k`: the server is alive, and has sent everything up to `wal_end`.
+    /// `k`: a keepalive. The server has sent everything up to `wal_end`.
     Keepalive {
         /// The end of the WAL that has been decoded and sent.
         wal_end: Lsn,
@@ -35,24 +35,23 @@ pub enum Frame<'a> {
     },
 }
 
-/// Maximum length of the beginning in [`Frame::LargeMessage`]: enough for the prefix of a logical
-/// decoding message, if a pipeline can have that prefix, and for the columns of
-/// `walpost.outbox_row` that name a table.
+/// Maximum length of `head` in [`Frame::LargeMessage`]. It is sufficient for any prefix of logical
+/// decoding messages that a pipeline can use, and for the columns of `walpost.outbox_row` that name
+/// a table.
 pub(crate) const HEAD_BYTES: usize = 384;
 
-/// Type bytes of the plugin's messages that may exceed the size limit: a logical decoding message,
-/// which any session can write, and an insert, update or delete of a row, which concerns a single
-/// table.
+/// Type bytes of the plugin's messages that may exceed the size limit: logical decoding messages,
+/// which any session can write, and inserts, updates and deletes, which affect only one table.
 const LARGE_TAGS: &[u8] = b"MIUD";
 
 /// Length of the header before the plugin's message in a `w` frame.
 const XLOG_HEADER: usize = 25;
 
-/// A `CopyData` body that is not a replication frame.
+/// An error for a `CopyData` body that is not a replication frame.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The body ends before the frame does.
-    #[error("replication frame {0:?}: {1} bytes are too few")]
+    /// The body ends before the end of the frame.
+    #[error("replication frame {0:?}: {1} bytes are not enough")]
     Short(char, usize),
     /// The body continues after the end of the frame.
     #[error("replication frame {0:?}: {1} bytes too many")]
@@ -69,7 +68,7 @@ impl<'a> Frame<'a> {
     /// Decodes the body of one `CopyData` message.
     ///
     /// # Errors
-    /// The body is not exactly one frame.
+    /// Returns an error if the body is not exactly one frame.
     pub fn decode(body: &'a [u8]) -> Result<Self, FrameError> {
         let (&tag, rest) = body.split_first().ok_or(FrameError::Empty)?;
         match tag {
@@ -99,8 +98,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Returns whether a frame whose body starts with these bytes can be a [`Frame::LargeMessage`],
-    /// as far as they show.
+    /// Returns whether a frame whose body starts with these bytes can be a [`Frame::LargeMessage`].
     #[must_use]
     pub fn may_be_large(beginning: &[u8]) -> bool {
         let is =
@@ -108,11 +106,11 @@ impl<'a> Frame<'a> {
         is(0, b"w") && is(XLOG_HEADER, LARGE_TAGS)
     }
 
-    /// Returns the frame whose body starts with `beginning` and has length `bytes`, above the limit
-    /// `max`.
+    /// Returns the frame whose body starts with `beginning` and has the length `bytes`, which
+    /// exceeds the limit `max`.
     ///
     /// # Errors
-    /// The beginning is too short.
+    /// Returns an error if the beginning is too short.
     pub fn large(beginning: &'a [u8], bytes: usize, max: usize) -> Result<Self, FrameError> {
         let head = beginning.get(XLOG_HEADER..);
         let head = head.ok_or(FrameError::Short('w', beginning.len()))?;
@@ -121,7 +119,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// How much of a frame's body [`Frame::large`] needs.
+/// The number of bytes of a frame's body that [`Frame::large`] needs.
 pub(crate) const BEGINNING_BYTES: usize = XLOG_HEADER + HEAD_BYTES;
 
 fn take_u64(bytes: &[u8]) -> Option<(u64, &[u8])> {
@@ -134,9 +132,9 @@ pub(crate) const STATUS_UPDATE_LEN: usize = 39;
 
 /// Returns a complete `CopyData` message that contains a standby status update (`r`).
 ///
-/// The positions written, flushed and applied are all `confirmed`: as far as PostgreSQL is
-/// concerned, anything that is not durable in Kafka has not been received. `clock_micros` is the
-/// time in microseconds since 2000-01-01.
+/// All three positions (written, flushed and applied) are set to `confirmed`, so data that is not
+/// durable in Kafka is never reported as received. `clock_micros` is the time in microseconds since
+/// 2000-01-01.
 #[must_use]
 pub(crate) fn status_update(
     confirmed: Lsn,
@@ -182,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_decoded() {
+    fn decodes_frames() {
         assert_eq!(
             Frame::decode(&xlog(b"data")),
             Ok(Frame::XLogData {
@@ -201,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn every_prefix_of_a_frame_is_refused() {
+    fn rejects_truncated_and_extended_frames() {
         for whole in [xlog(b""), keepalive(0)] {
             for end in 0..whole.len() {
                 assert!(
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn status_update_has_the_layout_of_the_protocol() {
+    fn encodes_status_updates_as_the_protocol_defines() {
         let update = status_update(Lsn(0x0102_0304_0506_0708), -2, true);
         assert_eq!(update[..6], [b'd', 0, 0, 0, 38, b'r']);
         for at in [6, 14, 22] {
@@ -230,7 +228,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_bytes_are_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+        fn decodes_or_rejects_arbitrary_frames(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = Frame::decode(&bytes);
         }
     }

@@ -1,13 +1,14 @@
 //! Decoder for `pgoutput` protocol version 1: turns bytes into messages that borrow from the read
 //! buffer.
 //!
-//! PostgreSQL 18, "54.9. Logical Replication Message Formats". The decoder is total: every length
-//! is checked before it is used, trailing bytes are rejected, and an error names the field.
+//! PostgreSQL 18, "54.9. Logical Replication Message Formats". The decoder accepts arbitrary bytes
+//! without panicking: every length is checked before it is used, trailing bytes are rejected, and
+//! errors name the field.
 
 use crate::model::lsn::Lsn;
 
-/// Larger than NAMEDATALEN of any server, which is 64 unless PostgreSQL is compiled with another
-/// value.
+/// Maximum length of a name. It exceeds NAMEDATALEN, which is 64 unless PostgreSQL is compiled with
+/// another value.
 const NAME_BYTES_MAX: usize = 1024;
 /// `MaxTupleAttributeNumber` of PostgreSQL.
 const COLUMNS_MAX: usize = 1664;
@@ -15,15 +16,15 @@ const COLUMNS_MAX: usize = 1664;
 /// A message of the output plugin.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Message<'a> {
-    /// A transaction begins; everything up to its [`Message::Commit`] belongs to it.
+    /// A transaction begins. All messages up to [`Message::Commit`] belong to the transaction.
     Begin(Begin),
     /// The current transaction is complete.
     Commit(Commit),
-    /// The transaction was replicated to this server from another one.
+    /// The transaction was replicated to this server from another server.
     Origin {
-        /// LSN of the commit on that server.
+        /// LSN of the commit on the other server.
         commit: Lsn,
-        /// The origin's name.
+        /// The name of the replication origin.
         name: &'a str,
     },
     /// The structure of a table, sent before its first row and whenever it has changed.
@@ -32,7 +33,7 @@ pub enum Message<'a> {
     Type {
         /// The type's OID.
         oid: u32,
-        /// Its schema; empty for `pg_catalog`.
+        /// The type's schema, or empty for `pg_catalog`.
         namespace: &'a str,
         name: &'a str,
     },
@@ -70,8 +71,8 @@ pub enum Message<'a> {
     },
     /// `pg_logical_emit_message()` was called.
     Logical {
-        /// Whether the message is part of the transaction, and so is discarded if that is rolled
-        /// back.
+        /// Whether the message is part of the transaction, and is discarded if the transaction is
+        /// rolled back.
         transactional: bool,
         /// LSN of the message.
         lsn: Lsn,
@@ -87,8 +88,8 @@ pub enum Message<'a> {
 pub(crate) struct LogicalHead<'a> {
     /// Whether the message is part of the transaction.
     pub transactional: bool,
-    /// The caller's prefix and the length of the content; `None` if the available bytes end before
-    /// that.
+    /// The caller's prefix and the length of the content. `None` if the available bytes do not
+    /// contain both.
     pub prefix: Option<(&'a str, usize)>,
 }
 
@@ -96,7 +97,7 @@ impl<'a> LogicalHead<'a> {
     /// Decodes the beginning of a message.
     ///
     /// # Errors
-    /// The message is not a [`Message::Logical`].
+    /// Returns an error if the message is not a [`Message::Logical`].
     pub(crate) fn decode(head: &'a [u8]) -> Result<Self, DecodeError> {
         let (&tag, rest) = head.split_first().ok_or(DecodeError::Empty)?;
         if tag != b'M' {
@@ -116,7 +117,7 @@ impl<'a> LogicalHead<'a> {
     }
 }
 
-/// A kind of change to a row.
+/// The type of a change to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Insert,
@@ -136,10 +137,10 @@ pub(crate) struct RowHead<'a> {
 }
 
 impl<'a> RowHead<'a> {
-    /// Decodes the beginning of a message. `None` if it is not about a row.
+    /// Decodes the beginning of a message. Returns `None` if the message is not about a row.
     ///
     /// # Errors
-    /// The beginning ends before the OID does.
+    /// Returns an error if the bytes end before the end of the OID.
     pub(crate) fn decode(head: &'a [u8]) -> Result<Option<Self>, DecodeError> {
         let (&tag, rest) = head.split_first().ok_or(DecodeError::Empty)?;
         let change = match tag {
@@ -202,14 +203,14 @@ pub struct Commit {
 /// The structure of a table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Relation<'a> {
-    /// OID of the table, or of its root if the publication publishes via the root.
+    /// OID of the table, or of the partition root if the publication publishes via the root.
     pub oid: u32,
-    /// Its schema; empty for `pg_catalog`.
+    /// The table's schema, or empty for `pg_catalog`.
     pub namespace: &'a str,
     pub name: &'a str,
     /// `pg_class.relreplident`.
     pub replica_identity: u8,
-    /// Its columns, in the order of the values in a [`Tuple`].
+    /// The table's columns, in the order of the values in a [`Tuple`].
     pub columns: Vec<Column<'a>>,
 }
 
@@ -245,7 +246,7 @@ pub struct Tuple<'a> {
 pub enum Value<'a> {
     /// `n`: null.
     Null,
-    /// `u`: stored out of line and unchanged, so not sent.
+    /// `u`: unchanged and stored out of line (TOASTed), so the value is not sent.
     UnchangedToast,
     /// `t`: the type's text format, in UTF-8.
     Text(&'a [u8]),
@@ -265,7 +266,7 @@ impl std::fmt::Debug for Value<'_> {
     }
 }
 
-/// Bytes that are not a message of protocol version 1.
+/// An error for bytes that are not a message of protocol version 1.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The message is empty.
@@ -273,7 +274,7 @@ pub enum DecodeError {
     Empty,
     /// No message starts with this byte.
     #[error(
-        "pgoutput message begins with byte {0:#04x}, which is no message of protocol version 1"
+        "pgoutput message begins with byte {0:#04x}, which is not a message type of protocol version 1"
     )]
     UnknownTag(u8),
     /// The message ends inside the field.
@@ -285,11 +286,11 @@ pub enum DecodeError {
     /// The field is not UTF-8.
     #[error("pgoutput {0}: not UTF-8")]
     NotUtf8(&'static str),
-    /// A name is longer, or a table has more columns, than PostgreSQL allows.
+    /// A name is longer than PostgreSQL allows, or a table has more columns.
     #[error("pgoutput {0}: {1}, expected at most {2}")]
     TooMany(&'static str, usize, usize),
     /// The message continues after its last field.
-    #[error("pgoutput {0}: {1} bytes left over")]
+    #[error("pgoutput {0}: {1} unexpected bytes at the end")]
     Leftover(&'static str, usize),
 }
 
@@ -297,7 +298,7 @@ impl<'a> Message<'a> {
     /// Decodes one complete message.
     ///
     /// # Errors
-    /// The bytes are not exactly one message; the error names the field.
+    /// Returns an error that names the field if the bytes are not exactly one message.
     pub fn decode(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let (&tag, rest) = bytes.split_first().ok_or(DecodeError::Empty)?;
         let mut r = Reader { rest };
@@ -351,7 +352,7 @@ impl<'a> Tuple<'a> {
     /// Returns the values in the order of the relation's columns.
     pub fn values(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let mut r = Reader { rest: self.values };
-        // All values were decoded once when the tuple was, so decoding can't fail here.
+        // All values were decoded once together with the tuple, so decoding can't fail here.
         (0..self.count).map_while(move |_| r.value().ok())
     }
 }
@@ -406,8 +407,8 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(text).map_err(|_| DecodeError::NotUtf8(field))
     }
 
-    /// Reads a name from the catalog. Its length is limited because it is kept for the lifetime of
-    /// the connection.
+    /// Reads a name from the catalog. The length of names is limited, because they are kept in
+    /// memory for the lifetime of the connection.
     fn name(&mut self, field: &'static str) -> Result<&'a str, DecodeError> {
         let name = self.string(field)?;
         match name.len() <= NAME_BYTES_MAX {
@@ -416,9 +417,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads the prefix of a message. Any role can write one, even one that is not UTF-8 if the
-    /// encoding of the database is SQL_ASCII. Such a prefix can't belong to an outbox, and must not
-    /// stop the stream.
+    /// Reads the prefix of a logical decoding message. Any role can write messages, and if the
+    /// encoding of the database is SQL_ASCII, the prefix may not be UTF-8. Such a prefix can't
+    /// belong to an outbox, and must not stop the stream.
     fn prefix(&mut self) -> Result<&'a str, DecodeError> {
         match self.string("message.prefix") {
             Err(DecodeError::NotUtf8(_)) => Ok("\u{fffd}"),

@@ -170,7 +170,7 @@ fn row_that_can_not_be_sent_is_named_and_what_is_before_it_is_sent() {
         .value("SELECT id FROM outbox WHERE aggregateid = 'bad'")
         .unwrap();
     let failed = fixture.replay(&["--all", "--yes"]).finish().expect_code(3);
-    failed.expect_mentions(&[&bad, "can't be the name of a topic", "--resume"]);
+    failed.expect_mentions(&[&bad, "is not a valid topic name", "--resume"]);
     assert_eq!(fixture.wait_for_records(1).len(), 1);
     let missing = fixture
         .replay(&["--all", "--yes", "--topic", "nobody.made.this"])

@@ -225,7 +225,7 @@ fn oversize_dead_letter_is_reduced_until_the_sink_accepts_it() {
             "dead letter of row with id a",
             "00000200:0000000000",
             "message.max.bytes",
-            "can't be the name of a topic",
+            "is not a valid topic name",
         ] {
             assert!(text.contains(word), "{word:?} in {text:?}");
         }

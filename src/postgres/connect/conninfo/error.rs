@@ -1,33 +1,32 @@
-//! Errors in connection strings.
+//! Errors for invalid connection strings.
 
-/// Why a connection string, or an environment variable used in its place, is rejected. Never
-/// contains a password.
+/// An error for an invalid connection string or environment variable. Never contains a password.
 #[derive(Debug, thiserror::Error)]
 pub enum ConninfoError {
-    /// The string is neither a URL nor `key=value` pairs. It is not repeated because it may contain
-    /// a password.
+    /// The string is neither a URL nor a list of `key=value` pairs. The error does not contain the
+    /// string, because it may contain a password.
     #[error("connection string, byte {at}: {what}")]
     Syntax {
         /// Offset into the string.
         at: usize,
-        /// What was found or expected there.
+        /// The text found or expected at this offset.
         what: &'static str,
     },
-    /// A URL of the Java driver.
+    /// The string is a JDBC URL, the format of the Java driver.
     #[error(
-        "connection string: it is a JDBC URL, expected one of libpq: postgresql://USER@HOST:PORT/DBNAME, with the parameters of \
-         libpq behind a question mark"
+        "connection string: found a JDBC URL, expected a libpq URL: postgresql://USER@HOST:PORT/DBNAME, with libpq's parameters after \
+         a question mark"
     )]
     Jdbc,
     /// A URL whose password contains an unescaped character with a special meaning.
     #[error(
-        "connection URL: an @ stands where host, port, database or parameters are expected; in a password \
-         @ is written %40, / is %2F, ? is %3F and % is %25"
+        "connection URL: unexpected @ in the host, port, database or parameters. In a password, write @ as %40, / as %2F, \
+         ? as %3F and % as %25"
     )]
     Userinfo,
-    /// An unknown parameter directly after a password, of which it may be a part.
+    /// An unknown parameter directly after a password. The text may be part of the password.
     #[error(
-        "connection string: what follows the password is no parameter. A password with spaces stands \
+        "connection string: the text after the password is not a parameter. Enclose a password that contains spaces \
          in single quotes{}",
         nearest.map(|known| format!("; did you mean {known:?}?")).unwrap_or_default()
     )]
@@ -46,13 +45,13 @@ pub enum ConninfoError {
         /// The most similar known parameter, if any.
         nearest: Option<&'static str>,
     },
-    /// A parameter of libpq that Walpost does not support, and that promises something that would
-    /// not hold if it were ignored.
+    /// A parameter of libpq that Walpost does not support and that can't be ignored without
+    /// violating what the parameter promises.
     #[error("{name} is not supported: {remedy}")]
     Unsupported {
         /// Parameter or environment variable.
         name: &'static str,
-        /// What to do instead.
+        /// The alternative to the parameter.
         remedy: &'static str,
     },
     /// A value that the parameter does not accept.

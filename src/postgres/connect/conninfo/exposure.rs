@@ -1,5 +1,5 @@
-//! How others on the same network or machine can attack a connection, and the warnings logged about
-//! it.
+//! Determines whether a connection can be attacked from the same network or machine, and logs
+//! warnings about such connections.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::SslMode;
 
-/// How a connection is protected from others on the same network or machine.
+/// How a connection is protected from attackers on the same network or machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
     /// No network is involved: the loopback interface, or a Unix-domain socket that no other user
@@ -15,13 +15,13 @@ pub enum Exposure {
     Local,
     /// A Unix-domain socket that another user of this machine could have created.
     OtherUser {
-        /// The user that listens there, or `None` if the kernel does not report it.
+        /// The user that owns the listening process, or `None` if the kernel does not report it.
         uid: Option<u32>,
     },
     /// TLS, and the server has presented a certificate of a trusted authority or proved that it
     /// knows the password.
     Proven,
-    /// TLS with an unverified certificate: the other end may be anyone.
+    /// TLS with an unverified certificate, so the server's identity is not known.
     Unproven,
     /// Unencrypted TCP.
     Clear,
@@ -29,10 +29,10 @@ pub enum Exposure {
 
 impl Exposure {
     /// Returns the exposure of a TCP connection. `peer` is `None` if the address is unknown, which
-    /// is treated as not trusted. `tls` tells whether a certificate was verified, and is `None`
-    /// without TLS.
+    /// is treated as untrusted. `tls` is whether the certificate was verified, or `None` for a
+    /// connection without TLS.
     pub(crate) fn over_tcp(peer: Option<IpAddr>, tls: Option<bool>) -> Exposure {
-        // An IPv4 address may be reported as an IPv6 one: ::ffff:127.0.0.1.
+        // An IPv4 address may be reported as an IPv6 address: ::ffff:127.0.0.1.
         let is_loopback = peer.is_some_and(|address| address.to_canonical().is_loopback());
         match tls {
             Some(true) => Exposure::Proven,
@@ -42,7 +42,7 @@ impl Exposure {
         }
     }
 
-    /// Returns whether someone other than PostgreSQL may be answering.
+    /// Returns whether a program other than PostgreSQL may be responding.
     pub(crate) fn is_open(self) -> bool {
         match self {
             Exposure::Local | Exposure::Proven => false,
@@ -50,38 +50,38 @@ impl Exposure {
         }
     }
 
-    /// Describes what is wrong with the connection, worded to follow "the connection". Empty if
-    /// nothing is wrong.
+    /// Describes the weakness of the connection, phrased to follow "the connection". Empty if the
+    /// connection is secure.
     pub(crate) fn fault(self) -> Cow<'static, str> {
         match self {
             Exposure::Local | Exposure::Proven => "".into(),
             Exposure::OtherUser { uid: Some(uid) } => format!(
-                "uses a Unix-domain socket that any user of this machine could have created, and uid {uid} listens there"
+                "uses a Unix-domain socket that any user of this machine could have created, and the listening process belongs to uid {uid}"
             )
             .into(),
             Exposure::OtherUser { uid: None } => {
                 "uses a Unix-domain socket that any user of this machine could have created".into()
             }
-            Exposure::Unproven => "has TLS that checks no certificate".into(),
-            Exposure::Clear => "has no TLS".into(),
+            Exposure::Unproven => "uses TLS without verifying the server's certificate".into(),
+            Exposure::Clear => "does not use TLS".into(),
         }
     }
 
-    /// Describes who could answer in place of the server.
+    /// Describes who could impersonate the server.
     pub(crate) fn attacker(self) -> &'static str {
         match self {
-            Exposure::OtherUser { .. } => "whoever listens there while PostgreSQL is down",
+            Exposure::OtherUser { .. } => "any user who listens there while PostgreSQL is down",
             Exposure::Local | Exposure::Proven | Exposure::Unproven | Exposure::Clear => {
-                "whoever is on the network between"
+                "anyone on the network between Walpost and the server"
             }
         }
     }
 
-    /// Describes how to prevent that.
+    /// Describes how to secure the connection.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Exposure::OtherUser { .. } => {
-                "Set requirepeer to the user that PostgreSQL runs as (requirepeer=postgres), or unix_socket_directories to a folder in \
+                "Set requirepeer to the user that PostgreSQL runs as (requirepeer=postgres), or unix_socket_directories to a directory in \
                  which only that user can create files"
             }
             Exposure::Local | Exposure::Proven | Exposure::Unproven | Exposure::Clear => {
@@ -91,23 +91,23 @@ impl Exposure {
     }
 }
 
-/// The warnings logged about connections of one connection string. Each kind is logged once, no
-/// matter how often Walpost connects; a connection with another kind of exposure is logged again.
+/// The warnings that were logged about the connections of one connection string. Each kind of
+/// exposure is logged once, no matter how often Walpost connects.
 #[derive(Debug, Default)]
 pub(crate) struct Exposures(Mutex<Vec<(Exposure, String)>>);
 
 impl Exposures {
-    /// Records an authenticated connection, and logs a warning if it is open to others.
+    /// Records an authenticated connection, and logs a warning if the connection is exposed.
     pub(crate) fn record_connection(&self, exposure: Exposure, host: &str, mode: SslMode) {
         let consequence = match exposure {
             Exposure::Local | Exposure::Proven => return,
             Exposure::OtherUser { .. } => return self.record_socket(exposure, host),
             Exposure::Unproven => {
-                "whoever is between can pass for the server, and read and change what it sends"
+                "anyone on the network in between can impersonate the server, and read and change the data"
             }
             Exposure::Clear => {
-                "whoever is between can read and change what is sent, and nothing proves that this is the \
-                 server"
+                "anyone on the network in between can read and change the data, and the server's identity \
+                 is not verified"
             }
         };
         let fault = exposure.fault();
@@ -120,38 +120,39 @@ impl Exposures {
 
     fn record_socket(&self, exposure: Exposure, host: &str) {
         let text = format!(
-            "the connection to PostgreSQL at {host} {}: whoever listens there while PostgreSQL is down can pass for the server, and \
-             change what it sends. {}",
+            "the connection to PostgreSQL at {host} {}: while PostgreSQL is down, another user can listen there, impersonate the \
+             server and change the data. {}",
             exposure.fault(),
             exposure.remedy()
         );
         self.warn_once(exposure, text);
     }
 
-    /// Warns that a cleartext password is sent over the loopback interface. No network is involved,
-    /// but any process may be listening on the port.
+    /// Logs a warning that a cleartext password is sent over the loopback interface. No network is
+    /// involved, but any process could be listening on the port.
     pub(crate) fn warn_clear_password(&self, host: &str) {
         let text = format!(
-            "the server at {host} asks for the password in clear text, and the connection has no TLS that checks who asks: while \
-             PostgreSQL is down, another user of this machine can listen on its port and is sent the password. Have the server ask \
-             for scram-sha-256 (pg_hba.conf), and set require_auth=scram-sha-256; if that is meant: require_auth=password"
+            "the server at {host} requests the password in clear text, and the connection does not verify the server's identity with TLS: \
+             while PostgreSQL is down, another user of this machine can listen on its port and receive the password. Configure the server \
+             to request scram-sha-256 (pg_hba.conf), and set require_auth=scram-sha-256. If clear text is intended, set \
+             require_auth=password"
         );
         self.warn_once(Exposure::Local, text);
     }
 
     fn warn_once(&self, kind: Exposure, text: String) {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.iter().any(|(known, _)| *known == kind) {
+        let mut warnings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if warnings.iter().any(|(known, _)| *known == kind) {
             return;
         }
         tracing::warn!("{text}");
-        told.push((kind, text));
+        warnings.push((kind, text));
     }
 
     /// Returns the warnings logged so far.
     pub(crate) fn texts(&self) -> Vec<String> {
-        let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        told.iter().map(|(_, text)| text.clone()).collect()
+        let warnings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        warnings.iter().map(|(_, text)| text.clone()).collect()
     }
 }
 
@@ -161,7 +162,7 @@ mod tests {
     use crate::postgres::connect::conninfo::Conninfo;
 
     #[test]
-    fn findings_are_shared_by_connections_of_the_same_string() {
+    fn shares_warnings_between_clones_of_a_connection_string() {
         let conninfo = Conninfo::parse("host=h user=u", &|_| None).expect("a connection string");
         let clone = conninfo.clone();
         clone
@@ -171,9 +172,12 @@ mod tests {
         clone
             .exposures
             .record_connection(Exposure::Clear, "h", SslMode::Prefer);
-        let [told] = &conninfo.exposures()[..] else {
+        let [warning] = &conninfo.exposures()[..] else {
             panic!("{:?}", conninfo.exposures());
         };
-        assert!(told.contains("at h has no TLS (sslmode=prefer)"), "{told}");
+        assert!(
+            warning.contains("at h does not use TLS (sslmode=prefer)"),
+            "{warning}"
+        );
     }
 }

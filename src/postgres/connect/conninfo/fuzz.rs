@@ -8,7 +8,8 @@ const PASSWORD: &str = "q7Zr0vT2mXw9";
 /// Parses bytes as a connection string, and as part of a password in other connection strings.
 ///
 /// # Panics
-/// A string rebuilt from its parts has different parts, or a password is shown.
+/// Panics if a connection string that was rebuilt from its parts has different parts, or if a
+/// password is displayed.
 pub fn conninfo(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
@@ -23,7 +24,7 @@ pub fn conninfo(data: &[u8]) {
         assert_eq!(syntax::pairs(&again).as_ref().ok(), Some(&pairs), "{again}");
     }
 
-    if !can_be_meant_otherwise(text) {
+    if !is_ambiguous(text) {
         let half = (0..=text.len() / 2).rfind(|&at| text.is_char_boundary(at));
         for at in [0, half.unwrap_or_default(), text.len()] {
             let (before, after) = text.split_at(at);
@@ -40,7 +41,7 @@ pub fn conninfo(data: &[u8]) {
     // A quoted password can contain anything.
     let quoted = written(&[("password".to_owned(), format!("{text}{PASSWORD}"))]);
     if let Some(parsed) = quoted.and_then(|text| parsed(&text).ok()) {
-        let Secret(password) = parsed.password.expect("it is set");
+        let Secret(password) = parsed.password.expect("a password");
         assert_eq!(password, format!("{text}{PASSWORD}").into_bytes());
     }
 }
@@ -49,7 +50,7 @@ fn parsed(text: &str) -> Result<Conninfo, ConninfoError> {
     Conninfo::parse(text, &|name| (name == "USER").then(|| "me".to_owned()))
 }
 
-/// Returns everything that the result of parsing shows.
+/// Returns all text that the parsed connection string or the error displays.
 fn displayed(text: &str) -> String {
     match parsed(text) {
         Ok(conninfo) => {
@@ -61,7 +62,7 @@ fn displayed(text: &str) -> String {
     }
 }
 
-/// Returns the pairs as one string, or `None` if a name can't be written that way.
+/// Returns the pairs as one connection string, or `None` if a name can't be represented.
 fn written(pairs: &[syntax::Pair]) -> Option<String> {
     // A leading space keeps the string from being parsed as a URL.
     let mut text = String::from(" ");
@@ -75,8 +76,8 @@ fn written(pairs: &[syntax::Pair]) -> Option<String> {
     Some(text)
 }
 
-/// Returns whether such a password, unescaped, can't be told apart from parameters.
-fn can_be_meant_otherwise(password: &str) -> bool {
+/// Returns whether the unescaped password can't be distinguished from other parameters.
+fn is_ambiguous(password: &str) -> bool {
     let has_name = |keyword: &keywords::Keyword| password.contains(keyword.name);
     password.contains('=') && (password.contains('%') || keywords::KEYWORDS.iter().any(has_name))
 }

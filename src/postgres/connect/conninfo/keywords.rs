@@ -1,4 +1,4 @@
-//! Every connection parameter of libpq 18 and how Walpost treats it.
+//! Lists the connection parameters of libpq 18 and how Walpost treats each of them.
 //!
 //! Spec: PostgreSQL 18, 32.1.2 "Parameter Key Words" and 32.15 "Environment Variables".
 
@@ -8,9 +8,9 @@ use super::ConninfoError;
 #[derive(Clone, Copy)]
 pub(crate) enum Rule {
     Used,
-    /// Has no effect here, and nobody relies on it for security.
+    /// Has no effect in Walpost, and does not affect security.
     Ignored,
-    /// Accepted only with values that request what Walpost does anyway.
+    /// Accepted only with values that request Walpost's normal behavior.
     Only(&'static [&'static str]),
     Refused(&'static str),
 }
@@ -39,7 +39,7 @@ const fn string_only(name: &'static str, rule: Rule) -> Keyword {
     }
 }
 
-const OAUTH: Rule = Refused("OAuth is not among the authentication methods of walpost");
+const OAUTH: Rule = Refused("Walpost does not support OAuth authentication");
 
 pub(crate) const KEYWORDS: &[Keyword] = &[
     keyword("host", "PGHOST", Used),
@@ -92,29 +92,29 @@ pub(crate) const KEYWORDS: &[Keyword] = &[
     keyword(
         "service",
         "PGSERVICE",
-        Refused("write what the service file holds in its place"),
+        Refused("use the parameters from the service file instead"),
     ),
     string_only(
         "servicefile",
-        Refused("write what the service file holds in its place"),
+        Refused("use the parameters from the service file instead"),
     ),
-    string_only("replication", Refused("walpost sets it by itself")),
+    string_only("replication", Refused("Walpost sets it automatically")),
     keyword(
         "requiressl",
         "PGREQUIRESSL",
-        Refused("write sslmode=require"),
+        Refused("use sslmode=require instead"),
     ),
     keyword(
         "sslcrldir",
         "PGSSLCRLDIR",
-        Refused("put the revocation lists in one file: sslcrl"),
+        Refused("put the revocation lists into one file and set sslcrl"),
     ),
     string_only(
         "sslkeylogfile",
         Refused("session keys are not written to files"),
     ),
-    string_only("scram_client_key", Refused("write the password")),
-    string_only("scram_server_key", Refused("write the password")),
+    string_only("scram_client_key", Refused("use the password instead")),
+    string_only("scram_server_key", Refused("use the password instead")),
     string_only("oauth_issuer", OAUTH),
     string_only("oauth_client_id", OAUTH),
     string_only("oauth_client_secret", OAUTH),
@@ -130,7 +130,8 @@ pub(crate) struct Setting {
 /// Checks a parameter that is set against its rule.
 ///
 /// # Errors
-/// [`ConninfoError::Unsupported`] or [`ConninfoError::Value`].
+/// Returns [`ConninfoError::Unsupported`] or [`ConninfoError::Value`] if the rule rejects the
+/// value.
 pub(crate) fn check(keyword: &Keyword, setting: &Setting) -> Result<(), ConninfoError> {
     match keyword.rule {
         Used | Ignored => Ok(()),

@@ -1,4 +1,4 @@
-//! Limits how many notices are logged: a server can send any number of them.
+//! Limits how many notices are logged, because a server can send any number of them.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,8 +7,8 @@ use tracing::warn;
 
 /// Number of notices logged in each [`NOTICES_PERIOD`].
 const NOTICES_MAX: u32 = 20;
-/// The same for the connections of `walpost init`: the files in sql/ send notices about each table
-/// and partition.
+/// Number of notices logged in each [`NOTICES_PERIOD`] for connections of `walpost init`. The files
+/// in sql/ raise notices about each table and partition.
 const INIT_NOTICES_MAX: u32 = 1000;
 const NOTICES_PERIOD: Duration = Duration::from_secs(60);
 
@@ -24,8 +24,8 @@ struct Counts {
     /// When the current period began.
     since: Option<Instant>,
     logged: u32,
-    /// Notices that were suppressed and not yet reported.
-    left_out: u64,
+    /// Number of notices that were suppressed and not yet reported.
+    suppressed: u64,
 }
 
 impl Default for NoticeLimit {
@@ -50,18 +50,18 @@ impl NoticeLimit {
     /// Counts a notice, and returns whether it should be logged. If so, logs how many notices were
     /// suppressed before it.
     pub(in crate::postgres) fn admits(&self, now: Instant) -> bool {
-        let left_out = self.admit(now);
-        if let Some(left_out @ 1..) = left_out {
+        let suppressed = self.admit(now);
+        if let Some(suppressed @ 1..) = suppressed {
             warn!(
-                left_out,
-                "PostgreSQL sends so many notices that some were not logged"
+                suppressed,
+                "PostgreSQL sent too many notices, so some were not logged"
             );
         }
-        left_out.is_some()
+        suppressed.is_some()
     }
 
-    /// Counts a notice. Returns how many were suppressed before it, or `None` if this one is
-    /// suppressed as well.
+    /// Counts a notice. Returns how many notices were suppressed before it, or `None` if this
+    /// notice is suppressed as well.
     fn admit(&self, now: Instant) -> Option<u64> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let is_over = |since: Instant| now.saturating_duration_since(since) >= NOTICES_PERIOD;
@@ -69,11 +69,11 @@ impl NoticeLimit {
             (counts.since, counts.logged) = (Some(now), 0);
         }
         if counts.logged == self.max {
-            counts.left_out += 1;
+            counts.suppressed += 1;
             return None;
         }
         counts.logged += 1;
-        Some(std::mem::take(&mut counts.left_out))
+        Some(std::mem::take(&mut counts.suppressed))
     }
 }
 
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn logs_some_notices_a_minute_and_counts_the_others() {
+    fn logs_a_limited_number_of_notices_per_minute_and_counts_the_rest() {
         let limit = NoticeLimit::default();
         let start = Instant::now();
         for second in 0..120 {
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_more_notices_of_init() {
+    fn logs_more_notices_for_init() {
         let limit = NoticeLimit::for_init();
         let now = Instant::now();
         let logged = (0..2000).filter(|_| limit.admit(now).is_some()).count();

@@ -33,7 +33,9 @@ fn read_private(path: &Path) -> Result<Vec<u8>, PathError> {
     let file = trusted_path::open(path)?;
     match file.mode() & 0o077 {
         0 => file.read(),
-        _ => Err(io::Error::other("group or others have access; fix it with chmod 0600").into()),
+        _ => Err(
+            io::Error::other("group or other users have access to it; run chmod 0600 on it").into(),
+        ),
     }
 }
 
@@ -57,7 +59,8 @@ fn find_in(file: &[u8], wanted: &PassfileQuery<'_>) -> Option<Vec<u8>> {
         })
 }
 
-/// Returns the first field of a line: as written, unescaped, and the text after its colon.
+/// Returns the first field of a line in three forms: as written, unescaped, and the text after its
+/// colon.
 fn field(line: &[u8]) -> (&[u8], Vec<u8>, Option<&[u8]>) {
     let mut value = Vec::new();
     let mut at = 0;
@@ -117,7 +120,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_file_that_others_may_read_is_ignored() {
+    fn ignores_a_password_file_that_other_users_can_read() {
         use std::os::unix::fs::PermissionsExt;
 
         let file = tempfile::NamedTempFile::new().unwrap();
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_file_or_folder_yields_no_password() {
+    fn returns_no_password_if_the_file_is_missing_or_a_directory() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(find_password(folder.path(), &DB1), None);
         assert_eq!(find_password(&folder.path().join("none"), &DB1), None);

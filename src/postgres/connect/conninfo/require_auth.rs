@@ -40,7 +40,7 @@ impl fmt::Display for AuthMethod {
     }
 }
 
-/// A list of methods that are allowed, or of methods that are not. The default allows all methods.
+/// A list of allowed or of disallowed methods. The default allows all methods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::postgres) struct RequireAuth {
     is_negated: bool,
@@ -49,10 +49,10 @@ pub(in crate::postgres) struct RequireAuth {
 }
 
 impl RequireAuth {
-    /// Parses a value that is not empty.
+    /// Parses a non-empty value.
     ///
     /// # Errors
-    /// What is expected instead. As in libpq, spaces and empty members are errors.
+    /// Returns the expected value. As in libpq, spaces and empty members are errors.
     pub(crate) fn parse(text: &str) -> Result<RequireAuth, String> {
         let mut read = RequireAuth::default();
         for (index, member) in text.split(',').enumerate() {
@@ -63,16 +63,18 @@ impl RequireAuth {
             if index == 0 {
                 read.is_negated = is_negated;
             } else if read.is_negated != is_negated {
-                return Err("a ! before each of the methods, or before none of them".to_owned());
+                return Err("a ! before all methods, or before none".to_owned());
             }
             let known = AuthMethod::VALUES.iter().find(|(known, _)| *known == name);
             let Some((_, method)) = known else {
                 let names: Vec<_> = AuthMethod::VALUES.iter().map(|(name, _)| *name).collect();
                 let names = names.join(", ");
-                return Err(format!("some of {names}, separated by commas alone"));
+                return Err(format!(
+                    "one or more of {names}, separated by commas without spaces"
+                ));
             };
             if read.methods.contains(method) {
-                return Err("each method once".to_owned());
+                return Err("each method at most once".to_owned());
             }
             read.methods.push(*method);
         }
@@ -84,7 +86,7 @@ impl RequireAuth {
         self.methods.is_empty() || self.methods.contains(&method) != self.is_negated
     }
 
-    /// Returns whether the list requires the method by name; a negated list requires none.
+    /// Returns whether the list allows the method by name. A negated list does not.
     pub(in crate::postgres) fn requires(&self, method: AuthMethod) -> bool {
         !self.is_negated && self.methods.contains(&method)
     }

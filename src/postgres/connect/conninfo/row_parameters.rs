@@ -1,6 +1,6 @@
-//! Which connection parameters a row of a registry may set: the server, the database, the user and
-//! how strictly the server is verified. Sockets, local files and authentication methods are left to
-//! the operator, because they determine where the operator's own passwords are sent.
+//! Determines which connection parameters a row of a registry may set: the server, the database,
+//! the user and how strictly the server is verified. Only the operator may set sockets, local files
+//! and authentication methods, because they determine where the operator's own passwords are sent.
 
 use std::net::IpAddr;
 
@@ -40,8 +40,8 @@ const IN_WHOLE: [&str; 16] = [
     "tcp_user_timeout",
 ];
 
-/// What to write instead of an invalid host.
-const HOST_EXPECTED: &str = "a host name or an IP address. Name the folder of a Unix-domain socket in the template: \
+/// The expected value, for errors about an invalid host.
+const HOST_EXPECTED: &str = "a host name or an IP address. Set the directory of a Unix-domain socket in the template: \
                              postgresql://walpost@/{dbname}?host=/var/run/postgresql";
 
 /// Returns the parameter whose value contains `marker`, if a row may supply that parameter.
@@ -59,15 +59,15 @@ pub(super) fn check_part(parameter: &str, value: &str) -> Result<(), String> {
         "port" if !is_port(value) => "a number from 1 to 65535",
         // An empty value counts as not set, so a password from another source would be used.
         "password" if value.is_empty() => return Err("is empty, expected a password".to_owned()),
-        _ if value.is_empty() => "a text that is not empty",
-        _ if value.contains('\0') => "a text without a zero byte",
+        _ if value.is_empty() => "non-empty text",
+        _ if value.contains('\0') => "text without NUL characters",
         _ => return Ok(()),
     };
     let shown: String = value.chars().take(HOST_BYTES_MAX).collect();
     Err(format!("has {shown:?}, expected {expected}"))
 }
 
-/// Checks a whole connection string that a row supplies. Errors don't repeat values that can be
+/// Checks a whole connection string that a row supplies. Errors don't contain values that could be
 /// passwords.
 pub(super) fn check_whole(text: &str) -> Result<(), String> {
     // Parsing the string later reports a better error.
@@ -82,7 +82,7 @@ pub(super) fn check_whole(text: &str) -> Result<(), String> {
             match is_known(name) {
                 true => {
                     return Err(format!(
-                        "has {name}, which a row may not set. Leave it out, or set its environment variable"
+                        "sets {name}, which a row must not set. Remove it, or set its environment variable"
                     ));
                 }
                 false => continue,
@@ -98,7 +98,7 @@ pub(super) fn check_whole(text: &str) -> Result<(), String> {
     }
     match names_host {
         true => Ok(()),
-        false => Err(format!("names no host, expected {HOST_EXPECTED}")),
+        false => Err(format!("does not name a host, expected {HOST_EXPECTED}")),
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
     use super::super::keywords::{KEYWORDS, Rule};
     use super::*;
 
-    /// Parameters that have an effect and that no row may set.
+    /// Parameters that have an effect and that a row must not set.
     const OPERATORS_ONLY: [&str; 10] = [
         "options",
         "passfile",
@@ -137,7 +137,7 @@ mod tests {
     ];
 
     #[test]
-    fn decides_for_every_parameter_whether_a_row_may_set_it() {
+    fn lists_every_parameter_as_settable_by_rows_or_operators_only() {
         for keyword in KEYWORDS {
             let lists = [&IN_PLACE[..], &IN_WHOLE, &OPERATORS_ONLY];
             let listed = lists.iter().filter(|list| list.contains(&keyword.name));
@@ -146,12 +146,15 @@ mod tests {
                 Rule::Ignored | Rule::Only(_) | Rule::Refused(_) => 0..=1,
             };
             let name = keyword.name;
-            assert!(expected.contains(&listed.count()), "put {name} into a list");
+            assert!(
+                expected.contains(&listed.count()),
+                "add {name} to one of the lists"
+            );
         }
     }
 
     #[test]
-    fn accepts_host_names_and_addresses_and_nothing_else_as_a_host() {
+    fn accepts_only_host_names_and_addresses_as_a_host() {
         for host in [
             "db",
             "db-1.example.com",
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_ports_in_decimal_digits_only() {
+    fn accepts_only_ports_in_decimal_digits() {
         assert!(is_port("5432") && is_port("65535"));
         for port in ["", "0", "65536", "+5432", " 5432", "5432,5433", "0x10"] {
             assert!(!is_port(port), "{port:?}");
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_connection_strings_that_name_sockets_files_or_ways_to_log_in() {
+    fn rejects_connection_strings_with_sockets_files_or_authentication_methods() {
         for text in [
             "postgresql://u:secret@db.example.com:5432/shop?sslmode=verify-full",
             "host=db,10.0.0.1 user=u password=secret",
@@ -214,7 +217,7 @@ mod tests {
             ("postgresql://u:secret@db%2C%2Ftmp/shop", "\"/tmp\""),
             ("host='@x' password=secret", "\"@x\""),
             ("host=db host=/tmp password=secret", "\"/tmp\""),
-            ("postgresql://u:secret@/shop", "names no host"),
+            ("postgresql://u:secret@/shop", "does not name a host"),
             ("host=db passfile=/etc/shadow password=secret", "passfile"),
             (
                 "host=db require_auth=password password=secret",

@@ -1,4 +1,4 @@
-//! The parameters that are set, by keyword, and accessors that convert their values.
+//! Stores the parameters that are set, by keyword, and converts their values.
 
 use std::collections::HashMap;
 
@@ -6,12 +6,13 @@ use super::ConninfoError;
 use super::keywords::{self, KEYWORDS, Setting};
 use super::syntax;
 
-/// The parameters set by the connection string or, if absent there, by the environment.
+/// The parameters set by the connection string, and those set only by the environment.
 pub(crate) struct Settings(HashMap<&'static str, Setting>);
 
 impl Settings {
     /// # Errors
-    /// Any [`ConninfoError`] about names and syntax; values are checked when they are read.
+    /// Returns a [`ConninfoError`] for invalid names and syntax. Values are checked when they are
+    /// read.
     pub(crate) fn gather(
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
@@ -62,8 +63,8 @@ impl Settings {
             .filter(|name| *name != key)
     }
 
-    /// Returns the members of a comma-separated list, and the name that set it. The list is empty
-    /// if the parameter is not set or empty.
+    /// Returns the members of a comma-separated list, and the name of the parameter or variable
+    /// that set it. The list is empty if the parameter is not set or empty.
     pub(crate) fn list(&self, key: &'static str) -> (&'static str, Vec<&str>) {
         let name = self.0.get(key).map_or(key, |setting| setting.name);
         (
@@ -74,11 +75,11 @@ impl Settings {
         )
     }
 
-    /// Returns the choice named by the value, or `default` if the parameter is not set.
+    /// Returns the choice with this name, or `default` if the parameter is not set.
     ///
     /// # Errors
-    /// [`ConninfoError::Value`] for any other word, including an empty one: a variable that a
-    /// template left empty should not select an `sslmode`.
+    /// Returns [`ConninfoError::Value`] for any other value, including an empty one: an environment
+    /// variable that a template left empty should not select an `sslmode`.
     pub(crate) fn choice<T: Copy>(
         &self,
         key: &'static str,
@@ -97,11 +98,11 @@ impl Settings {
         }
     }
 
-    /// Returns the value as a whole number, or `default`. As in libpq, a negative value counts as
-    /// zero.
+    /// Returns the value as a whole number, or `default` if the parameter is not set. As in libpq,
+    /// a negative value counts as zero.
     ///
     /// # Errors
-    /// [`ConninfoError::Value`].
+    /// Returns [`ConninfoError::Value`] if the value is not a whole number.
     pub(crate) fn number(&self, key: &'static str, default: u32) -> Result<u64, ConninfoError> {
         let Some(text) = self.text(key) else {
             return Ok(default.into());

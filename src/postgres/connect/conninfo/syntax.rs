@@ -1,6 +1,6 @@
-//! The two syntaxes of connection strings: `key=value` pairs and URLs. Splits and unescapes them
-//! and returns the pairs in the order written. Knows no keywords except those that the parts of a
-//! URL stand for.
+//! Parses the two syntaxes of connection strings, `key=value` pairs and URLs, into unescaped pairs
+//! in the order written. Keywords are not checked. The parts of a URL become pairs with the
+//! keywords that they correspond to.
 //!
 //! Spec: PostgreSQL 18, 32.1.1 "Connection Strings".
 
@@ -14,11 +14,11 @@ pub(crate) type Pair = (String, String);
 /// Splits a connection string of either syntax.
 ///
 /// # Errors
-/// [`ConninfoError::Syntax`] or [`ConninfoError::Userinfo`]. Neither repeats any part of the
-/// string, because it may be part of the password.
+/// Returns [`ConninfoError::Syntax`] or [`ConninfoError::Userinfo`]. These errors don't contain any
+/// part of the string, because it may be part of the password.
 pub(crate) fn pairs(text: &str) -> Result<Vec<Pair>, ConninfoError> {
     if let Some(at) = text.find('\0') {
-        return Err(syntax(at, "a zero byte"));
+        return Err(syntax(at, "a NUL character"));
     }
     let scheme = ["postgresql://", "postgres://"]
         .into_iter()
@@ -35,7 +35,7 @@ pub(crate) fn pairs(text: &str) -> Result<Vec<Pair>, ConninfoError> {
 
 /// Returns whether `text` is a URL whose password contains an unescaped special character, so that
 /// parts of the password are parsed as host, port or parameter.
-pub(crate) fn password_spills(text: &str) -> bool {
+pub(crate) fn has_unescaped_password(text: &str) -> bool {
     let Some((_, rest)) = text.split_once("://") else {
         return false;
     };
@@ -77,7 +77,7 @@ fn key_values(text: &str) -> Result<Vec<Pair>, ConninfoError> {
                     Some((_, '\'')) => break,
                     Some((_, '\\')) => value.extend(rest.next().map(|(_, c)| c)),
                     Some((_, c)) => value.push(c),
-                    None => return Err(syntax(quote, "a quote that is not closed")),
+                    None => return Err(syntax(quote, "an unclosed quote")),
                 }
             }
         } else {
@@ -137,7 +137,10 @@ impl<'a> Url<'a> {
             let host = if self.eat('[') {
                 let host = self.text_until(&[']']);
                 if host.1.is_empty() || !self.eat(']') {
-                    return Err(syntax(host.0, "an IPv6 address is written [::1]"));
+                    return Err(syntax(
+                        host.0,
+                        "expected an IPv6 address in brackets, like [::1]",
+                    ));
                 }
                 if !matches!(self.peek(), None | Some(':' | '/' | '?' | ',')) {
                     return Err(syntax(self.at, "expected : / ? or , after ]"));
@@ -182,7 +185,7 @@ impl<'a> Url<'a> {
                 }
                 let value = self.text_until(&['=', '&']);
                 if self.peek() == Some('=') {
-                    return Err(syntax(self.at, "a second = (in a value it is written %3D)"));
+                    return Err(syntax(self.at, "a second = (in a value, write it as %3D)"));
                 }
                 self.eat('&');
                 let (key, value) = (percent_decode(key)?, percent_decode(value)?);
@@ -231,10 +234,10 @@ fn percent_decode((start, text): (usize, &str)) -> Result<String, ConninfoError>
             .get(at + 1..at + 3)
             .filter(|h| h.bytes().all(|b| b.is_ascii_hexdigit()));
         match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
-            Some(0) => return Err(syntax(start + at, "%00, a zero byte")),
+            Some(0) => return Err(syntax(start + at, "%00, a NUL character")),
             Some(byte) => bytes.push(byte),
             None => {
-                let what = "% without two hexadecimal digits (a percent sign is written %25)";
+                let what = "% without two hexadecimal digits (write a percent sign as %25)";
                 return Err(syntax(start + at, what));
             }
         }
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn key_value_strings_split_as_in_libpq() {
+    fn splits_key_value_strings_like_libpq() {
         for (text, expected) in [
             ("", ""),
             ("  \t\n", ""),
@@ -278,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_split_as_in_libpq() {
+    fn splits_urls_like_libpq() {
         for (text, expected) in [
             ("postgresql://", ""),
             ("postgres://localhost", "host=localhost"),
@@ -333,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_strings_are_refused_without_repeating_them() {
+    fn rejects_malformed_strings_without_repeating_them() {
         for text in [
             "shop",
             "host",
@@ -359,12 +362,12 @@ mod tests {
     }
 
     #[test]
-    fn a_password_that_spills_into_the_rest_of_a_url_is_noticed() {
-        assert!(password_spills("postgresql://u:pa/ss@host/db"));
-        assert!(password_spills("postgresql://u:pa?ss@host/db"));
-        assert!(password_spills("postgresql://u:p@ss@host/db"));
-        assert!(password_spills("postgresql://u:p@s/s?a=b@host/db"));
-        assert!(!password_spills("postgresql://u:p%2Fss@host/db"));
-        assert!(!password_spills("postgresql://host/db"));
+    fn detects_a_password_that_extends_into_other_parts_of_a_url() {
+        assert!(has_unescaped_password("postgresql://u:pa/ss@host/db"));
+        assert!(has_unescaped_password("postgresql://u:pa?ss@host/db"));
+        assert!(has_unescaped_password("postgresql://u:p@ss@host/db"));
+        assert!(has_unescaped_password("postgresql://u:p@s/s?a=b@host/db"));
+        assert!(!has_unescaped_password("postgresql://u:p%2Fss@host/db"));
+        assert!(!has_unescaped_password("postgresql://host/db"));
     }
 }

@@ -19,7 +19,7 @@ fn described(text: &str, environment: Environment<'_>) -> String {
     parse(text, environment).unwrap().describe()
 }
 
-fn refusal(text: &str, environment: Environment<'_>) -> String {
+fn parse_error(text: &str, environment: Environment<'_>) -> String {
     parse(text, environment).unwrap_err().to_string()
 }
 
@@ -32,7 +32,7 @@ fn default_host() -> String {
 }
 
 #[test]
-fn hosts_ports_user_and_database_are_found_as_in_libpq() {
+fn parses_hosts_ports_user_and_database_like_libpq() {
     let at_home = format!("shop on {} as alice", default_host());
     for (text, expected) in [
         ("dbname=shop", at_home.as_str()),
@@ -65,11 +65,11 @@ fn hosts_ports_user_and_database_are_found_as_in_libpq() {
 }
 
 #[test]
-fn without_a_host_it_is_the_first_socket_folder_that_is_there_or_else_localhost() {
-    let there = tempfile::tempdir().unwrap();
-    let there = there.path().to_str().unwrap();
-    let socket = Place::Socket(there.to_owned());
-    assert_eq!(default_place(&["/nonexistent", there]), socket);
+fn defaults_to_the_first_existing_socket_directory_or_else_localhost() {
+    let folder = tempfile::tempdir().unwrap();
+    let existing = folder.path().to_str().unwrap();
+    let socket = Place::Socket(existing.to_owned());
+    assert_eq!(default_place(&["/nonexistent", existing]), socket);
     let localhost = Place::Tcp {
         name: "localhost".to_owned(),
         address: None,
@@ -87,7 +87,7 @@ fn takes_only_the_database_from_the_other_connection_string() {
 }
 
 #[test]
-fn a_role_is_asked_for_in_each_way_that_options_have() {
+fn detects_every_way_to_set_a_role_in_options() {
     for (options, asks) in [
         ("-c role=shop", true),
         ("-crole=shop", true),
@@ -103,7 +103,7 @@ fn a_role_is_asked_for_in_each_way_that_options_have() {
 }
 
 #[test]
-fn sslmode_is_shown_as_it_is_written() {
+fn formats_sslmode_as_it_is_written() {
     for mode in ["disable", "prefer", "require", "verify-ca", "verify-full"] {
         let conninfo = parse(&format!("sslmode={mode}"), &[]).unwrap();
         assert_eq!(conninfo.tls.mode.to_string(), mode);
@@ -111,7 +111,7 @@ fn sslmode_is_shown_as_it_is_written() {
 }
 
 #[test]
-fn an_address_goes_with_the_name_that_the_certificate_is_for() {
+fn keeps_the_host_name_for_the_certificate_if_an_address_is_set() {
     let conninfo = parse("host=db hostaddr=10.0.0.1", &[]).unwrap();
     let place = Place::Tcp {
         name: "db".to_owned(),
@@ -121,7 +121,7 @@ fn an_address_goes_with_the_name_that_the_certificate_is_for() {
 }
 
 #[test]
-fn the_string_comes_before_the_environment_and_that_before_the_defaults() {
+fn prefers_the_connection_string_to_the_environment_and_the_environment_to_defaults() {
     let environment: Environment<'_> = &[
         ("PGHOST", "envhost"),
         ("PGPORT", "99"),
@@ -174,7 +174,7 @@ fn the_string_comes_before_the_environment_and_that_before_the_defaults() {
 }
 
 #[test]
-fn harmless_parameters_are_accepted() {
+fn accepts_harmless_parameters() {
     for text in [
         "keepalives=0",
         "keepalives_idle=-1",
@@ -199,7 +199,7 @@ fn harmless_parameters_are_accepted() {
 }
 
 #[test]
-fn unusable_values_are_reported_with_found_and_expected() {
+fn reports_found_and_expected_values_of_invalid_parameters() {
     for (text, expected) in [
         (
             "hots=a",
@@ -264,36 +264,51 @@ fn unusable_values_are_reported_with_found_and_expected() {
         ),
         (
             "sslrootcert=system sslmode=require",
-            "expected verify-full, for sslrootcert=system",
+            "expected verify-full, which sslrootcert=system requires",
         ),
         (
             "service=shop",
-            "service is not supported: write what the service file holds",
+            "service is not supported: use the parameters from the service file",
         ),
         (
             "require_auth=scram",
-            "require_auth is \"scram\", expected some of password, md5, scram-sha-256, gss, sspi, oauth, none",
+            "require_auth is \"scram\", expected one or more of password, md5, scram-sha-256, gss, sspi, oauth, none",
         ),
-        ("require_auth='md5, password'", "separated by commas alone"),
-        ("require_auth=md5,", "expected some of password"),
-        ("require_auth=!", "expected some of password"),
-        ("require_auth=md5,!password", "or before none of them"),
-        ("require_auth=!md5,password", "or before none of them"),
-        ("require_auth=md5,none,md5", "expected each method once"),
-        ("require_auth=!none,!none", "expected each method once"),
+        (
+            "require_auth='md5, password'",
+            "separated by commas without spaces",
+        ),
+        ("require_auth=md5,", "expected one or more of password"),
+        ("require_auth=!", "expected one or more of password"),
+        (
+            "require_auth=md5,!password",
+            "before all methods, or before none",
+        ),
+        (
+            "require_auth=!md5,password",
+            "before all methods, or before none",
+        ),
+        (
+            "require_auth=md5,none,md5",
+            "expected each method at most once",
+        ),
+        (
+            "require_auth=!none,!none",
+            "expected each method at most once",
+        ),
         ("sslcrldir=/x", "sslcrldir is not supported"),
         (
             "replication=database",
-            "replication is not supported: walpost sets it",
+            "replication is not supported: Walpost sets it",
         ),
     ] {
-        let error = refusal(text, &[]);
+        let error = parse_error(text, &[]);
         assert!(error.contains(expected), "{text:?}: {error}");
     }
 }
 
 #[test]
-fn an_environment_variable_is_named_as_such() {
+fn names_the_environment_variable_in_errors() {
     for (variable, value, expected) in [
         ("PGPORT", "x", "PGPORT is \"x\""),
         ("PGSSLMODE", "allow", "PGSSLMODE is \"allow\""),
@@ -301,7 +316,7 @@ fn an_environment_variable_is_named_as_such() {
         ("PGREQUIREAUTH", "x", "PGREQUIREAUTH is \"x\""),
         ("PGHOSTADDR", "a", "PGHOSTADDR is \"a\""),
     ] {
-        let error = refusal("", &[(variable, value)]);
+        let error = parse_error("", &[(variable, value)]);
         assert!(error.contains(expected), "{variable}: {error}");
     }
     assert!(parse("service='' port=1", &[("PGSERVICE", "s"), ("PGPORT", "x")]).is_ok());
@@ -321,7 +336,7 @@ fn missing_user_error_names_the_possible_sources() {
 }
 
 #[test]
-fn nothing_printed_holds_the_password() {
+fn never_prints_the_password() {
     for text in [
         "host=h password=hunter2 sslpassword=hunter2",
         "postgresql://u:hunter2@h/db",
@@ -343,7 +358,7 @@ fn nothing_printed_holds_the_password() {
 }
 
 #[test]
-fn the_password_comes_from_the_string_then_the_environment_then_the_file() {
+fn reads_the_password_from_the_string_then_the_environment_then_the_password_file() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join(".pgpass");
     let lines = "localhost:5432:*:alice:by socket\ndb:*:shop:alice:by host\n[::1]:*:*:*:no\n";
@@ -384,15 +399,16 @@ fn the_password_comes_from_the_string_then_the_environment_then_the_file() {
     }
 }
 
-/// Returns the connection string `text`, from a file that now contains `now`.
-fn kept(text: &str, now: Result<&str, &str>) -> Conninfo {
+/// Returns the connection string `text`, read from a file that has since been changed to contain
+/// `now`.
+fn from_changed_file(text: &str, now: Result<&str, &str>) -> Conninfo {
     let now = now.map(str::to_owned).map_err(str::to_owned);
     let read = move || parse(now.as_ref().map_err(String::clone)?, &[]).map_err(|e| e.to_string());
     parse(text, &[]).unwrap().with_source("walpost.toml", read)
 }
 
 #[test]
-fn password_in_a_file_is_read_again_unless_it_is_for_somewhere_else_by_now() {
+fn rereads_the_password_from_a_file_unless_the_server_user_or_database_changed() {
     let text = "host=h user=u dbname=d password=old";
     for (now, expected) in [
         (Ok("host=h user=u dbname=d password=new"), "new"),
@@ -401,7 +417,7 @@ fn password_in_a_file_is_read_again_unless_it_is_for_somewhere_else_by_now() {
         (Ok("host=h user=u dbname=other password=new"), "old"),
         (Err("no such file"), "old"),
     ] {
-        let conninfo = kept(text, now);
+        let conninfo = from_changed_file(text, now);
         let Secret(password) = conninfo.password(&conninfo.hosts[0]).unwrap();
         assert_eq!(password, expected.as_bytes(), "{now:?}");
     }
@@ -428,17 +444,20 @@ fn password_error_names_the_source_of_the_password() {
     );
     let homeless = Conninfo::parse("host=h user=u", &|_| None).unwrap();
     check(homeless.password_origin(), "nowhere");
-    let by_file = "host=h password=x";
-    check(kept(by_file, Ok(by_file)).password_origin(), "walpost.toml");
+    let in_file = "host=h password=x";
+    check(
+        from_changed_file(in_file, Ok(in_file)).password_origin(),
+        "walpost.toml",
+    );
     // The password has since been moved to the password file.
     check(
-        kept(by_file, Ok("host=h passfile=/f")).password_origin(),
+        from_changed_file(in_file, Ok("host=h passfile=/f")).password_origin(),
         "the password file /f",
     );
 }
 
 #[test]
-fn a_certificate_file_that_is_named_is_read_even_if_missing_and_a_default_only_if_there() {
+fn reads_a_configured_certificate_file_even_if_missing_and_the_default_only_if_it_exists() {
     let home = tempfile::tempdir().unwrap();
     std::fs::create_dir(home.path().join(".postgresql")).unwrap();
     let root = home.path().join(".postgresql/root.crt");
@@ -463,7 +482,7 @@ fn a_certificate_file_that_is_named_is_read_even_if_missing_and_a_default_only_i
 }
 
 #[test]
-fn require_auth_allows_what_libpq_would() {
+fn require_auth_allows_the_same_methods_as_libpq() {
     use AuthMethod::{Gss, Md5, None as Nothing, OAuth, Password, ScramSha256, Sspi};
     let all = [Password, Md5, ScramSha256, Gss, Sspi, OAuth, Nothing];
     for (text, allowed, named) in [
@@ -491,22 +510,22 @@ fn require_auth_allows_what_libpq_would() {
         let by_variable = parse("", &[("PGREQUIREAUTH", text)]).unwrap();
         for conninfo in [by_string, by_variable] {
             let found = &conninfo.require_auth;
-            let of = |test: &dyn Fn(AuthMethod) -> bool| {
+            let matching = |test: &dyn Fn(AuthMethod) -> bool| {
                 all.into_iter().filter(|m| test(*m)).collect::<Vec<_>>()
             };
-            assert_eq!(of(&|method| found.allows(method)), allowed, "{text}");
-            assert_eq!(of(&|method| found.requires(method)), named, "{text}");
+            assert_eq!(matching(&|method| found.allows(method)), allowed, "{text}");
+            assert_eq!(matching(&|method| found.requires(method)), named, "{text}");
             assert_eq!(found.to_string(), text);
         }
     }
 }
 
 #[test]
-fn first_line_of_the_program_is_the_password() {
+fn uses_the_first_line_of_the_program_output_as_the_password() {
     let with = |text: &str, script: &str| {
         let argv = ["/bin/sh", "-c", script].map(str::to_owned);
         let program = Program::new(&argv).expect("a program");
-        let password = |name: &str| (name == "PGPASSWORD").then(|| "of another".to_owned());
+        let password = |name: &str| (name == "PGPASSWORD").then(|| "unrelated".to_owned());
         let conninfo = Conninfo::parse(text, &password).expect("conninfo");
         conninfo.with_password_command(program, "password_command of pipeline \"x\"")
     };
@@ -520,8 +539,8 @@ fn first_line_of_the_program_is_the_password() {
     assert_eq!(run("printf 'o ne \\r\\n'"), Ok("o ne ".to_owned()));
     assert_eq!(run("printf one"), Ok("one".to_owned()));
     for (script, expected) in [
-        ("echo; echo one", "an empty line first"),
-        ("printf 'o\\0ne\\n'", "a NUL in it"),
+        ("echo; echo one", "an empty first line"),
+        ("printf 'o\\0ne\\n'", "contains a NUL character"),
         ("true", "has printed nothing"),
     ] {
         let error = run(script).expect_err(script);
@@ -537,7 +556,7 @@ fn first_line_of_the_program_is_the_password() {
     let limit = conninfo.attempt_limit().expect("a limit");
     assert!(
         limit > conninfo.connect_timeout.expect("a limit"),
-        "the program takes its time"
+        "the limit includes the time for the program"
     );
     with("host=db user=u password=p", "true").expect_err("two passwords");
 }

@@ -1,40 +1,42 @@
-//! Limits how much an SQL client accepts from a server. tokio-postgres reserves whatever length a
-//! message header states, before the message has arrived; here the length is checked first.
+//! Limits how much data an SQL client accepts from a server. tokio-postgres allocates the length in
+//! a message header before the message has arrived, so this module checks the length first.
 //!
 //! Spec: PostgreSQL 18, 54.7 "Message Formats".
 
 /// Size of a message header: type and length.
 const HEADER_BYTES: usize = 5;
 
-/// Estimated memory per message in addition to its bytes, when kept as a row.
+/// Estimated memory per message in addition to its bytes, if the message is kept as a row.
 const MESSAGE_OVERHEAD_BYTES: usize = 128;
 
-/// Limits on what a client accepts from its server.
+/// Limits on the data that a client accepts from its server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SqlLimits {
     message_bytes: usize,
-    /// Limit for all messages up to ReadyForQuery; `None` for a client that reads rows one by one.
-    answer_bytes: Option<usize>,
+    /// Limit for all messages up to ReadyForQuery, or `None` for a client that reads rows one by
+    /// one.
+    response_bytes: Option<usize>,
     remedy: &'static str,
 }
 
 impl SqlLimits {
-    /// Limits for queries whose whole result is kept. No value in the catalog is nearly that long.
+    /// Limits for queries whose whole result is kept in memory. Values in the catalog are normally
+    /// far shorter.
     pub(crate) const CATALOG_QUERIES: SqlLimits = SqlLimits {
         message_bytes: 16 << 20,
-        answer_bytes: Some(64 << 20),
-        remedy: "Find the object whose name, definition or comment is that long, and shorten it",
+        response_bytes: Some(64 << 20),
+        remedy: "Find the object with such a long name, definition or comment, and shorten it",
     };
 
-    /// Returns the limits for catalog queries and for queries whose rows are read one by one and are
-    /// at most `row_bytes_max` long. A slightly longer row is let through, so that the reader can
-    /// name it in its error.
+    /// Returns the limits for catalog queries and for queries whose rows are read one by one and
+    /// have at most `row_bytes_max` bytes. A slightly longer row is accepted, so that the reader
+    /// can identify the row in its error.
     #[must_use]
     pub(crate) fn rows(row_bytes_max: usize) -> SqlLimits {
         SqlLimits {
             message_bytes: (row_bytes_max.saturating_add(64 << 10))
                 .max(Self::CATALOG_QUERIES.message_bytes),
-            answer_bytes: None,
+            response_bytes: None,
             remedy: "Raise max_row_bytes",
         }
     }
@@ -48,7 +50,7 @@ pub(crate) struct ResponseLimit {
     body_bytes: usize,
     /// The first bytes of a header that has arrived incompletely.
     cut: Vec<u8>,
-    answer_bytes: usize,
+    response_bytes: usize,
 }
 
 impl ResponseLimit {
@@ -57,7 +59,7 @@ impl ResponseLimit {
             limits,
             body_bytes: 0,
             cut: Vec::with_capacity(HEADER_BYTES),
-            answer_bytes: 0,
+            response_bytes: 0,
         }
     }
 
@@ -67,11 +69,11 @@ impl ResponseLimit {
         (has > 0).then(|| HEADER_BYTES - has)
     }
 
-    /// Adds bytes, at most as many as are [missing](Self::missing_header_bytes), and returns the header once
-    /// it is complete.
+    /// Adds bytes to an incomplete header, at most [`Self::missing_header_bytes`] of them, and
+    /// returns the header once it is complete.
     ///
     /// # Errors
-    /// Why the message is rejected.
+    /// Returns the reason if the message is rejected.
     pub(crate) fn complete(&mut self, bytes: &[u8]) -> Result<Option<[u8; HEADER_BYTES]>, String> {
         self.cut.extend_from_slice(bytes);
         let Some(header) = self.cut.first_chunk().copied() else {
@@ -82,11 +84,12 @@ impl ResponseLimit {
         Ok(Some(header))
     }
 
-    /// Returns how many of the bytes may be passed on. The rest, an incomplete header, is kept.
+    /// Returns how many of the bytes may be passed on. The remaining bytes, an incomplete header,
+    /// are kept.
     ///
     /// # Errors
-    /// The number of bytes that may be passed on, and why the message that begins after them is
-    /// rejected.
+    /// Returns the number of bytes that may be passed on, and the reason why the message after
+    /// those bytes is rejected.
     pub(crate) fn accept(&mut self, bytes: &[u8]) -> Result<usize, (usize, String)> {
         let mut at = 0;
         loop {
@@ -105,7 +108,7 @@ impl ResponseLimit {
 
     fn begin_message(&mut self, header: [u8; HEADER_BYTES]) -> Result<(), String> {
         let [tag, length @ ..] = header;
-        // The length includes itself but not the type.
+        // The length includes its own four bytes but not the type.
         let length = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
         let Some(body_bytes) = length.checked_sub(4) else {
             return Err(format!(
@@ -119,20 +122,20 @@ impl ResponseLimit {
         } = self.limits;
         if length > message_bytes {
             return Err(format!(
-                "the server sent a message of {length} bytes, tag {tag:#04x}, and at most {message_bytes} are \
+                "the server sent a message of {length} bytes, tag {tag:#04x}; at most {message_bytes} are \
                  accepted. {remedy}"
             ));
         }
         if tag == b'Z' {
-            self.answer_bytes = 0;
+            self.response_bytes = 0;
         } else if tag == b'A' {
-            // A notification is not part of an answer and is not stored. Other roles can send any
-            // number of them between two answers.
-        } else if let Some(answer_bytes) = self.limits.answer_bytes {
-            self.answer_bytes += length + MESSAGE_OVERHEAD_BYTES;
-            if self.answer_bytes > answer_bytes {
+            // A notification is not part of a response and is not stored. Other roles can send any
+            // number of notifications between two responses.
+        } else if let Some(response_bytes) = self.limits.response_bytes {
+            self.response_bytes += length + MESSAGE_OVERHEAD_BYTES;
+            if self.response_bytes > response_bytes {
                 return Err(format!(
-                    "the server's answer takes more than {answer_bytes} bytes, and no more are accepted. {remedy}"
+                    "the server's response requires more than {response_bytes} bytes, which is the limit. {remedy}"
                 ));
             }
         }
@@ -152,7 +155,8 @@ mod tests {
         message
     }
 
-    /// Returns the bytes passed on when the input arrives in pieces, and why no more were.
+    /// Returns the bytes that are passed on if the input arrives in pieces, and the reason why the
+    /// rest is rejected.
     fn pass(
         bound: &mut ResponseLimit,
         mut bytes: &[u8],
@@ -186,10 +190,10 @@ mod tests {
     }
 
     #[test]
-    fn all_up_to_a_message_that_is_too_long_is_passed_on_in_whatever_pieces_it_comes() {
+    fn passes_on_all_messages_before_an_oversized_message_for_any_split() {
         let limits = SqlLimits {
             message_bytes: 100,
-            answer_bytes: None,
+            response_bytes: None,
             remedy: "",
         };
         let good = [
@@ -200,7 +204,7 @@ mod tests {
         ]
         .concat();
         for piece in 1..good.len() + 10 {
-            for (bad, says) in [
+            for (bad, expected) in [
                 (message(b'D', 97), "of 101 bytes, tag 0x44"),
                 (vec![b'D', 255, 255, 255, 255], "of 4294967295 bytes"),
                 (vec![b'D', 0, 0, 0, 3], "of length 3"),
@@ -211,17 +215,17 @@ mod tests {
                 let (passed, reason) = pass(&mut bound, &bad, piece);
                 assert_eq!(passed, good, "in pieces of {piece}");
                 let reason = reason.unwrap_or_default();
-                assert!(reason.contains(says), "{reason}");
+                assert!(reason.contains(expected), "{reason}");
             }
         }
     }
 
     #[test]
-    fn response_is_limited_and_the_next_starts_from_zero() {
+    fn limits_each_response_separately() {
         let limits = SqlLimits {
             message_bytes: 100,
-            answer_bytes: Some(1000),
-            remedy: "Why",
+            response_bytes: Some(1000),
+            remedy: "Remedy",
         };
         let mut bound = ResponseLimit::new(limits);
         let answer = |rows: usize| [message(b'D', 0).repeat(rows), message(b'Z', 1)].concat();
@@ -230,7 +234,7 @@ mod tests {
         }
         let reason = pass(&mut bound, &answer(8), 1000).1.unwrap_or_default();
         assert!(reason.contains("more than 1000 bytes"), "{reason}");
-        assert!(reason.ends_with("Why"), "{reason}");
+        assert!(reason.ends_with("Remedy"), "{reason}");
         let mut bound = ResponseLimit::new(limits);
         let notifications = message(b'A', 90).repeat(100);
         assert_eq!(pass(&mut bound, &notifications, 1000).1, None);

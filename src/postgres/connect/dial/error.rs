@@ -1,4 +1,4 @@
-//! Errors of connection attempts, with one variant for each kind.
+//! Errors of connection attempts.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ use crate::postgres::connect::conninfo::{Conninfo, PasswordError, SslMode};
 use crate::postgres::table::identifier;
 use crate::trusted_path::PathError;
 
-/// Maximum length kept of a field; longer ones would fill logs.
+/// Maximum length of a field. Longer fields are truncated, because they would fill the logs.
 const FIELD_BYTES_MAX: usize = 8192;
 
 /// An ErrorResponse or NoticeResponse from the server.
@@ -26,26 +26,26 @@ const FIELD_BYTES_MAX: usize = 8192;
 /// Spec: PostgreSQL 18, 54.8 "Error and Notice Message Fields".
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerError {
-    /// FATAL, ERROR, WARNING, and so on; not localized.
+    /// The severity, such as FATAL, ERROR or WARNING. Not localized.
     pub severity: String,
-    /// SQLSTATE, five characters.
+    /// The SQLSTATE, which has five characters.
     pub code: String,
-    /// In the server's language.
+    /// The message, in the server's language.
     pub message: String,
-    /// Details about the message.
+    /// The DETAIL field.
     pub detail: Option<String>,
-    /// The server's suggestion.
+    /// The HINT field.
     pub hint: Option<String>,
-    /// The function in the server's source that reported the error; empty if unknown. Unlike the
-    /// message, it is not translated.
+    /// The function in the server's source code that reported the error, or empty if unknown.
+    /// Unlike the message, the name is not translated.
     pub routine: String,
 }
 
 impl ServerError {
-    /// Parses the fields of a message; bytes that are not UTF-8 are replaced.
+    /// Parses the fields of a message. Bytes that are not UTF-8 are replaced.
     ///
     /// # Errors
-    /// [`io::Error`] for a field that is not terminated.
+    /// Returns an [`io::Error`] if a field is not terminated.
     pub fn parse(mut fields: ErrorFields<'_>) -> io::Result<ServerError> {
         let mut error = ServerError::default();
         let mut localized_severity = String::new();
@@ -70,32 +70,33 @@ impl ServerError {
         Ok(error)
     }
 
-    /// Returns the connection pooler that sent this error, if the message is known to be from one;
-    /// PostgreSQL has no such messages.
+    /// Returns the connection pooler that sent this error, or `None` if the message is not one of a
+    /// known pooler. PostgreSQL itself does not send these messages.
     #[must_use]
     pub(crate) fn pooler(&self) -> Option<Pooler> {
-        let says = |words: &str| self.message.contains(words);
+        let contains = |words: &str| self.message.contains(words);
         let (name, instead) = match self.code.as_str() {
-            // Rejects what it does not pass through: replication, or a setting that every session
-            // of Walpost has.
-            "08P01" if says("unsupported startup parameter") => ("PgBouncer", OWN_ADDRESS),
-            "0A000" if says("RDS Proxy") => {
+            // PgBouncer rejects parameters that it does not forward: `replication`, or a setting
+            // that every session of Walpost has.
+            "08P01" if contains("unsupported startup parameter") => ("PgBouncer", OWN_ADDRESS),
+            "0A000" if contains("RDS Proxy") => {
                 ("RDS Proxy", "the endpoint of the instance or the cluster")
             }
             // Supavisor identifies projects by a suffix of the user name.
-            "XX000" if says("Tenant or user not found") || says("tenant/user") => (
+            "XX000" if contains("Tenant or user not found") || contains("tenant/user") => (
                 "Supavisor",
-                "the project's own host, as db.PROJECT.supabase.co, port 5432, with the user's name alone",
+                "the project's own host, such as db.PROJECT.supabase.co, port 5432, with a plain user name",
             ),
-            "58000" if says("No pool configured for database") => ("PgCat", OWN_ADDRESS),
+            "58000" if contains("No pool configured for database") => ("PgCat", OWN_ADDRESS),
             _ => return None,
         };
         Some(Pooler { name, instead })
     }
 
     /// Replaces `--config FILE` in the command at the start of a hint with the options of this
-    /// process, which the files in sql/ do not know. Only the start is searched: names that other
-    /// roles choose can follow, and a command inserted between their quotes would end these.
+    /// process, which the files in sql/ do not contain. Only the start of the hint is searched. The
+    /// rest can contain names chosen by other roles, and inserting a command between their quotes
+    /// would end the quotes.
     pub(crate) fn complete_commands(&mut self, commands: &Commands) {
         const STARTS: [(&str, &[&str]); 3] = [
             ("Create it: ", &["init"]),
@@ -116,10 +117,10 @@ impl ServerError {
         }
     }
 
-    /// Returns whether the same attempt may succeed later: the server is starting, stopping, out of
-    /// capacity, or has lost a connection.
+    /// Returns whether the same attempt may succeed later, because the server is starting, stopping
+    /// or out of capacity, or has lost a connection.
     fn is_temporary(&self) -> bool {
-        // A peer that does not understand a message won't understand it next time.
+        // A peer that does not support a message will not support it on the next attempt either.
         self.code != "08P01"
             && self.pooler().is_none()
             && ["08", "53", "57"]
@@ -130,12 +131,12 @@ impl ServerError {
 
 const OWN_ADDRESS: &str = "its own address and port";
 
-/// A proxy in front of PostgreSQL that shares its connections, so that clients have no sessions of
-/// their own.
+/// A proxy that shares its PostgreSQL connections between clients, so that clients don't have their
+/// own sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pooler {
     pub(crate) name: &'static str,
-    /// What to connect to instead.
+    /// The address to connect to instead of the pooler.
     instead: &'static str,
 }
 
@@ -167,11 +168,11 @@ impl fmt::Display for ServerError {
 
 impl std::error::Error for ServerError {}
 
-/// Why a connection attempt failed. `host` is `name:port`, followed by the address if the name has
-/// several.
+/// An error of a connection attempt. `host` is `name:port`, followed by the address if the name
+/// resolves to several.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The name has no address, or no name server answered.
+    /// The name does not have an address, or no name server responded.
     #[error("{host}: can't be resolved: {source}")]
     Resolve {
         /// The host tried.
@@ -179,7 +180,7 @@ pub enum DialError {
         /// The error from the resolver.
         source: io::Error,
     },
-    /// Nothing accepts connections there.
+    /// No server accepts connections at the address.
     #[error("{host}: can't connect: {source}{}", connect_remedy(.source))]
     Connect {
         /// The host tried.
@@ -187,10 +188,10 @@ pub enum DialError {
         /// The error from the operating system.
         source: io::Error,
     },
-    /// No session within `connect_timeout`.
+    /// The session was not ready within `connect_timeout`.
     #[error(
-        "{host}: no PostgreSQL server has responded within {limit:?} (connect_timeout). Correct host and port, or let the network \
-         pass the connection"
+        "{host}: no PostgreSQL server has responded within {limit:?} (connect_timeout). Correct the host and port, or allow the connection in \
+         the network's firewall rules"
     )]
     Timeout {
         /// The host tried.
@@ -213,7 +214,7 @@ pub enum DialError {
         parameter: &'static str,
         /// The file.
         path: PathBuf,
-        /// What is wrong with the file, and how to fix it.
+        /// Why the file is unusable, and how to fix it.
         reason: String,
     },
     /// Another user could have written a local certificate, key or revocation list.
@@ -223,7 +224,7 @@ pub enum DialError {
         parameter: &'static str,
         /// The file.
         path: PathBuf,
-        /// What others can write, and how to prevent it.
+        /// Which path other users can write to, and how to prevent it.
         error: Box<PathError>,
     },
     /// The TLS handshake failed, usually because one side rejects the other's certificate.
@@ -236,8 +237,8 @@ pub enum DialError {
     },
     /// `sslmode` requires TLS and the server does not support it.
     #[error(
-        "{host}: the server has no TLS (ssl = off) and sslmode={mode} requires it; \
-         turn it on there, or write sslmode=disable"
+        "{host}: the server does not support TLS (ssl = off), but sslmode={mode} requires it. \
+         Enable it on the server, or set sslmode=disable"
     )]
     TlsRefused {
         /// The host tried.
@@ -245,11 +246,11 @@ pub enum DialError {
         /// The value of `sslmode`.
         mode: SslMode,
     },
-    /// The session lacks the parameters of the startup message, so statements could call functions
-    /// of other roles.
+    /// The session does not have the parameters of the startup message, so statements could call
+    /// functions of other roles.
     #[error(
-        "{host}: the session has search_path {search_path:?} instead of \"{}\": a connection pooler (as PgCat or Supavisor) has dropped \
-         parameters of the startup message. Connect to PostgreSQL's own address and port",
+        "{host}: the session has search_path {search_path:?} instead of \"{}\": a connection pooler (such as PgCat or Supavisor) has \
+         dropped parameters of the startup message. Connect directly to PostgreSQL's address and port",
         super::SEARCH_PATH.1
     )]
     Pooler {
@@ -266,9 +267,9 @@ pub enum DialError {
         /// The error from the server.
         error: Box<ServerError>,
     },
-    /// The server requests a password and none is configured.
+    /// The server requests a password, but no password is configured.
     #[error(
-        "{host}: no password for role {user}, which the server asks for: give it in PGPASSWORD, \
+        "{host}: the server requests a password for role {user}, but none is configured. Set it in PGPASSWORD, \
          in a line of ~/.pgpass (or of the file that PGPASSFILE names; mode 0600), or in the \
          connection string"
     )]
@@ -278,19 +279,19 @@ pub enum DialError {
         /// The role to log in as.
         user: String,
     },
-    /// The program that prints the password failed to supply one.
-    #[error("{host}: the server asks for a password, and password_command {program} {error}")]
+    /// The program that prints the password did not supply a password.
+    #[error("{host}: the server requests a password, but password_command {program} {error}")]
     PasswordCommand {
         /// The host tried.
         host: String,
         /// The program's path.
         program: String,
-        /// Why it supplied no password.
+        /// The reason why the program did not supply a password.
         error: PasswordError,
     },
     /// The server requests an authentication method that Walpost does not support.
     #[error(
-        "{host}: the server asks for {method} authentication; walpost has trust, password, md5, \
+        "{host}: the server requests {method} authentication; Walpost supports trust, password, md5, \
          scram-sha-256 and client certificates (pg_hba.conf)"
     )]
     AuthMethod {
@@ -301,8 +302,8 @@ pub enum DialError {
     },
     /// The server requests a method that `require_auth` does not allow.
     #[error(
-        "{host}: the server asks for {asked} authentication, and require_auth={required} does not allow it: \
-         allow it there, or change the method in pg_hba.conf"
+        "{host}: the server requests {requested} authentication, which require_auth={required} does not allow. \
+         Change require_auth, or change the method in pg_hba.conf"
     )]
     RequireAuth {
         /// The host tried.
@@ -310,42 +311,42 @@ pub enum DialError {
         /// The allowed methods.
         required: String,
         /// The method requested.
-        asked: &'static str,
+        requested: &'static str,
     },
-    /// The server requests a password on a connection that others can read, or whose other end may
-    /// be someone else. Nothing was sent.
+    /// The server requests a password on a connection that others can read, or that may not lead to
+    /// PostgreSQL. The password was not sent.
     #[error(
-        "{host}: the server asks for {what}, and the connection {}: {} could have it, so it was not sent. {}, or have the server ask \
-         for scram-sha-256 (pg_hba.conf); to send it all the same: require_auth={method}",
+        "{host}: the server requests {what}, but the connection {}: {} could obtain it, so it was not sent. {}, or configure the server \
+         to request scram-sha-256 (pg_hba.conf). To send it anyway, set require_auth={method}",
         exposure.fault(), exposure.attacker(), exposure.remedy()
     )]
     Exposed {
         /// The host tried.
         host: String,
-        /// What the server requests.
+        /// The credential that the server requests.
         what: &'static str,
         /// How the connection is exposed.
         exposure: Exposure,
         /// The method's name in `require_auth`.
         method: String,
     },
-    /// The process that listens on the Unix-domain socket belongs to another user. Nothing was
-    /// sent.
+    /// The process that listens on the Unix-domain socket belongs to another user. Nothing was sent
+    /// to the process.
     #[error(
-        "{host}: the process that listens at the socket belongs to uid {found}, and requirepeer={required} allows no other user: \
-         nothing was sent to it. Look which process that is (ss -xlp); if it is PostgreSQL, correct requirepeer"
+        "{host}: the process that listens on the socket belongs to uid {found}, but requirepeer={required} was expected. Nothing was sent \
+         to the process. Identify the process (ss -xlp); if it is PostgreSQL, correct requirepeer"
     )]
     OtherPeer {
         /// The host tried.
         host: String,
-        /// The user that should be listening.
+        /// The user that should own the process.
         required: String,
-        /// The ID of the user that is.
+        /// The ID of the user that owns the process.
         found: String,
     },
     /// The user that `requirepeer` names does not exist.
     #[error(
-        "{host}: requirepeer={required} names no user in /etc/passwd: correct it, or use the numeric ID of the user that PostgreSQL \
+        "{host}: requirepeer={required} is not a user in /etc/passwd. Correct it, or use the numeric ID of the user that PostgreSQL \
          runs as"
     )]
     UnknownPeer {
@@ -354,13 +355,12 @@ pub enum DialError {
         /// The user name.
         required: String,
     },
-    /// The server failed its part of the SCRAM exchange, so it may not be the server that it claims
-    /// to be.
+    /// The server did not complete the SCRAM exchange correctly, so its identity is not proven.
     #[error("{host}: SCRAM authentication failed: {reason}")]
     Scram {
         /// The host tried.
         host: String,
-        /// What was wrong.
+        /// The reason for the failure.
         reason: String,
     },
     /// The requirement `channel_binding=require` can't be met.
@@ -368,32 +368,31 @@ pub enum DialError {
     ChannelBinding {
         /// The host tried.
         host: String,
-        /// Why it can't be met.
+        /// Why channel binding is not possible.
         reason: &'static str,
     },
-    /// The session was established, but the server is not of the kind that `target_session_attrs`
-    /// requires.
-    #[error("{host}: is not {wanted} (target_session_attrs)")]
+    /// The session was established, but the server does not meet `target_session_attrs`.
+    #[error("{host}: the server is not {wanted} (target_session_attrs)")]
     NotReadWrite {
         /// The host tried.
         host: String,
         /// `read-write` or `primary`.
         wanted: &'static str,
     },
-    /// The other end does not speak version 3.0 of PostgreSQL's protocol.
+    /// The peer does not use version 3.0 of PostgreSQL's protocol.
     #[error("{host}: unexpected reply, not PostgreSQL's protocol: {what}")]
     Protocol {
         /// The host tried.
         host: String,
-        /// What was found.
+        /// The data that was received.
         what: String,
     },
     /// More than one attempt was made, and all of them failed.
     #[error("none of {} connection attempts succeeded: {}", failures.len(), list(failures))]
     AllHosts {
-        /// All failures, in the order tried. Never empty; none of them is `AllHosts`.
+        /// All failures, in the order tried. Never empty, and never contains `AllHosts`.
         failures: Vec<DialError>,
-        /// Index of the failure that determines what to do: see [`DialError::decisive`].
+        /// The index of the failure that determines the remedy: see [`DialError::decisive`].
         decisive: usize,
     },
 }
@@ -403,87 +402,87 @@ fn list(failures: &[DialError]) -> String {
     texts.join("; ")
 }
 
-/// Returns what to check if nothing accepts connections, worded to follow the error of the
-/// operating system.
+/// Returns what to check if no server accepts connections, phrased to follow the operating system's
+/// error.
 fn connect_remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => {
-            ". Start PostgreSQL there, or correct host and port; listen_addresses says where it accepts connections"
+            ". Start PostgreSQL there, or correct the host and port; PostgreSQL accepts connections at the addresses in listen_addresses"
         }
-        // For a Unix-domain socket.
+        // The path of a Unix-domain socket does not exist.
         io::ErrorKind::NotFound => {
-            ". Start PostgreSQL, or correct host and port; unix_socket_directories says where it has its socket"
+            ". Start PostgreSQL, or correct the host and port; PostgreSQL creates its socket in the directories in unix_socket_directories"
         }
         _ => "",
     }
 }
 
-/// Returns the statement that fixes an error for which PostgreSQL gives no hint. Only English
-/// messages are recognized; servers can send messages in other languages.
+/// Returns the statement that fixes an error for which PostgreSQL does not send a hint. Only
+/// English messages are recognized, although servers can send messages in other languages.
 fn remedy(error: &ServerError, conninfo: &Conninfo) -> Option<String> {
     let (role, database) = (identifier(conninfo.user()), identifier(conninfo.dbname()));
-    let says = |words: &str| error.message.contains(words);
+    let contains = |words: &str| error.message.contains(words);
     if let Some(Pooler { name, instead }) = error.pooler() {
         return Some(format!(
-            "This is a connection pooler ({name}, by its words). Replication and the settings of a session need PostgreSQL \
-             itself: connect to {instead}"
+            "This is a connection pooler ({name}, according to its error message). Replication and session settings require a direct \
+             connection to PostgreSQL: connect to {instead}"
         ));
     }
     match error.code.as_str() {
-        "28000" if says("not permitted to log in") => Some(format!("ALTER ROLE {role} LOGIN")),
-        "28000" if says("no pg_hba.conf entry") => Some(match hba_line(&error.message, conninfo) {
+        "28000" if contains("not permitted to log in") => Some(format!("ALTER ROLE {role} LOGIN")),
+        "28000" if contains("no pg_hba.conf entry") => Some(match hba_line(&error.message, conninfo) {
             Some(line) => format!(
-                "Add this line to pg_hba.conf on the server, above lines that reject the connection: {line}. Then: SELECT \
+                "Add this line to pg_hba.conf on the server, before any line that rejects the connection: {line}. Then run: SELECT \
                  pg_catalog.pg_reload_conf()"
             ),
-            None => "Add a line for this database and role to pg_hba.conf on the server, above lines that reject the connection. Then: \
+            None => "Add a line for this database and role to pg_hba.conf on the server, before any line that rejects the connection. Then run: \
                      SELECT pg_catalog.pg_reload_conf()"
                 .to_owned(),
         }),
-        "28000" if says("Peer authentication failed") => Some(format!(
-            "pg_hba.conf admits role {role} by peer, as the operating system's user of that name alone: sudo -u {} walpost ...; or connect \
-             over TCP with a password (host=localhost)",
+        "28000" if contains("Peer authentication failed") => Some(format!(
+            "pg_hba.conf requires peer authentication for role {role}: run Walpost as the operating system user of that name \
+             (sudo -u {} walpost ...), or connect over TCP with a password (host=localhost)",
             shell_word_on_one_line(conninfo.user())
         )),
         "28P01" => Some(format!(
-            "The password was in the connection string, PGPASSWORD, ~/.pgpass or password_command. To set another one, as a superuser: \
+            "The password comes from the connection string, PGPASSWORD, ~/.pgpass or password_command. To set a new password as a superuser: \
              psql {} -c {}",
             shell_word_on_one_line(&format!("dbname={}", quote_value(conninfo.dbname()))),
             shell_word_on_one_line(&format!("\\password {role}"))
         )),
-        "28000" if says("does not exist") && conninfo.is_default_user => Some(
-            "Nothing names a user, so this is the operating system's. Name the role that walpost init has created: \
+        "28000" if contains("does not exist") && conninfo.is_default_user => Some(
+            "No user is configured, so the name of the operating system user is used. Set the role that walpost init created: \
              postgresql://walpost@..., or PGUSER=walpost"
                 .to_owned(),
         ),
-        "28000" if says("does not exist") => Some(format!(
-            "walpost init, run as a superuser, creates the role walpost. To create this one: CREATE ROLE {role} LOGIN REPLICATION"
+        "28000" if contains("does not exist") => Some(format!(
+            "To create the role walpost, run walpost init as a superuser. To create this role: CREATE ROLE {role} LOGIN REPLICATION"
         )),
         "3D000" => Some(format!(
-            "Name the database that has the outbox, or create it: CREATE DATABASE {database}"
+            "Use the name of the database that contains the outbox, or create the database: CREATE DATABASE {database}"
         )),
-        "42501" if says("permission denied for database") => {
+        "42501" if contains("permission denied for database") => {
             Some(format!("GRANT CONNECT ON DATABASE {database} TO {role}"))
         }
-        "55000" if says("not currently accepting connections") => {
+        "55000" if contains("not currently accepting connections") => {
             Some(format!("ALTER DATABASE {database} ALLOW_CONNECTIONS true"))
         }
-        "53300" if says("max_wal_senders") => Some(
-            "Each pipeline has a walsender. SELECT pid, application_name, client_addr FROM pg_stat_replication shows who has \
-             them. To have more: ALTER SYSTEM SET max_wal_senders = ..., and restart the server"
+        "53300" if contains("max_wal_senders") => Some(
+            "Each pipeline uses a walsender. To list the current ones: SELECT pid, application_name, client_addr FROM \
+             pg_stat_replication. To allow more: ALTER SYSTEM SET max_wal_senders = ..., and restart the server"
                 .to_owned(),
         ),
-        // The messages up to PostgreSQL 15 and since 16, respectively.
-        "42501" if says("walsender") || says("WAL sender") => {
+        // The message contains "walsender" up to PostgreSQL 15, and "WAL sender" since version 16.
+        "42501" if contains("walsender") || contains("WAL sender") => {
             Some(format!("ALTER ROLE {role} REPLICATION"))
         }
         _ => None,
     }
 }
 
-/// Returns the line of pg_hba.conf that would admit the connection. The message contains the
-/// address that the server sees. `replication` in the database field matches physical replication
-/// only. `None` for a name that can't be written there.
+/// Returns the line of pg_hba.conf that would allow the connection, or `None` for a name that
+/// pg_hba.conf can't contain. `message` contains the client address as seen by the server.
+/// `replication` in the database field matches only physical replication.
 fn hba_line(message: &str, conninfo: &Conninfo) -> Option<String> {
     let (role, database) = (hba_word(conninfo.user())?, hba_word(conninfo.dbname())?);
     let address = message.split('"').nth(1).unwrap_or_default();
@@ -504,9 +503,9 @@ fn hba_line(message: &str, conninfo: &Conninfo) -> Option<String> {
 }
 
 /// Returns a name as a word of pg_hba.conf, quoted if it is a keyword or contains characters such
-/// as spaces. `None` for a name that would be interpreted differently: a line ends at a line feed,
-/// and a word that starts with a slash is a regular expression, whether quoted or not (PostgreSQL
-/// 18, 20.1 "The pg_hba.conf File").
+/// as spaces. Returns `None` for a name that would be interpreted differently: a line feed ends a
+/// line, and a word that starts with a slash is a regular expression, whether quoted or not
+/// (PostgreSQL 18, 20.1 "The pg_hba.conf File").
 fn hba_word(name: &str) -> Option<String> {
     if name.is_empty() || name.starts_with('/') || name.contains(char::is_control) {
         return None;
@@ -520,7 +519,7 @@ fn hba_word(name: &str) -> Option<String> {
 }
 
 impl DialError {
-    /// Adds a hint with the statement that fixes the error, if there is one.
+    /// Adds a hint with the statement that fixes the error, if such a statement is known.
     pub(crate) fn with_remedy(mut self, conninfo: &Conninfo) -> Self {
         if let DialError::Server { error, .. } = &mut self
             && error.hint.is_none()
@@ -530,12 +529,11 @@ impl DialError {
         self
     }
 
-    /// Returns the failure that determines what to do; never [`DialError::AllHosts`].
+    /// Returns the failure that determines the remedy. Never returns [`DialError::AllHosts`].
     ///
-    /// If several hosts failed, this is the failure most likely to be temporary, and the last of
-    /// equally likely ones. As long as one host is unreachable or in recovery, it may accept the
-    /// connection when it is available again, regardless of what another host reported about the
-    /// password.
+    /// If several hosts failed, returns the failure that is most likely to be temporary, or the
+    /// last of several equally likely ones. A host that is unreachable or in recovery may accept
+    /// the connection when it is available again, even if another host rejected the password.
     pub fn decisive(&self) -> &DialError {
         match self {
             DialError::AllHosts { failures, decisive } => failures.get(*decisive).unwrap_or(self),
@@ -551,7 +549,7 @@ impl DialError {
         }
     }
 
-    /// Returns the server's error, if [`DialError::decisive`] is one.
+    /// Returns the server's error, if [`DialError::decisive`] is an error reported by a server.
     pub(in crate::postgres) fn server_mut(&mut self) -> Option<&mut ServerError> {
         match self {
             DialError::Server { error, .. } => Some(error),
@@ -562,7 +560,8 @@ impl DialError {
         }
     }
 
-    /// Combines the errors of all attempts into one; `None` if there are none.
+    /// Combines the errors of all attempts into one error, or returns `None` if `failures` is
+    /// empty.
     pub(crate) fn combine(mut failures: Vec<DialError>) -> Option<DialError> {
         let decisive = (0..failures.len()).max_by_key(|i| failures[*i].retry_rank())?;
         if failures.len() == 1 {
@@ -571,7 +570,7 @@ impl DialError {
         Some(DialError::AllHosts { failures, decisive })
     }
 
-    /// Ranks how likely it is that waiting fixes the error; higher is more likely.
+    /// Returns how likely it is that waiting resolves the error. A higher rank means more likely.
     fn retry_rank(&self) -> u8 {
         match self {
             DialError::Connect { .. }
@@ -616,7 +615,7 @@ mod tests {
     }
 
     #[test]
-    fn names_what_to_do_if_a_role_or_database_is_not_admitted() {
+    fn suggests_a_remedy_if_a_role_or_database_is_rejected() {
         let peer = hint(
             "user=postgres dbname=shop",
             "Peer authentication failed for user \"postgres\"",
@@ -630,7 +629,7 @@ mod tests {
     }
 
     #[test]
-    fn completes_no_command_inside_of_a_name() {
+    fn does_not_complete_a_command_within_a_name() {
         let completed = |hint: &str| {
             let mut error = ServerError {
                 hint: Some(hint.to_owned()),
@@ -651,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_line_that_pg_hba_lacks() {
+    fn suggests_the_missing_line_of_pg_hba_conf() {
         for (message, line) in [
             (
                 "no pg_hba.conf entry for host \"192.0.2.7\", user \"w\", database \"shop\", SSL encryption",

@@ -1,8 +1,8 @@
-//! Fuzz target for a whole replication connection, driven by the server's bytes: startup, commands,
-//! stream.
+//! Fuzz target for a whole replication connection (startup, commands and stream), whose input is
+//! the bytes sent by the server.
 //!
 //! The client's side of SCRAM is random, so fixed bytes would not get past authentication. Two
-//! placeholders stand for values that a server can know only from the client's messages: [`NONCE`]
+//! placeholders represent values that a server can know only from the client's messages: [`NONCE`]
 //! and [`PROOF`].
 
 use std::cell::RefCell;
@@ -25,12 +25,12 @@ const PROOF: &[u8] = b"pppppppppppppppppppppppppppppppppppppppppppp";
 const PASSWORD: &str = "q7Zr0vT2mXw9";
 const ROW_MAX: usize = 10_000;
 
-/// Runs a client against a server that sends all bytes but the first; the first determines how many
-/// of them are sent at a time.
+/// Runs a client against a server that sends all bytes except the first. The first byte determines
+/// how many bytes are sent at a time.
 ///
 /// # Panics
-/// The result depends on how the bytes are split, the password is revealed, or a server without a
-/// proof is trusted.
+/// Panics if the result depends on how the bytes are split, if the password is revealed, or if a
+/// server is trusted without a proof.
 pub fn startup(data: &[u8]) {
     let Some((&room, sent)) = data.split_first() else {
         return;
@@ -41,16 +41,20 @@ pub fn startup(data: &[u8]) {
         assert_eq!(whole.outcome, in_pieces.outcome);
     }
 
-    let contains = |all: &[u8], part: &[u8]| all.windows(part.len()).any(|some| some == part);
+    let contains = |all: &[u8], part: &[u8]| all.windows(part.len()).any(|window| window == part);
     if !contains(sent, PASSWORD.as_bytes()) {
         assert!(!whole.outcome.join(" ").contains(PASSWORD));
-        let is_asked = contains(sent, b"R\0\0\0\x08\0\0\0\x03");
-        let is_told = contains(&whole.heard, PASSWORD.as_bytes());
-        assert!(is_asked || !is_told, "the password is in {:?}", whole.heard);
+        let is_requested = contains(sent, b"R\0\0\0\x08\0\0\0\x03");
+        let is_sent = contains(&whole.received, PASSWORD.as_bytes());
+        assert!(
+            is_requested || !is_sent,
+            "the password is in {:?}",
+            whole.received
+        );
     }
     let has_session = whole.outcome.len() > 1;
-    let is_scram = contains(&whole.heard, b"SCRAM-SHA-256\0");
-    assert!(!has_session || !is_scram || whole.learnt.proof);
+    let is_scram = contains(&whole.received, b"SCRAM-SHA-256\0");
+    assert!(!has_session || !is_scram || whole.used.proof);
 }
 
 /// The result of a conversation.
@@ -58,27 +62,27 @@ struct Exchange {
     /// The client's result for each step, up to the first failure.
     outcome: Vec<String>,
     /// The bytes that the server received.
-    heard: Vec<u8>,
-    learnt: Sent,
+    received: Vec<u8>,
+    used: Sent,
 }
 
 impl Exchange {
     /// Returns whether an error may quote the nonce.
     fn is_random(&self) -> bool {
-        self.learnt.nonce && self.outcome.len() == 1
+        self.used.nonce && self.outcome.len() == 1
     }
 
     /// Runs the client against a server that sends these bytes over a pipe of the given capacity.
     fn run(sent: &[u8], room: usize) -> Self {
         let (client, server) = tokio::io::duplex(room);
-        let heard = RefCell::new(Vec::new());
-        let both = async { tokio::join!(self::client(client), serve(server, sent, &heard)) };
+        let received = RefCell::new(Vec::new());
+        let both = async { tokio::join!(self::client(client), serve(server, sent, &received)) };
         let runtime = tokio::runtime::Builder::new_current_thread().build();
-        let (outcome, learnt) = runtime.expect("a runtime").block_on(both);
+        let (outcome, used) = runtime.expect("a runtime").block_on(both);
         Self {
             outcome,
-            heard: heard.into_inner(),
-            learnt,
+            received: received.into_inner(),
+            used,
         }
     }
 }
@@ -123,7 +127,7 @@ async fn replicate(session: Session, outcome: &mut Vec<String>) -> ConnectionErr
     read_all(&mut connection, |frame| outcome.push(format!("{frame:?}"))).await
 }
 
-/// What the server has used of the client's messages.
+/// Which values from the client's messages the server has used.
 #[derive(Default)]
 struct Sent {
     nonce: bool,
@@ -131,49 +135,49 @@ struct Sent {
 }
 
 /// Sends the bytes, with the placeholders replaced.
-async fn serve(server: DuplexStream, sent: &[u8], heard: &RefCell<Vec<u8>>) -> Sent {
+async fn serve(server: DuplexStream, sent: &[u8], received: &RefCell<Vec<u8>>) -> Sent {
     let (mut input, mut output) = tokio::io::split(server);
-    let listen = async {
-        let mut some = [0; 256];
+    let receive = async {
+        let mut chunk = [0; 256];
         // Reads until the client closes the connection.
-        while let Ok(len @ 1..) = input.read(&mut some).await {
-            heard.borrow_mut().extend(&some[..len]);
+        while let Ok(len @ 1..) = input.read(&mut chunk).await {
+            received.borrow_mut().extend(&chunk[..len]);
         }
     };
-    let speak = async {
-        let mut learnt = Sent::default();
-        let mut said = Vec::new();
+    let send = async {
+        let mut used = Sent::default();
+        let mut sent_bytes = Vec::new();
         let mut rest = sent;
         while !rest.is_empty() {
             let (mark, after) = rest.split_at(until_mark(rest));
             rest = after;
             let known = match mark {
-                // Only in AuthenticationSASLContinue and AuthenticationSASLFinal, so that little
-                // else is random.
-                NONCE if said.ends_with(b"\0\0\0\x0br=") && !learnt.nonce => {
-                    silence(heard).await;
-                    let nonce = nonce(&heard.borrow()).map(<[u8]>::to_vec);
-                    learnt.nonce |= nonce.is_some();
+                // Placeholders are replaced only in AuthenticationSASLContinue and
+                // AuthenticationSASLFinal, so that few other bytes are random.
+                NONCE if sent_bytes.ends_with(b"\0\0\0\x0br=") && !used.nonce => {
+                    wait_until_idle(received).await;
+                    let nonce = nonce(&received.borrow()).map(<[u8]>::to_vec);
+                    used.nonce |= nonce.is_some();
                     nonce
                 }
-                PROOF if said.ends_with(b"\0\0\0\x0cv=") && !learnt.proof => {
-                    silence(heard).await;
-                    let proof = proof(&heard.borrow(), &said);
-                    learnt.proof |= proof.is_some();
+                PROOF if sent_bytes.ends_with(b"\0\0\0\x0cv=") && !used.proof => {
+                    wait_until_idle(received).await;
+                    let proof = proof(&received.borrow(), &sent_bytes);
+                    used.proof |= proof.is_some();
                     proof
                 }
                 _ => None,
             };
             let now = known.as_deref().unwrap_or(mark);
-            said.extend(now);
+            sent_bytes.extend(now);
             if output.write_all(now).await.is_err() {
                 break;
             }
         }
         let _ = output.shutdown().await;
-        learnt
+        used
     };
-    tokio::join!(listen, speak).1
+    tokio::join!(receive, send).1
 }
 
 /// Returns the length of the placeholder at the start of the bytes, or of the text before the first
@@ -192,30 +196,30 @@ fn until_mark(bytes: &[u8]) -> usize {
     }
 }
 
-/// Waits until the client has nothing more to send.
-async fn silence(heard: &RefCell<Vec<u8>>) {
+/// Waits until the client stops sending.
+async fn wait_until_idle(received: &RefCell<Vec<u8>>) {
     let mut before = usize::MAX;
     let mut rounds = 0;
     while rounds < 4 {
         tokio::task::yield_now().await;
-        let now = heard.borrow().len();
+        let now = received.borrow().len();
         rounds = if now == before { rounds + 1 } else { 0 };
         before = now;
     }
 }
 
 /// Returns the nonce of the client's first message (RFC 5802).
-fn nonce(heard: &[u8]) -> Option<&[u8]> {
-    after(heard, b"n,,n=,r=")?.get(..NONCE.len())
+fn nonce(received: &[u8]) -> Option<&[u8]> {
+    after(received, b"n,,n=,r=")?.get(..NONCE.len())
 }
 
 /// Returns the proof of a server that knows the password (RFC 5802).
-fn proof(heard: &[u8], said: &[u8]) -> Option<Vec<u8>> {
-    let nonce = nonce(heard)?;
+fn proof(received: &[u8], sent_bytes: &[u8]) -> Option<Vec<u8>> {
+    let nonce = nonce(received)?;
     let own_nonce = [b"r=", nonce].concat();
-    let first = &said[said
+    let first = &sent_bytes[sent_bytes
         .windows(own_nonce.len())
-        .position(|some| some == own_nonce)?..];
+        .position(|window| window == own_nonce)?..];
     let iterations = after(first, b",i=")?;
     let digits = iterations.iter().take_while(|b| b.is_ascii_digit()).count();
     let salt = after(first, b",s=")?.split(|&b| b == b',').next()?;
@@ -225,12 +229,12 @@ fn proof(heard: &[u8], said: &[u8]) -> Option<Vec<u8>> {
         .parse()
         .ok()?;
     let salt = openssl::base64::decode_block(std::str::from_utf8(salt).ok()?).ok()?;
-    let last = after(heard, b"c=biws,")?;
-    let last = &last[..last.windows(3).position(|some| some == b",p=")?];
+    let last = after(received, b"c=biws,")?;
+    let last = &last[..last.windows(3).position(|window| window == b",p=")?];
 
     let message = [b"n=,r=", nonce, b",", first, b",c=biws,", last].concat();
     let mut salted = [0; 32];
-    // The client accepts no more iterations than this.
+    // The client does not accept more iterations than this.
     let count = count.clamp(1, 100_000);
     pbkdf2_hmac(
         PASSWORD.as_bytes(),
@@ -252,6 +256,6 @@ fn hmac(key: &[u8], message: &[u8]) -> Option<Vec<u8>> {
 
 /// Returns the bytes after the first `mark`.
 fn after<'a>(all: &'a [u8], mark: &[u8]) -> Option<&'a [u8]> {
-    let at = all.windows(mark.len()).position(|some| some == mark)?;
+    let at = all.windows(mark.len()).position(|window| window == mark)?;
     Some(&all[at + mark.len()..])
 }

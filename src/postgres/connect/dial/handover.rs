@@ -1,8 +1,8 @@
-//! Hands a ready session over to tokio-postgres, which can only start with a startup of its own.
+//! Hands a ready session over to tokio-postgres, which always performs a startup itself.
 //!
-//! Its startup message is discarded, and it reads a copy of the reply to Walpost's own startup.
-//! Therefore both clients share one implementation of authentication, limits and errors. Everything
-//! after the startup is limited: see [`ResponseLimit`].
+//! The startup message of tokio-postgres is discarded, and tokio-postgres reads a copy of the reply
+//! to Walpost's own startup. This way, both clients share one implementation of authentication,
+//! limits and errors. Everything after the startup is limited: see [`ResponseLimit`].
 
 use std::collections::HashMap;
 use std::io;
@@ -31,10 +31,10 @@ pub(crate) async fn to_tokio_postgres(
         answer: startup_end(&session.parameters, session.backend_pid, session.secret),
         is_requested: false,
         bound: ResponseLimit::new(limits),
-        is_over: false,
+        is_finished: false,
     };
     stream.pass_on(&session.buffer);
-    // The transport already uses TLS if it should.
+    // If TLS is required, the transport already uses it.
     let connected = Config::new()
         .user(user)
         .ssl_mode(SslMode::Disable)
@@ -61,17 +61,17 @@ pub(crate) type Driver = Connection<Handover, NoTlsStream>;
 /// A socket whose startup has already been performed.
 pub(crate) struct Handover {
     socket: Socket,
-    /// Bytes to be read before those of the socket.
+    /// Bytes that are read before the bytes from the socket.
     answer: BytesMut,
-    /// Whether the startup message is complete: its sender has started to wait for the reply.
+    /// Whether tokio-postgres has sent its startup message completely and waits for the reply.
     is_requested: bool,
     bound: ResponseLimit,
-    /// A message was rejected, so nothing more is read.
-    is_over: bool,
+    /// Whether a message was rejected, so that nothing more is read.
+    is_finished: bool,
 }
 
 impl Handover {
-    /// Appends bytes from the server to the answer, up to the first message that is rejected.
+    /// Passes on bytes from the server, up to the first message that is rejected.
     fn pass_on(&mut self, bytes: &[u8]) {
         match self.bound.accept(bytes) {
             Ok(count) => self.answer.extend_from_slice(&bytes[..count]),
@@ -82,19 +82,19 @@ impl Handover {
         }
     }
 
-    /// Replaces the rejected message with an ErrorResponse for whoever waits for the reply,
-    /// followed by end of file. A read error would reach only the task that drives the connection.
+    /// Replaces the rejected message with an ErrorResponse for the pending query, followed by end
+    /// of file. A read error would reach only the task that polls the connection.
     fn refuse(&mut self, reason: &str) {
         // program_limit_exceeded: retrying would give the same result.
         let fields = format!("SFATAL\0VFATAL\0C54000\0M{reason}\0\0");
         write_message(&mut self.answer, b'E', fields.as_bytes());
-        self.is_over = true;
+        self.is_finished = true;
     }
 }
 
 fn write_message(messages: &mut BytesMut, tag: u8, body: &[u8]) {
     messages.put_u8(tag);
-    // Each body was either within the startup's limit when it arrived or was created here.
+    // The body was either received within the limit for a startup, or created by this module.
     messages.put_u32(u32::try_from(body.len() + 4).unwrap_or(u32::MAX));
     messages.put_slice(body);
 }
@@ -127,7 +127,7 @@ impl AsyncRead for Handover {
                 self.answer.advance(count);
                 return Poll::Ready(Ok(()));
             }
-            if self.is_over {
+            if self.is_finished {
                 return Poll::Ready(Ok(()));
             }
             if let Some(missing) = self.bound.missing_header_bytes() {

@@ -1,4 +1,4 @@
-//! Notifications (`NOTIFY`) that a session listens for.
+//! Receives the notifications (`NOTIFY`) that a session listens for.
 
 use std::sync::OnceLock;
 
@@ -29,7 +29,7 @@ impl Notifications {
         }
     }
 
-    /// Resolves when a notification has arrived since the last call. Cancel safe.
+    /// Waits until a notification has arrived since the last call. Cancel safe.
     pub(crate) async fn next(&self) {
         self.received.notified().await;
     }
@@ -42,11 +42,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_expected_payload_counts_and_several_count_once() {
+    fn resolves_once_for_several_notifications_with_the_expected_payload() {
         let notifications = Notifications::default();
         let has_next = || notifications.next().now_or_never().is_some();
         notifications.receive("slot");
-        assert!(!has_next(), "nothing was expected yet");
+        assert!(!has_next(), "no payload is expected yet");
         notifications.expect("slot");
         notifications.receive("other");
         assert!(!has_next());

@@ -1,10 +1,11 @@
-//! Determines who listens on a Unix-domain socket: PostgreSQL, or another user of this machine.
+//! Determines whether the process that listens on a Unix-domain socket can be trusted to be
+//! PostgreSQL.
 //!
 //! Anyone who can create files in the socket's directory can bind the socket while PostgreSQL is
-//! down, without authenticating. The kernel reports which user listens. Without `requirepeer`, that
-//! user is trusted if it is root, Walpost's own user, or the owner of the directory, provided that
-//! nobody else could have placed that directory there. In a directory in which only root and
-//! Walpost's own user can create files, any user is trusted.
+//! down, without authenticating. The kernel reports which user owns the listening process. Without
+//! `requirepeer`, that user is trusted if it is root, Walpost's own user, or the owner of the
+//! directory, provided that no other user could have created that directory. In a directory in
+//! which only root and Walpost's own user can create files, any user is trusted.
 //!
 //! Spec: PostgreSQL 18, 32.1.2 `requirepeer`; unix(7), SO_PEERCRED.
 
@@ -17,27 +18,28 @@ use super::error::DialError;
 use crate::postgres::connect::conninfo::exposure::Exposure;
 use crate::trusted_path;
 
-/// The user that the kernel reports for users without an ID in this user namespace, as in a
+/// The ID that the kernel reports for users without an ID in this user namespace, for example in a
 /// rootless container.
 const OVERFLOW_UID: u32 = 65534;
 
 /// The file in which user names are looked up.
 const PASSWD_FILE: &str = "/etc/passwd";
 
-/// Examines the peer of a connected socket in the directory `folder`, or of an abstract socket if
-/// `folder` starts with `@`.
+/// Examines the peer of a connected socket in the directory `directory`, or of an abstract socket
+/// if `directory` starts with `@`.
 ///
 /// # Errors
-/// `required`, the value of `requirepeer`, names another user, or a user that does not exist.
+/// Returns an error if `required`, the value of `requirepeer`, is another user or a user that does
+/// not exist.
 pub(super) fn examine(
     stream: &UnixStream,
-    folder: &str,
+    directory: &str,
     required: Option<&str>,
     host: &str,
 ) -> Result<Exposure, DialError> {
     let uid = stream.peer_cred().ok().map(|peer| peer.uid());
     let Some(required) = required else {
-        return Ok(match is_trusted(uid, folder) {
+        return Ok(match is_trusted(uid, directory) {
             true => Exposure::Local,
             false => Exposure::OtherUser { uid },
         });
@@ -56,21 +58,22 @@ pub(super) fn examine(
     }
 }
 
-fn is_trusted(uid: Option<u32>, folder: &str) -> bool {
+fn is_trusted(uid: Option<u32>, directory: &str) -> bool {
     let named = uid.filter(|uid| *uid != OVERFLOW_UID);
     if named.is_some_and(|uid| uid == 0 || uid == geteuid().as_raw()) {
         return true;
     }
-    if folder.starts_with('@') {
+    if directory.starts_with('@') {
         return false;
     }
-    let folder = Path::new(folder);
-    let is_owner = || trusted_path::socket_folder_owner(folder).is_ok_and(|of| named == Some(of));
-    is_owner() || trusted_path::check_private_folder(folder).is_ok()
+    let directory = Path::new(directory);
+    let is_owner =
+        || trusted_path::socket_folder_owner(directory).is_ok_and(|owner| named == Some(owner));
+    is_owner() || trusted_path::check_private_folder(directory).is_ok()
 }
 
-/// Returns the ID of a user of this machine. The name may be an ID, because users of other
-/// containers have no names in this one.
+/// Returns the ID of a user of this machine. `name` may be a numeric ID, because users of other
+/// containers don't have names in this container.
 fn user_id(name: &str) -> Option<u32> {
     let users = trusted_path::read(Path::new(PASSWD_FILE)).unwrap_or_default();
     find_user(&String::from_utf8_lossy(&users), name).or_else(|| name.parse().ok())
@@ -102,19 +105,19 @@ mod tests {
     }
 
     #[test]
-    fn trusts_the_users_who_could_have_been_given_the_socket_only() {
+    fn trusts_only_users_that_could_legitimately_own_the_socket() {
         let own = geteuid().as_raw();
-        let shared = tempfile::tempdir().expect("a folder");
+        let shared = tempfile::tempdir().expect("a directory");
         std::fs::set_permissions(
             shared.path(),
             std::os::unix::fs::PermissionsExt::from_mode(0o1777),
         )
         .expect("a mode");
-        let private = tempfile::tempdir().expect("a folder");
+        let private = tempfile::tempdir().expect("a directory");
         let [shared, private] =
-            [&shared, &private].map(|folder| folder.path().to_str().expect("UTF-8"));
+            [&shared, &private].map(|directory| directory.path().to_str().expect("UTF-8"));
         let other = own + 7;
-        for (uid, folder, expected) in [
+        for (uid, directory, expected) in [
             (Some(0), shared, true),
             (Some(own), shared, true),
             (Some(other), shared, false),
@@ -124,9 +127,13 @@ mod tests {
             (Some(own), "@walpost", true),
             (Some(other), "@walpost", false),
             (Some(other), private, true),
-            (Some(other), "/no folder", false),
+            (Some(other), "/no directory", false),
         ] {
-            assert_eq!(is_trusted(uid, folder), expected, "{uid:?} in {folder}");
+            assert_eq!(
+                is_trusted(uid, directory),
+                expected,
+                "{uid:?} in {directory}"
+            );
         }
     }
 }

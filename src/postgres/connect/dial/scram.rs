@@ -1,20 +1,21 @@
-//! Checks what a server requests of the client in SCRAM. postgres-protocol computes the proof;
-//! requests that it would accept unchecked are rejected here first.
+//! Validates the first message of a server in SCRAM. postgres-protocol, which computes the proof,
+//! would accept some unsafe messages, so they are rejected here first.
 //!
 //! Spec: RFC 5802, 5.1 and 7; RFC 7677, 4.
 
 use crate::postgres::connect::conninfo::exposure::Exposure;
 
-/// Each iteration costs the client two hashes before the server has proven anything.
-/// postgres-protocol has the same limit.
+/// Maximum number of iterations. The client computes two hashes for each iteration before the
+/// server has proven its identity. postgres-protocol has the same limit.
 const ITERATIONS_MAX: u32 = 100_000;
 
-/// With fewer iterations, the requester can test passwords against the proof faster than intended.
+/// Minimum number of iterations. With fewer, an attacker who obtains the proof can test passwords
+/// faster than intended.
 const ITERATIONS_MIN: u32 = 4096;
 
-/// Returns what is wrong with the server's first message, which answers `initial`. Returns `None`
-/// if nothing is wrong, or if the message can't be parsed; the latter is detected when the message
-/// is used.
+/// Returns why the server's first message, the reply to `initial`, must be rejected. Returns `None`
+/// if the message is acceptable, or if it can't be parsed, which is detected when the message is
+/// used.
 pub(crate) fn check_first_message(
     initial: &[u8],
     answer: &[u8],
@@ -25,25 +26,25 @@ pub(crate) fn check_first_message(
     let mut member = |name: &str| members.next()?.strip_prefix(name);
     let (nonce, salt, iterations) = (member("r=")?, member("s=")?, member("i=")?);
     let own = std::str::from_utf8(initial).ok()?.rsplit_once("r=")?.1;
-    // Otherwise an earlier proof that was intercepted could be replayed.
+    // Otherwise, an attacker could replay a proof that was intercepted earlier.
     if nonce == own {
-        return Some("the server's nonce adds nothing to the client's".to_owned());
+        return Some("the server's nonce is the same as the client's".to_owned());
     }
-    // Otherwise a single precomputed table of passwords would work against all users.
+    // Otherwise, a single precomputed table of passwords would work against all users.
     if salt.is_empty() {
         return Some("the server's salt is empty".to_owned());
     }
     let iterations: u64 = iterations.parse().ok()?;
     if iterations == 0 || iterations > u64::from(ITERATIONS_MAX) {
         return Some(format!(
-            "the server asks for {iterations} iterations, expected 1 to {ITERATIONS_MAX}. Lower \
-             scram_iterations there, and set the password again"
+            "the server requests {iterations} iterations, expected 1 to {ITERATIONS_MAX}. Lower \
+             scram_iterations on the server, and set the password again"
         ));
     }
     if iterations < u64::from(ITERATIONS_MIN) && exposure.is_open() {
         return Some(format!(
-            "the server asks for {iterations} iterations, expected at least {ITERATIONS_MIN}, for the connection \
-             {}. Raise scram_iterations there and set the password again. Or: {}",
+            "the server requests {iterations} iterations, expected at least {ITERATIONS_MIN}, because the connection \
+             {}. Raise scram_iterations on the server and set the password again. Alternatively: {}",
             exposure.fault(),
             exposure.remedy()
         ));

@@ -18,7 +18,7 @@ use crate::postgres::connect::conninfo::exposure::Exposure;
 /// A connected socket, ready for PostgreSQL's protocol.
 #[derive(Debug)]
 pub enum Socket {
-    /// Unix-domain socket, for which PostgreSQL does not support TLS.
+    /// A Unix-domain socket, for which PostgreSQL does not support TLS.
     Unix(UnixStream),
     /// Unencrypted TCP.
     Tcp(TcpStream),
@@ -30,8 +30,8 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Returns how the socket is exposed to others on the network, or `None` for a Unix-domain
-    /// socket, whose peer is examined when it is connected.
+    /// Returns how the socket is exposed to attackers on the network. Returns `None` for a
+    /// Unix-domain socket, whose peer is examined when the socket is connected.
     pub(super) fn network_exposure(&self) -> Option<Exposure> {
         let address = |stream: &TcpStream| stream.peer_addr().ok().map(|a| a.ip());
         Some(match self {
@@ -51,8 +51,8 @@ impl Socket {
         matches!(self, Socket::Tcp(_) | Socket::Tls(_))
     }
 
-    /// Returns the buffer size of a Unix-domain socket in bytes. The kernel gives both ends the
-    /// same size.
+    /// Returns the buffer size of a Unix-domain socket in bytes. The kernel uses the same size for
+    /// both ends.
     pub(in crate::postgres) fn unix_buffer(&self) -> Option<usize> {
         match self {
             Socket::Unix(stream) => SockRef::from(stream).send_buffer_size().ok(),
@@ -60,9 +60,9 @@ impl Socket {
         }
     }
 
-    /// Sets the receive buffer size of an unencrypted TCP connection within this host. Returns
-    /// whether it was set. Between hosts, such a small window would limit throughput by the
-    /// round-trip time.
+    /// Sets the receive buffer size of an unencrypted TCP connection to the same host. Returns
+    /// whether the size was set. Between hosts, such a small window would limit the throughput,
+    /// depending on the round-trip time.
     pub(in crate::postgres) fn shrink_receive_buffer(&self, bytes: usize) -> bool {
         let Socket::Tcp(stream) = self else {
             return false;
@@ -75,11 +75,11 @@ impl Socket {
             && SockRef::from(stream).set_recv_buffer_size(bytes).is_ok()
     }
 
-    /// Returns a second, also non-blocking, handle to a Unix-domain socket, or `None` for other
-    /// sockets.
+    /// Returns a second, also non-blocking, handle to a Unix-domain socket. Returns `None` for
+    /// other types of sockets.
     ///
     /// # Errors
-    /// The process or system is out of file descriptors.
+    /// Returns an error if the process or system is out of file descriptors.
     pub(in crate::postgres) fn unix_handle(&self) -> io::Result<Option<socket2::Socket>> {
         match self {
             Socket::Unix(stream) => SockRef::from(stream).try_clone().map(Some),
@@ -90,7 +90,7 @@ impl Socket {
     /// Creates the Unix-domain socket from a handle.
     ///
     /// # Errors
-    /// The socket can't be registered with the runtime.
+    /// Returns an error if the socket can't be registered with the runtime.
     pub(in crate::postgres) fn from_unix_handle(handle: socket2::Socket) -> io::Result<Self> {
         Ok(Socket::Unix(UnixStream::from_std(handle.into())?))
     }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_connection_that_leaves_no_host_is_within_it() {
+    fn detects_connections_within_the_same_host() {
         let is_within = |local: &str, peer: &str| {
             is_within_host(
                 local.parse().expect("an address"),
@@ -206,11 +206,14 @@ mod tests {
         assert!(is_within("10.1.0.7", "10.1.0.7"));
         assert!(!is_within("10.1.0.7", "10.1.0.8"));
         assert!(!is_within("2001:db8::1", "2001:db8::2"));
-        assert!(!is_within("172.17.0.2", "172.17.0.1"), "a container's host");
+        assert!(
+            !is_within("172.17.0.2", "172.17.0.1"),
+            "from a container to its host"
+        );
     }
 
     #[tokio::test]
-    async fn receive_buffer_is_shrunk_over_tcp_within_the_host_and_nowhere_else() {
+    async fn shrinks_the_receive_buffer_only_for_tcp_within_the_same_host() {
         const BYTES: usize = 96 << 10;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await;
         let listener = listener.expect("a port");
@@ -218,10 +221,10 @@ mod tests {
         let stream = Socket::Tcp(stream.expect("connects"));
         assert!(stream.shrink_receive_buffer(BYTES));
         let Socket::Tcp(stream) = stream else {
-            unreachable!("it was made so")
+            unreachable!("created as TCP")
         };
         let has = SockRef::from(&stream).recv_buffer_size().expect("a size");
-        // Linux doubles the size to allow for its own bookkeeping.
+        // Linux doubles the size to make room for its own bookkeeping.
         assert!((BYTES..=2 * BYTES).contains(&has), "{has}");
         let (unix, _other) = UnixStream::pair().expect("a pair");
         assert!(!Socket::Unix(unix).shrink_receive_buffer(BYTES));

@@ -1,5 +1,5 @@
-//! Turns a connected socket into a session that is ready for queries: startup message,
-//! authentication, initial parameters.
+//! Turns a connected socket into a session that is ready for queries: sends the startup message,
+//! authenticates, and reads the server's parameters.
 //!
 //! Spec: PostgreSQL 18, 54.2.1 "Start-up" and 54.3 "SASL Authentication".
 
@@ -21,16 +21,17 @@ use super::tls;
 use crate::postgres::connect::conninfo::exposure::Exposure;
 use crate::postgres::connect::conninfo::{AuthMethod, ChannelBinding, Conninfo, Host, Secret};
 
-/// Limit for one message of a startup; real ones are much shorter.
+/// Maximum length of a message during startup. PostgreSQL's messages are much shorter.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
-/// Limit for a whole startup, because everything before ReadyForQuery is kept in memory.
+/// Maximum length of a whole startup. Everything before ReadyForQuery is kept in memory.
 const STARTUP_BYTES_MAX: usize = 1024 * 1024;
 
-/// Message type of a reply that servers send if the client requests more than they support. Walpost
-/// requests the minimum.
+/// The type of the message that a server sends if the client requests an unsupported protocol
+/// version or option. Walpost requests version 3.0 without options, which every server supports.
 const NEGOTIATE_PROTOCOL_VERSION: u8 = b'v';
 
-/// How much is read of an error message from before protocol 3.0, which has no length.
+/// Maximum number of bytes read of an error message in the format from before protocol 3.0, which
+/// does not contain a length.
 const TEXT_BYTES_MAX: usize = 1024;
 
 /// Sends and receives protocol messages over a socket until the session is ready.
@@ -43,7 +44,7 @@ pub(crate) struct Wire<'a> {
 }
 
 impl<'a> Wire<'a> {
-    /// Creates the wire; `host` is how errors refer to the server.
+    /// Creates the wire. `host` is the server as printed in errors.
     pub(crate) fn new(socket: Socket, exposure: Exposure, host: &'a str) -> Wire<'a> {
         Wire {
             socket,
@@ -87,7 +88,8 @@ impl<'a> Wire<'a> {
         self.exposure
     }
 
-    /// Runs a query and returns its first value, or `None` if the value is null or there is no row.
+    /// Runs a query and returns its first value, or `None` if the value is null or the result is
+    /// empty.
     pub(crate) async fn query(&mut self, sql: &str) -> Result<Option<String>, DialError> {
         self.send(|buffer| frontend::query(sql, buffer)).await?;
         let mut value = None;
@@ -102,14 +104,14 @@ impl<'a> Wire<'a> {
                 | Message::CommandComplete(_)
                 | Message::ParameterStatus(_) => {}
                 Message::ReadyForQuery(_) => return Ok(value),
-                _ => return Err(self.unexpected("in answer to a query")),
+                _ => return Err(self.unexpected("in reply to a query")),
             }
         }
     }
 
-    /// Sends Terminate, without which the server would log a lost connection.
+    /// Sends Terminate. Otherwise, the server would log a lost connection.
     pub(crate) async fn terminate(mut self) {
-        // Errors are ignored: the server may already have closed the connection.
+        // Errors are ignored, because the server may already have closed the connection.
         let terminate = |buffer: &mut BytesMut| {
             frontend::terminate(buffer);
             Ok(())
@@ -131,7 +133,7 @@ impl<'a> Wire<'a> {
 
     async fn authenticate(&mut self, conninfo: &Conninfo, host: &Host) -> Result<(), DialError> {
         let request = self.next_message().await?;
-        // The method's name in `require_auth`, which has no names for obsolete methods.
+        // The method's name in `require_auth`, which does not include obsolete methods.
         let (method, name) = match &request {
             Message::AuthenticationOk => (Some(AuthMethod::None), "no"),
             Message::AuthenticationCleartextPassword => {
@@ -143,13 +145,13 @@ impl<'a> Wire<'a> {
             Message::AuthenticationSspi => (Some(AuthMethod::Sspi), "sspi"),
             Message::AuthenticationKerberosV5 => (None, "Kerberos V5"),
             Message::AuthenticationScmCredential => (None, "SCM credential"),
-            _ => return Err(self.unexpected("in place of an authentication request")),
+            _ => return Err(self.unexpected("instead of an authentication request")),
         };
         if method.is_some_and(|method| !conninfo.require_auth.allows(method)) {
             return Err(DialError::RequireAuth {
                 host: self.host.to_owned(),
                 required: conninfo.require_auth.to_string(),
-                asked: name,
+                requested: name,
             });
         }
         if conninfo.channel_binding == ChannelBinding::Require
@@ -158,7 +160,7 @@ impl<'a> Wire<'a> {
                 Some(AuthMethod::None | AuthMethod::Password | AuthMethod::Md5)
             )
         {
-            let reason = "the server does not ask for SCRAM authentication";
+            let reason = "the server does not request SCRAM authentication";
             return Err(DialError::ChannelBinding {
                 host: self.host.to_owned(),
                 reason,
@@ -193,9 +195,9 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Refuses to send a password, or a hash of equivalent value, over a network or to a socket
-    /// that other users could have created, if the server has not proven its identity. Naming the
-    /// method in `require_auth` allows it explicitly.
+    /// Returns an error if a password, or a hash of equivalent value, must not be sent because the
+    /// server has not proven its identity and the connection uses a network or a socket that other
+    /// users could have created. If `require_auth` names the method, sending is always allowed.
     fn check_may_send(&self, conninfo: &Conninfo, method: AuthMethod) -> Result<(), DialError> {
         if !self.exposure.is_open() || conninfo.require_auth.requires(method) {
             return Ok(());
@@ -233,8 +235,8 @@ impl<'a> Wire<'a> {
                 sasl::SCRAM_SHA_256_PLUS,
                 sasl::ChannelBinding::tls_server_end_point(hash),
             ),
-            // This is part of the authenticated exchange: a server that did offer channel binding
-            // then detects that its offer was removed on the way.
+            // This flag is part of the authenticated exchange. It allows a server that did offer
+            // channel binding to detect that an attacker removed the offer.
             Some(_) => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unrequested()),
             None => (sasl::SCRAM_SHA_256, sasl::ChannelBinding::unsupported()),
         };
@@ -250,8 +252,10 @@ impl<'a> Wire<'a> {
         {
             let reason = match (&self.socket, plus) {
                 (Socket::Tls(_), false) => "the server does not offer SCRAM-SHA-256-PLUS",
-                (Socket::Tls(_), true) => "the server's certificate has no hash to bind to",
-                _ => "the connection has no TLS",
+                (Socket::Tls(_), true) => {
+                    "the signature algorithm of the server's certificate does not support channel binding"
+                }
+                _ => "the connection does not use TLS",
             };
             return Err(DialError::ChannelBinding {
                 host: self.host.to_owned(),
@@ -268,7 +272,7 @@ impl<'a> Wire<'a> {
         self.send(|buffer| frontend::sasl_initial_response(mechanism, proof.message(), buffer))
             .await?;
         let Message::AuthenticationSaslContinue(body) = self.next_message().await? else {
-            return Err(self.unexpected("in place of AuthenticationSASLContinue"));
+            return Err(self.unexpected("instead of AuthenticationSASLContinue"));
         };
         if let Some(reason) =
             scram::check_first_message(proof.message(), body.data(), self.exposure)
@@ -279,12 +283,12 @@ impl<'a> Wire<'a> {
         self.send(|buffer| frontend::sasl_response(proof.message(), buffer))
             .await?;
         let Message::AuthenticationSaslFinal(body) = self.next_message().await? else {
-            return Err(self.unexpected("in place of AuthenticationSASLFinal"));
+            return Err(self.unexpected("instead of AuthenticationSASLFinal"));
         };
         proof.finish(body.data()).map_err(failed)?;
-        // The server has proved that it knows the password, and bound the proof to the certificate
-        // that it presented. If channel binding is not required, an attacker in between could
-        // remove the offer.
+        // The server has proved that it knows the password, and the proof is bound to the
+        // certificate that it presented. If channel binding is not required, an attacker in between
+        // could remove the offer of channel binding.
         if conninfo.channel_binding == ChannelBinding::Require {
             self.exposure = Exposure::Proven;
         }
@@ -314,7 +318,7 @@ impl<'a> Wire<'a> {
     async fn expect_ok(&mut self) -> Result<(), DialError> {
         match self.next_message().await? {
             Message::AuthenticationOk => Ok(()),
-            _ => Err(self.unexpected("in place of AuthenticationOk")),
+            _ => Err(self.unexpected("instead of AuthenticationOk")),
         }
     }
 
@@ -352,7 +356,8 @@ impl<'a> Wire<'a> {
             Err(error) => Err(error),
         };
         let Err(error) = sent else { return Ok(()) };
-        // A server that closes the connection has usually sent the reason: read that first.
+        // A server that closes the connection has usually sent the reason, so read the reason
+        // first.
         Err(match self.next_message().await {
             Err(reason @ (DialError::Server { .. } | DialError::Tls { .. })) => reason,
             Ok(_) | Err(_) => self.broken(error),
@@ -391,15 +396,15 @@ impl<'a> Wire<'a> {
                     return Err(self.oversize(header.tag(), message_bytes).await);
                 }
                 if header.tag() == NEGOTIATE_PROTOCOL_VERSION {
-                    let what = "NegotiateProtocolVersion, in answer to version 3.0 without options";
+                    let what = "NegotiateProtocolVersion in reply to version 3.0 without options";
                     return Err(self.protocol(what));
                 }
-                // Parse only complete messages: the parser would reserve whatever length the header
-                // states.
+                // Parse only complete messages, because the parser allocates the length in the
+                // header in advance.
                 if self.buffer.len() > message_bytes {
                     let message = Message::parse(&mut self.buffer);
                     let message = message.map_err(|error| self.protocol(error))?;
-                    return message.ok_or_else(|| self.protocol("a message cut short"));
+                    return message.ok_or_else(|| self.protocol("a truncated message"));
                 }
                 self.buffer.reserve(message_bytes + 1 - self.buffer.len());
             }
@@ -420,15 +425,15 @@ impl<'a> Wire<'a> {
         }
     }
 
-    /// Returns the error for a message that is too long. If a postmaster of version 17 or older
-    /// can't fork, it sends the letter E and plain text in the format from before protocol 3.0, so
-    /// letters appear in place of the length.
+    /// Returns the error for a message that is too long. If a postmaster of version 17 or earlier
+    /// fails to fork, it sends the letter E and plain text in the format from before protocol 3.0,
+    /// so the length field contains letters.
     async fn oversize(&mut self, tag: u8, message_bytes: usize) -> DialError {
         let is_text = self.buffer[1..5]
             .iter()
             .all(|byte| byte.is_ascii_graphic() || *byte == b' ');
         if tag == b'E' && self.received_bytes == self.buffer.len() && is_text {
-            // The text ends with a zero byte, after which the server closes the connection.
+            // The text ends with a NUL character, after which the server closes the connection.
             while self.buffer.len() < TEXT_BYTES_MAX && !self.buffer.contains(&0) {
                 let read = self.socket.read_buf(&mut self.buffer).await;
                 if !matches!(read, Ok(1..)) {
@@ -476,8 +481,9 @@ pub(crate) struct Started {
 }
 
 impl Started {
-    /// Returns whether the server may be of the given major version or later. True if the version
-    /// can't be parsed; false if none is reported, because PostgreSQL always reports one.
+    /// Returns whether the server may have the given major version or a later one. Returns true if
+    /// the version can't be parsed, and false if the server does not report a version, because
+    /// PostgreSQL always does.
     pub(crate) fn may_be_since(&self, major: u32) -> bool {
         let Some(version) = self.parameters.get("server_version") else {
             return false;

@@ -32,7 +32,7 @@ enum Step {
     Untagged,
     /// Reads a message with a type byte.
     Tagged,
-    /// Reads some bytes of whatever arrives.
+    /// Reads the available bytes, whatever they contain.
     Anything,
     Send(Vec<u8>),
     /// Accepts the client without further authentication, and replies to its query for search_path.
@@ -48,10 +48,11 @@ trait Stream: AsyncRead + AsyncWrite + Unpin + std::marker::Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + std::marker::Send> Stream for T {}
 
 /// The bodies of the messages that a server has read, one list per connection.
-type Heard = Vec<Vec<Vec<u8>>>;
+type Received = Vec<Vec<Vec<u8>>>;
 
-/// Returns an address of this machine that other hosts on its network can reach, if it has one.
-fn outside() -> Option<IpAddr> {
+/// Returns an address of this machine that other hosts on the network can reach, or `None` if this
+/// machine is not connected to a network.
+fn external_address() -> Option<IpAddr> {
     // Nothing is sent; connecting only selects the source address.
     let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
     socket.connect("192.0.2.1:9").ok()?;
@@ -60,23 +61,23 @@ fn outside() -> Option<IpAddr> {
 }
 
 /// Starts a server that accepts one connection per script.
-async fn server(scripts: Vec<Vec<Step>>) -> (u16, JoinHandle<Heard>) {
+async fn server(scripts: Vec<Vec<Step>>) -> (u16, JoinHandle<Received>) {
     server_at([127, 0, 0, 1].into(), scripts).await
 }
 
-async fn server_at(address: IpAddr, scripts: Vec<Vec<Step>>) -> (u16, JoinHandle<Heard>) {
+async fn server_at(address: IpAddr, scripts: Vec<Vec<Step>>) -> (u16, JoinHandle<Received>) {
     let listener = TcpListener::bind((address, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let accept = async move {
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         for script in scripts {
             let (stream, _) = listener.accept().await.unwrap();
             let mut messages = Vec::new();
             // A client that has read enough closes the connection early.
             let _ = follow(Box::new(stream), script, &mut messages).await;
-            heard.push(messages);
+            received.push(messages);
         }
-        heard
+        received
     };
     (port, tokio::spawn(accept))
 }
@@ -84,14 +85,14 @@ async fn server_at(address: IpAddr, scripts: Vec<Vec<Step>>) -> (u16, JoinHandle
 async fn follow(
     mut stream: Box<dyn Stream>,
     script: Vec<Step>,
-    heard: &mut Vec<Vec<u8>>,
+    received: &mut Vec<Vec<u8>>,
 ) -> io::Result<()> {
     for step in script {
         match step {
-            Untagged => heard.push(read_untagged(&mut stream).await?),
+            Untagged => received.push(read_untagged(&mut stream).await?),
             Tagged => {
                 stream.read_u8().await?;
-                heard.push(read_untagged(&mut stream).await?);
+                received.push(read_untagged(&mut stream).await?);
             }
             Anything => drop(stream.read(&mut [0; 1024]).await?),
             Send(bytes) => stream.write_all(&bytes).await?,
@@ -152,27 +153,27 @@ fn conninfo(parameters: &str) -> Conninfo {
 }
 
 /// Connects to a server that follows `script`.
-async fn dial(parameters: &str, script: Vec<Step>) -> (Result<Session, DialError>, Heard) {
-    dial_again(parameters, vec![script]).await
+async fn dial(parameters: &str, script: Vec<Step>) -> (Result<Session, DialError>, Received) {
+    dial_scripts(parameters, vec![script]).await
 }
 
 /// Connects to a server that follows one script per connection.
-async fn dial_again(
+async fn dial_scripts(
     parameters: &str,
     scripts: Vec<Vec<Step>>,
-) -> (Result<Session, DialError>, Heard) {
-    let (port, heard) = server(scripts).await;
+) -> (Result<Session, DialError>, Received) {
+    let (port, received) = server(scripts).await;
     let text = format!("host=localhost hostaddr=127.0.0.1 port={port} {parameters}");
     let session = replication(&conninfo(&text), &[]).await;
     let session = session.map(|mut session| {
-        // Replaced with an unrelated socket, because the server waits for the real one to close.
+        // Closes the socket by replacing it, because the server waits until the client closes it.
         session.socket = Socket::Unix(UnixStream::pair().unwrap().0);
         session
     });
-    let heard = tokio::time::timeout(Duration::from_secs(10), heard).await;
+    let received = tokio::time::timeout(Duration::from_secs(10), received).await;
     (
         session,
-        heard.expect("a connection for each script").unwrap(),
+        received.expect("a connection for each script").unwrap(),
     )
 }
 
@@ -193,7 +194,8 @@ fn sasl_offer() -> Vec<u8> {
     authentication(10, b"SCRAM-SHA-256\0\0")
 }
 
-/// Returns AuthenticationOk and the messages after it, from a server too old for [`LATER_TIMEOUTS`].
+/// Returns AuthenticationOk and the messages after it, from a server too old for
+/// [`LATER_TIMEOUTS`].
 fn ready() -> Vec<u8> {
     let key = [7_i32.to_be_bytes(), 8_i32.to_be_bytes()].concat();
     [
@@ -206,7 +208,7 @@ fn ready() -> Vec<u8> {
     .concat()
 }
 
-/// Returns the steps of a server that accepts TLS, then the client without authentication.
+/// Returns a script that accepts TLS and then accepts the client without authentication.
 fn encrypted() -> Vec<Step> {
     vec![Untagged, Send(b"S".to_vec()), AcceptTls, Untagged, Accept]
 }

@@ -1,4 +1,4 @@
-//! TLS: negotiation, handshake, and which certificates to trust.
+//! Negotiates TLS, performs the handshake, and determines which certificates to trust.
 //!
 //! Spec: PostgreSQL 18, 32.19 "SSL Support" and 54.2.9 "SSL Session Encryption".
 
@@ -30,11 +30,12 @@ use crate::postgres::connect::conninfo::{RootCert, SslMode, Tls, TlsFile, TlsVer
 use crate::trusted_path::{self, PathError};
 
 /// Requests TLS from the server and performs the handshake. `name` must match the certificate in
-/// `verify-full`; `host` is how errors refer to the server.
+/// `verify-full`. `host` is the server as printed in errors.
 ///
 /// # Errors
-/// [`DialError::TlsRefused`] if TLS is required but not supported, [`DialError::TlsFile`],
-/// [`DialError::UntrustedFile`], [`DialError::Tls`], [`DialError::Protocol`], [`DialError::Io`].
+/// Returns [`DialError::TlsRefused`] if TLS is required but not supported, or else
+/// [`DialError::TlsFile`], [`DialError::UntrustedFile`], [`DialError::Tls`],
+/// [`DialError::Protocol`] or [`DialError::Io`].
 pub(crate) async fn negotiate(
     mut stream: TcpStream,
     tls: &Tls,
@@ -44,7 +45,8 @@ pub(crate) async fn negotiate(
     if tls.mode == SslMode::Disable {
         return Ok(Socket::Tcp(stream));
     }
-    // Done before contacting the server, so that an unreadable file is reported without it.
+    // Files are read before contacting the server, so that an unreadable file is reported even if
+    // the server is unavailable.
     let configuration = configuration(tls, host)?;
 
     let io = |source| DialError::Io {
@@ -54,8 +56,8 @@ pub(crate) async fn negotiate(
     let mut request = BytesMut::new();
     frontend::ssl_request(&mut request);
     stream.write_all(&request).await.map_err(io)?;
-    // Has space for one byte more than the reply contains: bytes after it would have been injected
-    // by an attacker to be treated as part of the encrypted session (CVE-2021-23222).
+    // The buffer has space for one byte more than the reply contains. Further bytes may have been
+    // injected by an attacker, to be treated as part of the encrypted session (CVE-2021-23222).
     let mut answer = [0; 2];
     let answer_len = stream.read(&mut answer).await.map_err(io)?;
     match answer[..answer_len] {
@@ -67,23 +69,23 @@ pub(crate) async fn negotiate(
                 mode: tls.mode,
             });
         }
-        // The text of an error is not shown, because anyone on the network could have written it
-        // (CVE-2024-10977).
+        // The text of the error is not displayed, because anyone on the network could have written
+        // the text (CVE-2024-10977).
         [b'E', ..] => {
             return Err(io(io::Error::other(
-                "the server answered SSLRequest with an error",
+                "the server replied to SSLRequest with an error",
             )));
         }
         [] => return Err(io(io::ErrorKind::UnexpectedEof.into())),
         [b'S' | b'N', _] => {
-            let what = "unencrypted bytes behind the answer to SSLRequest".to_owned();
+            let what = "unencrypted bytes after the reply to SSLRequest".to_owned();
             return Err(DialError::Protocol {
                 host: host.to_owned(),
                 what,
             });
         }
         _ => {
-            let what = format!("SSLRequest answered with byte {:#04x}", answer[0]);
+            let what = format!("byte {:#04x} in reply to SSLRequest", answer[0]);
             return Err(DialError::Protocol {
                 host: host.to_owned(),
                 what,
@@ -103,12 +105,12 @@ pub(crate) async fn negotiate(
         Ok(()) => Ok(Socket::Tls(stream)),
         Err(error) => {
             let verified = stream.ssl().verify_result();
-            // OpenSSL reports a result even without verification, but then it is not the cause of
-            // the failure.
+            // OpenSSL reports a result even without verification, but in that case the result is
+            // not the cause of the failure.
             let verifies = stream.ssl().verify_mode() != SslVerifyMode::NONE;
             if verifies && verified != X509VerifyResult::OK {
                 return Err(failed(format!(
-                    "the server's certificate is refused: {} (sslmode={}, host {name})",
+                    "the server's certificate is not accepted: {} (sslmode={}, host {name})",
                     verified.error_string(),
                     tls.mode,
                 )));
@@ -123,8 +125,8 @@ pub(crate) async fn negotiate(
     }
 }
 
-/// Returns the reason if an I/O error was caused by TLS rather than the network. With TLS 1.3, the
-/// server's rejection of a client certificate arrives with the first read.
+/// Returns the reason if an I/O error was caused by TLS and not by the network. With TLS 1.3, the
+/// first read reports that the server has rejected a client certificate.
 pub(crate) fn refusal(error: &io::Error) -> Option<String> {
     let error = error.get_ref()?.downcast_ref::<openssl::ssl::Error>()?;
     error.ssl_error().map(reasons)
@@ -133,8 +135,8 @@ pub(crate) fn refusal(error: &io::Error) -> Option<String> {
 /// Returns the `tls-server-end-point` channel binding of a session: the hash of the server's
 /// certificate.
 ///
-/// Spec: RFC 5929, 4.1. `None` if the certificate's signature algorithm has no separate hash
-/// (Ed25519, RSA-PSS).
+/// Returns `None` if the certificate's signature algorithm does not have a separate hash (Ed25519,
+/// RSA-PSS). Spec: RFC 5929, 4.1.
 pub(crate) fn server_end_point(ssl: &SslRef) -> Option<Vec<u8>> {
     let certificate = ssl.peer_certificate()?;
     let algorithm = certificate.signature_algorithm().object().nid();
@@ -194,10 +196,10 @@ fn configuration(tls: &Tls, host: &str) -> Result<ConnectConfiguration, DialErro
     // PostgreSQL's protocol frames messages by length, so a missing close_notify is treated as an
     // ordinary end of file.
     builder.set_options(SslOptions::IGNORE_UNEXPECTED_EOF);
-    // One system call per read instead of two per TLS record.
+    // Reduces the number of system calls from two per TLS record to one per read.
     builder.set_read_ahead(true);
 
-    // The builder's own store is not used because it trusts the system's authorities.
+    // The builder's own store is not used, because it contains the system's authorities.
     let mut store = X509StoreBuilder::new().map_err(internal)?;
     let verify = add_authorities(tls, &mut store)?;
     if let (true, Some(path)) = (verify, tls.revoked.to_read()) {
@@ -230,7 +232,7 @@ fn version(version: TlsVersion) -> SslVersion {
     }
 }
 
-/// Adds the trusted certificate authorities. Returns false if the certificate is not to be
+/// Adds the trusted certificate authorities. Returns false if the certificate should not be
 /// verified.
 fn add_authorities(tls: &Tls, store: &mut X509StoreBuilder) -> Result<bool, DialError> {
     let file = match (&tls.root, tls.mode) {
@@ -252,8 +254,8 @@ fn add_authorities(tls: &Tls, store: &mut X509StoreBuilder) -> Result<bool, Dial
 
 fn missing_root(path: &Path, mode: SslMode) -> DialError {
     let reason = format!(
-        "no such file; sslmode={mode} needs the certificate of the authority that signed the \
-         server's: put it there, or name it with sslrootcert=FILE or sslrootcert=system"
+        "no such file. sslmode={mode} requires the certificate of the authority that signed the \
+         server's certificate: store it in that file, or set sslrootcert=FILE or sslrootcert=system"
     );
     file_error("sslrootcert", path, reason)
 }
@@ -283,7 +285,7 @@ fn add_certificates(
         return Err(file_error(
             parameter,
             path,
-            "holds no certificate in PEM form",
+            "does not contain a certificate in PEM format",
         ));
     }
     certificates
@@ -305,18 +307,18 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
         return Err(file_error(
             "sslcert",
             certificate,
-            "has no private key: name it with sslkey",
+            "does not have a private key: set sslkey",
         ));
     };
     let pem = read_key(key).map_err(|error| path_error("sslkey", key, error))?;
-    // An empty passphrase keeps OpenSSL from prompting for one on the terminal.
+    // An empty passphrase prevents OpenSSL from prompting for a passphrase on the terminal.
     let passphrase = tls
         .key_password
         .as_ref()
         .map_or(&b""[..], |secret| &secret.0);
     let private = PKey::private_key_from_pem_passphrase(&pem, passphrase).map_err(|error| {
         let reason = format!(
-            "can't be read: {} (sslpassword decrypts it)",
+            "failed to read the key: {} (to decrypt it, set sslpassword)",
             reasons(&error)
         );
         file_error("sslkey", key, reason)
@@ -327,13 +329,15 @@ fn client_certificate(tls: &Tls, builder: &mut SslConnectorBuilder) -> Result<()
         .map_err(|error| file_error("sslkey", key, reasons(&error)))
 }
 
-/// Reads a private key that no one else may read. As in libpq, a key owned by root may be readable
-/// by a group.
+/// Reads a private key, which other users must not be able to read. As in libpq, a key owned by
+/// root may be readable by a group.
 fn read_key(path: &Path) -> Result<Vec<u8>, PathError> {
     let file = trusted_path::open(path)?;
     let forbidden = if file.owner() == 0 { 0o037 } else { 0o077 };
     match file.mode() & forbidden {
         0 => file.read(),
-        _ => Err(io::Error::other("group or others have access; fix it with chmod 0600").into()),
+        _ => Err(
+            io::Error::other("group or other users have access to it; run chmod 0600 on it").into(),
+        ),
     }
 }

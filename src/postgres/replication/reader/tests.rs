@@ -7,7 +7,7 @@ use super::*;
 const AHEAD: usize = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Results of successive reads from a socket; after the last, reads would block.
+/// Results of successive reads from a socket. After the last result, reads would block.
 struct Script(mpsc::Receiver<io::Result<Vec<u8>>>);
 
 impl Read for Script {
@@ -21,12 +21,12 @@ impl Read for Script {
 fn scripted(script: impl IntoIterator<Item = io::Result<Vec<u8>>>) -> Reader {
     let (sender, receiver) = mpsc::channel();
     for step in script {
-        sender.send(step).expect("room");
+        sender.send(step).expect("sent");
     }
     Reader::start(Script(receiver), AHEAD).expect("a thread")
 }
 
-/// Returns all bytes until the reader has stopped, and its error.
+/// Returns all bytes until the reader stops, and its error.
 async fn all(reader: &Reader) -> (Vec<u8>, Option<ErrorKind>) {
     let mut bytes = Vec::new();
     loop {
@@ -52,12 +52,12 @@ async fn returns_bytes_read_before_an_error_first() {
         found,
         (b"onetwo".to_vec(), Some(ErrorKind::ConnectionReset))
     );
-    // The error is reported once; the next reader of the socket gets its own.
+    // The error is reported once. The next read from the socket causes a new error.
     assert_eq!(all(&reader).await, (Vec::new(), None));
 }
 
 #[tokio::test]
-async fn it_stops_at_the_end_and_after_a_lull_and_can_begin_again() {
+async fn stops_at_end_of_file_or_when_idle_and_can_be_restarted() {
     let later = |kind: ErrorKind| Err(kind.into());
     let script = [
         Ok(b"one".to_vec()),
@@ -66,7 +66,11 @@ async fn it_stops_at_the_end_and_after_a_lull_and_can_begin_again() {
         Ok(b"two".to_vec()),
     ];
     let reader = scripted(script);
-    assert_eq!(all(&reader).await, (Vec::new(), None), "it was not told to");
+    assert_eq!(
+        all(&reader).await,
+        (Vec::new(), None),
+        "reading was not requested"
+    );
     for expected in [&b"one"[..], b"two", b""] {
         reader.read();
         let began = Instant::now();
@@ -76,9 +80,9 @@ async fn it_stops_at_the_end_and_after_a_lull_and_can_begin_again() {
 }
 
 /// A socket that alternates between one byte and would-block.
-struct EverySecondTime(bool);
+struct AlternatelyReady(bool);
 
-impl Read for EverySecondTime {
+impl Read for AlternatelyReady {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         self.0 = !self.0;
         room[0] = b'x';
@@ -86,8 +90,8 @@ impl Read for EverySecondTime {
     }
 }
 
-/// Makes the reader read until this many chunks have arrived, and returns how often it stopped
-/// meanwhile.
+/// Reads until this many chunks have arrived, and returns how often the reader stopped in the
+/// meantime.
 async fn stops_within(reader: &Reader, mut chunks: u32) -> u32 {
     let mut stops = 0;
     reader.read();
@@ -103,23 +107,23 @@ async fn stops_within(reader: &Reader, mut chunks: u32) -> u32 {
 }
 
 #[tokio::test]
-async fn where_it_is_to_finish_it_waits_for_no_lull() {
-    let reader = Reader::start(EverySecondTime(false), AHEAD).expect("a thread");
+async fn stops_as_soon_as_the_socket_is_empty_after_finish() {
+    let reader = Reader::start(AlternatelyReady(false), AHEAD).expect("a thread");
     stops_within(&reader, 1).await;
     reader.finish();
     let (rest, stopped) = all(&reader).await;
     assert_eq!(stopped, None);
-    // The number of bytes that arrive in a second; a thread that waits for a CPU has an occasional
-    // lull.
+    // Fewer bytes than arrive in a second. A thread that waits for a CPU occasionally stops
+    // reading.
     assert!(rest.len() < 2000, "{} bytes more", rest.len());
-    // A `finish` from before `read` has no effect.
+    // Calling `finish` before `read` has no effect.
     reader.finish();
     let stops = stops_within(&reader, 100).await;
-    assert!(stops < 50, "it has stopped {stops} times");
+    assert!(stops < 50, "the reader stopped {stops} times");
 }
 
 #[tokio::test]
-async fn what_nobody_has_asked_for_when_it_stops_is_kept() {
+async fn keeps_unrequested_chunks_when_it_stops() {
     let reader = scripted([Ok(b"one".to_vec()), Ok(b"two".to_vec())]);
     reader.read();
     while reader.shared.lock().task == Task::Read {
@@ -128,7 +132,7 @@ async fn what_nobody_has_asked_for_when_it_stops_is_kept() {
     assert_eq!(all(&reader).await, (b"onetwo".to_vec(), None));
 }
 
-/// A socket that always has more bytes, and counts those that were read.
+/// A socket that never runs out of data, and counts the bytes that were read.
 struct Endless(Arc<AtomicUsize>);
 
 impl Read for Endless {
@@ -140,7 +144,7 @@ impl Read for Endless {
 }
 
 #[test]
-fn as_much_is_read_as_it_may_hold() {
+fn reads_up_to_the_memory_limit() {
     let bytes = Arc::default();
     let reader = Reader::start(Endless(Arc::clone(&bytes)), AHEAD).expect("a thread");
     reader.read();
@@ -161,7 +165,7 @@ fn bytes_from(at: usize) -> Vec<u8> {
 }
 
 #[test]
-fn no_more_is_read_than_it_may_hold_and_nothing_of_that_is_lost() {
+fn stops_reading_at_the_memory_limit_without_losing_bytes() {
     let (ours, theirs) = UnixStream::pair().expect("sockets");
     for socket in [&ours, &theirs] {
         socket.set_nonblocking(true).expect("set");
@@ -171,7 +175,7 @@ fn no_more_is_read_than_it_may_hold_and_nothing_of_that_is_lost() {
     let (began, mut full) = (Instant::now(), 0);
     // Writes until the socket has been full for as long as reading everything would take.
     while full < 50 {
-        // On a busy machine there can be a lull, and then a chunk of what had arrived by then.
+        // On a busy machine, the reader may stop early and return a partly filled chunk.
         reader.read();
         let bytes = bytes_from(sent.len());
         match io::Write::write(&mut &theirs, &bytes) {
@@ -184,12 +188,8 @@ fn no_more_is_read_than_it_may_hold_and_nothing_of_that_is_lost() {
                 thread::sleep(BUFFER_FILL_DELAY);
             }
         }
-        assert!(sent.len() < 4 << 20, "it reads without end");
-        assert!(
-            began.elapsed() < PATIENCE,
-            "it has read {} bytes",
-            sent.len()
-        );
+        assert!(sent.len() < 4 << 20, "the reader does not stop");
+        assert!(began.elapsed() < PATIENCE, "{} bytes were sent", sent.len());
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -202,16 +202,21 @@ fn no_more_is_read_than_it_may_hold_and_nothing_of_that_is_lost() {
         found.extend(more);
         assert!(
             began.elapsed() < PATIENCE,
-            "{} bytes of {}",
+            "received {} of {} bytes",
             found.len(),
             sent.len()
         );
     }
-    assert!(found == sent, "{} bytes of {}", found.len(), sent.len());
+    assert!(
+        found == sent,
+        "received {} of {} bytes",
+        found.len(),
+        sent.len()
+    );
 }
 
 #[test]
-fn the_thread_and_its_handle_end_with_it_whatever_it_does() {
+fn dropping_the_reader_stops_the_thread_and_closes_the_socket() {
     for fills in [false, true] {
         let (ours, mut theirs) = UnixStream::pair().expect("sockets");
         ours.set_nonblocking(true).expect("set");
@@ -226,8 +231,11 @@ fn the_thread_and_its_handle_end_with_it_whatever_it_does() {
             theirs.set_nonblocking(false).expect("set");
         }
         drop(reader);
-        // The other end finds that the socket is closed.
+        // Writing fails because the socket is closed.
         let found = io::Write::write(&mut theirs, b"x");
-        assert_eq!(found.expect_err("nobody").kind(), ErrorKind::BrokenPipe);
+        assert_eq!(
+            found.expect_err("a closed socket").kind(),
+            ErrorKind::BrokenPipe
+        );
     }
 }

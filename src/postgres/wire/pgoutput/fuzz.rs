@@ -5,14 +5,15 @@ use super::*;
 /// Decodes bytes as one message.
 ///
 /// # Panics
-/// The decoded message does not encode to the same bytes, or a prefix of a message is accepted.
+/// Panics if the decoded message does not encode to the same bytes, or if a prefix of a message is
+/// accepted.
 pub fn pgoutput(data: &[u8]) {
     let Ok(message) = Message::decode(data) else {
         return;
     };
     let again = encoded(&message);
     if let Message::Relation(_) = message {
-        // A column has flags that are not decoded.
+        // The flags of a column are not decoded completely.
         assert_eq!(Message::decode(&again).as_ref(), Ok(&message));
         assert_eq!(again.len(), data.len());
     } else {
@@ -117,12 +118,12 @@ impl Bytes {
     }
 
     fn count(&mut self, count: usize) -> &mut Self {
-        let count = u16::try_from(count).expect("it was read from 16 bits");
+        let count = u16::try_from(count).expect("fits into 16 bits");
         self.put(&count.to_be_bytes())
     }
 
     fn len(&mut self, len: usize) -> &mut Self {
-        let len = i32::try_from(len).expect("it was read from 32 bits");
+        let len = i32::try_from(len).expect("fits into 32 bits");
         self.put(&len.to_be_bytes())
     }
 

@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Returns messages of real servers, each preceded by its length in the file; `./dev golden`
-/// captures them.
+/// Returns messages captured from real servers by `./dev golden`. In the file, each message is
+/// preceded by its length.
 fn golden(version: u32) -> Vec<Vec<u8>> {
     let path = format!("tests/golden/pg{version}.bin");
     let bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(&path)).expect(&path);
@@ -17,14 +17,14 @@ fn golden(version: u32) -> Vec<Vec<u8>> {
         messages.push(message.to_vec());
         rest = after;
     }
-    assert!(rest.is_empty(), "{path}: {} bytes left over", rest.len());
+    assert!(rest.is_empty(), "{path}: {} bytes at the end", rest.len());
     messages
 }
 
 const VERSIONS: [u32; 5] = [14, 15, 16, 17, 18];
 
-/// Shows a message without the parts that differ between captures: LSNs, times, transaction IDs,
-/// OIDs.
+/// Formats a message without the parts that differ between captures: LSNs, times, transaction IDs
+/// and OIDs.
 fn shown(message: &Message<'_>) -> String {
     let row = |tuple: &Tuple<'_>| {
         let values = tuple.values().map(|value| match value {
@@ -97,7 +97,7 @@ fn shown(message: &Message<'_>) -> String {
 }
 
 #[test]
-fn messages_of_real_servers_are_decoded() {
+fn decodes_messages_of_real_servers() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/decoded.txt");
     let expected = std::fs::read_to_string(path).expect("tests/golden/decoded.txt");
     for version in VERSIONS {
@@ -111,7 +111,7 @@ fn messages_of_real_servers_are_decoded() {
 }
 
 #[test]
-fn every_prefix_and_every_lengthening_of_a_real_message_is_refused() {
+fn rejects_truncated_and_extended_messages() {
     for message in VERSIONS.into_iter().flat_map(golden) {
         for end in 0..message.len() {
             assert!(
@@ -125,7 +125,7 @@ fn every_prefix_and_every_lengthening_of_a_real_message_is_refused() {
 }
 
 #[test]
-fn an_error_names_the_field() {
+fn names_the_field_in_errors() {
     let check = |bytes: &[u8], expected| assert_eq!(Message::decode(bytes), Err(expected));
     check(b"", DecodeError::Empty);
     check(b"?", DecodeError::UnknownTag(b'?'));
@@ -160,12 +160,12 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_bytes_are_a_message_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn decodes_or_rejects_arbitrary_messages(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let _ = Message::decode(&bytes);
     }
 
     #[test]
-    fn a_real_message_with_any_bytes_changed_is_a_message_or_an_error(
+    fn decodes_or_rejects_a_message_with_changed_bytes(
         version in 0..VERSIONS.len(),
         which: prop::sample::Index,
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -1,9 +1,9 @@
-//! Passwords, and which servers they are sent to.
+//! Tests of authentication, and of the conditions under which a password is sent.
 
 use super::*;
 
 #[tokio::test]
-async fn passwords_are_sent_as_the_server_asks() {
+async fn sends_passwords_with_the_requested_method() {
     // The hash is md5(md5("secret" "walpost") salt), computed with md5sum.
     for (request, expected) in [
         (authentication(3, b""), "secret\0"),
@@ -13,9 +13,9 @@ async fn passwords_are_sent_as_the_server_asks() {
         ),
     ] {
         let script = vec![Untagged, Send(request.clone()), Tagged, Accept];
-        let (session, heard) = dial("sslmode=disable password=secret", script).await;
+        let (session, received) = dial("sslmode=disable password=secret", script).await;
         session.unwrap();
-        assert_eq!(String::from_utf8_lossy(&heard[0][1]), expected);
+        assert_eq!(String::from_utf8_lossy(&received[0][1]), expected);
 
         let (session, _) = dial("sslmode=disable", vec![Untagged, Send(request)]).await;
         let error = session.unwrap_err();
@@ -25,7 +25,7 @@ async fn passwords_are_sent_as_the_server_asks() {
 }
 
 #[tokio::test]
-async fn a_broken_scram_exchange_is_never_a_session() {
+async fn rejects_an_invalid_scram_exchange() {
     let bad_nonce = authentication(11, b"r=another,s=c2FsdA==,i=4096");
     for (script, expected) in [
         (
@@ -38,13 +38,13 @@ async fn a_broken_scram_exchange_is_never_a_session() {
         ),
         (
             vec![Untagged, Send(authentication(10, b"X\0\0"))],
-            "asks for SASL X",
+            "requests SASL X",
         ),
         (
             vec![Untagged, Send(authentication(10, b"SCRAM"))],
             "unexpected reply",
         ),
-        (vec![Untagged, Send(authentication(7, b""))], "asks for gss"),
+        (vec![Untagged, Send(authentication(7, b""))], "requests gss"),
         (
             vec![Untagged, Send(authentication(99, b""))],
             "unexpected reply",
@@ -57,7 +57,7 @@ async fn a_broken_scram_exchange_is_never_a_session() {
 }
 
 #[tokio::test]
-async fn required_channel_binding_can_not_be_negotiated_away() {
+async fn rejects_servers_without_channel_binding_if_it_is_required() {
     for request in [
         ready(),
         authentication(3, b""),
@@ -67,14 +67,10 @@ async fn required_channel_binding_can_not_be_negotiated_away() {
     ] {
         let script = vec![Untagged, Send(request), Wait];
         let parameters = "sslmode=disable channel_binding=require password=x";
-        let (session, heard) = dial(parameters, script).await;
+        let (session, received) = dial(parameters, script).await;
         let error = session.unwrap_err();
         assert!(matches!(error, DialError::ChannelBinding { .. }), "{error}");
-        assert_eq!(
-            heard[0].len(),
-            1,
-            "nothing is sent behind the startup message"
-        );
+        assert_eq!(received[0].len(), 1, "only the startup message is sent");
     }
 }
 
@@ -96,12 +92,12 @@ async fn sends_nothing_if_require_auth_forbids_the_requested_method() {
     ] {
         let script = vec![Untagged, Send(request), Wait];
         let parameters = format!("sslmode=disable password=x require_auth={required}");
-        let (session, heard) = dial(&parameters, script).await;
+        let (session, received) = dial(&parameters, script).await;
         let error = session.unwrap_err();
         assert!(matches!(error, DialError::RequireAuth { .. }), "{error}");
         let expected = format!("require_auth={required} does not allow");
         assert!(error.to_string().contains(&expected), "{error}");
-        assert_eq!(heard[0].len(), 1, "nothing behind the startup message");
+        assert_eq!(received[0].len(), 1, "only the startup message is sent");
     }
     for required in ["none", "!md5", "none,scram-sha-256"] {
         let script = vec![Untagged, Accept];
@@ -110,7 +106,7 @@ async fn sends_nothing_if_require_auth_forbids_the_requested_method() {
     }
 }
 
-/// Returns the error for a server's first SCRAM message, in which `{}` stands for the client's
+/// Returns the error for a server's first SCRAM message, in which `{}` represents the client's
 /// nonce.
 async fn scram_with(address: IpAddr, first: &str) -> DialError {
     let listener = TcpListener::bind((address, 0)).await.unwrap();
@@ -127,7 +123,7 @@ async fn scram_with(address: IpAddr, first: &str) -> DialError {
         let nonce = initial.rsplit_once("r=").unwrap().1;
         let answer = authentication(11, first.replace("{}", nonce).as_bytes());
         stream.write_all(&answer).await?;
-        // Reads nothing if the client closes the connection instead.
+        // Returns zero if the client closes the connection instead of sending a proof.
         let mut proof = [0; 1024];
         let count = stream.read(&mut proof).await?;
         Ok::<_, io::Error>(count)
@@ -142,18 +138,18 @@ async fn scram_with(address: IpAddr, first: &str) -> DialError {
 }
 
 #[tokio::test]
-async fn a_scram_exchange_that_costs_much_or_proves_little_is_refused() {
+async fn rejects_scram_parameters_that_are_expensive_or_insecure() {
     let loopback = IpAddr::from([127, 0, 0, 1]);
     for (first, expected) in [
         (
             "r={}x,s=c2FsdA==,i=4294967295",
-            "asks for 4294967295 iterations, expected 1 to 100000",
+            "requests 4294967295 iterations, expected 1 to 100000",
         ),
         ("r={}x,s=c2FsdA==,i=100001", "expected 1 to 100000"),
         ("r={}x,s=c2FsdA==,i=99999999999", "expected 1 to 100000"),
-        ("r={}x,s=c2FsdA==,i=0", "asks for 0 iterations"),
+        ("r={}x,s=c2FsdA==,i=0", "requests 0 iterations"),
         ("r={}x,s=,i=4096", "salt is empty"),
-        ("r={},s=c2FsdA==,i=4096", "adds nothing"),
+        ("r={},s=c2FsdA==,i=4096", "same as the client's"),
         ("r=,s=c2FsdA==,i=4096", "invalid nonce"),
     ] {
         let error = scram_with(loopback, first).await;
@@ -163,9 +159,11 @@ async fn a_scram_exchange_that_costs_much_or_proves_little_is_refused() {
     // The client sends a proof, and the server closes the connection.
     let error = scram_with(loopback, "r={}x,s=c2FsdA==,i=1").await;
     assert!(matches!(error, DialError::Io { .. }), "{error}");
-    let Some(outside) = outside() else { return };
-    let error = scram_with(outside, "r={}x,s=c2FsdA==,i=4095").await;
+    let Some(external) = external_address() else {
+        return;
+    };
+    let error = scram_with(external, "r={}x,s=c2FsdA==,i=4095").await;
     assert!(error.to_string().contains("at least 4096"), "{error}");
-    let error = scram_with(outside, "r={}x,s=c2FsdA==,i=4096").await;
+    let error = scram_with(external, "r={}x,s=c2FsdA==,i=4096").await;
     assert!(matches!(error, DialError::Io { .. }), "{error}");
 }

@@ -1,22 +1,22 @@
-//! TLS, and which servers are trusted without it.
+//! Tests of TLS and certificate verification.
 
 use super::*;
 
 #[tokio::test]
-async fn tls_that_the_server_lacks_is_an_error_only_where_it_is_required() {
+async fn fails_without_tls_support_only_if_tls_is_required() {
     for mode in [
         "require",
         "verify-full sslrootcert=system",
         "verify-ca sslrootcert=CERT",
     ] {
         let root = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(root.path(), certificate_of_someone()).unwrap();
+        std::fs::write(root.path(), unrelated_certificate()).unwrap();
         let mode = mode.replace("CERT", root.path().to_str().unwrap());
         let script = vec![Untagged, Send(b"N".to_vec())];
         let session = dial(&format!("sslmode={mode}"), script).await.0;
         match session.unwrap_err() {
             DialError::TlsRefused { .. } => {}
-            // This machine has no bundle of authorities.
+            // This machine does not have a bundle of certificate authorities.
             DialError::TlsFile {
                 parameter: "sslrootcert=system",
                 ..
@@ -28,7 +28,7 @@ async fn tls_that_the_server_lacks_is_an_error_only_where_it_is_required() {
     dial("sslmode=prefer", script).await.0.unwrap();
 }
 
-fn certificate_of_someone() -> Vec<u8> {
+fn unrelated_certificate() -> Vec<u8> {
     self_signed()
         .context()
         .certificate()
@@ -38,7 +38,7 @@ fn certificate_of_someone() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn bytes_behind_the_answer_to_ssl_request_are_refused() {
+async fn rejects_bytes_after_the_reply_to_ssl_request() {
     for mode in ["prefer", "require"] {
         for answer in ["S", "N"] {
             let injected = [answer.as_bytes(), &ready()].concat();
@@ -54,9 +54,9 @@ async fn bytes_behind_the_answer_to_ssl_request_are_refused() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_checked_where_the_mode_asks_for_it() {
+async fn verifies_the_certificate_if_sslmode_or_a_root_certificate_requires_it() {
     let root = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(root.path(), certificate_of_someone()).unwrap();
+    std::fs::write(root.path(), unrelated_certificate()).unwrap();
     let root = root.path().to_str().unwrap();
 
     dial("sslmode=require", encrypted()).await.0.unwrap();
@@ -65,7 +65,7 @@ async fn a_certificate_is_checked_where_the_mode_asks_for_it() {
         let error = dial(&parameters, encrypted()).await.0.unwrap_err();
         assert!(matches!(error, DialError::Tls { .. }), "{mode}: {error}");
         assert!(
-            error.to_string().contains("certificate is refused"),
+            error.to_string().contains("certificate is not accepted"),
             "{mode}: {error}"
         );
 
@@ -82,7 +82,7 @@ async fn a_certificate_is_checked_where_the_mode_asks_for_it() {
 }
 
 #[tokio::test]
-async fn prefer_continues_without_tls_if_the_handshake_or_pg_hba_fails() {
+async fn falls_back_to_no_tls_with_sslmode_prefer_if_the_handshake_or_login_fails() {
     let plain = || vec![Untagged, Accept];
     let no_handshake = vec![
         Untagged,
@@ -98,11 +98,11 @@ async fn prefer_continues_without_tls_if_the_handshake_or_pg_hba_fails() {
         Untagged,
         Send(error_response("SFATAL\0C28000\0Mno pg_hba.conf entry")),
     ];
-    dial_again("sslmode=prefer", vec![no_handshake, plain()])
+    dial_scripts("sslmode=prefer", vec![no_handshake, plain()])
         .await
         .0
         .unwrap();
-    dial_again("sslmode=prefer", vec![no_entry, plain()])
+    dial_scripts("sslmode=prefer", vec![no_entry, plain()])
         .await
         .0
         .unwrap();

@@ -1,11 +1,11 @@
-//! An SQL client on a session opened by this module.
+//! Tests of an SQL client that uses a session opened by this module.
 
 use super::*;
 
 #[tokio::test]
-async fn an_sql_client_works_on_the_session_that_was_dialed() {
+async fn runs_an_sql_client_on_a_session_opened_by_dial() {
     let script = vec![Untagged, Accept, Tagged, Send(value("hello")), Tagged];
-    let (port, heard) = server(vec![script]).await;
+    let (port, received) = server(vec![script]).await;
     let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable");
     let (client, connection) = sql(&conninfo(&text), SqlLimits::CATALOG_QUERIES)
         .await
@@ -22,22 +22,22 @@ async fn an_sql_client_works_on_the_session_that_was_dialed() {
     assert_eq!(rows, ["hello"]);
     drop(client);
     connection.await.unwrap().unwrap();
-    let heard = heard.await.unwrap();
-    let startup = String::from_utf8_lossy(&heard[0][0]).into_owned();
+    let received = received.await.unwrap();
+    let startup = String::from_utf8_lossy(&received[0][0]).into_owned();
     assert!(!startup.contains("replication"), "{startup}");
     assert!(
         startup.contains("search_path\0pg_catalog, pg_temp\0"),
         "{startup}"
     );
     assert_eq!(
-        heard[0][1], b"SHOW greeting\0",
-        "one startup message, then the query"
+        received[0][1], b"SHOW greeting\0",
+        "the query follows the startup message"
     );
 }
 
 /// Runs a query against a server that replies with these bytes, through a pipe of the given
 /// capacity.
-async fn ask_for(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgres::Error> {
+async fn run_query(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgres::Error> {
     let (client, mut server) = tokio::io::duplex(room);
     let serve = async move {
         // Reads to the end of the query.
@@ -60,7 +60,7 @@ async fn ask_for(sent: Vec<u8>, room: usize) -> Result<Vec<String>, tokio_postgr
     let connection = tokio::spawn(connection);
     let answer = tokio::time::timeout(Duration::from_secs(60), client.simple_query("SHOW x"))
         .await
-        .expect("an answer, whatever it is");
+        .expect("a response");
     drop(client);
     let _ = connection.await.unwrap();
     serve.abort();
@@ -79,22 +79,22 @@ fn sent_with_startup() -> (Vec<u8>, HashMap<String, String>) {
 }
 
 #[tokio::test]
-async fn an_answer_is_the_same_in_whatever_pieces_it_comes() {
+async fn returns_the_same_result_for_any_split_of_the_response() {
     let long = "x".repeat(100_000);
     for room in (1..12).chain([1000, 1_000_000]) {
         for text in ["", "hello", &long] {
             if room == 1 && text.len() > 1000 {
                 continue;
             }
-            let sent = [value(text), value("behind")].concat();
-            let rows = ask_for(sent, room).await.unwrap();
+            let sent = [value(text), value("next")].concat();
+            let rows = run_query(sent, room).await.unwrap();
             assert_eq!(rows, [text], "{room} at a time");
         }
     }
 }
 
 #[tokio::test]
-async fn a_message_that_is_too_long_is_refused_before_it_comes_and_named() {
+async fn rejects_an_oversized_message_before_it_arrives() {
     let row = |text: &str| {
         let end = [message(b'C', b"SHOW\0"), message(b'Z', b"I")].concat();
         let mut row = value(text);
@@ -117,16 +117,16 @@ async fn a_message_that_is_too_long_is_refused_before_it_comes_and_named() {
             if room < 100 && sent.len() > 1000 {
                 continue;
             }
-            let error = ask_for(sent.clone(), room).await.unwrap_err();
+            let error = run_query(sent.clone(), room).await.unwrap_err();
             let error = error.as_db_error().unwrap_or_else(|| panic!("{error}"));
             assert!(error.message().contains(expected), "{error}");
         }
     }
 }
 
-/// A server can send any number of notices.
+/// A server can send any number of notices, but only some of them are logged.
 #[tokio::test]
-async fn few_notices_of_a_server_are_logged() {
+async fn logs_a_limited_number_of_notices_from_a_server() {
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
     impl io::Write for Lines {
@@ -147,7 +147,7 @@ async fn few_notices_of_a_server_are_logged() {
     let guard = tracing::subscriber::set_default(subscriber);
     let notice = message(b'N', b"SNOTICE\0VNOTICE\0C00000\0Mflood\0\0");
     let sent = [notice.repeat(10_000), value("hello")].concat();
-    let rows = ask_for(sent, 1_000_000).await.unwrap();
+    let rows = run_query(sent, 1_000_000).await.unwrap();
     drop(guard);
     assert_eq!(rows, ["hello"]);
     let text = lines.0.lock().expect("no panic");

@@ -1,16 +1,16 @@
-//! Several hosts, and unreachable hosts.
+//! Tests with several hosts and with unreachable hosts.
 
 use super::*;
 
 #[tokio::test]
-async fn a_host_that_is_read_only_is_passed_over() {
+async fn skips_a_read_only_host() {
     let standby = |shown| vec![Untagged, Accept, Tagged, Send(value(shown)), Tagged];
     for (attribute, question) in [
         ("read-write", "SHOW transaction_read_only\0"),
         ("primary", "SHOW in_hot_standby\0"),
     ] {
-        let (first, first_heard) = server(vec![standby("on")]).await;
-        let (second, second_heard) = server(vec![standby("off")]).await;
+        let (first, first_received) = server(vec![standby("on")]).await;
+        let (second, second_received) = server(vec![standby("off")]).await;
         let text = format!(
             "host=localhost,localhost hostaddr=127.0.0.1,127.0.0.1 port={first},{second} \
              sslmode=disable target_session_attrs={attribute}"
@@ -18,10 +18,14 @@ async fn a_host_that_is_read_only_is_passed_over() {
         let session = replication(&conninfo(&text), &[]).await.unwrap();
         assert_eq!(session.host, format!("localhost:{second}"));
         drop(session);
-        let first_heard = first_heard.await.unwrap();
-        assert_eq!(first_heard[0][1], question.as_bytes());
-        assert_eq!(first_heard[0].len(), 3, "the first is told good-bye");
-        assert_eq!(second_heard.await.unwrap()[0].len(), 2);
+        let first_received = first_received.await.unwrap();
+        assert_eq!(first_received[0][1], question.as_bytes());
+        assert_eq!(
+            first_received[0].len(),
+            3,
+            "Terminate is sent to the first server"
+        );
+        assert_eq!(second_received.await.unwrap()[0].len(), 2);
     }
     let parameters = "sslmode=disable target_session_attrs=read-write";
     let error = dial(
@@ -41,18 +45,19 @@ async fn closed_port() -> u16 {
 }
 
 #[tokio::test]
-async fn temporary_failure_determines_the_result_and_all_are_reported() {
+async fn treats_a_temporary_failure_as_decisive_and_reports_all_failures() {
     let refusal = vec![
         Untagged,
         Send(error_response("SFATAL\0C28P01\0Mwrong password")),
     ];
-    let (refusing, _heard) = server(vec![refusal]).await;
+    let (refusing, _received) = server(vec![refusal]).await;
     let closed = closed_port().await;
     for ports in [
         format!("{closed},{refusing}"),
         format!("{refusing},{closed}"),
     ] {
-        // In the second round the script is exhausted, so the connection is closed at once.
+        // In the second iteration, the script has ended, so the server closes the connection at
+        // once.
         let text = format!("hostaddr=127.0.0.1,127.0.0.1 port={ports} sslmode=disable");
         let error = replication(&conninfo(&text), &[]).await.unwrap_err();
         let decisive = error.decisive();

@@ -1,9 +1,9 @@
-//! Connections that others can intercept.
+//! Tests of connections that an attacker on the network can intercept.
 
 use super::*;
 
 #[test]
-fn only_tls_that_checks_a_certificate_makes_a_network_safe() {
+fn trusts_a_network_connection_only_with_a_verified_certificate() {
     use crate::postgres::connect::conninfo::exposure::Exposure::{
         self, Clear, Local, Proven, Unproven,
     };
@@ -34,25 +34,27 @@ fn only_tls_that_checks_a_certificate_makes_a_network_safe() {
 }
 
 /// Connects to a scripted server on the network, with either client.
-async fn dial_outside(
+async fn dial_external(
     address: IpAddr,
     is_replication: bool,
     parameters: &str,
     script: Vec<Step>,
-) -> (Result<(), DialError>, Heard) {
-    let (port, heard) = server_at(address, vec![script]).await;
+) -> (Result<(), DialError>, Received) {
+    let (port, received) = server_at(address, vec![script]).await;
     let conninfo = conninfo(&format!("hostaddr={address} port={port} {parameters}"));
     let done = match is_replication {
         true => replication(&conninfo, &[]).await.map(drop),
         false => sql(&conninfo, SqlLimits::CATALOG_QUERIES).await.map(drop),
     };
-    let heard = tokio::time::timeout(Duration::from_secs(10), heard).await;
-    (done, heard.unwrap().unwrap())
+    let received = tokio::time::timeout(Duration::from_secs(10), received).await;
+    (done, received.unwrap().unwrap())
 }
 
 #[tokio::test]
 async fn sends_no_password_over_a_network_to_an_unauthenticated_server() {
-    let Some(address) = outside() else { return };
+    let Some(address) = external_address() else {
+        return;
+    };
     let by_tls = |rest: Vec<Step>| {
         let start = vec![Untagged, Send(b"S".to_vec()), AcceptTls, Untagged];
         start.into_iter().chain(rest).collect::<Vec<_>>()
@@ -66,82 +68,89 @@ async fn sends_no_password_over_a_network_to_an_unauthenticated_server() {
         ("md5", authentication(5, b"salt")),
     ] {
         for is_replication in [true, false] {
-            let asks = || vec![Send(request.clone()), Wait];
+            let requests = || vec![Send(request.clone()), Wait];
             for (script, fault) in [
-                (without(asks()), "has no TLS"),
-                (by_tls(asks()), "checks no certificate"),
+                (without(requests()), "does not use TLS"),
+                (
+                    by_tls(requests()),
+                    "without verifying the server's certificate",
+                ),
             ] {
-                let (done, heard) =
-                    dial_outside(address, is_replication, "password=secret", script).await;
+                let (done, received) =
+                    dial_external(address, is_replication, "password=secret", script).await;
                 let error = done.unwrap_err();
                 assert!(matches!(error, DialError::Exposed { .. }), "{error}");
                 let text = error.to_string();
                 let opt_in = format!("require_auth={method}");
                 assert!(text.contains(fault) && text.contains(&opt_in), "{text}");
-                assert!(!format!("{heard:?}").contains(&format!("{:?}", b"secret")));
-                assert_eq!(heard[0].len(), 2, "nothing behind the startup message");
+                assert!(!format!("{received:?}").contains(&format!("{:?}", b"secret")));
+                assert_eq!(received[0].len(), 2, "the password is not sent");
             }
-            // A list of methods that are not allowed does not require the others.
+            // A list of disallowed methods does not require the remaining methods.
             let parameters = "password=secret require_auth=!none";
             let (done, _) =
-                dial_outside(address, is_replication, parameters, without(asks())).await;
+                dial_external(address, is_replication, parameters, without(requests())).await;
             assert!(matches!(done, Err(DialError::Exposed { .. })), "{done:?}");
 
             let accepts = || vec![Send(request.clone()), Tagged, Accept];
             for script in [without(accepts()), by_tls(accepts())] {
                 let parameters = format!("password=secret require_auth={method},none");
-                let (done, heard) =
-                    dial_outside(address, is_replication, &parameters, script).await;
+                let (done, received) =
+                    dial_external(address, is_replication, &parameters, script).await;
                 done.unwrap();
-                assert_eq!(heard[0].len(), 3, "the password is sent");
+                assert_eq!(received[0].len(), 3, "the password is sent");
             }
         }
     }
 }
 
 #[tokio::test]
-async fn network_exposure_is_logged_once_per_kind() {
-    let Some(address) = outside() else { return };
+async fn logs_each_kind_of_exposure_once() {
+    let Some(address) = external_address() else {
+        return;
+    };
     let clear = || vec![Untagged, Send(b"N".to_vec()), Untagged, Accept];
     let scripts = vec![encrypted(), encrypted(), clear(), clear(), encrypted()];
-    let (port, heard) = server_at(address, scripts).await;
+    let (port, received) = server_at(address, scripts).await;
     let conninfo = conninfo(&format!("hostaddr={address} port={port}"));
-    for told in [1, 1, 2, 2, 2] {
+    for warnings in [1, 1, 2, 2, 2] {
         // Clones share the recorded exposures.
         replication(&conninfo.clone(), &[]).await.unwrap();
-        assert_eq!(conninfo.exposures().len(), told);
+        assert_eq!(conninfo.exposures().len(), warnings);
     }
-    let told = conninfo.exposures();
+    let warnings = conninfo.exposures();
     assert!(
-        told[0].contains("TLS that checks no certificate (sslmode=prefer)"),
-        "{told:?}"
+        warnings[0].contains("TLS without verifying the server's certificate (sslmode=prefer)"),
+        "{warnings:?}"
     );
-    assert!(told[1].contains("has no TLS"), "{told:?}");
-    heard.await.unwrap();
+    assert!(warnings[1].contains("does not use TLS"), "{warnings:?}");
+    received.await.unwrap();
 
-    let (port, heard) = server(vec![clear(), encrypted()]).await;
+    let (port, received) = server(vec![clear(), encrypted()]).await;
     let conninfo = self::conninfo(&format!("hostaddr=127.0.0.1 port={port}"));
     for _ in 0..2 {
         replication(&conninfo, &[]).await.unwrap();
     }
     assert_eq!(conninfo.exposures(), Vec::<String>::new());
-    heard.await.unwrap();
+    received.await.unwrap();
 }
 
 #[tokio::test]
-async fn a_handshake_that_is_spoilt_does_not_get_the_password_in_clear() {
-    let Some(address) = outside() else { return };
-    let spoilt = vec![
+async fn sends_no_cleartext_password_after_a_failed_tls_handshake() {
+    let Some(address) = external_address() else {
+        return;
+    };
+    let broken_handshake = vec![
         Untagged,
         Send(b"S".to_vec()),
         Anything,
         Send(b"no TLS at all".to_vec()),
         Wait,
     ];
-    let asks = vec![Untagged, Send(authentication(3, b"")), Wait];
-    let (port, heard) = server_at(address, vec![spoilt, asks]).await;
+    let password_request = vec![Untagged, Send(authentication(3, b"")), Wait];
+    let (port, received) = server_at(address, vec![broken_handshake, password_request]).await;
     let text = format!("hostaddr={address} port={port} password=secret sslmode=prefer");
     let error = replication(&conninfo(&text), &[]).await.unwrap_err();
     assert!(matches!(error, DialError::Exposed { .. }), "{error}");
-    assert_eq!(heard.await.unwrap()[1].len(), 1);
+    assert_eq!(received.await.unwrap()[1].len(), 1);
 }

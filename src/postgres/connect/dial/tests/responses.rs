@@ -1,12 +1,12 @@
-//! Replies that the server sends until the session is ready, damaged or truncated.
+//! Tests with damaged and truncated replies before the session is ready.
 
 use super::*;
 
 #[tokio::test]
-async fn a_session_holds_what_the_server_said_and_all_that_followed() {
+async fn returns_the_server_parameters_and_the_bytes_after_the_startup() {
     let answer = [&value(SEARCH_PATH.1)[..], b"more"].concat();
     let script = vec![Untagged, Send(ready()), Tagged, Send(answer)];
-    let (port, heard) = server(vec![script]).await;
+    let (port, received) = server(vec![script]).await;
     let text = format!("hostaddr=127.0.0.1 port={port} sslmode=disable options='-c geqo=off'");
     let session = replication(&conninfo(&text), &[("wal_sender_timeout", "20s")])
         .await
@@ -15,7 +15,7 @@ async fn a_session_holds_what_the_server_said_and_all_that_followed() {
     assert_eq!(session.parameters["server_version"], "13.3");
     assert_eq!(&session.buffer[..], b"more");
     assert_eq!(session.host, format!("127.0.0.1:{port}"));
-    let startup = String::from_utf8(heard.await.unwrap()[0][0].split_off(4)).unwrap();
+    let startup = String::from_utf8(received.await.unwrap()[0][0].split_off(4)).unwrap();
     assert_eq!(
         startup.split('\0').collect::<Vec<_>>(),
         [
@@ -66,7 +66,7 @@ async fn a_session_holds_what_the_server_said_and_all_that_followed() {
 }
 
 #[tokio::test]
-async fn server_errors_are_reported_verbatim() {
+async fn reports_server_errors_verbatim() {
     let refusal = "SFATAL\0VFATAL\0C28P01\0Mno way\0Dbecause\0Hask nicely";
     let script = vec![Untagged, Send(error_response(refusal))];
     let error = dial("sslmode=disable", script).await.0.unwrap_err();
@@ -85,7 +85,7 @@ async fn server_errors_are_reported_verbatim() {
 }
 
 #[tokio::test]
-async fn a_server_that_refuses_and_closes_at_once_is_heard() {
+async fn reports_the_error_of_a_server_that_closes_the_connection_immediately() {
     for _ in 0..50 {
         let script = vec![Send(error_response("SFATAL\0C53300\0Mtoo many clients"))];
         let error = dial("sslmode=disable", script).await.0.unwrap_err();
@@ -94,7 +94,7 @@ async fn a_server_that_refuses_and_closes_at_once_is_heard() {
 }
 
 #[tokio::test]
-async fn lengths_are_capped_before_memory_is_reserved() {
+async fn rejects_oversized_lengths_before_allocating_memory() {
     let long = |tag: u8, length: u32| [&[tag][..], &length.to_be_bytes()].concat();
     for answer in [
         long(b'R', u32::MAX),
@@ -128,7 +128,7 @@ async fn lengths_are_capped_before_memory_is_reserved() {
 }
 
 #[tokio::test]
-async fn a_postmaster_that_can_not_fork_is_a_lost_connection() {
+async fn treats_a_failed_fork_of_the_postmaster_as_a_lost_connection() {
     let text = b"Ecould not fork new process for connection: Out of memory\n\0".to_vec();
     let error = dial("sslmode=disable", vec![Untagged, Send(text)])
         .await
@@ -138,20 +138,20 @@ async fn a_postmaster_that_can_not_fork_is_a_lost_connection() {
     assert!(error.to_string().contains("could not fork"), "{error}");
 }
 
-/// Whatever version a pooler reports, the server behind it may be a supported one.
+/// A pooler may report any version, although the server that it connects to is supported.
 #[tokio::test]
-async fn search_path_of_the_server_is_verified_whatever_version_it_reports() {
+async fn verifies_the_search_path_for_every_reported_server_version() {
     let others = value("plot, pg_catalog");
     let script = vec![Untagged, Send(ready()), Tagged, Send(others), Tagged];
-    let (session, heard) = dial("sslmode=disable", script).await;
+    let (session, received) = dial("sslmode=disable", script).await;
     let error = session.unwrap_err();
     assert!(matches!(error, DialError::Pooler { .. }), "{error}");
-    assert_eq!(heard[0][1], b"SHOW search_path\0");
-    assert_eq!(heard[0].len(), 3, "no further query is sent");
+    assert_eq!(received[0][1], b"SHOW search_path\0");
+    assert_eq!(received[0].len(), 3, "no further query is sent");
 }
 
 #[tokio::test]
-async fn a_startup_that_is_cut_short_anywhere_is_a_lost_connection() {
+async fn treats_a_truncated_startup_as_a_lost_connection() {
     for end in 0..ready().len() {
         let script = vec![Untagged, Send(ready()[..end].to_vec())];
         let error = dial("sslmode=disable", script).await.0.unwrap_err();
@@ -160,9 +160,9 @@ async fn a_startup_that_is_cut_short_anywhere_is_a_lost_connection() {
 }
 
 #[tokio::test]
-async fn a_startup_with_damaged_bytes_never_panics() {
+async fn does_not_panic_on_a_damaged_startup() {
     let seed = fastrand::u64(..);
-    println!("replay: seed {seed}");
+    println!("seed {seed}");
     let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..300 {
         let mut answer = [ready(), value(SEARCH_PATH.1), value("off")].concat();
@@ -172,13 +172,13 @@ async fn a_startup_with_damaged_bytes_never_panics() {
         }
         let script = vec![Untagged, Send(answer)];
         let parameters = "sslmode=disable target_session_attrs=read-write password=x";
-        // Damage to text is not detected; any other damage is an error.
+        // Damaged text is not detected. Any other damage causes an error.
         let _ = dial(parameters, script).await;
     }
 }
 
 #[tokio::test]
-async fn another_version_of_the_protocol_is_not_negotiated() {
+async fn rejects_negotiation_of_another_protocol_version() {
     let offer = message(b'v', &[0, 3, 0, 0, 0, 0, 0, 0]);
     let script = vec![Untagged, Send(offer), Wait];
     let error = dial("sslmode=disable", script).await.0.unwrap_err();
