@@ -1,5 +1,5 @@
-//! Shows the progress of a long operation: as a bar on a terminal, and otherwise as occasional log
-//! lines.
+//! Shows the progress of a long operation: as a progress bar on a terminal, otherwise as periodic
+//! log messages.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
@@ -8,46 +8,47 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tracing::info;
 
-/// How often the progress is logged if there is no terminal.
+/// How often the progress is logged if standard error is not a terminal.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// How often the bar is redrawn.
+/// How often a progress bar is redrawn.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The bars currently shown on the terminal.
+/// The progress bars currently shown on the terminal.
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
-/// The progress of one operation. If dropped before [`Progress::finish`], its bar disappears.
+/// The progress of one operation. If this value is dropped before [`Progress::finish`] is called,
+/// the progress bar is removed.
 pub(crate) struct Progress {
-    what: String,
+    label: String,
     pace: PaceMeter,
-    /// `None` if there is no terminal.
+    /// `None` if standard error is not a terminal.
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// Starts showing progress. `what` is a description such as "rows read", and `total` is the
-    /// expected number, if known.
+    /// Starts showing progress. `label` describes the items, for example "rows read", and `total`
+    /// is the expected number of items, if known.
     #[must_use]
-    pub(crate) fn new(what: &str, total: Option<u64>) -> Self {
+    pub(crate) fn new(label: &str, total: Option<u64>) -> Self {
         let bar = is_terminal().then(|| {
             let bar = match total {
                 Some(total) => ProgressBar::new(total),
                 None => ProgressBar::new_spinner(),
             };
             bar.set_style(style(total.is_some()));
-            bar.set_message(what.to_owned());
+            bar.set_message(label.to_owned());
             bar.enable_steady_tick(REDRAW_INTERVAL);
             BARS.add(bar)
         });
         Self {
-            what: what.to_owned(),
+            label: label.to_owned(),
             pace: PaceMeter::new(total, Instant::now()),
             bar,
         }
     }
 
-    /// Advances by `count`. This reads the clock, so call it for batches if individual items are
-    /// quick.
+    /// Advances by `count` items. This function reads the clock, so call it for batches of items if
+    /// processing an item is fast.
     pub(crate) fn advance(&mut self, count: u64) {
         match &self.bar {
             Some(bar) => {
@@ -55,14 +56,14 @@ impl Progress {
                 bar.inc(count);
             }
             None => {
-                if let Some(told) = self.pace.advance(count, Instant::now()) {
-                    log_progress(&self.what, &told, false);
+                if let Some(measurement) = self.pace.advance(count, Instant::now()) {
+                    log_progress(&self.label, &measurement, false);
                 }
             }
         }
     }
 
-    /// Returns how many items are done.
+    /// Returns the number of items that are done.
     #[must_use]
     pub(crate) fn done(&self) -> u64 {
         self.pace.done
@@ -74,7 +75,7 @@ impl Progress {
             bar.finish_and_clear();
             BARS.remove(&bar);
         }
-        log_progress(&self.what, &self.pace.measure(Instant::now()), true);
+        log_progress(&self.label, &self.pace.measure(Instant::now()), true);
     }
 }
 
@@ -88,8 +89,8 @@ impl Drop for Progress {
 }
 
 const WITH_TOTAL: &str =
-    "{msg} {wide_bar} {human_pos}/{human_len}, {per_sec}, {elapsed} gone, {eta} to go";
-const WITHOUT_TOTAL: &str = "{msg} {spinner} {human_pos}, {per_sec}, {elapsed} gone";
+    "{msg} {wide_bar} {human_pos}/{human_len}, {per_sec}, {elapsed} elapsed, {eta} left";
+const WITHOUT_TOTAL: &str = "{msg} {spinner} {human_pos}, {per_sec}, {elapsed} elapsed";
 
 fn style(has_total: bool) -> ProgressStyle {
     let template = match has_total {
@@ -99,25 +100,25 @@ fn style(has_total: bool) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-fn log_progress(what: &str, told: &Measurement, is_over: bool) {
+fn log_progress(label: &str, measurement: &Measurement, is_over: bool) {
     let Measurement {
         done,
         total,
         per_second,
         left,
-    } = told;
+    } = measurement;
     if is_over {
-        return info!(count = done, per_second, "{what}");
+        return info!(count = done, per_second, "{label}");
     }
     let left = left.map(tracing::field::debug);
-    info!(count = done, total, per_second, left, "{what} so far");
+    info!(count = done, total, per_second, left, "{label} so far");
 }
 
-/// The pure part: determines when to log the progress, and with which values.
+/// Determines when to log the progress, and the values to log. Does no I/O.
 struct PaceMeter {
     total: Option<u64>,
     done: u64,
-    began: Instant,
+    started_at: Instant,
     logged_at: Instant,
 }
 
@@ -136,7 +137,7 @@ impl PaceMeter {
         Self {
             total,
             done: 0,
-            began: now,
+            started_at: now,
             logged_at: now,
         }
     }
@@ -151,8 +152,8 @@ impl PaceMeter {
     }
 
     fn measure(&self, now: Instant) -> Measurement {
-        // Avoids a division by zero if the operation ends immediately.
-        let millis = now.duration_since(self.began).as_millis().max(1);
+        // The minimum avoids a division by zero if the operation ends immediately.
+        let millis = now.duration_since(self.started_at).as_millis().max(1);
         let per_second = u128::from(self.done) * 1000 / millis;
         let left = self.total.filter(|_| per_second > 0).map(|total| {
             let rows = u128::from(total.saturating_sub(self.done));
@@ -167,13 +168,13 @@ impl PaceMeter {
     }
 }
 
-/// Writes log lines to standard error, and hides the bars meanwhile. Blocks while the reader of
-/// standard error does not read.
+/// Writes log lines to standard error, and hides the progress bars while writing. Blocks while the
+/// reader of standard error is not reading.
 pub(crate) struct BarSafeStderr;
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "what comes here was made fit to be shown by `logging`"
+    reason = "`logging` has already escaped the text"
 )]
 impl Write for BarSafeStderr {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -186,7 +187,7 @@ impl Write for BarSafeStderr {
 }
 
 /// Returns whether standard error is a terminal.
-#[expect(clippy::disallowed_methods, reason = "nothing is written")]
+#[expect(clippy::disallowed_methods, reason = "only queried, not written to")]
 pub(crate) fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
@@ -204,13 +205,20 @@ mod tests {
     #[test]
     fn logs_progress_every_ten_seconds() {
         let (mut pace, at) = pace(Some(1000));
-        let told: Vec<_> = (1..=35)
+        let measurement: Vec<_> = (1..=35)
             .filter_map(|second| Some((second, pace.advance(10, at(second))?)))
-            .map(|(second, told)| (second, told.done, told.per_second, told.left))
+            .map(|(second, measurement)| {
+                (
+                    second,
+                    measurement.done,
+                    measurement.per_second,
+                    measurement.left,
+                )
+            })
             .collect();
         let left = |seconds| Some(Duration::from_secs(seconds));
         assert_eq!(
-            told,
+            measurement,
             [
                 (10, 100, 10, left(90)),
                 (20, 200, 10, left(80)),
@@ -220,24 +228,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_told() {
+    fn omits_the_total_and_remaining_time_if_unknown() {
         let (mut pace, at) = pace(None);
-        let told = pace.advance(5, at(10)).expect("something to tell");
-        assert_eq!((told.total, told.left), (None, None));
+        let measurement = pace.advance(5, at(10)).expect("a measurement");
+        assert_eq!((measurement.total, measurement.left), (None, None));
         let (pace, at) = self::pace(Some(10));
         assert_eq!(pace.measure(at(0)).left, None, "nothing is done yet");
     }
 
     #[test]
-    fn more_than_was_expected_leaves_no_time() {
+    fn reports_no_remaining_time_if_the_total_is_exceeded() {
         let (mut pace, at) = pace(Some(10));
         pace.done = 20;
-        let told = pace.advance(0, at(10)).expect("something to tell");
-        assert_eq!(told.left, Some(Duration::ZERO));
+        let measurement = pace.advance(0, at(10)).expect("a measurement");
+        assert_eq!(measurement.left, Some(Duration::ZERO));
     }
 
     #[test]
-    fn templates_of_bars_are_templates() {
+    fn progress_bar_templates_are_valid() {
         for template in [WITH_TOTAL, WITHOUT_TOTAL] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }

@@ -1,37 +1,37 @@
 //! Sends rows of the outbox table again.
 //!
-//! [`ReplayPlan::new`] determines which rows a [`Selection`] contains, [`ReplayPlan::resume`] resumes an
-//! interrupted run, and [`ReplayPlan::send`] sends the rows: they are read with [`copy`], mapped and
-//! routed like those of the stream, in the table's order, through a window of records that Kafka
-//! has not acknowledged. A run has its own producer and uses neither the slot nor the checkpoint,
-//! so the pipeline can run at the same time.
+//! [`ReplayPlan::new`] determines which rows a [`Selection`] contains, [`ReplayPlan::resume`]
+//! resumes an interrupted run, and [`ReplayPlan::send`] sends the rows. Rows are read with [`copy`]
+//! in the table's order, and mapped and routed like rows of the stream. A window limits the records
+//! that Kafka has not acknowledged. A run has its own producer and uses neither the slot nor the
+//! checkpoint, so the pipeline can run at the same time.
 //!
-//! The position of a table's row in the WAL is unknown, so its record has the header
+//! The WAL position of a row in the table is unknown, so its record has the header
 //! `walpost-replay`, with the ID of the run, instead of `walpost-position`. A row that can't be
-//! delivered becomes a dead letter if the settings allow this for the stream.
+//! delivered becomes a dead letter if the settings enable dead letters for the stream.
 //!
-//! The journal records the progress of a run: one entry when it starts, occasional entries with the
-//! key of a row up to which everything is in Kafka, and one at its end. Rows sent after the last of
-//! these entries are sent again when the run is resumed.
+//! The journal records the progress of a run: one entry at the start, occasional entries with the
+//! key of a row up to which all rows are in Kafka, and one entry at the end. When a run is resumed,
+//! it sends rows again that were sent after the last of these entries.
 //!
-//! [`ReplayPlan::for_dropped_slots`] sends rows that may be missing after slots were dropped. The end of
-//! such a run closes their entries in the journal.
+//! [`ReplayPlan::for_dropped_slots`] sends rows that may be missing after slots were dropped. The
+//! end of such a run closes the journal entries about these slots.
 //!
-//! [`ReplayPlan::for_set_aside`] sends the rows that may be missing if a table is set aside. The end of
-//! such a run records the LSN before which it has sent all of them; the pipeline records whether
-//! the stream takes over there.
+//! [`ReplayPlan::for_set_aside`] sends the rows that may be missing if a table is set aside. The
+//! end of such a run records the LSN before which it has sent all rows. The pipeline then records
+//! whether the stream resumes delivery at this LSN.
 //!
-//! Not every role that may add to the journal is trusted with the privileges of the role that
-//! resumes a run. Therefore nothing from the journal is run as SQL: the selection is stored as
-//! values, from which the condition is built again, the operator specifies `--where` again, and the
-//! topic comes from the settings.
+//! Not every role that can add entries to the journal is trusted with the privileges of the role
+//! that resumes a run. Therefore Walpost never runs SQL from the journal: the selection is stored
+//! as values, from which the condition is built again; the operator specifies `--where` again; and
+//! the topic comes from the settings.
 
 use tokio::sync::watch;
 use tracing::warn;
 use uuid::Uuid;
 
 pub(crate) use self::run::{Begun, LockHolder};
-use self::run::{PlannedRows, RecordedRun, RunNote, SentRows, State, lock, lock_entries};
+use self::run::{PlannedRows, RecordedRun, RunNote, RunState, SentRows, lock, lock_entries};
 use self::selection::{Selected, Selection, Table};
 use self::sender::Sender;
 pub(crate) use self::set_aside::HandOver;
@@ -70,40 +70,42 @@ mod set_aside;
 const DROPPED_SLOTS_FLAG: &str = "--dropped-slots";
 const SET_ASIDE_FLAG: &str = "--set-aside";
 
-/// Why rows can't be sent again.
+/// An error that prevents rows from being sent again.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplayError {
     /// The outbox has no table.
     #[error(
-        "the outbox is {0}: there is no table to send events again from. Whoever published them has to publish them again"
+        "the outbox uses logical {0}, so there is no table from which events can be sent again. The application has to publish \
+         the events again"
     )]
     NoTable(Outbox),
     /// The outbox has several tables, and a single one is required.
     #[error(
-        "the outbox is several tables, {0}, and replay sends events of one. Name it: --table SCHEMA.TABLE"
+        "the outbox has several tables ({0}), but replay sends events of a single table. Specify the table: --table \
+         SCHEMA.TABLE"
     )]
     Several(TablePatterns),
-    /// The rows have no order in which a run could be resumed.
-    #[error("table {0} has no primary key, which says in which order rows are sent")]
+    /// The table has no primary key, which a run requires so that it can be resumed.
+    #[error("table {0} has no primary key, which determines the order in which rows are sent")]
     NoKey(TableName),
-    /// A flag needs a column that the table does not have.
-    #[error("table {table} has no column {column}, which {flag} needs. Use --where")]
+    /// A flag requires a column that the table does not have.
+    #[error("table {table} has no column {column}, which {flag} requires. Use --where instead")]
     NoColumn {
         table: TableName,
         column: String,
         flag: &'static str,
     },
-    /// A flag names a row that does not exist.
-    #[error("table {table} has no row with id {id:?}, which {flag} names")]
+    /// A flag specifies a row that does not exist.
+    #[error("table {table} has no row with id {id:?}, as specified with {flag}")]
     NoRow {
         table: TableName,
         id: String,
         flag: &'static str,
     },
-    /// A flag names the end of a range in an unknown format.
+    /// A flag specifies the end of a range in an unknown format.
     #[error(
-        "{flag} {text:?} is neither a time like 2025-11-01T03:00:00Z, nor a position like 00000000/016B3748:0000000002, nor an \
-         id: {error}"
+        "{flag} {text:?} is not a time such as 2025-11-01T03:00:00Z, a position such as 00000000/016B3748:0000000002, \
+         or an id: {error}"
     )]
     NoBound {
         flag: &'static str,
@@ -112,16 +114,16 @@ pub(crate) enum ReplayError {
         /// Why the value is not an ID.
         error: Box<ServerError>,
     },
-    /// A flag names a position that no record has.
+    /// A flag specifies a position that no record has.
     #[error(
-        "{flag}: position {position} says which row is meant only by the record that has it: {why}. Name a time, or the id of \
-         a row"
+        "{flag}: can't find the row at position {position}, because only its record contains the position: {reason}. \
+         Specify a time, or the id of a row"
     )]
     NoRecord {
         position: Position,
         flag: &'static str,
-        /// Why there is no such record.
-        why: String,
+        /// Why the record was not found.
+        reason: String,
     },
     /// The topics can't be read.
     #[error(transparent)]
@@ -133,15 +135,16 @@ pub(crate) enum ReplayError {
         /// The server's error.
         error: CatalogError,
     },
-    /// No slot was dropped.
+    /// No dropped slot has events that were not sent again.
     #[error(
-        "pipeline {pipeline:?} has no dropped slot whose events were not sent again: the journal has no open entry for slot {slot:?}"
+        "pipeline {pipeline:?} has no dropped slot with events that were not sent again: the journal has no open entry \
+         for slot {slot:?}"
     )]
     NoDroppedSlots { pipeline: String, slot: String },
     /// The table and its rows were dropped.
     #[error(
-        "table {table} does not exist, so events of it that may be missing in Kafka are not in this database. If they were delivered, \
-         or are not needed: {settle}"
+        "table {table} does not exist, so its events that may be missing from Kafka are not in this database. If these \
+         events were delivered, or are not needed: {settle}"
     )]
     TableGone { table: TableName, settle: String },
     /// The table is not set aside.
@@ -149,62 +152,64 @@ pub(crate) enum ReplayError {
         "table {table} is not set aside: the journal has no open entry about the table for slot {slot:?}"
     )]
     NotSetAside { table: TableName, slot: String },
-    /// The slot is the one that was to be dropped, and still exists.
+    /// A slot was going to be dropped, but still exists.
     #[error(
-        "slot {slot:?} is at {confirmed}, where it was to be dropped (entry {entry} of the journal), and it still \
-         exists, with the events that it has not delivered. Start walpost, which drops the slot or delivers them; then send again"
+        "slot {slot:?}, which was going to be dropped (entry {entry} of the journal), still exists at {confirmed} with \
+         its undelivered events. Start walpost, which drops the slot or delivers the events; then run the replay again"
     )]
     NotDropped {
         slot: String,
         /// The current position of the slot.
         confirmed: Lsn,
-        /// ID of the journal entry.
+        /// The ID of the journal entry.
         entry: i64,
     },
-    /// Rows that may be missing are in a table that is no longer a partition.
+    /// A detached partition contains rows that may be missing.
     #[error(
-        "table {partition} was a partition of {table}, and has rows that may not have been delivered. As the owner of both, make it \
-         one again, with its bounds: ALTER TABLE {table} ATTACH PARTITION {partition} FOR VALUES FROM (...) TO (...)"
+        "table {partition} was a partition of {table}, and contains rows that may not have been delivered. As the owner \
+         of both tables, attach the partition again with its bounds: ALTER TABLE {table} ATTACH PARTITION {partition} \
+         FOR VALUES FROM (...) TO (...)"
     )]
     Detached {
         table: TableName,
         /// The former partition.
         partition: TableName,
     },
-    /// Events that are committed later could be missed.
+    /// Open transactions could commit events that the replay would miss.
     #[error(
-        "transactions that began before now are still open, and what they commit could be missed: wait for them, or end them \
-         (backend_xid in pg_stat_activity, and pg_prepared_xacts), and send again then"
+        "some transactions are still open, and the replay could miss events that they commit. Wait until these \
+         transactions end, or terminate them (see backend_xid in pg_stat_activity, and pg_prepared_xacts); then run the \
+         replay again"
     )]
     Open,
-    /// The journal contains no such run.
+    /// The journal does not contain the run.
     #[error(
-        "the journal of pipeline {pipeline:?} has no replay {run}: SELECT * FROM walpost.journal has all"
+        "the journal has no replay {run} of pipeline {pipeline:?}. To list all entries: SELECT * FROM walpost.journal"
     )]
     NoRun {
         pipeline: String,
-        /// ID of the run.
+        /// The ID of the run.
         run: Uuid,
     },
     #[error("replay {0} is complete: there is nothing to resume")]
     Complete(Uuid),
-    /// Another process is sending the run.
-    #[error("replay {run} is being sent by another process. {holder}")]
+    /// Another process is running the same replay.
+    #[error("another process is running replay {run}. {holder}")]
     Running { run: Uuid, holder: LockHolder },
-    /// Another run is sending the events that the journal entries are about.
+    /// Another run is sending the events that the journal entries describe.
     #[error(
-        "{flag}: another process is sending these events of slot {slot:?}. Wait until it has ended, and see whether anything is \
-         left. {holder}"
+        "{flag}: another process is sending these events of slot {slot:?}. Wait until that process ends, then check \
+         whether any events remain. {holder}"
     )]
     EntriesLocked {
         slot: String,
         flag: &'static str,
         holder: LockHolder,
     },
-    /// A condition in SQL would run with too many privileges.
+    /// The SQL condition would run with too many privileges.
     #[error(
-        "--where runs functions with all rights of the session, also in a transaction that can only read, and role {role} {}. \
-         Connect as a role that is no superuser and may read the table, such as that of walpost run",
+        "--where runs functions with all privileges of the session, even in a read-only transaction, and role {role} \
+         {}. Connect as a role that is not a superuser and can read the table, such as the role of walpost run",
         if role == through { "is a superuser".to_owned() } else { format!("can become {through}") }
     )]
     Mighty {
@@ -213,28 +218,28 @@ pub(crate) enum ReplayError {
         /// The role with too many privileges.
         through: String,
     },
-    /// A condition has parameters.
+    /// The SQL condition contains a parameter.
     #[error(
-        "--where has a parameter such as $1, and nothing gives it a value. Write the value in its place"
+        "--where contains a parameter such as $1, which has no value. Replace the parameter with a value"
     )]
     Parameters,
-    /// The run was started with another condition, or with none.
+    /// The run was started with another condition, or without a condition.
     #[error(
-        "replay {run}, which role {} began at {}, {}. What the journal says is compared, and never run: {}",
+        "replay {run}, which role {} started at {}, {}. The condition in the journal is compared but never run: {}",
         begun.by_role,
         begun.at,
         match expected {
-            Some(expected) => format!("is of rows that fulfil the condition: {expected}"),
+            Some(expected) => format!("has the condition: {expected}"),
             None => "has no --where".to_owned(),
         },
         match expected {
-            Some(_) => format!("if that is what you mean, give it again: {command}"),
-            None => format!("leave --where out: {command}"),
+            Some(_) => format!("if this condition is intended, specify it again: {command}"),
+            None => format!("omit --where: {command}"),
         }
     )]
     OtherCondition {
         run: Uuid,
-        /// The role that started it, and when.
+        /// The role that started the run, and when.
         begun: Box<Begun>,
         /// The condition in the journal.
         expected: Option<String>,
@@ -243,14 +248,14 @@ pub(crate) enum ReplayError {
     },
     /// The run was started with another topic.
     #[error(
-        "replay {run}, which role {} began at {}, goes to topic {expected}, and the settings say {found}. If that is what you \
-         mean, give it again: {command}",
+        "replay {run}, which role {} started at {}, sends to topic {expected}, but the settings specify {found}. If \
+         topic {expected} is intended, specify it again: {command}",
         begun.by_role,
         begun.at
     )]
     OtherTopic {
         run: Uuid,
-        /// The role that started it, and when.
+        /// The role that started the run, and when.
         begun: Box<Begun>,
         /// The topic in the settings.
         found: String,
@@ -259,15 +264,15 @@ pub(crate) enum ReplayError {
         /// The command that resumes the run.
         command: String,
     },
-    /// The journal entries that the run would close are no longer open.
+    /// Some journal entries that the run would close are no longer open.
     #[error(
-        "replay {0} was begun for dropped slots or a table that was set aside, and the journal has no open entries any more \
-         for all of them: begin a new one"
+        "replay {0} was started for dropped slots or a table that was set aside, but some of their journal entries are \
+         no longer open. Start a new replay"
     )]
     Closed(Uuid),
-    /// The table's key differs from the one with which the run was started.
+    /// The table's key has changed since the run was started.
     #[error(
-        "replay {run} was ordered by {expected}, and the table's order is {found} now: begin a new one"
+        "replay {run} was ordered by {expected}, but the table is now ordered by {found}. Start a new replay"
     )]
     OtherKey {
         run: Uuid,
@@ -277,7 +282,7 @@ pub(crate) enum ReplayError {
         expected: String,
     },
     /// The journal entry does not have the expected contents.
-    #[error("the journal's entry {id} can't be read: {reason}")]
+    #[error("entry {id} of the journal can't be read: {reason}")]
     Entry {
         id: i64,
         /// Why the entry can't be read.
@@ -303,7 +308,7 @@ pub(crate) enum ReplayError {
         /// The routing error.
         error: RouteError,
     },
-    /// A record that the sink does not accept.
+    /// The sink rejected a record.
     #[error("{row}: {error}")]
     Produce {
         /// A description of the row.
@@ -311,9 +316,9 @@ pub(crate) enum ReplayError {
         /// The sink's error.
         error: SinkError,
     },
-    /// A dead letter that the sink does not accept.
+    /// The sink rejected a dead letter.
     #[error(
-        "the dead letter of {row} can't be delivered either: {error}. It was to be one because: {reason}"
+        "the dead letter for {row} can't be delivered either: {error}. The dead letter was sent because: {reason}"
     )]
     DeadLetter {
         /// A description of the row.
@@ -330,13 +335,13 @@ pub(crate) enum ReplayError {
     #[error("{}", .0.reason)]
     Delivery(DeliveryFailure),
     /// A bug in Walpost.
-    #[error("rows of the replay came out of order: {0}")]
+    #[error("rows of the replay are out of order: {0}")]
     Order(#[from] OrderError),
 }
 
 impl ReplayError {
     /// Creates the error for a row that was not passed to the sink. `row` returns a description of
-    /// it.
+    /// the row.
     fn from_undelivered(error: Undelivered, row: impl FnOnce() -> String) -> Self {
         match error {
             Undelivered::Route(error) => Self::Route { row: row(), error },
@@ -352,7 +357,7 @@ impl ReplayError {
 }
 
 impl ReplayError {
-    /// Adds the options of this process to the command that the error suggests.
+    /// Adds this process's command-line options to the command that the error suggests.
     #[must_use]
     pub(crate) fn with_commands(self, commands: &Commands) -> Self {
         match self {
@@ -368,11 +373,12 @@ impl ReplayError {
         }
     }
 
-    /// Creates the error for a failed statement, depending on whether the server rejects the value
-    /// of the flag.
+    /// Creates the error for a failed statement. Attributes the error to the flag if the server
+    /// rejected the flag's value.
     fn from_statement_error(flag: &'static str, error: CatalogError) -> Self {
         match &error {
-            // Raised by the files in sql/, for example because a function of theirs is missing.
+            // Raised by the files in sql/, for example because one of Walpost's functions is
+            // missing.
             CatalogError::Server(server) if server.routine == "exec_stmt_raise" => {
                 Self::Catalog(error)
             }
@@ -389,39 +395,39 @@ impl ReplayError {
     }
 }
 
-/// A run, before it is sent.
+/// A planned run of `walpost replay`.
 pub(crate) struct ReplayPlan<'s> {
     settings: &'s PipelineSettings,
     table: &'s TableName,
     columns: Vec<String>,
     mapping: Mapping,
-    /// The version of the table that columns, mapping and order belong to.
+    /// The version of the table for which the columns, mapping and order were determined.
     version: TableVersion,
     /// The connection that reads the rows, in a transaction.
     reader: Catalog,
     /// The connection that writes the journal.
     writer: Catalog,
     planned: PlannedRows,
-    /// The condition for the rows that journal entries are about; empty if rows were selected
-    /// instead.
+    /// The SQL condition for the rows that the journal entries describe; empty if the operator
+    /// selected rows instead.
     recorded_rows: String,
-    /// The condition for the rows, for display; empty for all rows.
+    /// The condition for the rows, formatted for display; empty for all rows.
     described: String,
-    /// ID of the run.
+    /// The ID of the run.
     pub run: Uuid,
-    /// The role that started it, if it is resumed.
+    /// The role that started the run, if the run is resumed.
     pub begun: Option<Begun>,
     is_resumed: bool,
-    /// Key of the last row that Kafka has from before the interruption.
-    behind: Option<Vec<String>>,
+    /// The key of the last row that Kafka had received when the run was interrupted.
+    last_sent_key: Option<Vec<String>>,
     sent_before: u64,
-    /// Number of rows to send.
+    /// The number of rows to send.
     pub rows: u64,
     /// Journal entries about dropped slots, which the end of the run closes.
     closes: Vec<i64>,
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplayEnd {
     /// All rows are in Kafka.
@@ -431,7 +437,7 @@ pub(crate) enum ReplayEnd {
 }
 
 impl<'s> ReplayPlan<'s> {
-    /// Determines which rows `selection` contains now. Changes nothing.
+    /// Determines which rows `selection` contains now. Does not change anything.
     ///
     /// # Errors
     /// The selection does not match the table, or a query failed.
@@ -441,7 +447,8 @@ impl<'s> ReplayPlan<'s> {
     ) -> Result<Self, ReplayError> {
         let table = table(settings)?;
         let writer = Catalog::open(&settings.postgres).await?;
-        // Nothing is sent that can't be recorded.
+        // Fails early if the journal can't be read, because rows are sent only if the run can be
+        // recorded.
         writer.journal(&settings.name, &settings.target).await?;
         let mut plan = Self::start_run(settings, table, writer).await?;
         let rows = Table {
@@ -451,10 +458,10 @@ impl<'s> ReplayPlan<'s> {
         };
         let selected = selection.resolve(settings, &plan.reader, &rows).await?;
         plan.planned.selected = Some(selected);
-        plan.counted().await
+        plan.with_row_count().await
     }
 
-    /// Starts a new run, whose rows are not determined yet.
+    /// Starts a new run. Its rows are determined later.
     async fn start_run(
         settings: &'s PipelineSettings,
         table: &'s TableName,
@@ -465,15 +472,15 @@ impl<'s> ReplayPlan<'s> {
         Self::resume_run(settings, table, writer, run).await
     }
 
-    /// Determines the number of rows, and the last row.
-    async fn counted(mut self) -> Result<Self, ReplayError> {
+    /// Determines the number of rows and the key of the last row.
+    async fn with_row_count(mut self) -> Result<Self, ReplayError> {
         self.count().await?;
         self.planned.rows = self.rows;
         self.planned.until = self.last_key().await?;
         Ok(self)
     }
 
-    /// Determines which rows may be missing now, after slots were dropped. Changes nothing.
+    /// Determines which rows may be missing because slots were dropped. Does not change anything.
     ///
     /// # Errors
     /// No slot was dropped, the rows can't be determined yet, or a query failed.
@@ -485,15 +492,15 @@ impl<'s> ReplayPlan<'s> {
         lock_entries(&writer, &settings.target.slot, DROPPED_SLOTS_FLAG).await?;
         let (closes, condition) = dropped_slots::rows(settings, table, &writer).await?;
         let mut plan = Self::start_run(settings, table, writer).await?;
-        // The entries determine the rows, also when the run is resumed.
+        // The journal entries determine the rows, even when the run is resumed.
         plan.planned.selected = Some(Selected::default());
         plan.planned.dropped_slots.clone_from(&closes);
         plan.closes = closes;
         plan.recorded_rows = condition;
-        plan.counted().await
+        plan.with_row_count().await
     }
 
-    /// Determines which rows of a table that is set aside may be missing now. Changes nothing.
+    /// Determines which rows of a table that is set aside may be missing. Does not change anything.
     ///
     /// # Errors
     /// The table is not set aside, the rows can't be determined yet, or a catalog query failed.
@@ -512,14 +519,14 @@ impl<'s> ReplayPlan<'s> {
             snapshot_xmin,
         });
         plan.recorded_rows = condition;
-        plan.counted().await
+        plan.with_row_count().await
     }
 
-    /// Resumes a run from the journal. `condition` is the condition in SQL with which it was
-    /// started, specified again by the operator.
+    /// Resumes a run from the journal. `condition` is the SQL condition of the run, which the
+    /// operator has specified again.
     ///
     /// # Errors
-    /// The journal does not contain the run, all of it was sent, or it was started with another
+    /// The journal does not contain the run, the run is complete, or it was started with another
     /// condition, topic or table.
     pub(crate) async fn resume(
         settings: &'s PipelineSettings,
@@ -538,9 +545,9 @@ impl<'s> ReplayPlan<'s> {
             sent,
         } = RecordedRun::find(&writer, settings, run).await?;
         let Some(selected) = planned.selected() else {
-            return Err(entry.unreadable("it does not say which rows".to_owned()));
+            return Err(entry.unreadable("it does not specify the rows".to_owned()));
         };
-        let command = resumption(settings, run, selected.condition.as_deref(), &planned.topic);
+        let command = resume_command(settings, run, selected.condition.as_deref(), &planned.topic);
         if selected.condition.as_deref() != condition {
             return Err(ReplayError::OtherCondition {
                 run,
@@ -561,7 +568,7 @@ impl<'s> ReplayPlan<'s> {
         }
         let mut plan = Self::resume_run(settings, table, writer, run).await?;
         if planned.table != plan.planned.table {
-            let reason = format!("it is about table {}", planned.table);
+            let reason = format!("it is for table {}", planned.table);
             return Err(entry.unreadable(reason));
         }
         if planned.order != plan.planned.order {
@@ -577,10 +584,10 @@ impl<'s> ReplayPlan<'s> {
         };
         if is_other(&planned.until)
             || is_other(&last)
-            || selected.is_of_other_key(planned.order.len())
+            || selected.has_other_key_length(planned.order.len())
         {
             let order = planned.order.join(", ");
-            let reason = format!("until, last, from and to have to be values of {order}");
+            let reason = format!("until, last, from and to must contain values of {order}");
             return Err(entry.unreadable(reason));
         }
         if !planned.set_aside.is_empty() {
@@ -602,7 +609,7 @@ impl<'s> ReplayPlan<'s> {
         plan.planned = planned;
         plan.is_resumed = true;
         plan.begun = Some(begun);
-        plan.behind = last;
+        plan.last_sent_key = last;
         plan.sent_before = sent;
         plan.count().await?;
         Ok(plan)
@@ -636,8 +643,8 @@ impl<'s> ReplayPlan<'s> {
             return Err(ReplayError::NoKey(table.clone()));
         }
         copy::prepare(reader.client()).await?;
-        // All rows are read from one snapshot, and nothing is written by mistake. The module
-        // `condition` describes what functions in a condition can do nevertheless.
+        // All rows are read from one snapshot, in a read-only transaction. The module `condition`
+        // describes what functions in a condition can do nevertheless.
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
         let begun = reader.client().batch_execute(begin).await;
         begun.map_err(CatalogError::from)?;
@@ -665,28 +672,28 @@ impl<'s> ReplayPlan<'s> {
             run,
             begun: None,
             is_resumed: false,
-            behind: None,
+            last_sent_key: None,
             sent_before: 0,
             rows: 0,
             closes: Vec::new(),
         })
     }
 
-    /// Returns whether the end of the run is recorded even if there are no rows, because it closes
-    /// journal entries.
+    /// Returns whether the end of the run closes journal entries. If so, the end is recorded even
+    /// if the run has no rows.
     #[must_use]
     pub(crate) fn closes(&self) -> bool {
         !self.closes.is_empty() || self.is_for_set_aside_table()
     }
 
-    /// Returns whether the run concerns a table that is set aside, which the stream takes over when
-    /// the run ends.
+    /// Returns whether the run sends rows of a table that is set aside, which the stream can
+    /// deliver again after the run ends.
     #[must_use]
     pub(crate) fn is_for_set_aside_table(&self) -> bool {
         !self.planned.set_aside.is_empty()
     }
 
-    /// Waits until the pipeline has recorded the consequence of the run's end.
+    /// Waits until the pipeline has recorded whether it resumes delivery of the table.
     ///
     /// # Errors
     /// A catalog query failed.
@@ -697,17 +704,17 @@ impl<'s> ReplayPlan<'s> {
     /// Describes which rows are sent.
     #[must_use]
     pub(crate) fn describe(&self) -> String {
-        let which = match self.described.as_str() {
-            "" => "all".to_owned(),
-            condition => format!("those with {}", condition.replace('\n', "")),
+        let selection = match self.described.as_str() {
+            "" => "all rows".to_owned(),
+            condition => format!("rows with {}", condition.replace('\n', "")),
         };
-        let rest = match self.is_resumed {
-            true => format!(", behind the {} that were sent before", self.sent_before),
+        let progress = match self.is_resumed {
+            true => format!(", after the {} already sent", self.sent_before),
             false => String::new(),
         };
         let rows = if self.rows == 1 { "row" } else { "rows" };
         format!(
-            "{} {rows} of table {}: {which}{rest}; in the order of {}",
+            "{} {rows} of table {}: {selection}{progress}; ordered by {}",
             self.rows,
             self.planned.table,
             self.planned.order.join(", ")
@@ -716,25 +723,26 @@ impl<'s> ReplayPlan<'s> {
 
     /// Returns the command that resumes the run.
     #[must_use]
-    pub(crate) fn resumption(&self) -> String {
+    pub(crate) fn resume_command(&self) -> String {
         let selected = self.planned.selected();
         let condition = selected.and_then(|selected| selected.condition);
-        resumption(self.settings, self.run, condition.as_deref(), self.topic())
+        resume_command(self.settings, self.run, condition.as_deref(), self.topic())
     }
 
-    /// Returns the template of the topic.
+    /// Returns the topic template.
     #[must_use]
     pub(crate) fn topic(&self) -> &str {
         &self.planned.topic
     }
 
-    /// Creates a writer of dead letters, if the settings enable them.
+    /// Creates the dead letter writer, if the settings enable dead letters.
     fn dead_letters(&self) -> Option<DeadLetters> {
         DeadLetters::new(&self.settings.name, "", &self.settings.dead_letters)
     }
 
-    /// Sends the rows, at most `rate` per second, until all are in Kafka or `stop` becomes true.
-    /// Calls `on_progress` with the number of additional rows that Kafka has.
+    /// Sends the rows, at most `rate` per second, until all rows are in Kafka or `stop` becomes
+    /// true. Calls `on_progress` with the number of rows that Kafka has acknowledged since the
+    /// previous call.
     ///
     /// # Errors
     /// A row can't be read, routed or delivered. The journal shows the progress.
@@ -747,7 +755,7 @@ impl<'s> ReplayPlan<'s> {
         on_progress: impl FnMut(u64),
     ) -> Result<ReplayEnd, ReplayError> {
         if !self.is_resumed {
-            self.record_progress(State::Begun, 0, None, Some(&self.planned))
+            self.record_progress(RunState::Begun, 0, None, Some(&self.planned))
                 .await?;
         }
         let mut sender = Sender::new(self, sink, watermark, on_progress);
@@ -758,17 +766,21 @@ impl<'s> ReplayPlan<'s> {
         self.log_dead_letters(sender.dead_letters());
         let sent = self.sent_before + sender.acknowledged;
         match ended {
-            Ok(ReplayEnd::Complete) => self.record_progress(State::Done, sent, None, None).await?,
+            Ok(ReplayEnd::Complete) => {
+                self.record_progress(RunState::Done, sent, None, None)
+                    .await?
+            }
             Ok(ReplayEnd::Stopped) | Err(_) => {
-                // If the run failed, that error matters more than a failure to record the progress.
+                // If the run failed, its error takes precedence over a failure to record the
+                // progress.
                 let last = sender.last.as_ref();
-                let noted = self.record_progress(
-                    State::Going,
+                let recorded = self.record_progress(
+                    RunState::Going,
                     self.sent_before + sender.last_number(),
                     last,
                     None,
                 );
-                if let (Err(error), true) = (noted.await, ended.is_ok()) {
+                if let (Err(error), true) = (recorded.await, ended.is_ok()) {
                     return Err(error);
                 }
             }
@@ -780,7 +792,7 @@ impl<'s> ReplayPlan<'s> {
         let DeadLetterCounts {
             oversize,
             unroutable,
-            // Does not occur with rows.
+            // Rows are never malformed.
             malformed: _,
         } = counts;
         if oversize + unroutable > 0 {
@@ -791,13 +803,13 @@ impl<'s> ReplayPlan<'s> {
 
     async fn record_progress(
         &self,
-        state: State,
+        state: RunState,
         sent: u64,
         last: Option<&(u64, Vec<String>)>,
         plan: Option<&PlannedRows>,
     ) -> Result<(), ReplayError> {
         let sent_rows = self.planned.sent_rows.as_ref();
-        let sent_rows = sent_rows.filter(|_| state == State::Done);
+        let sent_rows = sent_rows.filter(|_| state == RunState::Done);
         let note = RunNote {
             run: self.run,
             state,
@@ -805,14 +817,14 @@ impl<'s> ReplayPlan<'s> {
             plan: plan.cloned(),
             last: last
                 .map(|(_, key)| key.clone())
-                .or_else(|| self.behind.clone()),
+                .or_else(|| self.last_sent_key.clone()),
             dropped_slots: match state {
-                State::Done => self.closes.clone(),
-                State::Begun | State::Going => Vec::new(),
+                RunState::Done => self.closes.clone(),
+                RunState::Begun | RunState::Going => Vec::new(),
             },
             set_aside: match state {
-                State::Done => self.planned.set_aside.clone(),
-                State::Begun | State::Going => Vec::new(),
+                RunState::Done => self.planned.set_aside.clone(),
+                RunState::Begun | RunState::Going => Vec::new(),
             },
             snapshot_xmin: sent_rows.map(|sent| sent.snapshot_xmin.clone()),
         };
@@ -822,7 +834,7 @@ impl<'s> ReplayPlan<'s> {
             action: Action::Replay,
             from: None,
             to: sent_rows.map(|sent| sent.before),
-            detail: serde_json::to_value(note).expect("texts and numbers are JSON"),
+            detail: serde_json::to_value(note).expect("a run note is valid JSON"),
         };
         self.writer.write_journal(&entry).await?;
         Ok(())
@@ -837,8 +849,8 @@ fn table(settings: &PipelineSettings) -> Result<&TableName, ReplayError> {
     }
 }
 
-/// Returns the command that resumes a run, with everything that must be specified again.
-fn resumption(
+/// Returns the command that resumes a run, including the options that must be specified again.
+fn resume_command(
     settings: &PipelineSettings,
     run: Uuid,
     condition: Option<&str>,
@@ -855,8 +867,8 @@ fn resumption(
     settings.target.commands.print_words(&words)
 }
 
-/// Returns the columns of a row as text: the values of a key, whose columns are not null.
-fn texts(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
+/// Returns the values of a row that contains a key, whose columns are never null.
+fn key_values(row: &SimpleQueryRow) -> Result<Vec<String>, CatalogError> {
     let value = |index| {
         let value = row.get(index).map(str::to_owned);
         value.ok_or_else(|| CatalogError::Unexpected("null in a primary key".to_owned()))
@@ -869,7 +881,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_of_the_examination_is_not_attributed_to_a_flag() {
+    fn does_not_attribute_examination_errors_to_a_flag() {
         let error = |routine: &str| {
             let error = ServerError {
                 code: "42883".to_owned(),

@@ -1,17 +1,18 @@
-//! Retention of an outbox that is partitioned by time: partitions are created ahead, and those that
-//! are delivered and old enough are detached and dropped. For a table without partitions, rows are
-//! deleted according to the same rule, if the settings allow it.
+//! Retention of an outbox that is partitioned by time: partitions are created ahead of time, and
+//! partitions that are delivered and old enough are detached and dropped. In a table without
+//! partitions, rows are deleted according to the same rules, if the settings allow it.
 //!
-//! Positions in the WAL determine what is removed, never the time alone. When the time range of a
+//! WAL positions determine what is removed, never the time alone. When the time range of a
 //! partition has ended, the partition is marked with the current WAL position. Once the slots have
-//! passed that position, it is marked with the time. From then on, it is kept for the duration of
-//! the retention, which leaves as much time to send events again if a slot was lost and replaced.
-//! Then it is detached, and marked with the current WAL position: a late transaction that inserted
-//! into it was committed before that position. Once the slots have passed that position too, it is
-//! dropped. See [`mark`] for where marks are stored, and [`plan`] for their consequences.
+//! passed this position, the partition is marked with the current time. From then on, the partition
+//! is kept for the duration of the retention, which leaves time to send events again if a slot was
+//! lost and replaced. Then the partition is detached, and marked with the current WAL position: any
+//! late transaction that inserted into the partition was committed before this position. Once the
+//! slots have passed this position too, the partition is dropped. See [`mark`] for the format of
+//! marks, and [`plan`] for their effects.
 //!
-//! Writers never wait for Walpost for longer than [`LOCK_TIMEOUT`]: a statement whose lock they
-//! would wait for ends by then, and is tried again.
+//! Writers never wait for Walpost longer than [`LOCK_TIMEOUT`]: a statement that holds or waits for
+//! a conflicting lock is canceled after this timeout, and retried.
 
 pub(crate) mod maintenance;
 pub(crate) mod mark;
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use jiff::SignedDuration;
 
-use self::facts::{Maintained, Partitioning};
+use self::facts::{MaintainedTable, Partitioning};
 use self::mark::{MarkKind, end_of_comment, other_lines};
 use self::plan::{Detached, Partition, RemovalWait, RetentionFacts, RetentionStep, TimeRange};
 use crate::model::dropped_slot::{DroppedSlot, replay_command};
@@ -37,10 +38,10 @@ use crate::postgres::sql::{Client, escape_literal};
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// How long a statement may wait for a lock, and how long it may take if writers wait for it.
+/// How long a statement may wait for a lock, and how long it may run while it blocks writers.
 pub(crate) const LOCK_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Maximum number of attempts of a statement whose lock is not available.
+/// Maximum number of attempts to run a statement if its lock is not available.
 const LOCK_ATTEMPTS_MAX: u32 = 5;
 
 /// How long a pass waits for slots that are about to pass a position.
@@ -49,15 +50,15 @@ const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the positions of slots are queried while waiting.
 const SLOT_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// How long to wait for the claim on a table: the server may not have ended the session of the
-/// previous pass yet.
+/// How long to wait for the claim on a table, because the server may not have ended the session of
+/// the previous pass yet.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The examination must see the state at the time when the lock is granted, not at the start of the
-/// transaction.
+/// The examination must read the catalogs as of the time when the lock is granted, not as of the
+/// start of the transaction.
 const BEGIN_READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
-/// Why a table can't be maintained as configured.
+/// A problem that prevents a table from being maintained as configured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RetentionError {
     /// A catalog query failed, or the server rejects a statement.
@@ -68,8 +69,8 @@ pub(crate) enum RetentionError {
     Problem(Problem),
     /// The table has no partitions.
     #[error(
-        "table {table} is not partitioned. Have one that is, by day: {init}; or have its rows \
-         deleted one by one, which costs a vacuum and WAL: delete_rows = true, or --delete-rows"
+        "table {table} is not partitioned. Create a table with daily partitions: {init}; or have Walpost delete \
+         individual rows, which generates WAL and requires VACUUM: delete_rows = true, or --delete-rows"
     )]
     NotPartitioned {
         table: TableName,
@@ -78,26 +79,27 @@ pub(crate) enum RetentionError {
     },
     /// The table has no partitions, and no column that shows the age of its rows.
     #[error(
-        "table {0} has no column created_at of type timestamptz, timestamp or date, so the age of its rows is not known. Delete \
-         them by hand"
+        "table {0} has no column created_at of type timestamptz, timestamp or date, so Walpost can't determine the age \
+         of its rows. Delete the rows manually"
     )]
     NoTime(TableName),
     /// The table has partitions whose age can't be determined.
     #[error(
-        "table {0} is not partitioned by range of one column of type timestamptz, timestamp or date, so the age of its \
-         partitions is not known. Make and drop them by hand"
+        "table {0} is not partitioned by range of one column of type timestamptz, timestamp or date, so Walpost can't \
+         determine the age of its partitions. Create and drop the partitions manually"
     )]
     NotByTime(TableName),
-    /// The table has no partition that could serve as a model for others.
+    /// The table has no partition from which the length of new partitions can be derived.
     #[error(
-        "table {0} has no partition with a lower and an upper bound, so it is not known how long the next ones are to be. Make \
-         the first by hand, as the owner of the table: CREATE TABLE ... PARTITION OF {0} FOR VALUES FROM (...) TO (...)"
+        "table {0} has no partition with both a lower and an upper bound, so Walpost can't determine the length of new \
+         partitions. Create the first partition manually, as the owner of the table: CREATE TABLE ... PARTITION OF {0} \
+         FOR VALUES FROM (...) TO (...)"
     )]
     NoModel(TableName),
     /// The role lacks the owner's privileges.
     #[error(
-        "role {user} lacks the rights of {owner}, the owner of table {table}, which making and dropping its partitions \
-         requires. Grant them: GRANT {owner} TO {user}. docs/retention.md describes other ways"
+        "role {user} lacks the privileges of {owner}, the owner of table {table}, which are required to create and drop \
+         its partitions. Grant them: GRANT {owner} TO {user}. docs/retention.md describes other ways"
     )]
     NotOwner {
         /// The role of the session.
@@ -107,9 +109,9 @@ pub(crate) enum RetentionError {
     },
     /// The owner is a superuser, whose privileges Walpost's role must not have.
     #[error(
-        "table {table} belongs to {owner}, a superuser, whose rights {user} is not to have: making and dropping partitions requires \
-         those of the owner. Give the table and its partitions to a role that is no superuser, like the application's: ALTER \
-         TABLE {table} OWNER TO OWNER; then: GRANT OWNER TO {user}"
+        "table {table} belongs to the superuser {owner}, whose privileges role {user} must not have: creating and \
+         dropping partitions requires the privileges of the owner. Transfer the table and its partitions to a role that \
+         is not a superuser, such as the application's role: ALTER TABLE {table} OWNER TO OWNER; then: GRANT OWNER TO {user}"
     )]
     SuperuserOwns {
         /// The role of the session.
@@ -117,9 +119,10 @@ pub(crate) enum RetentionError {
         owner: String,
         table: TableName,
     },
-    /// The role may not create tables in the schema.
+    /// The role is not allowed to create tables in the schema.
     #[error(
-        "role {user} may not create partitions in schema {schema}. Grant it: GRANT CREATE ON SCHEMA {schema} TO {user}"
+        "role {user} is not allowed to create partitions in schema {schema}. Grant the privilege: GRANT CREATE ON \
+         SCHEMA {schema} TO {user}"
     )]
     NoCreate {
         /// The role of the session.
@@ -128,86 +131,90 @@ pub(crate) enum RetentionError {
     },
     /// The default partition has rows that belong in a new partition.
     #[error(
-        "partition {partition} can't be made: the default partition {default} has rows of {range}. They are delivered all the \
-         same. To move them, see docs/retention.md#move-rows-out-of-the-default-partition"
+        "can't create partition {partition}: the default partition {default} contains rows from {range}. These rows are \
+         delivered as usual. To move them, see docs/retention.md#move-rows-out-of-the-default-partition"
     )]
     DefaultHasRows {
         partition: TableName,
         default: TableName,
         range: TimeRange,
     },
-    /// Another object has the name.
+    /// Another object has the name of a partition to create.
     #[error(
-        "partition {0} can't be made: there is something else of that name. Rename it: ALTER TABLE {0} RENAME TO ..."
+        "can't create partition {0}: another object has this name. Rename that object: ALTER TABLE {0} RENAME TO ..."
     )]
     NameTaken(TableName),
     /// A lock was not available.
     #[error(
-        "table {table} was in use each time: no lock within {limit:?}, tried {tries} times. A transaction has it open, or a \
-         vacuum works on it: see pg_locks. It is tried again with the next pass"
+        "table {table} was in use: no lock within {limit:?} in {attempts} attempts. A transaction or a VACUUM is using \
+         the table: see pg_locks. Walpost will try again in the next pass"
     )]
     Busy {
         table: TableName,
         /// How long each attempt waited for the lock.
         limit: Duration,
         /// Number of attempts.
-        tries: u32,
+        attempts: u32,
     },
-    /// Events of the table may not be in any slot, and were not sent again.
+    /// Events of the table may not be in any slot, and have not been sent again.
     #[error(
-        "nothing of table {table} is removed: {cause}, and {what} may be in the table only. Send them again: {replay}"
+        "nothing is removed from table {table}: {cause}, and {what} may exist only in the table. Send these events \
+         again: {replay}"
     )]
     DroppedSlots {
         table: TableName,
-        /// The command that sends them.
+        /// The command that sends the events.
         replay: String,
-        /// Why they may be missing.
+        /// Why the events may be missing.
         cause: &'static str,
         /// The events that may be missing.
         what: String,
     },
-    /// Events of the table may not be in the stream, and this is not recorded yet.
+    /// Events of the table may not be in the stream, and the journal does not record these events
+    /// yet.
     #[error(
-        "nothing of table {table} is removed: it is not in the publication, or was not for a while, so events may be in the table \
-         only. walpost run records them when the table is in the publication, and names the command that sends them"
+        "nothing is removed from table {table}: the table is not in the publication, or was temporarily missing from \
+         it, so some events may exist only in the table. walpost run records these events when the table is in the \
+         publication, and logs the command that sends them"
     )]
     NotPublished { table: TableName },
-    /// Events of the table are not delivered, and were not sent again.
+    /// The table is set aside, and its events have not been sent again.
     #[error(
-        "nothing of table {table} is removed: {what}. Fix the cause, then send its rows: {replay}"
+        "nothing is removed from table {table}: {what}. Fix the cause, then send the rows of the table: {replay}"
     )]
     SetAside {
         table: TableName,
-        /// The command that sends them.
+        /// The command that sends the rows.
         replay: String,
         /// A description of the journal entry.
         what: String,
     },
-    /// The position of the slot does not show what was delivered.
-    #[error("what may not be delivered is kept: {0}")]
+    /// Something else has moved the slot, so its position does not show which rows were delivered.
+    #[error("rows that may not have been delivered are kept: {0}")]
     Moved(Moved),
-    /// The recorded state of the slot describes another history of the database.
-    #[error("nothing is removed that slot {slot:?} may not have delivered: {what}. {next_step}")]
+    /// The recorded state of the slot belongs to another history of the database.
+    #[error("rows that slot {slot:?} may not have delivered are kept: {what}. {next_step}")]
     OtherHistory {
         slot: String,
         /// The events that may be missing.
         what: String,
         next_step: String,
     },
-    /// Another Walpost has the claim.
-    #[error("another Walpost is maintaining table {0}; nothing was done")]
+    /// Another Walpost process has claimed the table.
+    #[error("another Walpost process is maintaining table {0}; nothing was done")]
     Claimed(TableName),
-    /// A role without the privileges to maintain the table has the claim, which is an advisory
+    /// A role that lacks the privileges to maintain the table holds the claim, which is an advisory
     /// lock.
     #[error(
-        "table {table} is not maintained: PID {pid} of role {role}, which lacks the rights of the owner of the table, holds the \
-         advisory lock that Walpost takes for that. End it: SELECT pg_catalog.pg_terminate_backend({pid})"
+        "table {table} is not maintained: PID {pid} of role {role}, which lacks the privileges of the table's owner, \
+         holds the advisory lock that Walpost requires for maintenance. Terminate that session: SELECT \
+         pg_catalog.pg_terminate_backend({pid})"
     )]
     ClaimedByOther {
         table: TableName,
-        /// The role of the session that has the claim.
+        /// The role of the session that holds the claim.
         role: String,
-        /// PID of the server process of that session.
+        /// The PID of the session's server process.
         pid: i32,
     },
 }
@@ -217,7 +224,7 @@ pub(crate) enum RetentionError {
 pub(crate) struct RetentionReport {
     /// Number of tables that the pass covered.
     pub tables: usize,
-    /// Steps that were performed, or would be in a dry run.
+    /// Steps that were performed or, in a dry run, that would be performed.
     pub done: Vec<String>,
     /// Steps that have to wait.
     pub waits: Vec<RemovalWait>,
@@ -225,10 +232,10 @@ pub(crate) struct RetentionReport {
     pub problems: Vec<RetentionError>,
 }
 
-/// Performs what is due for each table of `target`.
+/// Performs the steps that are due for each table of the pipeline.
 ///
 /// # Errors
-/// Same as for [`pass_of_table`].
+/// Same as [`pass_of_table`].
 pub(crate) async fn pass(
     catalog: &Catalog,
     settings: &PipelineSettings,
@@ -247,8 +254,8 @@ pub(crate) async fn pass(
     Ok(all)
 }
 
-/// Returns a target for each table of `target`. If the outbox consists of several tables, these are
-/// the ones in the publication.
+/// Returns a target for each table of `target`. If the outbox consists of several tables, returns
+/// the tables in the publication.
 ///
 /// # Errors
 /// A catalog query failed.
@@ -256,25 +263,25 @@ async fn tables(catalog: &Catalog, target: &Target) -> Result<Vec<Target>, Catal
     let outboxes = match &target.outbox {
         Outbox::Messages { .. } => Vec::new(),
         outbox @ (Outbox::Table(_) | Outbox::OneOf { .. }) => vec![outbox.clone()],
-        Outbox::Tables(of) => {
+        Outbox::Tables(patterns) => {
             let publication = catalog.observe(target).await?.publication;
             let tables = publication.map(|found| found.tables).unwrap_or_default();
             let one = |table| Outbox::OneOf {
                 table,
-                of: of.clone(),
+                of: patterns.clone(),
             };
             tables.into_iter().map(one).collect()
         }
     };
-    let of = |outbox| Target {
+    let with_outbox = |outbox| Target {
         outbox,
         ..target.clone()
     };
-    Ok(outboxes.into_iter().map(of).collect())
+    Ok(outboxes.into_iter().map(with_outbox).collect())
 }
 
-/// Performs what is due for the table of `target`. `among` is the number of tables in the whole
-/// pass. Commands in the errors have the options of this process.
+/// Performs the steps that are due for the table of `target`. `table_count` is the number of tables
+/// in the whole pass. Commands in the errors include the command-line options of this process.
 ///
 /// # Errors
 /// The connection broke or a catalog query failed. Problems with the table or with individual
@@ -283,17 +290,17 @@ async fn pass_of_table(
     catalog: &Catalog,
     settings: &PipelineSettings,
     target: &Target,
-    among: usize,
+    table_count: usize,
     dry_run: bool,
 ) -> Result<RetentionReport, CatalogError> {
     let commands = &target.commands;
-    let done = maintain(catalog, settings, target, among, dry_run).await;
+    let done = maintain(catalog, settings, target, table_count, dry_run).await;
     let mut report = done.map_err(|error| error.with_commands(commands))?;
-    let troubles = report.problems.into_iter().map(|trouble| match trouble {
+    let problems = report.problems.into_iter().map(|problem| match problem {
         RetentionError::Catalog(error) => error.with_commands(commands).into(),
-        trouble => trouble,
+        problem => problem,
     });
-    report.problems = troubles.collect();
+    report.problems = problems.collect();
     Ok(report)
 }
 
@@ -301,7 +308,7 @@ async fn maintain(
     catalog: &Catalog,
     settings: &PipelineSettings,
     target: &Target,
-    among: usize,
+    table_count: usize,
     dry_run: bool,
 ) -> Result<RetentionReport, CatalogError> {
     let retention = settings.retention;
@@ -316,27 +323,27 @@ async fn maintain(
     facts::prepare(client, LOCK_TIMEOUT.as_millis()).await?;
     let problems = catalog.observe(target).await?.problems(target);
     let problem = problems.into_iter().next();
-    let maintained = match facts::maintained(client, table).await? {
+    let maintained = match facts::query_maintained_table(client, table).await? {
         Some(maintained) => maintained,
         None => {
             report.problems.extend(problem.map(RetentionError::Problem));
             return Ok(report);
         }
     };
-    if let Some(trouble) = maintained.find_problem(target, retention) {
-        report.problems.push(trouble);
+    if let Some(problem) = maintained.find_problem(target, retention) {
+        report.problems.push(problem);
         return Ok(report);
     }
-    if let Some(refused) = refused(catalog, &maintained).await? {
-        report.problems.push(refused);
+    if let Some(error) = examine_table(catalog, &maintained).await? {
+        report.problems.push(error);
         return Ok(report);
     }
-    let until = Instant::now() + CLAIM_TIMEOUT;
+    let deadline = Instant::now() + CLAIM_TIMEOUT;
     while !dry_run && !facts::claim(client, &maintained).await? {
-        if Instant::now() >= until {
+        if Instant::now() >= deadline {
             report
                 .problems
-                .push(facts::claimed(client, &maintained).await?);
+                .push(facts::claim_error(client, &maintained).await?);
             return Ok(report);
         }
         tokio::time::sleep(SLOT_POLL_INTERVAL).await;
@@ -348,18 +355,19 @@ async fn maintain(
         client,
         settings,
         outbox: &maintained,
-        patience: SLOT_TIMEOUT / u32::try_from(among).unwrap_or(u32::MAX).max(1),
+        slot_timeout: SLOT_TIMEOUT / u32::try_from(table_count).unwrap_or(u32::MAX).max(1),
         report: &mut report,
         is_complete: false,
     };
     if maintained.partitioning.is_some() {
         let found = pass.query_table(None).await?;
-        pass.make(&found, retention.ahead, dry_run).await?;
+        pass.create_partitions(&found, retention.ahead, dry_run)
+            .await?;
     }
     match (keep, maintained.partitioning) {
         (None, _) => {}
-        (Some(keep), None) => pass.rows(target, keep, dry_run).await?,
-        (Some(keep), Some(_)) => pass.partitions(target, keep, dry_run).await?,
+        (Some(keep), None) => pass.delete_rows(target, keep, dry_run).await?,
+        (Some(keep), Some(_)) => pass.remove_partitions(target, keep, dry_run).await?,
     }
     if !dry_run {
         facts::release(client, &maintained).await?;
@@ -368,11 +376,11 @@ async fn maintain(
     Ok(report)
 }
 
-/// Returns why the table may not be used, if it may not. Each transaction of a pass checks this
-/// again; this check is for a dry run, and for a pass that has nothing to do.
-async fn refused(
+/// Examines the table, and returns the error if it must not be used. Each transaction of a pass
+/// examines the table again; this check is for a dry run, and for a pass that has nothing to do.
+async fn examine_table(
     catalog: &Catalog,
-    maintained: &Maintained,
+    maintained: &MaintainedTable,
 ) -> Result<Option<RetentionError>, CatalogError> {
     let client = catalog.client();
     client.batch_execute(BEGIN_READ_COMMITTED).await?;
@@ -390,24 +398,24 @@ async fn refused(
     }
 }
 
-/// Returns the tables that were partitions of this table and have not been dropped, or are being
-/// detached. A query of the table does not return their rows.
+/// Returns the former partitions of this table that have been detached but not dropped, or are
+/// being detached. A query of the table does not return their rows.
 ///
 /// # Errors
 /// A catalog query failed.
-pub(crate) async fn taken_off(
+pub(crate) async fn detached_partitions(
     catalog: &Catalog,
     table: &TableName,
 ) -> Result<Vec<TableName>, CatalogError> {
     let client = catalog.client();
-    match facts::maintained(client, table).await? {
-        Some(maintained) => facts::taken_off(client, &maintained.origin).await,
+    match facts::query_maintained_table(client, table).await? {
+        Some(maintained) => facts::detached_partitions(client, &maintained.origin).await,
         None => Ok(Vec::new()),
     }
 }
 
-impl Maintained {
-    /// Returns how a pass uses the table.
+impl MaintainedTable {
+    /// Returns the kind of statement that a pass runs on the table.
     fn statement(&self) -> Statement {
         match self.partitioning {
             Some(_) => Statement::Alter,
@@ -415,7 +423,7 @@ impl Maintained {
         }
     }
 
-    /// Returns the problem that prevents partitions from being created or dropped, if any.
+    /// Returns a problem that prevents partitions from being created or dropped, if any.
     fn find_problem(&self, target: &Target, retention: Retention) -> Option<RetentionError> {
         let table = self.name.clone();
         let user = || identifier(&self.user);
@@ -428,14 +436,14 @@ impl Maintained {
             Some(Partitioning::Other) => return Some(RetentionError::NotByTime(table)),
             Some(Partitioning::Time) => true,
         };
-        if !self.is_ours && self.owner_is_superuser {
+        if !self.has_owner_privileges && self.owner_is_superuser {
             return Some(RetentionError::SuperuserOwns {
                 user: user(),
                 owner: identifier(&self.owner),
                 table,
             });
         }
-        if !self.is_ours {
+        if !self.has_owner_privileges {
             return Some(RetentionError::NotOwner {
                 user: user(),
                 owner: identifier(&self.owner),
@@ -453,12 +461,14 @@ impl RetentionStep {
     /// Describes the step for a dry run.
     fn intent(&self) -> String {
         match self {
-            Self::Make(name, range) => format!("make partition {name} for {range}"),
-            Self::Close(partition) => format!("note that the time of {} is over", partition.name),
-            Self::NoteDelivered(partition) => format!("note that {} is delivered", partition.name),
+            Self::Create(name, range) => format!("create partition {name} for {range}"),
+            Self::MarkClosed(partition) => {
+                format!("mark {} as past its time range", partition.name)
+            }
+            Self::MarkDelivered(partition) => format!("mark {} as delivered", partition.name),
             Self::Detach(partition) => format!("detach {}", partition.name),
-            Self::Finalize(partition) => format!("end the detaching of {}", partition.name),
-            Self::NoteDetached(table) => format!("note that {} is detached", table.name),
+            Self::Finalize(partition) => format!("finish detaching {}", partition.name),
+            Self::MarkDetached(table) => format!("mark {} as detached", table.name),
             Self::Drop(table) => format!("drop {}", table.name),
         }
     }
@@ -469,13 +479,13 @@ struct Pass<'a> {
     catalog: &'a Catalog,
     client: &'a Client,
     settings: &'a PipelineSettings,
-    outbox: &'a Maintained,
-    /// How long to wait for slots that are about to pass a mark. With many tables, this is shorter
-    /// for each, because the next pass finds that the slots have passed.
-    patience: Duration,
+    outbox: &'a MaintainedTable,
+    /// How long to wait for slots that are about to pass a mark. The more tables the pass has, the
+    /// shorter this timeout, because the next pass finds that the slots have passed the mark.
+    slot_timeout: Duration,
     report: &'a mut RetentionReport,
-    /// The table was found to lack no events. Events that go missing later are too recent to be
-    /// removed in this pass.
+    /// Whether the pass has verified that no events of the table are missing. Events that go
+    /// missing later are too recent to be removed in this pass.
     is_complete: bool,
 }
 
@@ -491,9 +501,9 @@ impl Pass<'_> {
         Ok(found)
     }
 
-    /// Returns the slot with the lowest position, and that position, which counts only up to what
-    /// Walpost has confirmed. Returns `None` if no slot shows what was delivered, because one was
-    /// dropped.
+    /// Returns the slot with the lowest position, and this position, which is limited to what
+    /// Walpost has confirmed. Returns `None` if the slots don't show which rows were delivered, for
+    /// example because a slot was dropped.
     async fn slowest(&mut self, target: &Target) -> Result<Option<(String, Lsn)>, CatalogError> {
         let table = &self.outbox.name;
         let readers = self
@@ -508,8 +518,8 @@ impl Pass<'_> {
             Err(error) => return Err(error),
         };
         let slots = facts::slots(self.client, target, table, &readers).await?;
-        // Must be queried after the slots: if a slot was dropped and replaced, the entry is written
-        // before the new slot exists.
+        // Must be queried after the slots: if a slot is dropped and replaced, its journal entry is
+        // written before the new slot exists.
         let entries = match self.catalog.dropped_slots_of_table(target, table).await {
             Ok(entries) => entries,
             Err(error @ CatalogError::Server(_)) => {
@@ -525,7 +535,7 @@ impl Pass<'_> {
             if self.may_lack_events(target).await? {
                 return Ok(None);
             }
-            return self.least(target, slots).await;
+            return self.lowest_verified(target, slots).await;
         }
         let what: Vec<_> = entries.iter().map(DroppedSlot::describe).collect();
         self.report.problems.push(RetentionError::DroppedSlots {
@@ -537,14 +547,14 @@ impl Pass<'_> {
         Ok(None)
     }
 
-    /// Returns whether the table may lack events that were committed while it was not published, or
-    /// whether this can't be determined. Adds the reason to the report.
+    /// Returns whether events that were committed while the table was not published may be missing,
+    /// or whether this can't be determined. Adds the reason to the report.
     async fn may_lack_events(&mut self, target: &Target) -> Result<bool, CatalogError> {
         if self.is_complete {
             return Ok(false);
         }
         let table = &self.outbox.name;
-        let trouble = match self.catalog.may_lack_events(target, table).await {
+        let problem = match self.catalog.may_lack_events(target, table).await {
             Ok(false) => None,
             Ok(true) => Some(RetentionError::NotPublished {
                 table: table.clone(),
@@ -552,9 +562,9 @@ impl Pass<'_> {
             Err(error @ CatalogError::Server(_)) => Some(error.into()),
             Err(error) => return Err(error),
         };
-        let may_lack = trouble.is_some();
+        let may_lack = problem.is_some();
         self.is_complete = !may_lack;
-        self.report.problems.extend(trouble);
+        self.report.problems.extend(problem);
         Ok(may_lack)
     }
 
@@ -564,7 +574,7 @@ impl Pass<'_> {
         let table = &self.outbox.name;
         let (name, relation) = (table.to_string(), self.outbox.origin.table);
         let entries = self.catalog.set_aside_of_table(target, &name, relation);
-        let trouble = match entries.await {
+        let problem = match entries.await {
             Ok(entries) => entries.first().map(|entry| RetentionError::SetAside {
                 table: table.clone(),
                 replay: target.replay_set_aside(&name),
@@ -573,12 +583,12 @@ impl Pass<'_> {
             Err(error @ CatalogError::Server(_)) => Some(error.into()),
             Err(error) => return Err(error),
         };
-        let is_set_aside = trouble.is_some();
-        self.report.problems.extend(trouble);
+        let is_set_aside = problem.is_some();
+        self.report.problems.extend(problem);
         Ok(is_set_aside)
     }
 
-    async fn least(
+    async fn lowest_verified(
         &mut self,
         target: &Target,
         mut slots: Vec<(String, Lsn)>,
@@ -589,18 +599,18 @@ impl Pass<'_> {
                 slot: slot.clone(),
                 ..target.clone()
             };
-            // The earlier slots of other pipelines are not known here.
+            // The former slots of other pipelines are unknown here.
             let pipeline = match is_own {
                 true => self.settings.name.as_str(),
                 false => "",
             };
             let first_start = self.settings.first_start();
             let moved = async {
-                let of = self.catalog.slot_of(pipeline, &target).await?;
+                let identity = self.catalog.slot_of(pipeline, &target).await?;
                 let gap = self
                     .catalog
-                    .gap_of_other_history(&of, *confirmed, first_start);
-                Ok((gap.await?, self.catalog.moved(&of, *confirmed).await?))
+                    .gap_of_other_history(&identity, *confirmed, first_start);
+                Ok((gap.await?, self.catalog.moved(&identity, *confirmed).await?))
             };
             match moved.await {
                 Ok((None, None)) => {}
@@ -628,52 +638,51 @@ impl Pass<'_> {
     }
 
     /// Removes the partitions that are delivered and old enough.
-    async fn partitions(
+    async fn remove_partitions(
         &mut self,
         target: &Target,
         keep: SignedDuration,
         dry_run: bool,
     ) -> Result<(), CatalogError> {
-        let until = Instant::now() + self.patience;
-        let said = self.report.problems.len();
+        let deadline = Instant::now() + self.slot_timeout;
+        let problem_count = self.report.problems.len();
         loop {
-            self.report.problems.truncate(said);
+            self.report.problems.truncate(problem_count);
             let found = self.query_table(Some(target)).await?;
-            let (steps, waits) = plan::removals(&found, keep);
+            let (steps, waits) = plan::plan_removals(&found, keep);
             if dry_run {
                 let would = steps.iter().map(|step| format!("would {}", step.intent()));
                 self.report.done.extend(would);
                 self.report.waits = waits;
                 return Ok(());
             }
-            let mut is_going_on = false;
+            let mut has_progress = false;
             for step in &steps {
-                is_going_on |= self.perform_step(step).await?;
+                has_progress |= self.perform_step(step).await?;
             }
-            let is_about_to = |wait: &RemovalWait| matches!(wait, RemovalWait::Slot { .. });
-            is_going_on |= waits.iter().any(is_about_to);
+            let waits_for_slot = |wait: &RemovalWait| matches!(wait, RemovalWait::Slot { .. });
+            has_progress |= waits.iter().any(waits_for_slot);
             self.report.waits = waits;
-            if !is_going_on || Instant::now() >= until {
+            if !has_progress || Instant::now() >= deadline {
                 return Ok(());
             }
             tokio::time::sleep(SLOT_POLL_INTERVAL).await;
         }
     }
 
-    /// Performs a step, and adds the result to the report. Returns false if it could not be
-    /// performed.
+    /// Performs a step, and adds the result to the report. Returns false if the step fails.
     async fn perform_step(&mut self, step: &RetentionStep) -> Result<bool, CatalogError> {
         let (table, sql, done) = match step {
-            RetentionStep::Make(name, range) => (
+            RetentionStep::Create(name, range) => (
                 name,
-                self.make_sql(name, *range),
+                self.create_partition_sql(name, *range),
                 Some(ahead::describe_created(name, *range)),
             ),
-            RetentionStep::Close(Partition { name, .. }) => {
+            RetentionStep::MarkClosed(Partition { name, .. }) => {
                 let sql = self.mark_sql(name, MarkKind::Closed);
                 (name, sql, None)
             }
-            RetentionStep::NoteDelivered(Partition { name, .. }) => {
+            RetentionStep::MarkDelivered(Partition { name, .. }) => {
                 let sql = self.mark_sql(name, MarkKind::Delivered);
                 (name, sql, Some(format!("partition {name} is delivered")))
             }
@@ -690,7 +699,7 @@ impl Pass<'_> {
                 );
                 (name, sql, Some(format!("partition {name} detached")))
             }
-            RetentionStep::NoteDetached(Detached { name, .. }) => {
+            RetentionStep::MarkDetached(Detached { name, .. }) => {
                 let sql = self.mark_sql(name, MarkKind::Detached);
                 (name, sql, None)
             }
@@ -709,18 +718,19 @@ impl Pass<'_> {
                 Ok(true)
             }
             Some(failed) => {
-                let trouble = match is_busy(&failed.code) {
+                let problem = match is_busy(&failed.code) {
                     true => failed.busy(table),
                     false => self.step_error(step, failed),
                 };
-                self.report.problems.push(trouble);
+                self.report.problems.push(problem);
                 Ok(false)
             }
         }
     }
 
-    /// Waits until every transaction that used the table before has ended. Such a transaction may
-    /// still consider the table its partition, and FINALIZE waits only for statements in progress.
+    /// Waits until every transaction that has used the table ends. Such a transaction may still
+    /// treat the partition being detached as part of the table, and FINALIZE waits only for running
+    /// statements.
     async fn wait_for_users(&mut self) -> Result<bool, CatalogError> {
         let table = self.outbox.name.clone();
         let lock = format!(
@@ -730,8 +740,8 @@ impl Pass<'_> {
         self.run(&table, &lock).await
     }
 
-    /// Runs statements that concern only a table, and adds what prevents them to the report.
-    /// Returns false if they could not be run.
+    /// Runs statements on a table in one transaction. If they fail, adds the error to the report
+    /// and returns false.
     async fn run(&mut self, table: &TableName, sql: &str) -> Result<bool, CatalogError> {
         let failed = self.attempt(&bounded(sql)).await?;
         if failed.is_none() {
@@ -740,8 +750,7 @@ impl Pass<'_> {
         Ok(self.report_failed(table, failed))
     }
 
-    /// Adds the failure of statements about this table to the report. Returns false if there was
-    /// one.
+    /// If statements on this table failed, adds the failure to the report and returns false.
     fn report_failed(&mut self, table: &TableName, failed: Option<Failed>) -> bool {
         let Some(failed) = failed else {
             return true;
@@ -753,8 +762,8 @@ impl Pass<'_> {
         false
     }
 
-    /// Begins a transaction in which no other session can change the table. Returns false if this
-    /// is not possible, and adds the reason to the report.
+    /// Begins a transaction that locks the table against changes by other sessions. If this fails,
+    /// adds the reason to the report and returns false.
     async fn begin_locked(&mut self) -> Result<bool, CatalogError> {
         let table = self.outbox.name.clone();
         let failed = self.attempt("").await?;
@@ -768,9 +777,9 @@ impl Pass<'_> {
     /// Runs statements in a transaction, which is left open. Retries several times if a lock is not
     /// available.
     async fn attempt(&self, sql: &str) -> Result<Option<Failed>, CatalogError> {
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
-            tries += 1;
+            attempts += 1;
             let Err(error) = self.begin_transaction(sql).await else {
                 return Ok(None);
             };
@@ -782,11 +791,15 @@ impl Pass<'_> {
                 _ => return Err(error),
             };
             self.client.batch_execute("ROLLBACK").await?;
-            let failed = Failed { code, error, tries };
-            if !is_busy(&failed.code) || tries == LOCK_ATTEMPTS_MAX {
+            let failed = Failed {
+                code,
+                error,
+                attempts,
+            };
+            if !is_busy(&failed.code) || attempts == LOCK_ATTEMPTS_MAX {
                 return Ok(Some(failed));
             }
-            tokio::time::sleep(LOCK_TIMEOUT / 2 * tries).await;
+            tokio::time::sleep(LOCK_TIMEOUT / 2 * attempts).await;
         }
     }
 
@@ -795,16 +808,16 @@ impl Pass<'_> {
         self.catalog
             .lock_and_examine(&self.outbox.name, self.outbox.statement())
             .await?;
-        // The examination locks the table only if an untrusted role can change it. A trusted role
-        // can transfer it to another role.
+        // The examination locks the table only if an untrusted role can change it. However, a
+        // trusted role can transfer the table to another role.
         if self.outbox.partitioning.is_some() {
             let table = self.outbox.name.quoted();
             let lock = format!("LOCK TABLE ONLY {table} IN SHARE UPDATE EXCLUSIVE MODE");
             self.client.batch_execute(&lock).await?;
         }
-        // The facts that the statements were composed from may have changed before the table was
+        // The facts from which the statements were composed may have changed before the table was
         // locked.
-        let now = facts::maintained(self.client, &self.outbox.name).await?;
+        let now = facts::query_maintained_table(self.client, &self.outbox.name).await?;
         if now.as_ref() != Some(self.outbox) {
             return Err(CatalogError::TableChanged(self.outbox.name.clone()));
         }
@@ -814,7 +827,7 @@ impl Pass<'_> {
     fn step_error(&self, step: &RetentionStep, failed: Failed) -> RetentionError {
         match (step, failed.code.as_str(), &self.outbox.default) {
             // check_violation
-            (RetentionStep::Make(name, range), "23514", Some(default)) => {
+            (RetentionStep::Create(name, range), "23514", Some(default)) => {
                 RetentionError::DefaultHasRows {
                     partition: name.clone(),
                     default: default.clone(),
@@ -822,15 +835,16 @@ impl Pass<'_> {
                 }
             }
             // duplicate_table
-            (RetentionStep::Make(name, _), "42P07", _) => RetentionError::NameTaken(name.clone()),
+            (RetentionStep::Create(name, _), "42P07", _) => RetentionError::NameTaken(name.clone()),
             _ => failed.error.into(),
         }
     }
 
-    /// Detaches the partition and marks it. DETACH CONCURRENTLY would not block writers while it
-    /// waits for its lock, but can't be part of the transaction that examines the table, and
-    /// PostgreSQL rejects it if there is a default partition. Under the lock that is used instead,
-    /// no transaction has uncommitted rows in the partition, so the mark can be set immediately.
+    /// Returns statements that detach the partition and mark it. DETACH CONCURRENTLY would not
+    /// block writers while it waits for its lock, but it can't be part of the transaction that
+    /// examines the table, and PostgreSQL rejects it if a default partition exists. While plain
+    /// DETACH holds its lock, no transaction has uncommitted rows in the partition, so the mark can
+    /// be set immediately.
     fn detach_sql(&self, partition: &Partition) -> String {
         let name = &partition.name;
         format!(
@@ -841,8 +855,8 @@ impl Pass<'_> {
         )
     }
 
-    /// Replaces Walpost's line of the comment. The other lines, which can have any length, never
-    /// leave the server.
+    /// Returns a statement that replaces Walpost's line in the table's comment. The other lines,
+    /// which can have any length, are never sent to Walpost.
     fn mark_sql(&self, table: &TableName, kind: MarkKind) -> String {
         let (start, expression) = kind.parts();
         let start = escape_literal(&start);
@@ -856,7 +870,7 @@ impl Pass<'_> {
     }
 }
 
-/// Drops the table, if it is still the one that was examined.
+/// Returns statements that drop the table, if it has not changed since it was examined.
 fn drop_sql(table: &Detached) -> String {
     let Detached {
         oid,
@@ -874,7 +888,7 @@ fn drop_sql(table: &Detached) -> String {
         escape_literal(&name.quoted())
     );
     let block = escape_literal(&block);
-    // The lock on the outbox no longer protects the schema of a table that is not its partition.
+    // The lock on the outbox does not prevent changes to the schema of a detached table.
     format!(
         "{}LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE; DO {block}; DROP TABLE {name}",
         examine_sql(name, Statement::Alter),
@@ -882,18 +896,18 @@ fn drop_sql(table: &Detached) -> String {
     )
 }
 
-/// Limits the duration of the statements to the lock timeout, because writers wait until they end.
+/// Limits the duration of the statements to the lock timeout, because they block writers.
 fn bounded(statements: &str) -> String {
     let limit = LOCK_TIMEOUT.as_millis();
     format!("SET LOCAL statement_timeout = {limit}; {statements}")
 }
 
-/// The reason why statements could not be run.
+/// The error of statements that failed.
 struct Failed {
     /// SQLSTATE
     code: String,
     error: CatalogError,
-    tries: u32,
+    attempts: u32,
 }
 
 impl Failed {
@@ -901,7 +915,7 @@ impl Failed {
         RetentionError::Busy {
             table: table.clone(),
             limit: LOCK_TIMEOUT,
-            tries: self.tries,
+            attempts: self.attempts,
         }
     }
 }

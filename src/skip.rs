@@ -1,8 +1,9 @@
 //! Advances a slot past events that an operator has decided to skip.
 //!
-//! The order is: journal, checkpoint, slot. If the process ends in between, the journal may record
-//! an intention that was not carried out, and the checkpoint may be ahead of its slot, from which
-//! the next `run` continues. In each case, the same command can advance the slot afterwards.
+//! The journal is written first, then the checkpoint, and then the slot is advanced. If the process
+//! ends in between, the journal may record a skip that was not completed, and the checkpoint may be
+//! ahead of the slot, in which case the next `run` resumes from the checkpoint. In each case,
+//! running the same command again advances the slot.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,7 +27,8 @@ use crate::postgres::replication::{Connection, ConnectionError};
 use crate::postgres::target::Outbox;
 use crate::sink::{Sink, SinkError};
 
-/// The size limit of rows. No row is larger: this is PostgreSQL's own limit for a message.
+/// The size limit of rows. No row can be larger, because this is PostgreSQL's own limit for a
+/// message.
 const ROW_BYTES_MAX: usize = 1 << 30;
 
 /// How often to check whether the server has released the slot.
@@ -49,7 +51,7 @@ impl FromStr for SkipTarget {
                 .map(Self::Position)
                 .map_err(|error| format!("{error}")),
             false => text.parse().map(Self::Lsn).map_err(|error| {
-                format!("{error}; or a position like 00000000/016B3748:0000000002")
+                format!("{error}; or a position such as 00000000/016B3748:0000000002")
             }),
         }
     }
@@ -73,7 +75,7 @@ impl fmt::Display for SkipTarget {
     }
 }
 
-/// Why nothing was skipped.
+/// An error that prevents a skip.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SkipError {
     #[error(transparent)]
@@ -89,32 +91,34 @@ pub(crate) enum SkipError {
     #[error(transparent)]
     Sink(#[from] SinkError),
     #[error(
-        "slot {slot:?} is active for PID {pid}: stop the walpost run that has it, and skip then"
+        "slot {slot:?} is active for PID {pid}. Stop the walpost run process that uses the slot, then run the same \
+         command again"
     )]
     Active { slot: String, pid: i32 },
     #[error(
-        "slot {slot:?} is at {confirmed}, and {to} is not behind that: there is nothing to skip"
+        "slot {slot:?} is at {confirmed}, and {to} is not after that position: there is nothing to skip"
     )]
     Behind {
         slot: String,
         confirmed: Lsn,
         to: SkipTarget,
     },
-    #[error("WAL ends at {end}, and {to} is beyond that")]
+    #[error("{to} is after the end of WAL, which is at {end}")]
     Beyond { end: Lsn, to: SkipTarget },
     #[error(
-        "no row of a transaction that slot {slot:?} would send has the position {to}. Take it from the log line that \
-         says halted, or from walpost-position"
+        "slot {slot:?} would not send a row with position {to}. Copy the position from the log line that contains \
+         \"halted\", or from the header walpost-position"
     )]
     NoSuchRow { slot: String, to: Position },
     #[error(
-        "slot {slot:?} was at {confirmed}, and was moved meanwhile by somebody else. See where it is, and skip again \
-         if that is still what you want"
+        "slot {slot:?} was at {confirmed}, but something else has moved it in the meantime. Check its current position, \
+         and run the command again if you still want to skip"
     )]
     Moved { slot: String, confirmed: Lsn },
     #[error(
-        "rows that are older than slot {slot:?} are not all delivered yet, and events come after them. Let walpost run \
-         deliver them first, or leave them out: snapshot = \"never\". A row that it can't deliver has to be corrected or deleted"
+        "not all rows that are older than slot {slot:?} have been delivered, and events can be skipped only after these \
+         rows. Let walpost run deliver the rows first, or omit them: snapshot = \"never\". A row that can't be \
+         delivered must be corrected or deleted"
     )]
     Copying { slot: String },
 }
@@ -126,13 +130,13 @@ pub(crate) struct SkipPlan {
     pub(crate) found: PreviewReport,
     /// With exactly-once delivery: the existing checkpoint, and the new one.
     pub(crate) checkpoint: Option<(Checkpoint, Checkpoint)>,
-    /// Something else has moved the slot there already.
+    /// Whether something else has already moved the slot to this position.
     pub(crate) is_moved: bool,
-    /// The server is a standby, so the journal cannot be written.
+    /// Whether the server is a standby, so that the journal can't be written.
     in_recovery: bool,
 }
 
-/// A planned skip. Nothing is changed before [`Skip::run`].
+/// A planned skip. [`Skip::run`] performs it.
 pub(crate) struct Skip<'s> {
     settings: &'s PipelineSettings,
     catalog: Catalog,
@@ -141,7 +145,7 @@ pub(crate) struct Skip<'s> {
 }
 
 impl<'s> Skip<'s> {
-    /// Determines what to do.
+    /// Determines the changes to make, without making them.
     ///
     /// # Errors
     /// The skip is not possible, or a server query failed.
@@ -150,10 +154,10 @@ impl<'s> Skip<'s> {
         to: SkipTarget,
     ) -> Result<Self, SkipError> {
         let catalog = Catalog::open(&settings.postgres).await?;
-        // Without a journal, nothing is moved, so this is checked first.
+        // The slot is moved only if the journal can be read, so the journal is queried first.
         let journal = catalog.journal(&settings.name, &settings.target).await?;
         let plan = plan(settings, &catalog, to).await?;
-        // Includes the snapshot of a table that the pipeline had before.
+        // Includes snapshots of tables that the pipeline had earlier.
         let snapshots = catalog.table_snapshots(&settings.target).await?;
         let begun = snapshots
             .iter()
@@ -205,7 +209,7 @@ impl<'s> Skip<'s> {
                 warn!(
                     pipeline,
                     slot,
-                    "the server is a standby in recovery, so walpost.journal has no entry of what is skipped"
+                    "the server is a standby in recovery, so the skip is not recorded in walpost.journal"
                 );
                 None
             }
@@ -234,7 +238,7 @@ impl<'s> Skip<'s> {
     }
 }
 
-/// Determines what to do, and changes nothing.
+/// Determines the changes to make, without making them.
 async fn plan(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -317,19 +321,27 @@ async fn plan(
         preview.describe_columns(HashMap::clone(&facts));
         Ok::<_, SkipError>(preview)
     };
-    // The record at this position ends after it, if it exists already.
-    let upto = end.min(Lsn(to.lsn().0 + 1));
+    // If a record already exists at this position, it ends after the position.
+    let end_lsn = end.min(Lsn(to.lsn().0 + 1));
     let mut preview = new_preview()?;
-    let read = read_slot(settings, catalog, upto, Texts::Converted, |data| {
-        preview.message(data)
-    });
+    let read = read_slot(
+        settings,
+        catalog,
+        end_lsn,
+        TextEncoding::Converted,
+        |data| preview.message(data),
+    );
     match read.await {
-        // The row to be skipped is one that the server can't convert.
+        // The row to skip is one that the server can't convert.
         Err(SkipError::Connection(error)) if error.is_of_encoding() => {
             preview = new_preview()?;
-            let read = read_slot(settings, catalog, upto, Texts::Unconverted, |data| {
-                preview.message(data)
-            });
+            let read = read_slot(
+                settings,
+                catalog,
+                end_lsn,
+                TextEncoding::Unconverted,
+                |data| preview.message(data),
+            );
             read.await?;
         }
         read => read?,
@@ -355,26 +367,26 @@ async fn plan(
 
 /// The encoding in which the server sends text.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Texts {
+enum TextEncoding {
     /// UTF-8
     Converted,
     /// The encoding of the database.
     Unconverted,
 }
 
-/// Passes what the slot would send to `take`, until `take` returns false or everything before
-/// `upto` was sent.
+/// Passes the messages that the slot would send to `on_message`, until `on_message` returns false
+/// or all messages before `end_lsn` were sent.
 async fn read_slot(
     settings: &PipelineSettings,
     catalog: &Catalog,
-    upto: Lsn,
-    texts: Texts,
-    take: impl FnMut(&[u8]) -> bool,
+    end_lsn: Lsn,
+    encoding: TextEncoding,
+    on_message: impl FnMut(&[u8]) -> bool,
 ) -> Result<(), SkipError> {
     let (target, limit) = (&settings.target, settings.link_timeout);
-    // The row to be skipped may be too large for the pipeline.
+    // The row to skip may be too large for the pipeline.
     let mut connection = Connection::open(&settings.postgres, limit, ROW_BYTES_MAX).await?;
-    if texts == Texts::Unconverted {
+    if encoding == TextEncoding::Unconverted {
         connection.disable_conversion().await?;
     }
     let (walsender, messages) = (
@@ -384,9 +396,9 @@ async fn read_slot(
     connection
         .start(&target.slot, Lsn::ZERO, &target.publication, messages)
         .await?;
-    let read = connection.preview(upto, limit, take).await;
-    // The server may be in the middle of a large transaction, and notice only later that the
-    // connection is closed.
+    let read = connection.preview(end_lsn, limit, on_message).await;
+    // If the server is sending a large transaction, it may take a while to detect that the
+    // connection was closed.
     let _ = connection.close().await;
     for _ in 0..limit.as_millis() / RELEASE_POLL.as_millis() {
         let slot = catalog.slot(&target.slot).await?;
@@ -398,25 +410,27 @@ async fn read_slot(
     Ok(read?)
 }
 
-/// If the slot is at this position but Walpost has not confirmed it up to there, returns the
-/// position up to which Walpost has.
+/// If the slot is at `to` but Walpost has not confirmed this position, returns the last position
+/// that Walpost has confirmed.
 async fn unconfirmed_move(
     settings: &PipelineSettings,
     catalog: &Catalog,
     to: Lsn,
 ) -> Result<Option<Lsn>, CatalogError> {
     let target = &settings.target;
-    let of = catalog.slot_of(&settings.name, target).await?;
-    let FoundState::State(Some(state)) = catalog.slot_state(&of).await? else {
+    let identity = catalog.slot_of(&settings.name, target).await?;
+    let FoundState::State(Some(state)) = catalog.slot_state(&identity).await? else {
         return Ok(None);
     };
-    let is_known =
-        state.confirmed >= to || catalog.is_accounted_for(&of, state.confirmed, to).await?;
+    let is_known = state.confirmed >= to
+        || catalog
+            .is_accounted_for(&identity, state.confirmed, to)
+            .await?;
     Ok((!is_known).then_some(state.confirmed))
 }
 
-/// With exactly-once delivery, returns the checkpoint, and the checkpoint with which a start would
-/// resume now.
+/// With exactly-once delivery, returns the last checkpoint, and the checkpoint from which a start
+/// would resume now.
 async fn checkpoint(
     settings: &PipelineSettings,
     confirmed: Lsn,
@@ -457,7 +471,7 @@ async fn checkpoint(
     Ok(Some((found, resumed)))
 }
 
-/// Returns the details for the journal.
+/// Returns the detail of the journal entry.
 fn detail(found: &PreviewReport, cluster: &str) -> serde_json::Value {
     json!({
         "system_id": cluster,
@@ -471,7 +485,7 @@ fn detail(found: &PreviewReport, cluster: &str) -> serde_json::Value {
     })
 }
 
-/// Writes the checkpoint, unless the current one differs from the one that was `found`.
+/// Writes the checkpoint, unless the current checkpoint differs from `found`.
 async fn move_checkpoint(
     settings: &PipelineSettings,
     found: &Checkpoint,

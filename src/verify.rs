@@ -1,5 +1,5 @@
-//! Compares the table with the topics: finds events that are missing, repeated, misplaced or out of
-//! order.
+//! Compares the table with the topics to find events that are missing, repeated, misplaced or out
+//! of order.
 //!
 //! ```text
 //! table ──row──▶ spill ──┐                       ┌──▶ missing, repeated, misplaced
@@ -7,13 +7,13 @@
 //! topics ─record▶ spill ─┘                       └─ first of its event ─▶ journal ──▶ order, gaps
 //! ```
 //!
-//! Each row and record is reduced to a few bytes, which are kept in memory up to a limit and in
-//! temporary files beyond it. Neither the table nor the topics have to fit into memory, and both
-//! are read once. The table is read first, because its rows determine the topics.
+//! Each row and record is reduced to a few bytes, which are kept in memory up to a limit, and above
+//! the limit in temporary files. Neither the table nor the topics have to fit into memory, and both
+//! are read only once. The table is read first, because its rows determine the topics.
 //!
-//! An event that is not in a topic may not have been delivered yet. Therefore, before reading the
-//! ends of the topics, `verify` waits until the slot's confirmed position covers the contents of
-//! the table. After that, an event that is not in a topic is missing.
+//! An event that is not in a topic may not have been delivered yet. Therefore, before it queries
+//! the end offsets of the topics, `verify` waits until the slot's confirmed position covers the
+//! contents of the table. An event that is not in a topic after that is missing.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use tracing::{debug, info};
 
 pub(crate) use self::report::{Counts, Finding};
 
-use self::context::{End, VerifyContext, Whole};
+use self::context::{CompleteRange, End, VerifyContext};
 use self::dead_letters::DeadLetters;
 use self::spill::{Journal, Spill};
 use crate::kafka::reader::{ReadError, TopicReader};
@@ -47,37 +47,38 @@ mod spill;
 mod table;
 mod topics;
 
-/// How much earlier a record's time may be than that of its row, because the two machines' clocks
-/// may differ.
+/// How much earlier the time of a record may be than the time of its row, because the clocks of the
+/// two machines may differ.
 const CLOCK_SKEW_MAX: Duration = Duration::from_secs(600);
-/// A note about missing events if the settings send no dead letters.
-const UNKNOWN_DEAD_LETTERS: &str = "these settings send no dead letters. If walpost run has others (on_oversize, on_unroutable, \
-    dead_letter_topic), its dead letters can be among the missing: verify with the same settings, best from the same file";
+/// A note about missing events if dead letters are not enabled.
+const UNKNOWN_DEAD_LETTERS: &str = "dead letters are not enabled in these settings. If walpost run uses other settings \
+ (on_oversize, on_unroutable, dead_letter_topic), events that became dead letters may be counted as missing: run verify \
+ with the same settings, preferably from the same file";
 /// The interval at which the slot is queried.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// How often the process that reads the slot is asked to confirm its position.
+/// How often `verify` requests confirmation of the position from the process that reads the slot.
 const REQUEST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What to verify, and how.
+/// The options of a verification.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// The rows to compare.
     pub range: Range,
-    /// Topics that are read although no row belongs to them.
+    /// Additional topics to read, even if no row belongs to them.
     pub also: Vec<String>,
     /// How long to wait for the contents of the table to be delivered.
     pub wait: Duration,
-    /// Memory for rows and records, in bytes.
+    /// The memory limit for rows and records, in bytes.
     pub memory: u64,
-    /// Whether records whose events are not in the table are reported individually instead of only
-    /// being counted.
+    /// Whether to report each record whose event is not in the table, instead of only counting
+    /// these records.
     pub strict: bool,
 }
 
-/// Rows selected by their time.
+/// Selects rows by their time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Range {
-    /// The column, or `created_at` if `None`.
+    /// The column that contains the time; `None` for `created_at`.
     pub column: Option<String>,
     /// The earliest time, inclusive.
     pub since: Option<jiff::Timestamp>,
@@ -86,39 +87,40 @@ pub(crate) struct Range {
 }
 
 impl Range {
-    /// Returns whether some rows are excluded.
+    /// Returns whether the range excludes rows.
     #[must_use]
     pub(crate) fn is_bounded(&self) -> bool {
         self.since.is_some() || self.until.is_some()
     }
 }
 
-/// The reason why nothing could be verified.
+/// An error that prevents a verification.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VerifyError {
-    /// There is no table to compare the topics with.
+    /// The outbox has no table to compare the topics with.
     #[error(
-        "the outbox is of messages, and there is no table to compare the topics with. verify requires outbox = \"table\""
+        "the outbox uses logical messages, so there is no table to compare the topics with. verify requires outbox = \"table\""
     )]
     NoTable,
     /// Only a single table can be compared.
     #[error(
-        "the outbox is several tables, {0}, and verify compares one with the topics. Name it: --table SCHEMA.TABLE"
+        "the outbox has several tables ({0}), but verify compares a single table with the topics. Specify the table: \
+         --table SCHEMA.TABLE"
     )]
     Several(TablePatterns),
-    /// There are no topics.
-    #[error("sink is stdout, and there are no topics to read. verify requires sink = \"kafka\"")]
+    /// The sink has no topics.
+    #[error("the sink is stdout, so there are no topics to read. verify requires sink = \"kafka\"")]
     NoTopics,
     /// Records can't be identified.
     #[error(
-        "no header has the event's id, so records and rows can't be matched. Add one: headers = {{ id = \
-         \"{{id}}\" }}. Only records that are made from then on will have it"
+        "no header contains the event's id, so records can't be matched with rows. Add such a header: headers = {{ id = \
+         \"{{id}}\" }}. Only records created after that will contain the header"
     )]
     NoIdHeader,
-    /// The rows' times are unknown.
+    /// The times of the rows are unknown.
     #[error(
-        "column {column:?} of table {table} {found}, and --since and --until need one with the rows' times. Name it with \
-         --time-column"
+        "column {column:?} of table {table} {found}, but --since and --until require a column with the time of each \
+         row. Specify the column with --time-column"
     )]
     NoTime {
         table: TableName,
@@ -126,16 +128,17 @@ pub(crate) enum VerifyError {
         /// A description of the problem.
         found: &'static str,
     },
-    /// The role may not read the table.
+    /// The role is not allowed to read the table.
     #[error(
-        "role {role:?} may not read table {table}. Grant it: GRANT USAGE ON SCHEMA {schema} TO {name}; GRANT SELECT ON \
+        "role {role:?} is not allowed to read table {table}. Grant the privilege: GRANT USAGE ON SCHEMA {schema} TO \
+         {name}; GRANT SELECT ON \
          {table} TO {name}", schema = identifier(&.table.schema), name = identifier(.role)
     )]
     Denied { role: String, table: TableName },
     /// The table does not exist.
     #[error(transparent)]
     Problem(#[from] Problem),
-    /// The catalog query failed.
+    /// A catalog query failed.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// The settings don't match the table.
@@ -154,7 +157,7 @@ pub(crate) enum VerifyError {
 pub(crate) struct Report {
     /// The number of findings of each kind.
     pub counts: Counts,
-    /// Limitations of the counts.
+    /// Notes about limitations of the counts.
     pub notes: Vec<String>,
 }
 
@@ -165,17 +168,17 @@ pub(crate) type Tell<'t> = &'t mut dyn FnMut(&Finding) -> io::Result<()>;
 pub(crate) struct Reporter<'t> {
     counts: Counts,
     notes: Vec<String>,
-    tells_unexpected: bool,
-    tell: Tell<'t>,
+    reports_unexpected: bool,
+    on_finding: Tell<'t>,
 }
 
 impl Reporter<'_> {
     fn add_finding(&mut self, finding: Finding) -> io::Result<()> {
-        (self.tell)(&finding)
+        (self.on_finding)(&finding)
     }
 
     fn unexpected(&mut self, finding: impl FnOnce() -> Finding) -> io::Result<()> {
-        match self.tells_unexpected {
+        match self.reports_unexpected {
             true => self.add_finding(finding()),
             false => Ok(()),
         }
@@ -189,12 +192,12 @@ impl Reporter<'_> {
 /// Compares the topics of a pipeline with its table.
 ///
 /// # Errors
-/// Returns an error if something can't be read.
+/// The table, the journal or a topic can't be read.
 pub(crate) fn verify(
     runtime: &Runtime,
     settings: &PipelineSettings,
     options: &Options,
-    tell: Tell<'_>,
+    on_finding: Tell<'_>,
 ) -> Result<Report, VerifyError> {
     let table = match &settings.target.outbox {
         Outbox::Table(table) | Outbox::OneOf { table, .. } => table,
@@ -214,21 +217,21 @@ pub(crate) fn verify(
     let mut reporter = Reporter {
         counts: Counts::default(),
         notes: Vec::new(),
-        tells_unexpected: options.strict,
-        tell,
+        reports_unexpected: options.strict,
+        on_finding,
     };
-    // The memory is shared between entries and the journal, which are filled at the same time.
-    // Transactions are processed afterwards.
+    // The memory limit is divided between the entries and the journal, which are filled at the same
+    // time. Transactions are processed afterwards, when this memory is free again.
     let mut entries = Spill::new(options.memory / 4 * 3);
     let mut journal = Journal::new(options.memory / 4);
     let database = runtime.block_on(async {
         let catalog = Catalog::open_for_rows(&settings.postgres, settings.row_bytes_max).await?;
-        let look = DatabaseReader {
+        let database_reader = DatabaseReader {
             settings,
             table,
             options,
         };
-        let read = look
+        let read = database_reader
             .read_snapshot(&catalog, &mut entries, &mut reporter)
             .await;
         read.map_err(|error| match error {
@@ -245,7 +248,7 @@ pub(crate) fn verify(
     let plan = topics::Plan {
         reader: &reader,
         id: &database.id,
-        // Other timestamps are unrelated to the time when a record was produced.
+        // A configured timestamp is unrelated to the time when a record was produced.
         since: match settings.outbox.timestamp {
             None => options
                 .range
@@ -276,14 +279,14 @@ pub(crate) fn verify(
         is_range: options.range.is_bounded(),
         snapshot_before: database.read.before,
         delivered: database.delivered,
-        whole: Whole {
-            after: database.gaps_after.max(read.whole_after),
+        complete_range: CompleteRange {
+            after: database.gaps_after.max(read.complete_after),
             before: database.confirmed,
         },
         copies: database.journal.copies,
     };
     let firsts =
-        matching::bring_together(entries, reporter.counts.records, &context, &mut reporter)?;
+        matching::match_entries(entries, reporter.counts.records, &context, &mut reporter)?;
     order::check_order(
         journal,
         &firsts,
@@ -292,7 +295,7 @@ pub(crate) fn verify(
         &mut reporter,
     )?;
     if reporter.counts.missing > 0 {
-        reporter.notes.extend(database.journal.given_up);
+        reporter.notes.extend(database.journal.undelivered);
         if !settings.dead_letters.is_enabled() {
             reporter.add_note(UNKNOWN_DEAD_LETTERS.to_owned());
         }
@@ -308,34 +311,34 @@ fn millis(at: jiff::Timestamp, before: Duration) -> i64 {
     at.as_millisecond().saturating_sub(before).max(0)
 }
 
-/// Reads what the verification needs from the database.
+/// Reads the data that a verification needs from the database.
 struct DatabaseReader<'l> {
     settings: &'l PipelineSettings,
     table: &'l TableName,
     options: &'l Options,
 }
 
-/// The result of reading the database.
+/// The data read from the database.
 struct Database {
     read: table::Read,
     /// The header that contains the event's ID.
     id: String,
     delivered: End,
-    /// Transactions that committed before this LSN are completely in the topics.
+    /// All events of transactions that committed before this LSN are in the topics.
     confirmed: Lsn,
-    /// Transactions that committed up to this LSN are not searched for gaps.
+    /// Transactions that committed at or before this LSN are not searched for gaps.
     gaps_after: Lsn,
     journal: JournalFindings,
 }
 
-/// The findings in the journal.
+/// Information from the journal that affects the verification.
 #[derive(Default)]
 struct JournalFindings {
-    /// Descriptions of events that were intentionally not delivered. Their rows can't be
-    /// determined, because the WAL position of a row is unknown.
-    given_up: Vec<String>,
-    /// The commit positions of copied rows. A copy that was restarted leaves rows of the previous
-    /// copy.
+    /// Descriptions of events that were intentionally not delivered. It is impossible to tell which
+    /// rows these are, because the WAL position of a row is unknown.
+    undelivered: Vec<String>,
+    /// The commit positions of copied rows. If a copy was restarted, rows of the previous copy
+    /// remain.
     copies: Vec<Lsn>,
 }
 
@@ -389,8 +392,8 @@ impl DatabaseReader<'_> {
         let entries = catalog.journal(&settings.name, &settings.target).await;
         let entries = match entries {
             Ok(entries) => entries,
-            // A database that was set up manually may have no journal, or none that this role can
-            // read.
+            // A database that was set up manually may not have a journal, or this role may not be
+            // able to read the journal.
             Err(CatalogError::NoJournal { .. }) => Vec::new(),
             // insufficient_privilege
             Err(CatalogError::Server(error)) if error.code == "42501" => Vec::new(),
@@ -399,7 +402,7 @@ impl DatabaseReader<'_> {
         let mut journal = JournalFindings::default();
         for entry in entries {
             let (from, to) = (entry.from.unwrap_or_default(), entry.to.unwrap_or_default());
-            let what = match entry.action {
+            let action = match entry.action {
                 Action::Skip => "skipped",
                 Action::DropSlot if entry.detail.get(LEFT_PUBLICATION).is_some() => "not published",
                 Action::DropSlot => "dropped with their slot",
@@ -412,17 +415,17 @@ impl DatabaseReader<'_> {
                 }
                 Action::Replay | Action::SetAside => continue,
             };
-            journal.given_up.push(format!(
-                "events committed between {from} and {to} were {what} at {} by {}: if they were not sent again, they are \
-                 among the missing",
+            journal.undelivered.push(format!(
+                "events committed between {from} and {to} were {action} at {} by {}: unless they were sent again, they \
+                 are counted as missing",
                 entry.at, entry.by_role
             ));
         }
         Ok(journal)
     }
 
-    /// Notes configurations that cause rows never to be delivered, or event numbers to be missing
-    /// in the topics. Returns the commit after which gaps are significant.
+    /// Adds notes about settings that cause rows to be omitted, or event numbers to be missing from
+    /// the topics. Returns the commit position after which gaps are significant.
     fn note_omissions(&self, observed: &Observed, reporter: &mut Reporter<'_>) -> Lsn {
         let target = &self.settings.target;
         let Some(publication) = &observed.publication else {
@@ -434,19 +437,19 @@ impl DatabaseReader<'_> {
         let name = &target.publication;
         if let Some(filter) = &publication.row_filter {
             reporter.add_note(format!(
-                "publication {name:?} leaves out rows that don't fulfil {filter}: those are missing"
+                "publication {name:?} omits rows that do not satisfy {filter}: these rows are counted as missing"
             ));
         }
         if publication.more_than_inserts {
             reporter.add_note(format!(
-                "publication {name:?} publishes more than inserts, so gaps were not searched for"
+                "publication {name:?} publishes more than inserts, so Walpost did not search for gaps"
             ));
             return Lsn(u64::MAX);
         }
         let is_one_topic = self.settings.outbox.topic.constant().is_some();
         if target.outbox.is_several() && !is_one_topic {
             reporter.add_note(
-                "a transaction's events of other tables may be in other topics, so gaps were not searched for"
+                "events of other tables in the same transaction may be in other topics, so Walpost did not search for gaps"
                     .to_owned(),
             );
             return Lsn(u64::MAX);
@@ -454,8 +457,8 @@ impl DatabaseReader<'_> {
         Lsn::ZERO
     }
 
-    /// Waits until the contents of the table are delivered, as long as a process reads the slot.
-    /// Returns whether they are, and the confirmed position.
+    /// Waits until the contents of the table have been delivered, while a process reads the slot.
+    /// Returns whether they have been delivered, and the confirmed position.
     async fn wait(
         &self,
         catalog: &Catalog,
@@ -464,19 +467,19 @@ impl DatabaseReader<'_> {
     ) -> Result<(End, Lsn), VerifyError> {
         let slot = &self.settings.target.slot;
         let deadline = Instant::now() + self.options.wait;
-        let mut is_told = false;
+        let mut is_logged = false;
         let mut request_due = Instant::now();
         loop {
             let Some(found) = catalog.slot(slot).await? else {
                 reporter.add_note(format!(
-                    "replication slot {slot:?} does not exist: nothing that is not there will come"
+                    "replication slot {slot:?} does not exist, so events that are not in the topics yet will not be delivered"
                 ));
                 return Ok((End::Reached, goal));
             };
             let confirmed = found.confirmed;
             if found.wal_status.as_deref() == Some("lost") {
                 reporter.add_note(format!(
-                    "replication slot {slot:?} is lost: nothing that is not there will come"
+                    "replication slot {slot:?} is lost, so events that are not in the topics yet will not be delivered"
                 ));
                 return Ok((End::Reached, confirmed));
             }
@@ -484,23 +487,23 @@ impl DatabaseReader<'_> {
                 return Ok((End::Reached, confirmed));
             }
             if found.active_pid.is_none() || Instant::now() >= deadline {
-                let why = match found.active_pid {
-                    None => "nobody reads it",
-                    Some(_) => "that took longer than --wait",
+                let reason = match found.active_pid {
+                    None => "no process is reading the slot",
+                    Some(_) => "waiting took longer than --wait",
                 };
                 reporter.add_note(format!(
-                    "replication slot {slot:?} is confirmed up to {confirmed}, the table was read at {goal}, and {why}: what \
-                     is not there counts as pending, since it may still come"
+                    "replication slot {slot:?} is confirmed up to {confirmed}, but the table was read at {goal}, and \
+                     {reason}: events that are not in the topics are counted as pending, because they may still be delivered"
                 ));
                 return Ok((End::NotReached, confirmed));
             }
-            if !std::mem::replace(&mut is_told, true) {
+            if !std::mem::replace(&mut is_logged, true) {
                 info!(slot, %confirmed, %goal, "waiting for the table's rows to be delivered");
             }
             if Instant::now() >= request_due {
                 request_due = Instant::now() + REQUEST_INTERVAL;
                 if let Err(error) = catalog.request_position(slot).await {
-                    debug!(%error, "failed to request that the position is confirmed");
+                    debug!(%error, "failed to request confirmation of the slot's position");
                 }
             }
             tokio::time::sleep(POLL_INTERVAL).await;

@@ -383,12 +383,12 @@ async fn send(
             drop(progress);
             info!(
                 pipeline = name, %run, rows,
-                "stopped. To resume the replay: {}", plan.resumption()
+                "stopped. To resume the replay: {}", plan.resume_command()
             );
             Ok(ReplayEnd::Stopped)
         }
         Err(reason) => {
-            let command = plan.resumption();
+            let command = plan.resume_command();
             Err(Failure::Interrupted { reason, command })
         }
     }

@@ -1,7 +1,7 @@
-//! SQL queries about the outbox, publication and slot: what exists, and what is wrong with it.
+//! SQL queries that find the outbox table, the publication and the slot, and detect problems with
+//! them.
 //!
-//! Queries and judgment are separate: [`Catalog::observe`] runs the queries, [`Observed::problems`]
-//! does no I/O.
+//! [`Catalog::observe`] runs the queries; [`Observed::problems`] evaluates the results without I/O.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -84,7 +84,7 @@ mod writers;
 /// A connection for catalog queries.
 pub(crate) struct Catalog {
     client: Client,
-    /// The settings with which it was opened.
+    /// The settings used to open the connection.
     conninfo: Conninfo,
     /// The task that drives the connection; finishes when the connection ends.
     driver: JoinHandle<()>,
@@ -108,60 +108,61 @@ pub enum CatalogError {
         "table walpost.journal does not exist. Create it: {init}; or run sql/journal.sql and sql/role.sql in this database"
     )]
     NoJournal {
-        /// The command that creates it.
+        /// The command that creates the journal.
         init: String,
     },
     /// An entry of the journal was written by a later version.
     #[error(
-        "entry {id} of table walpost.journal is of version {version}, and this Walpost reads up to version {newest}: a newer \
-         one has written it. Nothing was done. Run that version, or a later one"
+        "entry {id} in table walpost.journal has version {version}, but this Walpost reads only versions up to \
+         {newest}: a newer Walpost wrote the entry. Nothing was done. Run that version of Walpost, or a later one"
     )]
     NewerJournal {
-        /// The entry.
+        /// The ID of the journal entry.
         id: i64,
         version: String,
         /// The highest version that can be read.
         newest: u64,
     },
-    /// A policy would hide rows, and its functions would run as the current role.
+    /// A row-level security policy would hide rows and run functions as the current role.
     #[error(
-        "table {table} has row-level security, which hides rows from {role}. Let it see all: ALTER ROLE {role} BYPASSRLS"
+        "row-level security on table {table} hides rows from role {role}. Allow the role to read all rows: ALTER ROLE \
+         {role} BYPASSRLS"
     )]
     RowSecurity {
         table: TableName,
         /// The current role.
         role: String,
     },
-    /// A statement would run code of other roles as the current role.
+    /// A statement would run code owned by another role as the current role.
     #[error(
-        "table {table} has code of other roles, which {role} would run: {code}. Nothing was done with the table. See who \
-         made it, and drop what calls it"
+        "statements on table {table} would run code owned by other roles as role {role}: {code}. Nothing was done with \
+         the table. Check who created the code, then drop the object that calls it"
     )]
     CodeOfOthers {
         table: TableName,
         /// The current role.
         role: String,
-        /// Which object calls which function, and who owns it.
+        /// The object, the function that it calls, and the owner of the function.
         code: String,
     },
-    /// The table was changed after the statement for it was composed.
+    /// The table was changed after Walpost composed the statement that reads it.
     #[error(
-        "table {0} was changed while it was about to be read; nothing was done. Run the same command again"
+        "table {0} was changed before Walpost could read it; nothing was done. Run the same command again"
     )]
     TableChanged(TableName),
     /// A second connection reached a different server.
     #[error(
-        "a second connection to PostgreSQL reached another server than the first. Run the same command again; if it happens again, \
-         name one host only"
+        "a second connection to PostgreSQL reached a different server than the first connection. Run the same command \
+         again; if the error persists, specify only one host"
     )]
     OtherServer,
-    /// A table that is to be added does not fit the settings.
+    /// A table to add does not fit the pipeline's settings.
     #[error("{0}")]
     Unfit(String),
     /// Another `walpost init` has not finished in time, or another program holds its lock.
     #[error(
-        "another session, PID {pid} of role {role}, has the lock of walpost init in this database. Run the same command again when \
-         it has ended; to end it: SELECT pg_catalog.pg_terminate_backend({pid})"
+        "another session (PID {pid}, role {role}) holds the lock of walpost init in this database. Run the same command \
+         again after that session has ended; to terminate the session: SELECT pg_catalog.pg_terminate_backend({pid})"
     )]
     InitRuns {
         pid: i32,
@@ -181,8 +182,8 @@ impl CatalogError {
         Self::NoJournal { init }
     }
 
-    /// Adds the options of this process to the command that the error suggests. The files in sql/
-    /// do not know these options.
+    /// Adds this process's command-line options to the command that the error suggests. The
+    /// suggestions in sql/ do not include these options.
     #[must_use]
     pub(crate) fn with_commands(mut self, commands: &Commands) -> Self {
         if let Self::Server(server) = &mut self {
@@ -250,14 +251,14 @@ impl Catalog {
         &self.conninfo
     }
 
-    /// Returns the client, for other SQL statements.
+    /// Returns the underlying client, for running other SQL statements.
     #[must_use]
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Converts an error. If a privilege is missing, adds the statement that grants it, which
-    /// `grant` returns for the current role, unless the error has a hint.
+    /// Converts an error. If the error reports a missing privilege and has no hint, adds a hint
+    /// with the statement that `grant` returns for the current role.
     pub(super) fn with_grant(
         &self,
         error: impl Into<CatalogError>,
@@ -274,27 +275,27 @@ impl Catalog {
         error
     }
 
-    /// Verifies that Walpost's objects belong to roles that are trusted to have code executed as
-    /// the current role, or to the owner of the outbox. Checks either all objects or only the
-    /// journal, which is used while the pipeline runs.
+    /// Verifies that Walpost's objects are owned by the owner of the outbox, or by roles that the
+    /// current role trusts to run code on its behalf. Checks all objects, or only the journal,
+    /// which is used while the pipeline runs.
     ///
     /// # Errors
     /// An object belongs to another role and is named in the error, or the query fails.
     pub(crate) async fn examine_owners(
         &self,
         target: &Target,
-        journal_alone: bool,
+        journal_only: bool,
     ) -> Result<(), CatalogError> {
-        let words = match journal_alone {
+        let scope = match journal_only {
             true => "journal",
             false => "owners",
         };
-        let sql = sql_file::examine(target, words);
+        let sql = sql_file::examine(target, scope);
         let examined = self.client.batch_execute(&sql).await;
         examined.map_err(|error| CatalogError::from(error).with_commands(&target.commands))
     }
 
-    /// Queries everything that `target` names.
+    /// Queries the state of the server, and of the outbox, publication and slot in `target`.
     ///
     /// # Errors
     /// A query fails.
@@ -357,12 +358,8 @@ impl Catalog {
     /// # Errors
     /// The query fails.
     pub(crate) async fn has_role(&self, name: &str) -> Result<bool, CatalogError> {
-        let question = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1::text)";
-        Ok(self
-            .client
-            .query_one(question, &[&name])
-            .await?
-            .try_get(0)?)
+        let sql = "SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1::text)";
+        Ok(self.client.query_one(sql, &[&name]).await?.try_get(0)?)
     }
 
     /// Returns `server_version_num`.
@@ -370,16 +367,16 @@ impl Catalog {
     /// # Errors
     /// The query fails.
     pub(super) async fn version(&self) -> Result<i32, CatalogError> {
-        let question = "SELECT current_setting('server_version_num')::int4";
-        Ok(self.client.query_one(question, &[]).await?.try_get(0)?)
+        let sql = "SELECT current_setting('server_version_num')::int4";
+        Ok(self.client.query_one(sql, &[]).await?.try_get(0)?)
     }
 
-    /// Returns the managed service that the server belongs to, recognized by a setting that other
-    /// servers don't have. `None` if the query fails.
+    /// Detects the managed service that runs the server by a setting that only this service
+    /// defines. Returns `None` for other servers, or if a query fails.
     async fn provider(&self) -> Option<Provider> {
         for (provider, setting) in Provider::SETTINGS {
-            let question = "SELECT current_setting($1, true) IS NOT NULL";
-            let found = self.client.query_one(question, &[&setting]).await.ok()?;
+            let sql = "SELECT current_setting($1, true) IS NOT NULL";
+            let found = self.client.query_one(sql, &[&setting]).await.ok()?;
             if found.try_get(0).ok()? {
                 return Some(provider);
             }
@@ -408,7 +405,7 @@ impl Catalog {
         Ok(found.pop().map(|(_, table)| table))
     }
 
-    /// Returns those of the tables that exist, in no particular order, with the columns that the
+    /// Returns the given tables that exist, in no particular order, with the columns that the
     /// publication sends.
     ///
     /// # Errors
@@ -448,7 +445,8 @@ impl Catalog {
                 persistence: row.try_get(4)?,
                 refuses_update: row.try_get(5)?,
                 has_key: row.try_get(6)?,
-                // The version is read before the columns.
+                // The version is read before the columns, so that a later change to the columns is
+                // detected.
                 version: TableVersion::new(name.clone(), row.try_get(7)?),
                 ..ObservedTable::default()
             };
@@ -466,8 +464,8 @@ impl Catalog {
         Ok(tables.into_values().collect())
     }
 
-    /// Returns what is known about the columns of the table with this OID. Empty if the table does
-    /// not exist.
+    /// Returns the types, defaults and constraints of the columns of the table with this OID. The
+    /// result is empty if the table does not exist.
     ///
     /// # Errors
     /// The query fails.
@@ -476,8 +474,8 @@ impl Catalog {
         columns.iter().map(parse_column_facts).collect()
     }
 
-    /// Returns the columns of tables that the publication sends, or that any publication could
-    /// send, in their order in each table.
+    /// Returns the columns of these tables that the publication sends or, if `publication` is
+    /// `None`, that any publication could send. The columns of each table are in table order.
     async fn columns(
         &self,
         oids: &[u32],
@@ -623,7 +621,8 @@ impl Catalog {
             && !publication.has_table
             && !publication.via_root
         {
-            // In this case, a partitioned table is listed by its leaf partitions.
+            // Without `publish_via_partition_root`, the leaf partitions are listed instead of the
+            // partitioned table.
             publication.has_table = self
                 .has_rows(
                     "FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid \
@@ -660,20 +659,21 @@ impl Catalog {
             )
             .await?;
         let published: HashSet<_> = published.iter().collect();
-        let mut lacking = Vec::new();
+        let mut missing = Vec::new();
         for row in found {
             let table = TableName {
                 schema: row.try_get(0)?,
                 name: row.try_get(1)?,
             };
             if !published.contains(&table) {
-                lacking.push(table);
+                missing.push(table);
             }
         }
-        Ok(lacking)
+        Ok(missing)
     }
 
-    /// Returns what the catalog contains about a slot.
+    /// Returns the state of a slot and the session that uses it, or `None` if the slot does not
+    /// exist.
     ///
     /// # Errors
     /// The query fails.
@@ -714,7 +714,7 @@ impl Catalog {
     }
 }
 
-/// Extracts what is known about a column from a row of [`Catalog::columns`].
+/// Converts a row returned by [`Catalog::columns`].
 fn parse_column_facts(row: &Row) -> Result<ColumnFacts, CatalogError> {
     let (type_oid, base): (u32, Option<u32>) = (row.try_get(2)?, row.try_get(7)?);
     Ok(ColumnFacts {

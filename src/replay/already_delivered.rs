@@ -1,5 +1,5 @@
-//! Settles journal entries about events that may be missing without sending anything, because the
-//! operator knows that they were delivered.
+//! Settles journal entries about events that may be missing without sending these events, because
+//! the operator has confirmed that they were delivered.
 
 use serde_json::json;
 use uuid::Builder;
@@ -12,8 +12,8 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::Catalog;
 use crate::postgres::catalog::journal::{ALREADY_DELIVERED, Action, DROPPED_SLOTS, Entry};
 
-/// The open entries of a pipeline, or of one of its tables. While this exists, other processes
-/// can't replay them.
+/// The open journal entries of a pipeline, or of one of its tables. While this value exists, it
+/// holds a lock that prevents other processes from replaying the entries.
 pub(crate) struct OpenEntries<'s> {
     settings: &'s PipelineSettings,
     catalog: Catalog,
@@ -21,11 +21,11 @@ pub(crate) struct OpenEntries<'s> {
 }
 
 impl<'s> OpenEntries<'s> {
-    /// Looks up the open entries. Changes nothing.
+    /// Looks up the open entries. Does not change anything.
     ///
     /// # Errors
-    /// There are none, a slot that was to be dropped still exists, another process is sending their
-    /// events, or a catalog query failed.
+    /// No open entries exist, a slot that was going to be dropped still exists, another process is
+    /// sending the events, or a catalog query failed.
     pub(crate) async fn find(settings: &'s PipelineSettings) -> Result<Self, ReplayError> {
         let target = &settings.target;
         let catalog = Catalog::open(&settings.postgres).await?;
@@ -48,14 +48,14 @@ impl<'s> OpenEntries<'s> {
         })
     }
 
-    /// Describes, for each entry, which events may be missing and why.
+    /// Describes, for each entry, which events may be missing, and why.
     pub(crate) fn describe(&self) -> impl Iterator<Item = String> {
         let line = |entry: &DroppedSlot| format!("{}: {}", entry.describe(), entry.cause());
         self.entries.iter().map(line)
     }
 
-    /// Adds an entry to the journal that settles these entries, with the role of the session, and
-    /// returns its ID.
+    /// Adds a journal entry that settles these entries and contains the role of the session.
+    /// Returns the ID of the new entry.
     ///
     /// # Errors
     /// The journal can't be written.

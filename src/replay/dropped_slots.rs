@@ -1,4 +1,5 @@
-//! Determines which rows may be missing after slots were dropped, once that is possible.
+//! Determines which rows may be missing because slots were dropped, after open transactions have
+//! ended.
 
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ use crate::retention;
 const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Returns the open journal entries, and the condition for rows that may be missing, which is empty
-/// for all rows. A snapshot taken after this call contains every row that is in no slot.
+/// Returns the open journal entries, and the SQL condition for rows that may be missing, which is
+/// empty for all rows. A snapshot taken after this call contains every row that no slot sends.
 pub(super) async fn rows(
     settings: &PipelineSettings,
     table: &TableName,
@@ -33,8 +34,8 @@ pub(super) async fn rows(
         });
     }
     let observed = catalog.observe(target).await?;
-    // The rows of a table that left the publication may be missing too. Its later rows are not
-    // events.
+    // Rows of a table that was removed from the publication may be missing too. Rows inserted after
+    // it was removed are not events.
     let problem = observed
         .problems(target)
         .into_iter()
@@ -54,7 +55,7 @@ pub(super) async fn rows(
                 ),
             });
         }
-        // Without a slot, events that are committed until there is one would still be missing.
+        // Without a slot, events committed before a new slot is created would still be missing.
         (problem, _) => {
             let init = target.init_slot();
             let slot = target.slot.clone();
@@ -63,9 +64,9 @@ pub(super) async fn rows(
     };
     let cluster = catalog.cluster().await?;
     expect_dropped(&entries, &target.slot, slot.confirmed, &cluster)?;
-    wait_for_open(catalog).await?;
+    wait_for_open_transactions(catalog).await?;
     let condition = DroppedSlot::condition(&entries, &cluster);
-    for partition in retention::taken_off(catalog, table).await? {
+    for partition in retention::detached_partitions(catalog, table).await? {
         if has_rows(catalog, &partition, &condition).await? {
             let table = table.clone();
             return Err(ReplayError::Detached { table, partition });
@@ -74,7 +75,8 @@ pub(super) async fn rows(
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
 }
 
-/// Checks that a slot at `confirmed` is not the one that was to be dropped according to an entry.
+/// Verifies that the existing slot, at position `confirmed`, is not one that was going to be
+/// dropped according to an entry.
 pub(super) fn expect_dropped(
     entries: &[DroppedSlot],
     slot: &str,
@@ -91,7 +93,8 @@ pub(super) fn expect_dropped(
     }
 }
 
-/// Returns the open entries about the table. The slot may have delivered other tables before.
+/// Returns the open entries about the table. Other entries can exist because the slot may have
+/// delivered other tables before.
 async fn open_entries(
     settings: &PipelineSettings,
     table: &TableName,
@@ -105,8 +108,8 @@ async fn open_entries(
     Ok(entries)
 }
 
-/// Returns the condition for rows that may be missing according to these journal entries, or `None`
-/// if one of them is not open.
+/// Returns the SQL condition for rows that may be missing according to these journal entries, or
+/// `None` if an entry is not open.
 pub(super) async fn condition(
     settings: &PipelineSettings,
     catalog: &Catalog,
@@ -123,29 +126,29 @@ pub(super) async fn condition(
     Ok(Some(DroppedSlot::condition(&open, &cluster)))
 }
 
-/// Waits until every transaction of this database that is open now has ended. The rows of a
-/// transaction are not visible yet if its commit record is in the WAL before the start of the slot,
-/// but it waits for a synchronous standby.
-pub(super) async fn wait_for_open(catalog: &Catalog) -> Result<(), ReplayError> {
+/// Waits until every transaction of this database that is currently open has ended. A transaction
+/// that waits for a synchronous standby can have its commit record in WAL before the start of the
+/// slot although its rows are not visible yet.
+pub(super) async fn wait_for_open_transactions(catalog: &Catalog) -> Result<(), ReplayError> {
     const CURRENT_XID: &str = "SELECT pg_current_xact_id()::xid::text";
     const OLDER_TRANSACTIONS_ENDED: &str = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() \
          AND age(backend_xid) > age($1::text::xid)) AND NOT EXISTS (SELECT FROM pg_prepared_xacts \
          WHERE database = current_database() AND age(transaction) > age($1::text::xid))";
-    let ask = async |sql, parameters: &[&(dyn ToSql + Sync)]| {
+    let query = async |sql, parameters: &[&(dyn ToSql + Sync)]| {
         let row = catalog.client().query_one(sql, parameters).await;
         row.map_err(CatalogError::from)
     };
-    let now: String = ask(CURRENT_XID, &[])
+    let now: String = query(CURRENT_XID, &[])
         .await?
         .try_get(0)
         .map_err(CatalogError::from)?;
-    let until = Instant::now() + OPEN_TRANSACTION_TIMEOUT;
+    let deadline = Instant::now() + OPEN_TRANSACTION_TIMEOUT;
     loop {
-        let ended = ask(OLDER_TRANSACTIONS_ENDED, &[&now]).await?;
+        let ended = query(OLDER_TRANSACTIONS_ENDED, &[&now]).await?;
         if ended.try_get(0).map_err(CatalogError::from)? {
             return Ok(());
         }
-        if Instant::now() >= until {
+        if Instant::now() >= deadline {
             return Err(ReplayError::Open);
         }
         sleep(POLL_INTERVAL).await;

@@ -1,5 +1,5 @@
-//! Finds the row of the record with a given position in the WAL. The table does not contain the
-//! position, but records in Kafka do.
+//! Finds the row whose record has a given WAL position. The table does not contain the position,
+//! but records in Kafka do.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use crate::postgres::table::TableName;
 /// How long to wait for open transactions in a topic.
 const OPEN_TRANSACTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Returns the ID of the row whose record has that position.
-pub(super) async fn id(
+/// Returns the ID of the row whose record has the given position.
+pub(super) async fn find_row_id(
     settings: &PipelineSettings,
     catalog: &Catalog,
     table: &TableName,
     position: Position,
     flag: &'static str,
 ) -> Result<String, ReplayError> {
-    let none = |why: String| ReplayError::NoRecord {
+    let no_record = |reason: String| ReplayError::NoRecord {
         position,
         flag,
-        why,
+        reason,
     };
     let SinkSettings::Kafka {
         properties,
@@ -40,10 +40,14 @@ pub(super) async fn id(
         ..
     } = &settings.sink
     else {
-        return Err(none("the sink is stdout, and has no records".to_owned()));
+        return Err(no_record(
+            "the sink is stdout, which can't be read".to_owned(),
+        ));
     };
     let Some((header, _)) = settings.outbox.id_header() else {
-        return Err(none("no header of theirs has the event's id".to_owned()));
+        return Err(no_record(
+            "records have no header with the event's id".to_owned(),
+        ));
     };
     let topics = topics(catalog, table, &settings.outbox).await?;
     let name = format!("walpost-replay-{}", settings.name);
@@ -56,19 +60,19 @@ pub(super) async fn id(
         position,
     };
     let (reader, topics) = (Arc::clone(&search.reader), search.topics.join(", "));
-    // A panic is a bug, and ends the command too.
+    // A panic is a bug, so it ends the command as well.
     let found = tokio::task::spawn_blocking(move || search.run()).await;
     let found = found.map_err(|error| ReadError::from(std::io::Error::other(error)))?;
     match found {
         Ok(Some(id)) => Ok(id),
-        Ok(None) => Err(none(format!(
-            "no record of these topics has it, or it was removed for its age: {topics}"
+        Ok(None) => Err(no_record(format!(
+            "no record in these topics has this position, or the record has expired: {topics}"
         ))),
         Err(error) => Err(reader.explain(error).await.into()),
     }
 }
 
-/// Returns the topics of the table's rows.
+/// Returns the topics that rows of the table are sent to.
 async fn topics(
     catalog: &Catalog,
     table: &TableName,
@@ -100,14 +104,15 @@ async fn topics(
     Ok(names)
 }
 
-/// Returns SQL for a column's value as text, or NULL. Unlike a cast, `concat` calls only the output
-/// function of the type.
+/// Returns an SQL expression for a column's value as text, or NULL. Unlike a cast, `concat` calls
+/// only the output function of the type.
 fn as_text_sql(column: &str) -> String {
     let column = escape_identifier(column);
     format!("CASE num_nulls({column}) WHEN 0 THEN concat({column}) END")
 }
 
-/// Returns SQL for the template's value, which is NULL if one of its columns is.
+/// Returns an SQL expression for the template's value, which is NULL if any of the template's
+/// columns is NULL.
 fn expression(template: &Template, table: &TableName) -> String {
     let parts = template.parts().iter().map(|part| match part {
         Part::Literal(text) => escape_literal(text),
@@ -160,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_template_is_an_expression() {
+    fn converts_a_template_to_an_sql_expression() {
         let table = TableName::from_catalog("it's", "outbox");
         let sql = |text: &str| expression(&text.parse().expect("a template"), &table);
         assert_eq!(sql("events"), "'events'");

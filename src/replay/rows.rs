@@ -1,11 +1,11 @@
-//! Reads the rows of a run. Each statement is composed while the table is locked.
+//! Reads the rows of a run. The table is locked while each statement is composed.
 
-use super::{ReplayError, ReplayPlan, texts};
-use crate::postgres::catalog::copy::{Query, Reader};
+use super::{ReplayError, ReplayPlan, key_values};
+use crate::postgres::catalog::copy::{Query, RowReader};
 use crate::postgres::catalog::{CatalogError, CreatedAt, LockedTable, RowOrder, Statement};
 
 impl ReplayPlan<'_> {
-    /// Returns the kind of statement that reads the rows to be sent.
+    /// Returns the kind of statement that reads the rows to send.
     fn statement(&self) -> Statement {
         let selected = self.planned.selected();
         selected.map_or(Statement::Compare, |selected| selected.statement())
@@ -18,7 +18,7 @@ impl ReplayPlan<'_> {
             .await
     }
 
-    /// Returns the condition for the rows of the run.
+    /// Returns the SQL condition for the rows of the run.
     fn rows_condition(&self, order: &RowOrder<'_>) -> String {
         match &self.planned.selected() {
             Some(selected) if self.recorded_rows.is_empty() => selected.sql(order),
@@ -26,21 +26,22 @@ impl ReplayPlan<'_> {
         }
     }
 
-    /// Returns the condition for the rows to be sent.
+    /// Returns the SQL condition for the rows that remain to be sent.
     fn condition(&self, order: &RowOrder<'_>) -> String {
         let mut all = vec![self.rows_condition(order)];
         all.retain(|condition| !condition.is_empty());
-        // A resumed run has a different snapshot than when it was started.
+        // A resumed run uses a later snapshot than the original run, so its last row limits the
+        // range.
         if let (Some(until), true) = (&self.planned.until, self.is_resumed) {
             all.push(order.compared("<=", until));
         }
-        if let Some(behind) = &self.behind {
-            all.push(order.compared(">", behind));
+        if let Some(last_sent_key) = &self.last_sent_key {
+            all.push(order.compared(">", last_sent_key));
         }
         all.join(" AND ")
     }
 
-    /// Returns a ` WHERE` clause for the rows to be sent.
+    /// Returns a ` WHERE` clause for the rows that remain to be sent.
     fn filter(&self, order: &RowOrder<'_>) -> String {
         match self.condition(order).as_str() {
             "" => String::new(),
@@ -53,7 +54,7 @@ impl ReplayPlan<'_> {
         let order = locked.row_order(CreatedAt::First).await?;
         let (described, filter) = (self.rows_condition(&order), self.filter(&order));
         let selected = self.planned.selected();
-        let flag = selected.map_or("which rows", |selected| selected.flag());
+        let flag = selected.map_or("row selection", |selected| selected.flag());
         let row = self
             .reader
             .select_first(locked, "count(*)", &filter)
@@ -76,11 +77,11 @@ impl ReplayPlan<'_> {
         );
         let columns = order.selected();
         let row = self.reader.select_first(locked, &columns, &rest).await?;
-        Ok(row.map(|row| texts(&row)).transpose()?)
+        Ok(row.map(|row| key_values(&row)).transpose()?)
     }
 
-    /// Starts reading the rows to be sent.
-    pub(super) async fn copy(&self) -> Result<Reader, ReplayError> {
+    /// Starts reading the rows that remain to be sent.
+    pub(super) async fn copy(&self) -> Result<RowReader, ReplayError> {
         let locked = self.lock().await?;
         let order = locked.row_order(CreatedAt::First).await?;
         let query = Query {

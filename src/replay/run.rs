@@ -1,4 +1,4 @@
-//! The journal entries of a run: its start, its progress and its end.
+//! Reads and writes the journal entries about a run: its start, its progress and its end.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::pipeline::settings::PipelineSettings;
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::{Catalog, CatalogError, Holder};
 
-/// How long the server may take to detect that a run's process has ended.
+/// How long to wait until the server detects that the process of an earlier run has ended.
 const DEAD_RUN_TIMEOUT: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -23,19 +23,19 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct RunNote {
     pub(super) run: Uuid,
-    pub(super) state: State,
-    /// Number of rows that Kafka has.
+    pub(super) state: RunState,
+    /// The number of rows that Kafka has acknowledged.
     pub(super) sent: u64,
-    /// At the start of the run.
+    /// The rows of the run. Only in the entry at the start of the run.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) plan: Option<PlannedRows>,
-    /// Key of the last row up to which Kafka has all rows.
+    /// The key of the last row up to which Kafka has acknowledged all rows.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) last: Option<Vec<String>>,
-    /// At the end of the run, the entries about dropped slots that it closes.
+    /// At the end of the run, the entries about dropped slots that the run closes.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// At the end of the run, the entries about a table that was set aside whose rows it has sent.
+    /// At the end of the run, the entries about a set-aside table whose rows the run has sent.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
     /// See [`SentRows::snapshot_xmin`].
@@ -43,25 +43,26 @@ pub(super) struct RunNote {
     pub(super) snapshot_xmin: Option<String>,
 }
 
-/// Describes which rows of a table that was set aside have been sent at the end of a run.
+/// The rows of a set-aside table that have been sent when a run ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SentRows {
-    /// All rows whose commit LSN is before this.
+    /// All rows with a lower commit LSN have been sent.
     pub(super) before: Lsn,
-    /// All rows of transactions before this one, as text.
+    /// All rows of transactions with lower IDs have been sent. The ID is stored as text.
     pub(super) snapshot_xmin: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum State {
+pub(super) enum RunState {
     Begun,
     Going,
     Done,
 }
 
-/// The subject of a run at its start. It was written by a role that may add to the journal: the
-/// role that resumes the run uses only values from it, and no SQL.
+/// The rows of a run, as recorded when the run starts. Any role that can add entries to the journal
+/// may have written this, so the role that resumes the run uses only values from it, and never runs
+/// SQL from it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PlannedRows {
     pub(super) table: String,
@@ -70,23 +71,23 @@ pub(super) struct PlannedRows {
     pub(super) selected: Option<Selected>,
     /// The columns by which rows are ordered.
     pub(super) order: Vec<String>,
-    /// Key of the last row.
+    /// The key of the last row.
     pub(super) until: Option<Vec<String>>,
     pub(super) topic: String,
     pub(super) rows: u64,
-    /// Journal entries about dropped slots.
+    /// The IDs of journal entries about dropped slots.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) dropped_slots: Vec<i64>,
-    /// Journal entries about the table, which was set aside.
+    /// The IDs of journal entries about the table, which was set aside.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub(super) set_aside: Vec<i64>,
-    /// The rows of that table that the run has sent at its end.
+    /// The rows of a set-aside table that have been sent when the run ends.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(super) sent_rows: Option<SentRows>,
 }
 
 impl PlannedRows {
-    /// Returns which rows were selected, or `None` if the entry does not contain this.
+    /// Returns the selection of rows, or `None` if the journal entry does not contain a selection.
     pub(super) fn selected(&self) -> Option<Selected> {
         // The journal entries about dropped slots or a table that was set aside determine the rows.
         if !self.dropped_slots.is_empty() || !self.set_aside.is_empty() {
@@ -98,7 +99,7 @@ impl PlannedRows {
 
 /// A run as recorded in the journal.
 pub(super) struct RecordedRun {
-    /// The entry about its start.
+    /// The journal entry about the start of the run.
     pub(super) entry: EntryId,
     pub(super) begun: Begun,
     pub(super) planned: PlannedRows,
@@ -122,14 +123,14 @@ pub(crate) struct Begun {
     pub by_role: String,
     /// The time, as formatted by the server.
     pub at: String,
-    /// Whether it is the role of this session.
+    /// Whether the role is the role of this session.
     pub is_ours: bool,
 }
 
 impl RecordedRun {
-    /// Finds the run in the journal, using only entries of the role that started it and of this
-    /// session's role. Other roles that may add to the journal can't change what a run sends, or
-    /// make it look complete.
+    /// Finds the run in the journal. Uses only entries written by the role that started the run or
+    /// by this session's role, so that other roles that can add entries to the journal can't change
+    /// the rows that a run sends, or make it look complete.
     pub(super) async fn find(
         writer: &Catalog,
         settings: &PipelineSettings,
@@ -139,23 +140,23 @@ impl RecordedRun {
             .client()
             .query_one("SELECT session_user::text", &[])
             .await;
-        let us: String = row
+        let session_user: String = row
             .and_then(|row| row.try_get(0))
             .map_err(CatalogError::from)?;
         let mut found: Option<Self> = None;
         let id = run.to_string();
         for entry in writer.journal(&settings.name, &settings.target).await? {
-            let of = entry.detail.get("run").and_then(|run| run.as_str());
-            if entry.action != Action::Replay || of != Some(&id) {
+            let entry_run = entry.detail.get("run").and_then(|run| run.as_str());
+            if entry.action != Action::Replay || entry_run != Some(&id) {
                 continue;
             }
             if let Some(found) = &found
-                && ![&found.begun.by_role, &us].contains(&&entry.by_role)
+                && ![&found.begun.by_role, &session_user].contains(&&entry.by_role)
             {
                 warn!(
                     entry = entry.id,
                     by_role = entry.by_role,
-                    "ignored a journal entry about this replay: it was written by another role than {}, which began the replay",
+                    "ignored a journal entry about this replay: it was not written by role {}, which started the replay",
                     found.begun.by_role
                 );
                 continue;
@@ -169,7 +170,7 @@ impl RecordedRun {
                     found = Some(Self {
                         entry: entry_id,
                         begun: Begun {
-                            is_ours: entry.by_role == us,
+                            is_ours: entry.by_role == session_user,
                             by_role: entry.by_role,
                             at: entry.at,
                         },
@@ -178,7 +179,7 @@ impl RecordedRun {
                         sent: note.sent,
                     });
                 }
-                Some(_) if note.state == State::Done => return Err(ReplayError::Complete(run)),
+                Some(_) if note.state == RunState::Done => return Err(ReplayError::Complete(run)),
                 Some(found) => {
                     found.last = note.last.or(found.last.take());
                     found.sent = note.sent;
@@ -192,17 +193,18 @@ impl RecordedRun {
     }
 }
 
-/// Prevents other processes from sending the same run, as long as the connection lasts. Must be
-/// called before the journal is queried about the run, which another process may end until then.
+/// Prevents other processes from running the same replay while the connection exists. Must be
+/// called before the journal is queried about the run, because another process may finish the run
+/// before the lock is acquired.
 pub(super) async fn lock(writer: &Catalog, run: Uuid) -> Result<(), ReplayError> {
     let name = format!("walpost replay {run}");
     let locked = try_lock(writer, &name).await?;
     locked.map_err(|holder| ReplayError::Running { run, holder })
 }
 
-/// Prevents other runs from sending what `flag` selects for the slot, as long as the connection
-/// lasts. Must be called before the journal is queried for open entries, which another run may
-/// close until then.
+/// Prevents other runs from sending the events that `flag` selects for the slot while the
+/// connection exists. Must be called before the journal is queried for open entries, because
+/// another run may close entries before the lock is acquired.
 pub(super) async fn lock_entries(
     writer: &Catalog,
     slot: &str,
@@ -217,11 +219,11 @@ pub(super) async fn lock_entries(
     })
 }
 
-/// The session that holds an advisory lock. Any role can acquire such a lock, so the operator is
-/// shown the session.
+/// The session that holds an advisory lock. It is shown to the operator, because any role can
+/// acquire such a lock.
 #[derive(Debug)]
 pub(crate) struct LockHolder {
-    /// PID and identity of the session; `None` if it has ended in the meantime.
+    /// The PID and identity of the session; `None` if the session has ended in the meantime.
     session: Option<(i32, Holder)>,
 }
 
@@ -230,24 +232,24 @@ impl fmt::Display for LockHolder {
         match &self.session {
             Some((pid, holder)) => write!(
                 f,
-                "PID {pid} holds the advisory lock ({holder}). If that is not walpost replay, end it: \
+                "PID {pid} holds the advisory lock ({holder}). If this session is not walpost replay, terminate it: \
                  SELECT pg_catalog.pg_terminate_backend({pid})"
             ),
-            None => f.write_str("The session that held the advisory lock has ended since: run the same command again"),
+            None => f.write_str("The session that held the advisory lock has since ended. Run the same command again"),
         }
     }
 }
 
 /// Acquires the lock, or returns its holder if another session still holds it after [`DEAD_RUN_TIMEOUT`].
 async fn try_lock(writer: &Catalog, name: &str) -> Result<Result<(), LockHolder>, CatalogError> {
-    let until = Instant::now() + DEAD_RUN_TIMEOUT;
+    let deadline = Instant::now() + DEAD_RUN_TIMEOUT;
     loop {
         let sql = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))";
         let row = writer.client().query_one(sql, &[&name]).await;
         if row?.try_get(0)? {
             return Ok(Ok(()));
         }
-        if Instant::now() >= until {
+        if Instant::now() >= deadline {
             return Ok(Err(lock_holder(writer, name).await?));
         }
         sleep(POLL_INTERVAL).await;
@@ -282,10 +284,10 @@ mod tests {
     use crate::postgres::catalog::journal::ALREADY_DELIVERED;
 
     #[test]
-    fn a_note_of_the_journal_is_read_as_it_was_written() {
+    fn reads_a_journal_note_in_the_written_format() {
         let note = RunNote {
             run: Uuid::nil(),
-            state: State::Begun,
+            state: RunState::Begun,
             sent: 3,
             plan: Some(PlannedRows {
                 table: "public.outbox".to_owned(),
@@ -327,7 +329,7 @@ mod tests {
         let mut notes = 0;
         for line in lines.filter(|line| line.kind == "journal replay") {
             let detail = &line.value["detail"];
-            // Written by --already-delivered, which sends nothing.
+            // An entry written by --already-delivered, which does not send rows.
             if detail.get(ALREADY_DELIVERED).is_some() {
                 continue;
             }

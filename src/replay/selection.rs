@@ -1,5 +1,5 @@
 //! Determines which rows are sent again: converts the operator's selection to values that the
-//! journal can store, and those to a condition in SQL.
+//! journal can store, and converts these values to an SQL condition.
 
 use std::str::FromStr;
 
@@ -39,7 +39,7 @@ impl FromStr for Bound {
                 })
         };
         match text {
-            "" => Err("expected a time like 2025-11-01T03:00:00Z, or an id".to_owned()),
+            "" => Err("expected a time such as 2025-11-01T03:00:00Z, or an id".to_owned()),
             _ if begins_with("0000-00-00") => Ok(Self::Time(text.to_owned())),
             _ => Ok(match text.parse() {
                 Ok(position) => Self::Position(position),
@@ -49,7 +49,7 @@ impl FromStr for Bound {
     }
 }
 
-/// An aggregate type, or one aggregate.
+/// An aggregate type, or a single aggregate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Aggregate {
@@ -68,7 +68,7 @@ impl FromStr for Aggregate {
             None => (text, None),
         };
         match kind {
-            "" => Err("expected TYPE or TYPE/ID, like order/4711".to_owned()),
+            "" => Err("expected TYPE or TYPE/ID, such as order/4711".to_owned()),
             kind => Ok(Self {
                 kind: kind.to_owned(),
                 id,
@@ -77,14 +77,14 @@ impl FromStr for Aggregate {
     }
 }
 
-/// The operator's selection of rows. A row must match all parts of it.
+/// The operator's selection of rows. A row must match all parts of the selection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// The first rows of a range.
+    /// The start of a range of rows, inclusive.
     pub from: Option<Bound>,
-    /// The last rows of the range, inclusive.
+    /// The end of the range, inclusive.
     pub to: Option<Bound>,
-    /// A condition in SQL.
+    /// An SQL condition.
     pub condition: Option<String>,
     /// If not empty, only rows of one of these aggregates.
     pub aggregates: Vec<Aggregate>,
@@ -92,9 +92,9 @@ pub(crate) struct Selection {
     pub ids: Vec<String>,
 }
 
-/// A selection with everything that was looked up for it. It contains only values, except for the
-/// operator's condition. It is stored in a journal entry. Unknown parts are an error, because more
-/// rows would be sent without them.
+/// A resolved selection, which is stored in a journal entry. It contains only values, except for
+/// the operator's condition. Unknown members are an error, because ignoring them would select more
+/// rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Selected {
@@ -106,7 +106,7 @@ pub(super) struct Selected {
     pub(super) aggregates: Vec<Aggregate>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) ids: Vec<String>,
-    /// If read from the journal, this text is only compared with what the operator specifies, and
+    /// If read from the journal, this text is only compared with the operator's condition, and
     /// never run.
     #[serde(rename = "where", skip_serializing_if = "Option::is_none")]
     pub(super) condition: Option<String>,
@@ -123,7 +123,7 @@ pub(super) enum Edge {
 }
 
 impl Selected {
-    /// Returns the condition in SQL, which is empty for all rows.
+    /// Returns the SQL condition, which is empty if all rows are selected.
     pub(super) fn sql(&self, order: &RowOrder<'_>) -> String {
         let mut all = Vec::new();
         for (edge, operator) in [(&self.from, ">="), (&self.to, "<=")] {
@@ -151,23 +151,24 @@ impl Selected {
             all.push(format!("id IN ({})", ids.join(", ")));
         }
         if let Some(condition) = &self.condition {
-            // The line feed ends a comment at the end of the condition.
+            // The line feed terminates an SQL comment at the end of the condition.
             all.push(format!("({condition}\n)"));
         }
         all.join(" AND ")
     }
 
-    /// Returns the flag whose value the server may reject, for an error message.
+    /// Returns the flag whose value the server may reject, for use in error messages.
     pub(super) fn flag(&self) -> &'static str {
         match (&self.condition, &self.ids[..], &self.aggregates[..]) {
             (Some(_), ..) => "--where",
             (None, [_, ..], _) => "--id",
             (None, [], [_, ..]) => "--aggregate",
-            (None, [], []) => "which rows",
+            (None, [], []) => "row selection",
         }
     }
 
-    /// Returns the kind of a statement with this condition, for the examination of the table.
+    /// Returns the kind of statement that this condition requires, for the examination of the
+    /// table.
     pub(super) fn statement(&self) -> Statement {
         match self.aggregates.is_empty() && self.ids.is_empty() {
             _ if self.condition.is_some() => Statement::Condition,
@@ -176,9 +177,9 @@ impl Selected {
         }
     }
 
-    /// Returns whether the number of values in an end of the range differs from the number of key
-    /// columns.
-    pub(super) fn is_of_other_key(&self, key_columns: usize) -> bool {
+    /// Returns whether the start or end of the range has a different number of values than the key
+    /// has columns.
+    pub(super) fn has_other_key_length(&self, key_columns: usize) -> bool {
         let mut edges = [&self.from, &self.to].into_iter().flatten();
         edges.any(|edge| matches!(edge, Edge::Key(values) if values.len() != key_columns))
     }
@@ -192,7 +193,7 @@ pub(super) struct Table<'t> {
 }
 
 impl Selection {
-    /// Looks up everything that the selection refers to.
+    /// Resolves the rows and positions that the selection refers to.
     pub(super) async fn resolve(
         &self,
         settings: &PipelineSettings,
@@ -207,24 +208,25 @@ impl Selection {
             *edge = match bound {
                 None => None,
                 Some(Bound::Time(text)) => {
-                    table.expect("created_at", flag)?;
+                    table.require_column("created_at", flag)?;
                     Some(Edge::CreatedAt(time(catalog, text, flag).await?))
                 }
                 Some(Bound::Id(id)) => Some(Edge::Key(query_key(catalog, table, id, flag).await?)),
                 Some(Bound::Position(at)) => {
-                    let id = position::id(settings, catalog, table.name, *at, flag).await?;
+                    let id =
+                        position::find_row_id(settings, catalog, table.name, *at, flag).await?;
                     Some(Edge::Key(query_key(catalog, table, &id, flag).await?))
                 }
             };
         }
         for Aggregate { id, .. } in &self.aggregates {
-            table.expect("aggregatetype", "--aggregate")?;
+            table.require_column("aggregatetype", "--aggregate")?;
             if id.is_some() {
-                table.expect("aggregateid", "--aggregate")?;
+                table.require_column("aggregateid", "--aggregate")?;
             }
         }
         if !self.ids.is_empty() {
-            table.expect("id", "--id")?;
+            table.require_column("id", "--id")?;
         }
         if let Some(condition) = &self.condition {
             condition::examine(catalog, table.name, table.version, condition).await?;
@@ -241,7 +243,7 @@ impl Selection {
 }
 
 impl Table<'_> {
-    fn expect(&self, column: &str, flag: &'static str) -> Result<(), ReplayError> {
+    fn require_column(&self, column: &str, flag: &'static str) -> Result<(), ReplayError> {
         match self.columns.iter().any(|found| found == column) {
             true => Ok(()),
             false => Err(ReplayError::NoColumn {
@@ -253,7 +255,7 @@ impl Table<'_> {
     }
 }
 
-/// Returns the time as the server interprets it, in UTC.
+/// Returns the time as parsed by the server.
 async fn time(catalog: &Catalog, text: &str, flag: &'static str) -> Result<String, ReplayError> {
     let sql = "SELECT $1::text::timestamptz::text";
     match catalog.client().query_one(sql, &[&text]).await {
@@ -269,7 +271,7 @@ async fn query_key(
     id: &str,
     flag: &'static str,
 ) -> Result<Vec<String>, ReplayError> {
-    table.expect("id", flag)?;
+    table.require_column("id", flag)?;
     let locked = catalog
         .lock_table(table.version, Statement::Compare)
         .await?;
@@ -282,7 +284,7 @@ async fn query_key(
     let columns = order.selected();
     let row = catalog.select_first(locked, &columns, &rest).await;
     let row = row.map_err(|error| match error {
-        // Data exception: the type of the column has no such value.
+        // Data exception: the value is not valid for the type of the column.
         CatalogError::Server(server) if server.code.starts_with("22") => ReplayError::NoBound {
             flag,
             text: id.to_owned(),
@@ -297,7 +299,7 @@ async fn query_key(
             flag,
         });
     };
-    Ok(super::texts(&row)?)
+    Ok(super::key_values(&row)?)
 }
 
 #[cfg(test)]
@@ -334,15 +336,15 @@ mod tests {
     }
 
     #[test]
-    fn an_aggregate_has_a_type_and_may_have_an_id() {
+    fn parses_aggregates_with_and_without_an_id() {
         let aggregate = |text: &str| text.parse::<Aggregate>();
-        let of = |kind: &str, id: Option<&str>| {
+        let parsed = |kind: &str, id: Option<&str>| {
             let (kind, id) = (kind.to_owned(), id.map(str::to_owned));
             Ok(Aggregate { kind, id })
         };
-        assert_eq!(aggregate("order"), of("order", None));
-        assert_eq!(aggregate("order/4711"), of("order", Some("4711")));
-        assert_eq!(aggregate("order/a/b"), of("order", Some("a/b")));
+        assert_eq!(aggregate("order"), parsed("order", None));
+        assert_eq!(aggregate("order/4711"), parsed("order", Some("4711")));
+        assert_eq!(aggregate("order/a/b"), parsed("order", Some("a/b")));
         assert!(aggregate("").is_err() && aggregate("/1").is_err());
     }
 }

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use uuid::Uuid;
 
-use super::run::State;
+use super::run::RunState;
 use super::{ReplayEnd, ReplayError, ReplayPlan};
 use crate::delivery::watermark::{OrderError, Watermark};
 use crate::model::dead_letters::DeadLetterCounts;
@@ -16,17 +16,19 @@ use crate::outbox::headers::REPLAY_HEADER;
 use crate::pipeline::decode::Step;
 use crate::pipeline::decode::dead_letters::DeadLetters;
 use crate::pipeline::decode::delivery::Delivery;
-use crate::postgres::catalog::copy::Copied;
+use crate::postgres::catalog::copy::CopiedRow;
 use crate::sink::Sink;
 
-/// Maximum interval between journal entries about the progress. The first ones are written sooner.
+/// Maximum interval between journal entries about the progress. The first entries are written at
+/// shorter intervals.
 const JOURNAL_INTERVAL: Duration = Duration::from_secs(10);
 const FIRST_JOURNAL_INTERVAL: Duration = Duration::from_secs(1);
-/// How often a row is remembered for the journal.
+/// How often the key of the latest row is saved, so that the journal can record it once Kafka has
+/// acknowledged the row.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// How often the sink is tended while waiting for it.
+/// How often the sink performs maintenance while the sender waits.
 const SINK_MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
-/// A run that fell behind its rate catches up by at most the rows of this duration.
+/// A run that is slower than its rate catches up by at most the rows of this duration.
 const CATCH_UP_LIMIT: Duration = Duration::from_millis(100);
 
 /// Sends the rows of a run.
@@ -34,25 +36,25 @@ pub(super) struct Sender<'p, S, F> {
     plan: &'p ReplayPlan<'p>,
     sink: &'p mut S,
     delivery: Delivery,
-    /// Number of rows that the sink has accepted.
-    taken: u64,
-    /// Key of the last of them.
-    latest: Vec<String>,
-    /// Rows that the journal could record: their number, starting at one, and their key.
+    /// The number of rows that the sink has accepted.
+    accepted: u64,
+    /// The key of the last accepted row.
+    latest_key: Vec<String>,
+    /// The number, starting at one, and the key of rows that can be recorded in the journal.
     marks: VecDeque<(u64, Vec<String>)>,
-    /// Number of rows that Kafka has, without gaps.
+    /// The number of rows up to which Kafka has acknowledged all rows.
     pub(super) acknowledged: u64,
-    /// The last mark that Kafka has.
+    /// The last of `marks` that Kafka has acknowledged.
     pub(super) last: Option<(u64, Vec<String>)>,
     marked_at: Instant,
-    noted_at: Instant,
-    note_pause: Duration,
+    recorded_at: Instant,
+    record_interval: Duration,
     on_progress: F,
 }
 
-/// The result of waiting.
+/// The reason why waiting ended.
 enum SendReadiness {
-    Enough,
+    Ready,
     Stop,
 }
 
@@ -61,7 +63,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         plan: &'p ReplayPlan<'p>,
         sink: &'p mut S,
         watermark: Watermark,
-        told: F,
+        on_progress: F,
     ) -> Self {
         let now = Instant::now();
         let mut delivery = Delivery::new(watermark);
@@ -70,15 +72,15 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             plan,
             sink,
             delivery,
-            taken: 0,
-            latest: vec![String::new(); plan.planned.order.len()],
+            accepted: 0,
+            latest_key: vec![String::new(); plan.planned.order.len()],
             marks: VecDeque::new(),
             acknowledged: 0,
             last: None,
             marked_at: now,
-            noted_at: now,
-            note_pause: FIRST_JOURNAL_INTERVAL,
-            on_progress: told,
+            recorded_at: now,
+            record_interval: FIRST_JOURNAL_INTERVAL,
+            on_progress,
         }
     }
 
@@ -100,39 +102,40 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             if *stop.borrow() {
                 return Ok(ReplayEnd::Stopped);
             }
-            if let SendReadiness::Stop = self.row(&copied, stop).await? {
+            if let SendReadiness::Stop = self.send_row(&copied, stop).await? {
                 return Ok(ReplayEnd::Stopped);
             }
-            self.mark(&copied).await?;
+            self.update_progress(&copied).await?;
         }
-        match self.drained(stop).await? {
-            SendReadiness::Enough => Ok(ReplayEnd::Complete),
+        match self.wait_until_empty(stop).await? {
+            SendReadiness::Ready => Ok(ReplayEnd::Complete),
             SendReadiness::Stop => Ok(ReplayEnd::Stopped),
         }
     }
 
-    /// Waits for rows in flight, for at most the drain timeout. Rows that are not acknowledged by
-    /// then are sent again when the run is resumed.
+    /// Waits until Kafka has acknowledged the rows in flight, for at most the drain timeout. Rows
+    /// that are not acknowledged by then are sent again when the run is resumed.
     pub(super) async fn settle(&mut self) {
         let limit = self.plan.settings.drain_timeout;
         let (_never, mut stop) = watch::channel(false);
-        if self.taken > 0 {
-            self.marks.push_back((self.taken, self.latest.clone()));
+        if self.accepted > 0 {
+            self.marks
+                .push_back((self.accepted, self.latest_key.clone()));
         }
-        // The cause of a failure is known already.
-        let _ = timeout(limit, self.drained(&mut stop)).await;
+        // Errors are ignored, because the caller already has the cause of the failure.
+        let _ = timeout(limit, self.wait_until_empty(&mut stop)).await;
         self.update_sent();
     }
 
-    /// Passes one row, or a dead letter in its place, to the sink.
-    async fn row(
+    /// Passes a row to the sink, or a dead letter that replaces the row.
+    async fn send_row(
         &mut self,
-        copied: &Copied<'_>,
+        copied: &CopiedRow<'_>,
         stop: &mut watch::Receiver<bool>,
     ) -> Result<SendReadiness, ReplayError> {
         self.delivery.watermark.begin_row()?;
         loop {
-            check(&self.delivery.watermark)?;
+            check_failure(&self.delivery.watermark)?;
             match self.hand_over(&copied.row)? {
                 Step::Done | Step::Answer => break,
                 Step::Full => {
@@ -155,13 +158,13 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
                         error,
                     })?;
                 }
-                // These steps occur only in the stream.
+                // Only rows of the stream require these steps.
                 Step::NewTable(_) | Step::SetAside(_) => return Err(OrderError::Stray.into()),
             }
         }
         self.delivery.watermark.end_row()?;
-        self.taken += 1;
-        Ok(SendReadiness::Enough)
+        self.accepted += 1;
+        Ok(SendReadiness::Ready)
     }
 
     fn hand_over(&mut self, row: &Row<'_>) -> Result<Step, ReplayError> {
@@ -173,9 +176,9 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         handed.map_err(|error| ReplayError::from_undelivered(error, || mapping.describe(row)))
     }
 
-    /// Remembers the row at intervals, and records the progress in the journal.
-    async fn mark(&mut self, copied: &Copied<'_>) -> Result<(), ReplayError> {
-        for (index, value) in self.latest.iter_mut().enumerate() {
+    /// Saves the key of the row and records the progress in the journal, each at its own interval.
+    async fn update_progress(&mut self, copied: &CopiedRow<'_>) -> Result<(), ReplayError> {
+        for (index, value) in self.latest_key.iter_mut().enumerate() {
             value.clear();
             value.push_str(&String::from_utf8_lossy(copied.key(index)));
         }
@@ -184,21 +187,22 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
             return Ok(());
         }
         self.marked_at = now;
-        self.marks.push_back((self.taken, self.latest.clone()));
+        self.marks
+            .push_back((self.accepted, self.latest_key.clone()));
         self.update_sent();
-        if now.duration_since(self.noted_at) >= self.note_pause {
-            self.noted_at = now;
-            self.note_pause = (self.note_pause * 2).min(JOURNAL_INTERVAL);
+        if now.duration_since(self.recorded_at) >= self.record_interval {
+            self.recorded_at = now;
+            self.record_interval = (self.record_interval * 2).min(JOURNAL_INTERVAL);
             let sent = self.plan.sent_before + self.last_number();
             let last = self.last.as_ref();
             self.plan
-                .record_progress(State::Going, sent, last, None)
+                .record_progress(RunState::Going, sent, last, None)
                 .await?;
         }
         Ok(())
     }
 
-    /// Updates how many rows Kafka has.
+    /// Updates the number of rows that Kafka has acknowledged.
     pub(super) fn update_sent(&mut self) {
         let acknowledged = self.delivery.watermark.durable_rows();
         (self.on_progress)(acknowledged - self.acknowledged);
@@ -212,7 +216,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
         }
     }
 
-    /// Returns the number of rows up to the last mark that Kafka has.
+    /// Returns the number of rows up to the last acknowledged mark.
     pub(super) fn last_number(&self) -> u64 {
         self.last.as_ref().map_or(0, |(number, _)| *number)
     }
@@ -230,27 +234,27 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     ) -> Result<SendReadiness, ReplayError> {
         self.sink.flush(false)?;
         loop {
-            check(&self.delivery.watermark)?;
+            check_failure(&self.delivery.watermark)?;
             tokio::select! {
                 biased;
                 () = stopped(stop) => return Ok(SendReadiness::Stop),
-                () = sleep_until(due) => return Ok(SendReadiness::Enough),
+                () = sleep_until(due) => return Ok(SendReadiness::Ready),
                 () = sleep(SINK_MAINTENANCE_INTERVAL) => self.sink.tend(),
             }
         }
     }
 
-    /// Resolves when everything that the sink accepted is in Kafka.
-    async fn drained(
+    /// Resolves when Kafka has acknowledged all records that the sink accepted.
+    async fn wait_until_empty(
         &mut self,
         stop: &mut watch::Receiver<bool>,
     ) -> Result<SendReadiness, ReplayError> {
         self.sink.flush(false)?;
         loop {
-            check(&self.delivery.watermark)?;
+            check_failure(&self.delivery.watermark)?;
             self.update_sent();
             if self.delivery.watermark.in_flight().records == 0 {
-                return Ok(SendReadiness::Enough);
+                return Ok(SendReadiness::Ready);
             }
             tokio::select! {
                 biased;
@@ -262,7 +266,7 @@ impl<'p, S: Sink, F: FnMut(u64)> Sender<'p, S, F> {
     }
 }
 
-/// Resolves when there may be space for another record.
+/// Resolves when the window may have room for another record.
 async fn wait_for_room(
     watermark: &Watermark,
     sink: &mut impl Sink,
@@ -275,11 +279,11 @@ async fn wait_for_room(
         () = watermark.wait_for_room() => {}
         () = sleep(SINK_MAINTENANCE_INTERVAL) => sink.tend(),
     }
-    Ok(SendReadiness::Enough)
+    Ok(SendReadiness::Ready)
 }
 
-/// Returns an error if a record was rejected, because this blocks all later records.
-fn check(watermark: &Watermark) -> Result<(), ReplayError> {
+/// Returns an error if a record was rejected, because a rejected record blocks all later records.
+fn check_failure(watermark: &Watermark) -> Result<(), ReplayError> {
     match watermark.deliveries().failure() {
         Some(failure) => Err(ReplayError::Delivery(failure)),
         None => Ok(()),
@@ -287,7 +291,7 @@ fn check(watermark: &Watermark) -> Result<(), ReplayError> {
 }
 
 async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // The sender was dropped, so there can be no request to stop.
+    // The sender was dropped, so no request to stop can arrive.
     if stop.wait_for(|stop| *stop).await.is_err() {
         std::future::pending().await
     }
@@ -295,23 +299,23 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 
 /// Limits the number of rows per second.
 struct Rate {
-    pause: Duration,
+    interval: Duration,
     due: Option<Instant>,
 }
 
 impl Rate {
     fn new(per_second: u32) -> Self {
         Self {
-            pause: Duration::from_secs(1) / per_second.max(1),
+            interval: Duration::from_secs(1) / per_second.max(1),
             due: None,
         }
     }
 
-    /// Returns when the next row is due, or `None` if it is due now.
+    /// Returns the time at which the next row is due, or `None` if the row is due now.
     fn due(&mut self, now: Instant) -> Option<Instant> {
         let due = self.due.unwrap_or(now);
         let earliest = now.checked_sub(CATCH_UP_LIMIT).unwrap_or(now);
-        self.due = Some(due.max(earliest) + self.pause);
+        self.due = Some(due.max(earliest) + self.interval);
         (due > now).then_some(due)
     }
 }
@@ -321,14 +325,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_kept_and_lost_time_is_not_made_up_for() {
+    fn limits_the_rate_and_the_burst_after_a_delay() {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut rate = Rate::new(10);
-        assert_eq!(rate.due(at(0)), None, "the first at once");
+        assert_eq!(rate.due(at(0)), None, "the first row is sent immediately");
         assert_eq!(rate.due(at(0)), Some(at(100)));
         assert_eq!(rate.due(at(100)), Some(at(200)));
-        // After a long wait, one burst is allowed.
+        // After a long delay, a short burst is allowed.
         assert_eq!(rate.due(at(10_000)), None);
         assert_eq!(rate.due(at(10_000)), None);
         assert_eq!(rate.due(at(10_000)), Some(at(10_100)));

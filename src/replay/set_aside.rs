@@ -1,16 +1,16 @@
-//! Determines which rows of a table that is set aside may be missing, and how delivery of the later
-//! rows continues.
+//! Determines which rows of a table that is set aside may be missing, and whether the stream
+//! delivers later rows.
 //!
-//! A run sends every row that was committed before some LSN. The stream takes over there if no row
-//! with a higher commit LSN was omitted. The pipeline decides this, because it knows which rows it
-//! has omitted.
+//! A run sends every row that was committed before a certain LSN. The stream resumes delivery at
+//! this LSN if no row with a higher commit LSN was omitted. The pipeline makes this decision,
+//! because it keeps track of the rows that it has omitted.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use super::ReplayError;
-use super::dropped_slots::{has_rows, wait_for_open};
+use super::dropped_slots::{has_rows, wait_for_open_transactions};
 use crate::model::lsn::Lsn;
 use crate::model::set_aside::SetAside;
 use crate::pipeline::settings::PipelineSettings;
@@ -19,22 +19,22 @@ use crate::postgres::catalog::{Catalog, CatalogError, Problem};
 use crate::postgres::table::TableName;
 use crate::retention;
 
-/// The pipeline reads the journal every few seconds.
+/// How long to wait for the pipeline, which reads the journal every few seconds.
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The consequence of a run's end.
+/// The state of the table after a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HandOver {
     /// The stream delivers the table again.
     Resumed,
-    /// No pipeline has responded yet.
+    /// The pipeline has not recorded its decision yet.
     Pending,
-    /// The table stays set aside, for this reason.
+    /// The table stays set aside, for the given reason.
     Missed(String),
 }
 
-/// Returns the open journal entries about the table, and the condition for rows that may be
+/// Returns the open journal entries about the table, and the SQL condition for rows that may be
 /// missing.
 pub(super) async fn open_entries(
     settings: &PipelineSettings,
@@ -55,7 +55,7 @@ pub(super) async fn open_entries(
         return Err(problem.into());
     }
     if observed.slot.is_none() {
-        // Without a slot, events that are committed until there is one would still be missing.
+        // Without a slot, events committed before a new slot is created would still be missing.
         let (slot, init) = (target.slot.clone(), target.init_slot());
         return Err(Problem::NoSlot { slot, init }.into());
     }
@@ -63,8 +63,8 @@ pub(super) async fn open_entries(
     Ok((entries.iter().map(|entry| entry.id).collect(), condition))
 }
 
-/// Returns an LSN such that every snapshot taken from now on contains all rows whose commit LSN is
-/// before it.
+/// Returns an LSN such that every snapshot taken after this call contains all rows with a lower
+/// commit LSN.
 pub(super) async fn end_lsn(
     table: &TableName,
     catalog: &Catalog,
@@ -74,9 +74,9 @@ pub(super) async fn end_lsn(
     let row = catalog.client().query_one(sql, &[]).await;
     let before = row.and_then(|row| row.try_get(0));
     let before = before.map_err(CatalogError::from)?;
-    // The commit record is in the WAL before the rows are visible.
-    wait_for_open(catalog).await?;
-    for partition in retention::taken_off(catalog, table).await? {
+    // A transaction's commit record is written to WAL before its rows become visible.
+    wait_for_open_transactions(catalog).await?;
+    for partition in retention::detached_partitions(catalog, table).await? {
         if has_rows(catalog, &partition, condition).await? {
             let table = table.clone();
             return Err(ReplayError::Detached { table, partition });
@@ -85,7 +85,8 @@ pub(super) async fn end_lsn(
     Ok(before)
 }
 
-/// Returns the first transaction that the snapshot of this session's transaction may not contain.
+/// Returns the lowest transaction ID that the snapshot of this session's transaction may not
+/// contain.
 pub(super) async fn snapshot_xmin(reader: &Catalog) -> Result<String, ReplayError> {
     let sql = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text";
     let row = reader.client().query_one(sql, &[]).await;
@@ -93,8 +94,8 @@ pub(super) async fn snapshot_xmin(reader: &Catalog) -> Result<String, ReplayErro
     Ok(xmin.map_err(CatalogError::from)?)
 }
 
-/// Returns the condition for rows that may be missing according to these journal entries, or `None`
-/// if one of them is not open.
+/// Returns the SQL condition for rows that may be missing according to these journal entries, or
+/// `None` if an entry is not open.
 pub(super) async fn condition(
     settings: &PipelineSettings,
     table: &TableName,
@@ -109,7 +110,8 @@ pub(super) async fn condition(
     Ok(Some(missing_condition(catalog, &open).await?))
 }
 
-/// Waits until the pipeline has recorded the consequence of the end of a run about these entries.
+/// Waits until the pipeline has recorded whether it resumes delivery after a run that covers these
+/// entries.
 pub(super) async fn hand_over(
     settings: &PipelineSettings,
     catalog: &Catalog,

@@ -8,13 +8,13 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::sql::{escape_identifier, escape_literal};
 use crate::postgres::table::TableName;
 
-/// Number of partitions that one transaction creates. Each transaction examines the table with all
-/// partitions that exist by then.
+/// Maximum number of partitions that one transaction creates. Each transaction examines the table
+/// and all partitions that exist by then.
 const PARTITIONS_PER_TRANSACTION: usize = 20;
 
 impl Pass<'_> {
     /// Creates the missing partitions.
-    pub(super) async fn make(
+    pub(super) async fn create_partitions(
         &mut self,
         found: &RetentionFacts,
         ahead: u32,
@@ -32,7 +32,7 @@ impl Pass<'_> {
             return Ok(());
         }
         for steps in steps.chunks(PARTITIONS_PER_TRANSACTION) {
-            if steps.len() == 1 || !self.make_together(steps).await? {
+            if steps.len() == 1 || !self.create_together(steps).await? {
                 for step in steps {
                     self.perform_step(step).await?;
                 }
@@ -41,21 +41,21 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Creates several partitions in one transaction, all or none. Returns false if that fails or
+    /// Creates several partitions in one transaction. Returns false if the transaction fails or
     /// takes too long.
-    async fn make_together(&mut self, steps: &[RetentionStep]) -> Result<bool, CatalogError> {
+    async fn create_together(&mut self, steps: &[RetentionStep]) -> Result<bool, CatalogError> {
         let (mut create, mut attach) = (Vec::new(), String::new());
         let mut done = Vec::with_capacity(steps.len());
         for step in steps {
-            if let RetentionStep::Make(name, range) = step {
+            if let RetentionStep::Create(name, range) = step {
                 create.push(self.create_sql(name));
                 let statement = escape_literal(&self.attach_sql(name, *range));
                 let _ = write!(attach, "EXECUTE {statement}; ");
                 done.push(describe_created(name, *range));
             }
         }
-        // ATTACH locks the default partition, and sessions that write to it wait. Therefore all
-        // ATTACH commands are one statement, whose duration is limited.
+        // ATTACH locks the default partition, which blocks sessions that write to it. Therefore all
+        // ATTACH commands are part of one statement, whose duration is limited.
         let attach = escape_literal(&format!("BEGIN {attach}END"));
         let sql = format!("{}; DO {attach}", create.join("; "));
         if self.attempt(&bounded(&sql)).await?.is_some() {
@@ -67,8 +67,8 @@ impl Pass<'_> {
     }
 
     /// Returns the statements that create a partition. CREATE TABLE ... PARTITION OF would block
-    /// writers; ATTACH does not.
-    pub(super) fn make_sql(&self, name: &TableName, range: TimeRange) -> String {
+    /// writers, but ATTACH does not.
+    pub(super) fn create_partition_sql(&self, name: &TableName, range: TimeRange) -> String {
         format!(
             "{}; {}",
             self.create_sql(name),
@@ -100,5 +100,5 @@ impl Pass<'_> {
 
 /// Describes a partition that was created, for the report.
 pub(super) fn describe_created(name: &TableName, range: TimeRange) -> String {
-    format!("partition {name} made for {range}")
+    format!("partition {name} created for {range}")
 }

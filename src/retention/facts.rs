@@ -1,4 +1,4 @@
-//! Queries the facts that a plan is based on.
+//! Queries the facts on which a plan is based.
 
 use crate::postgres::sql::{Client, Row};
 use jiff::Timestamp;
@@ -11,48 +11,49 @@ use crate::postgres::catalog::CatalogError;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::Target;
 
-/// The facts about a table that matter for its maintenance. Statements are composed from them, so
-/// they are read again under the lock and must be the same.
+/// The facts about a table that its maintenance depends on. Because statements are composed from
+/// these facts, Walpost queries them again once the table is locked, and requires that they have
+/// not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Maintained {
+pub(crate) struct MaintainedTable {
     pub(crate) name: TableName,
     pub(crate) origin: Origin,
-    /// How the table is partitioned; `None` if it is not.
+    /// How the table is partitioned; `None` if the table is not partitioned.
     pub(crate) partitioning: Option<Partitioning>,
     pub(crate) default: Option<TableName>,
     pub(crate) owner: String,
     pub(crate) owner_is_superuser: bool,
     /// The role of the session.
     pub(crate) user: String,
-    /// Whether the role is the owner, or has its privileges.
-    pub(crate) is_ours: bool,
+    /// Whether the session's role is the owner, or has the privileges of the owner.
+    pub(crate) has_owner_privileges: bool,
     pub(crate) may_create: bool,
-    /// Whether the table has the column that shows the age of a row.
+    /// Whether the table has a column `created_at`, which determines the age of a row.
     pub(crate) has_time: bool,
 }
 
 /// How a table is partitioned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Partitioning {
-    /// By ranges of one column with a date or time.
+    /// Partitioned by range of one column that has a date or timestamp type.
     Time,
-    /// In any other way.
+    /// Partitioned in another way.
     Other,
 }
 
-/// Prepares the session: times are read and written in UTC, and other sessions do not wait long for
-/// this one.
+/// Configures the session: sets the time zone to UTC, and limits how long other sessions wait for
+/// this session.
 pub(crate) async fn prepare(client: &Client, lock_timeout: u128) -> Result<(), CatalogError> {
     let sql =
         format!("SET TimeZone = 'UTC'; SET DateStyle = ISO; SET lock_timeout = {lock_timeout}");
     Ok(client.batch_execute(&sql).await?)
 }
 
-/// Returns the facts about the table, or `None` if it does not exist.
-pub(crate) async fn maintained(
+/// Returns the facts about the table, or `None` if the table does not exist.
+pub(crate) async fn query_maintained_table(
     client: &Client,
     table: &TableName,
-) -> Result<Option<Maintained>, CatalogError> {
+) -> Result<Option<MaintainedTable>, CatalogError> {
     let found = client
         .query_opt(
             "SELECT c.oid, (SELECT system_identifier::text FROM pg_control_system()), p.partrelid IS NOT NULL, \
@@ -78,7 +79,7 @@ pub(crate) async fn maintained(
     };
     let default: Option<String> = row.try_get(4)?;
     let default_schema: Option<String> = row.try_get(5)?;
-    Ok(Some(Maintained {
+    Ok(Some(MaintainedTable {
         name: table.clone(),
         origin: Origin {
             table: row.try_get(0)?,
@@ -90,23 +91,23 @@ pub(crate) async fn maintained(
             .map(|(schema, name)| TableName { schema, name }),
         owner: row.try_get(6)?,
         user: row.try_get(7)?,
-        is_ours: row.try_get(8)?,
+        has_owner_privileges: row.try_get(8)?,
         may_create: row.try_get(9)?,
         owner_is_superuser: row.try_get(10)?,
         has_time: row.try_get(11)?,
     }))
 }
 
-/// Claims the table, until [`release`] or the end of the session, so that other sessions do not
-/// maintain it. Returns false if another session has claimed it.
-pub(crate) async fn claim(client: &Client, table: &Maintained) -> Result<bool, CatalogError> {
+/// Claims the table until [`release`] is called or the session ends, so that no other session
+/// maintains the table. Returns false if another session has claimed it.
+pub(crate) async fn claim(client: &Client, table: &MaintainedTable) -> Result<bool, CatalogError> {
     lock(client, "pg_try_advisory_lock", table).await
 }
 
-/// Returns the error that names the session because of which [`claim`] failed.
-pub(crate) async fn claimed(
+/// Returns the error for a failed [`claim`], which identifies the session that holds the claim.
+pub(crate) async fn claim_error(
     client: &Client,
-    table: &Maintained,
+    table: &MaintainedTable,
 ) -> Result<RetentionError, CatalogError> {
     let row = client
         .query_opt(
@@ -129,13 +130,18 @@ pub(crate) async fn claimed(
 }
 
 /// Releases the claim on the table.
-pub(crate) async fn release(client: &Client, table: &Maintained) -> Result<(), CatalogError> {
+pub(crate) async fn release(client: &Client, table: &MaintainedTable) -> Result<(), CatalogError> {
     lock(client, "pg_advisory_unlock", table).await?;
     Ok(())
 }
 
-async fn lock(client: &Client, function: &str, table: &Maintained) -> Result<bool, CatalogError> {
-    // "walp", so that the locks of other applications do not conflict.
+async fn lock(
+    client: &Client,
+    function: &str,
+    table: &MaintainedTable,
+) -> Result<bool, CatalogError> {
+    // The first key is "walp" in ASCII, to avoid conflicts with advisory locks of other
+    // applications.
     let row = client
         .query_one(
             &format!("SELECT {function}(x'77616c70'::int, $1::oid::int8::bit(32)::int)"),
@@ -154,8 +160,8 @@ fn micros(expression: &str) -> String {
 
 fn timestamp(row: &Row, column: usize) -> Result<Option<Timestamp>, CatalogError> {
     let micros: Option<i64> = row.try_get(column)?;
-    // PostgreSQL's calendar has a larger range. Times outside the supported range are treated like
-    // infinity.
+    // PostgreSQL supports a larger range of times. Times outside Jiff's range are treated as
+    // infinite.
     Ok(micros.and_then(|micros| Timestamp::from_microsecond(micros).ok()))
 }
 
@@ -166,15 +172,16 @@ fn name(row: &Row, schema: usize, name: usize) -> Result<TableName, CatalogError
     })
 }
 
-/// Queries the facts for the plan of a table that is partitioned by time, except for the slots.
+/// Queries the facts for planning the maintenance of a table that is partitioned by time, except
+/// for the positions of slots.
 pub(crate) async fn query_facts(
     client: &Client,
-    outbox: &Maintained,
+    outbox: &MaintainedTable,
 ) -> Result<RetentionFacts, CatalogError> {
     let now = micros("now()");
     let row = client.query_one(&format!("SELECT {now}"), &[]).await?;
     let now = clock(&row)?;
-    // Only members of pg_read_all_stats see the transactions of other roles.
+    // Only members of pg_read_all_stats can see the transactions of other roles.
     let began = micros("xact_start");
     let oldest_open = client
         .query_opt(
@@ -239,8 +246,9 @@ async fn partitions(client: &Client, origin: &Origin) -> Result<Vec<Partition>, 
 }
 
 /// Returns tables whose comments show that they were partitions of the outbox. Any role can write
-/// such a comment on its own table, so a table counts only if its owner could attach a partition to
-/// the outbox, or owns one: `ALTER TABLE ... OWNER TO` does not change the owners of partitions.
+/// such a comment on its own table, so a table is included only if its owner could attach a
+/// partition to the outbox or owns a partition of it: `ALTER TABLE ... OWNER TO` does not change
+/// the owners of partitions.
 async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, CatalogError> {
     let rows = client
         .query(
@@ -270,8 +278,8 @@ async fn detached(client: &Client, origin: &Origin) -> Result<Vec<Detached>, Cat
     rows.iter().map(table).collect()
 }
 
-/// Returns the names of tables that were partitions, and of partitions that are being detached.
-pub(crate) async fn taken_off(
+/// Returns the names of detached partitions, and of partitions that are being detached.
+pub(crate) async fn detached_partitions(
     client: &Client,
     origin: &Origin,
 ) -> Result<Vec<TableName>, CatalogError> {
@@ -291,10 +299,10 @@ pub(crate) async fn taken_off(
     Ok(names)
 }
 
-/// Returns the time of the database server, and the end of the table's own comment.
-pub(crate) async fn generation(
+/// Returns the current time of the database server, and the end of the table's comment.
+pub(crate) async fn query_rows_mark(
     client: &Client,
-    outbox: &Maintained,
+    outbox: &MaintainedTable,
 ) -> Result<(Timestamp, Option<String>), CatalogError> {
     let now = micros("now()");
     let sql = format!("SELECT {now}, {}", end_of_comment("$1"));
@@ -302,7 +310,8 @@ pub(crate) async fn generation(
     Ok((clock(&row)?, row.try_get(1)?))
 }
 
-/// Returns the current WAL position. Everything committed by now is before it.
+/// Returns the current WAL position. All transactions that have been committed so far precede this
+/// position.
 pub(crate) async fn position(client: &Client) -> Result<Lsn, CatalogError> {
     let row = client
         .query_one("SELECT pg_current_wal_insert_lsn()", &[])
@@ -310,15 +319,15 @@ pub(crate) async fn position(client: &Client) -> Result<Lsn, CatalogError> {
     Ok(row.try_get(0)?)
 }
 
-/// Returns the first column, which contains `now()`.
+/// Reads the first column, which contains `now()`.
 fn clock(row: &Row) -> Result<Timestamp, CatalogError> {
     timestamp(row, 0)?
-        .ok_or_else(|| CatalogError::Unexpected("now() is beyond the calendar".to_owned()))
+        .ok_or_else(|| CatalogError::Unexpected("now() is outside the supported range".to_owned()))
 }
 
-/// Returns the query for [`slots`] on a server of this version. From PostgreSQL 17 on, the view
-/// `pg_publication_tables` would lock every table of every publication, so that a lock on an
-/// unrelated table would prevent this one from being maintained.
+/// Returns the query for [`slots`] on a server of this version. Since PostgreSQL 17, the view
+/// `pg_publication_tables` would lock every table of every publication, so a lock on an unrelated
+/// table would prevent the maintenance of this table.
 fn slots_sql(version: i32) -> String {
     // Publications can contain schemas since PostgreSQL 15.
     let in_schema = match version >= 150_000 {
@@ -343,10 +352,10 @@ fn slots_sql(version: i32) -> String {
     )
 }
 
-/// Returns the slots that read the table, and their positions. These are the pipeline's own slot
-/// and, if another publication contains the table too, all other slots of this database that use
-/// pgoutput, because the server does not show which publication a slot is used with. The slots in
-/// `readers` are included, if they exist. Returns nothing if the pipeline's own slot does not
+/// Returns the slots that may read the table, and their positions. These are the pipeline's own
+/// slot and, if another publication also contains the table, all other slots of this database that
+/// use pgoutput, because the server does not record which publication a slot is used with. Slots in
+/// `readers` are included if they exist. Returns no slots if the pipeline's own slot does not
 /// exist.
 pub(crate) async fn slots(
     client: &Client,

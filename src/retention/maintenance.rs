@@ -1,4 +1,5 @@
-//! Runs retention alongside a pipeline, over its own connection. It never stops delivery.
+//! Runs retention passes alongside a pipeline, on a separate connection. A failure never stops
+//! delivery.
 
 use std::time::{Duration, Instant};
 
@@ -18,11 +19,11 @@ const PASS_INTERVAL_MAX: Duration = Duration::from_secs(60);
 /// How long the pass over one table may take before its connection is closed.
 const PASS_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum number of problems that are logged with a line each, because thousands of tables can
-/// have the same problem.
+/// Maximum number of problems that are logged individually, because thousands of tables can have
+/// the same problem.
 const LOGGED_PROBLEMS_MAX: usize = 10;
 
-/// Running passes, which end when this is dropped.
+/// A task that runs passes. The task is aborted when this handle is dropped.
 #[derive(Debug)]
 pub(crate) struct Maintenance(JoinHandle<()>);
 
@@ -32,7 +33,8 @@ impl Drop for Maintenance {
     }
 }
 
-/// Starts passes over the pipeline's tables on the current runtime, if a retention is configured.
+/// Starts a task on the current runtime that runs passes over the pipeline's tables, if a retention
+/// is configured.
 #[must_use]
 pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
     let keep = settings.retention.keep?;
@@ -47,43 +49,47 @@ pub(crate) fn start(settings: &PipelineSettings) -> Option<Maintenance> {
     })))
 }
 
-/// Performs a pass, logs what was done and what it waits for, and returns the problems.
+/// Performs a pass, logs the completed and waiting steps, and returns the problems.
 async fn pass(settings: &PipelineSettings) -> Vec<String> {
     let opened = async {
         let catalog = Catalog::open(&settings.postgres).await?;
         let tables = super::tables(&catalog, &settings.target).await?;
         Ok((catalog, tables))
     };
-    let (mut catalog, tables) = match in_time(opened).await {
+    let (mut catalog, tables) = match with_timeout(opened).await {
         Ok(opened) => opened,
         Err(reason) => return vec![reason],
     };
-    let mut troubles = Vec::new();
+    let mut problems = Vec::new();
     for target in &tables {
         let pass = pass_of_table(&catalog, settings, target, tables.len(), false);
-        match in_time(pass).await {
-            Ok(report) => troubles.extend(log_report(&settings.name, report)),
-            // A problem with one table, or a connection that is still busy with it, does not affect
-            // the next table.
+        match with_timeout(pass).await {
+            Ok(report) => problems.extend(log_report(&settings.name, report)),
+            // A new connection is opened, so that a failure or a running query for one table does
+            // not affect the next table.
             Err(reason) => {
-                troubles.push(format!("{}: {reason}", target.outbox));
-                catalog = match in_time(Catalog::open(&settings.postgres)).await {
+                problems.push(format!("{}: {reason}", target.outbox));
+                catalog = match with_timeout(Catalog::open(&settings.postgres)).await {
                     Ok(catalog) => catalog,
                     Err(reason) => {
-                        troubles.push(reason);
+                        problems.push(reason);
                         break;
                     }
                 };
             }
         }
     }
-    troubles
+    problems
 }
 
-async fn in_time<T>(asked: impl Future<Output = Result<T, CatalogError>>) -> Result<T, String> {
-    match timeout(PASS_TIMEOUT, asked).await {
+async fn with_timeout<T>(
+    operation: impl Future<Output = Result<T, CatalogError>>,
+) -> Result<T, String> {
+    match timeout(PASS_TIMEOUT, operation).await {
         Ok(done) => done.map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer from PostgreSQL within {PASS_TIMEOUT:?}")),
+        Err(_) => Err(format!(
+            "no response from PostgreSQL within {PASS_TIMEOUT:?}"
+        )),
     }
 }
 
@@ -95,36 +101,38 @@ fn log_report(pipeline: &str, report: RetentionReport) -> Vec<String> {
     for wait in report.waits {
         debug!(pipeline, "maintenance: {wait}");
     }
-    // A hot standby maintains the same table.
-    let mut troubles = report.problems;
-    troubles.retain(|trouble| !matches!(trouble, RetentionError::Claimed(_)));
-    troubles.iter().map(ToString::to_string).collect()
+    // A hot standby maintains the same table, so this is not a problem.
+    let mut problems = report.problems;
+    problems.retain(|problem| !matches!(problem, RetentionError::Claimed(_)));
+    problems.iter().map(ToString::to_string).collect()
 }
 
-fn log_problems(settings: &PipelineSettings, outage: &mut Outage, mut troubles: Vec<String>) {
+fn log_problems(settings: &PipelineSettings, outage: &mut Outage, mut problems: Vec<String>) {
     let pipeline = &settings.name;
-    if troubles.is_empty() {
+    if problems.is_empty() {
         if let Some(lasted) = outage.end(Instant::now()) {
-            info!(pipeline, elapsed = %Elapsed(lasted), "maintenance succeeds again");
+            info!(pipeline, elapsed = %Elapsed(lasted), "maintenance is succeeding again");
         }
         return;
     }
-    let more = troubles.len().saturating_sub(LOGGED_PROBLEMS_MAX);
+    let more = problems.len().saturating_sub(LOGGED_PROBLEMS_MAX);
     if more > 0 {
-        troubles.truncate(LOGGED_PROBLEMS_MAX);
-        troubles.push(format!(
-            "{more} more. To have all printed: {}",
+        problems.truncate(LOGGED_PROBLEMS_MAX);
+        problems.push(format!(
+            "{more} more problems. To print all problems: {}",
             settings.target.commands.print(["maintain", "--dry-run"])
         ));
     }
-    let say = outage.failed(Instant::now());
-    for trouble in troubles {
-        match say {
-            OutageMessage::Started => warn!(pipeline, "maintenance failed: {trouble}"),
+    let message = outage.failed(Instant::now());
+    for problem in problems {
+        match message {
+            OutageMessage::Started => warn!(pipeline, "maintenance failed: {problem}"),
             OutageMessage::Ongoing(lasts, _) => {
-                warn!(pipeline, elapsed = %Elapsed(lasts), "maintenance still fails: {trouble}")
+                warn!(pipeline, elapsed = %Elapsed(lasts), "maintenance is still failing: {problem}")
             }
-            OutageMessage::Suppressed => debug!(pipeline, "maintenance still fails: {trouble}"),
+            OutageMessage::Suppressed => {
+                debug!(pipeline, "maintenance is still failing: {problem}")
+            }
         }
     }
 }

@@ -1,57 +1,59 @@
-//! Records how far the removal of a partition has progressed. This mark is stored in the last line
-//! of the partition's comment, so it exists exactly as long as the partition. Pure.
+//! Defines marks, which record how far the removal of a partition has progressed. A mark is stored
+//! in the last line of the partition's comment, so it exists as long as the partition. This module
+//! does no I/O.
 
 use jiff::Timestamp;
 
 use crate::model::lsn::Lsn;
 
-/// The start of Walpost's line.
+/// The start of Walpost's line in a comment.
 const COMMENT_PREFIX: &str = "walpost: ";
 
-/// Longer than any line of Walpost, in characters.
+/// An upper limit for the length of Walpost's line, in characters.
 const LINE_CHARS_MAX: usize = 300;
 
-/// Follows the start if the mark concerns rows of a table without partitions.
+/// Follows [`COMMENT_PREFIX`] if the mark is for rows of a table without partitions.
 const ROWS_PREFIX: &str = "rows before ";
 
 /// How far the removal of a partition has progressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartitionMark {
-    /// The time range has ended, and the rows that the partition contained then were committed
-    /// before this WAL position.
+    /// The time range has ended, and the rows that the partition contained at that time were
+    /// committed before this WAL position.
     Closed(Lsn),
-    /// The slots had passed that position at this time.
+    /// The time at which the slots had passed the position in [`Self::Closed`].
     Delivered(Timestamp),
     /// The partition was detached, and all its rows were committed before this WAL position.
     Detached(Lsn),
 }
 
-/// The table that a mark concerns. LSNs and OIDs of another cluster, for example in a dump, have no
-/// meaning here.
+/// Identifies the table that a mark belongs to. Marks of another cluster, for example in a restored
+/// dump, are ignored because their LSNs and OIDs are meaningless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// OID of the outbox table.
+    /// The OID of the outbox table.
     pub table: u32,
     /// The system identifier.
     pub cluster: String,
 }
 
 impl Origin {
-    /// Returns the end of each line about this table.
+    /// Returns the text that each mark of this table ends with.
     #[must_use]
     pub(crate) fn suffix(&self) -> String {
         format!(" (table {}, cluster {})", self.table, self.cluster)
     }
 
-    /// Returns the mark in a partition's comment, if it concerns this table.
+    /// Returns the mark in a partition's comment, if it belongs to this table.
     #[must_use]
     pub(crate) fn read(&self, comment: Option<&str>) -> Option<PartitionMark> {
         PartitionMark::read(&self.line(comment)?)
     }
 
-    /// Returns the mark in the table's own comment, and the time before which rows are concerned.
+    /// Returns the mark in the comment of a table without partitions, and the time before which
+    /// rows are covered by the mark.
     #[must_use]
-    pub(crate) fn read_generation(
+    pub(crate) fn read_rows_mark(
         &self,
         comment: Option<&str>,
     ) -> Option<(Timestamp, PartitionMark)> {
@@ -60,39 +62,39 @@ impl Origin {
         Some((before.parse().ok()?, PartitionMark::read(mark)?))
     }
 
-    /// Returns Walpost's line, without its fixed start and end.
+    /// Returns Walpost's line in a comment, without its fixed prefix and suffix.
     fn line(&self, comment: Option<&str>) -> Option<String> {
         let line = comment?.lines().next_back()?;
-        let what = line
+        let text = line
             .strip_prefix(COMMENT_PREFIX)?
             .strip_suffix(&self.suffix())?;
-        Some(what.to_owned())
+        Some(text.to_owned())
     }
 }
 
 impl PartitionMark {
-    fn read(what: &str) -> Option<Self> {
+    fn read(text: &str) -> Option<Self> {
         let lsn = |text: &str| text.parse().ok();
-        if let Some(text) = what.strip_prefix("closed at ") {
+        if let Some(text) = text.strip_prefix("closed at ") {
             lsn(text).map(Self::Closed)
-        } else if let Some(text) = what.strip_prefix("detached at ") {
+        } else if let Some(text) = text.strip_prefix("detached at ") {
             lsn(text).map(Self::Detached)
         } else {
-            let time = what.strip_prefix("delivered by ")?.parse();
+            let time = text.strip_prefix("delivered by ")?.parse();
             time.ok().map(Self::Delivered)
         }
     }
 }
 
-/// Returns SQL for the end of the comment on the table with OID `oid`, longer than any line of
-/// Walpost. The owner determines the length of a comment, and one with megabytes must not fail the
-/// query that reads the comments of all tables.
+/// Returns SQL for the end of the comment on the table with OID `oid`. It is long enough to contain
+/// Walpost's line. The owner determines the length of a comment, and a comment of many megabytes
+/// must not cause the query that reads the comments of all tables to fail.
 #[must_use]
 pub(crate) fn end_of_comment(oid: &str) -> String {
     format!("right(obj_description({oid}, 'pg_class'), {LINE_CHARS_MAX})")
 }
 
-/// Returns SQL for the lines of the comment on a table that are not Walpost's, each with its line
+/// Returns SQL for all lines of a table's comment except Walpost's line, each followed by a line
 /// feed. `oid` is the table's OID.
 #[must_use]
 pub(crate) fn other_lines(oid: &str) -> String {
@@ -103,7 +105,7 @@ pub(crate) fn other_lines(oid: &str) -> String {
     )
 }
 
-/// A kind of mark, before its position or time is known.
+/// A kind of mark, without its position or time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkKind {
     /// [`PartitionMark::Closed`]
@@ -112,21 +114,22 @@ pub(crate) enum MarkKind {
     Delivered,
     /// [`PartitionMark::Detached`]
     Detached,
-    /// [`PartitionMark::Closed`], for the rows of a table that exist at that moment.
+    /// [`PartitionMark::Closed`], for the rows that a table contains at that time.
     RowsClosed,
-    /// [`PartitionMark::Delivered`], for the rows before that time.
+    /// [`PartitionMark::Delivered`], for the rows that were created before the given time.
     RowsDelivered(Timestamp),
 }
 
 impl MarkKind {
-    /// Returns the start of a line of this kind, and the SQL expression for the rest: the current
+    /// Returns the start of a mark of this kind, and the SQL expression for its value: the current
     /// position or time.
     #[must_use]
     pub(crate) fn parts(self) -> (String, String) {
-        // Everything committed by now is in the WAL before this position, whether flushed or not.
+        // All transactions that have been committed so far precede this position in WAL, whether or
+        // not they have been flushed.
         let lsn = "pg_current_wal_insert_lsn()::text";
         let now = "to_char(now() AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')";
-        let (what, expression) = match self {
+        let (text, expression) = match self {
             Self::Closed => ("closed at ".to_owned(), lsn.to_owned()),
             Self::Detached => ("detached at ".to_owned(), lsn.to_owned()),
             Self::Delivered => ("delivered by ".to_owned(), now.to_owned()),
@@ -139,7 +142,7 @@ impl MarkKind {
                 now.to_owned(),
             ),
         };
-        (format!("{COMMENT_PREFIX}{what}"), expression)
+        (format!("{COMMENT_PREFIX}{text}"), expression)
     }
 }
 
@@ -160,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_back_what_was_written() {
+    fn reads_partition_marks_in_the_written_format() {
         let read = |text: &str| origin().read(Some(text));
         let lsn = Lsn(0x16B_3748);
         assert_eq!(
@@ -179,10 +182,10 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_of_rows_is_read_again() {
+    fn reads_row_marks_in_the_written_format() {
         let (before, at) = ("2025-11-22T01:02:03Z", "2025-11-22T01:02:04Z");
         let [before_time, at_time] = [before, at].map(|text| text.parse().expect("a time"));
-        let read = |text: &str| origin().read_generation(Some(text));
+        let read = |text: &str| origin().read_rows_mark(Some(text));
         let closed = comment(MarkKind::RowsClosed, &format!("{before} closed at 0/1"));
         assert_eq!(
             read(&closed),
@@ -191,13 +194,13 @@ mod tests {
         let delivered = comment(MarkKind::RowsDelivered(before_time), at);
         let expected = Some((before_time, PartitionMark::Delivered(at_time)));
         assert_eq!(read(&delivered), expected);
-        // A mark for rows of a table is not one for a partition, and vice versa.
+        // A mark for rows of a table is not a mark for a partition, and vice versa.
         assert_eq!(origin().read(Some(&closed)), None);
         assert_eq!(read(&comment(MarkKind::Closed, "0/1")), None);
     }
 
     #[test]
-    fn lines_of_others_are_not_marks() {
+    fn ignores_comment_lines_that_are_not_marks() {
         let ours = comment(MarkKind::Closed, "0/1");
         let both = format!("Kept for the auditors\n{ours}");
         assert_eq!(
@@ -210,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn no_line_of_ours_is_longer_than_what_is_read_of_a_comment() {
+    fn marks_fit_into_the_part_of_a_comment_that_is_read() {
         let origin = Origin {
             table: u32::MAX,
             cluster: u64::MAX.to_string(),
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_of_another_cluster_or_table_is_none() {
+    fn ignores_marks_of_another_cluster_or_table() {
         let ours = comment(MarkKind::Detached, "0/1");
         for (from, to) in [("7405", "7406"), ("16390", "16391")] {
             assert_eq!(origin().read(Some(&ours.replace(from, to))), None);

@@ -1,5 +1,5 @@
-//! Determines what to do with a table's partitions, and what to wait for. Pure: the time and
-//! positions in the WAL are passed as arguments.
+//! Plans the steps for a table's partitions, and determines which steps have to wait. This module
+//! does no I/O: the time and WAL positions are arguments.
 
 use std::fmt;
 
@@ -16,43 +16,43 @@ use crate::postgres::table::TableName;
 pub(crate) struct RetentionFacts {
     /// The time of the database server.
     pub now: Timestamp,
-    /// Start of the oldest visible transaction, and PID of its server process.
+    /// The start of the oldest visible transaction, and the PID of its server process.
     pub oldest_open: Option<(Timestamp, i32)>,
     /// The partitions, in any order.
     pub partitions: Vec<Partition>,
-    /// Tables that were partitions, and have a mark.
+    /// Detached partitions that have a mark.
     pub detached: Vec<Detached>,
-    /// Of the slots that read the table, the one with the lowest position; `None` if nothing may be
-    /// removed.
+    /// The slot with the lowest position among the slots that read the table, and its position.
+    /// `None` if nothing may be removed.
     pub slot: Option<(String, Lsn)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Partition {
     pub name: TableName,
-    /// Its bounds. Both are open for the default partition.
+    /// The bounds of the partition, which are both open for the default partition.
     pub bounds: Bounds,
-    /// Whether it is the default partition.
+    /// Whether this is the default partition.
     pub is_default: bool,
-    /// Whether detaching it was started and not completed.
+    /// Whether a detach was started but not completed.
     pub is_pending: bool,
-    /// Its current mark.
+    /// The current mark of the partition.
     pub mark: Option<PartitionMark>,
 }
 
-/// A table that was a partition.
+/// A partition that was detached from the outbox table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Detached {
-    /// Distinguishes the table from another one with the same name.
+    /// Distinguishes the table from another table with the same name.
     pub oid: u32,
     pub name: TableName,
-    /// Its current mark.
+    /// The current mark of the table.
     pub mark: Option<PartitionMark>,
-    /// The end of its comment, which contains the mark.
+    /// The end of the table's comment, which contains the mark.
     pub comment_end: String,
 }
 
-/// The bounds of a partition. `None` is an open side.
+/// The bounds of a partition. `None` means unbounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bounds {
     /// The lower bound, inclusive.
@@ -83,72 +83,71 @@ enum Width {
     Fixed(SignedDuration),
 }
 
-/// A step to perform.
+/// A step that a pass performs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RetentionStep {
     /// Create a partition for this range.
-    Make(TableName, TimeRange),
-    /// The partition's time range has ended: record the current WAL position.
-    Close(Partition),
-    /// The slots have passed that position: record the time.
-    NoteDelivered(Partition),
-    /// Detach it from the table.
+    Create(TableName, TimeRange),
+    /// Record the current WAL position, because the partition's time range has ended.
+    MarkClosed(Partition),
+    /// Record the current time, because the slots have passed the position in the mark.
+    MarkDelivered(Partition),
+    /// Detach the partition from the table.
     Detach(Partition),
-    /// Complete an interrupted detachment.
+    /// Complete an interrupted detach.
     Finalize(Partition),
-    /// Record the current WAL position, which is after everything that the table contains.
-    NoteDetached(Detached),
+    /// Record the current WAL position, which follows all rows that the table contains.
+    MarkDetached(Detached),
     /// Drop the table.
     Drop(Detached),
 }
 
-/// Why something has not been done yet.
+/// Why a step has to wait.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RemovalWait {
-    /// A slot has not passed a position.
-    #[error("{table} waits until slot {slot:?}, confirmed up to {confirmed}, has passed {needed}")]
+    /// A slot has not reached a position.
+    #[error("{table} is kept until slot {slot:?}, confirmed up to {confirmed}, reaches {needed}")]
     Slot {
         table: TableName,
         slot: String,
         /// The current position of the slot.
         confirmed: Lsn,
-        /// The position that the slot has to pass.
+        /// The position that the slot has to reach.
         needed: Lsn,
     },
     /// The partition is younger than the retention.
     #[error("{table} is delivered and kept until {until}")]
     Age {
         table: TableName,
-        /// According to the database server's clock.
+        /// The end of the retention, according to the database server's clock.
         until: Timestamp,
     },
     /// A transaction may still insert into the partition.
     #[error(
-        "{table} waits for the end of a transaction of PID {pid}, which began at {began} and can still insert into it. \
-         If it was forgotten: SELECT pg_catalog.pg_terminate_backend({pid})"
+        "{table} is kept until a transaction of PID {pid} ends, which started at {began} and can still insert rows. To \
+         terminate an abandoned transaction: SELECT pg_catalog.pg_terminate_backend({pid})"
     )]
     Transaction {
         table: TableName,
-        /// PID of the server process.
+        /// The PID of the server process.
         pid: i32,
-        /// When the transaction began.
+        /// When the transaction started.
         began: Timestamp,
     },
     /// Rows of a table without partitions are locked.
-    #[error("rows of {0} that are to be deleted are locked by someone else")]
+    #[error("rows of {0} that are due for deletion are locked by another session")]
     Rows(TableName),
     /// Another session is detaching the partition.
     #[error(
-        "{table} is being detached by someone else. If that was interrupted, as the owner of the table: ALTER TABLE ... DETACH PARTITION {table} \
+        "{table} is being detached by another session. If that session was interrupted, as the owner of the table: \
+         ALTER TABLE ... DETACH PARTITION {table} \
          FINALIZE"
     )]
-    Pending {
-        /// The partition.
-        table: TableName,
-    },
+    Pending { table: TableName },
 }
 
-/// Returns steps that create the partitions that `table` lacks: the current one, and `ahead` more.
+/// Returns steps that create the missing partitions of `table`: the partition for the current time,
+/// and `ahead` more.
 #[must_use]
 pub(crate) fn plan_missing(
     table: &TableName,
@@ -166,16 +165,19 @@ pub(crate) fn plan_missing(
             break;
         };
         if !found.partitions.iter().any(|p| p.overlaps(range)) {
-            steps.push(RetentionStep::Make(name(table, range, width), range));
+            steps.push(RetentionStep::Create(
+                partition_name(table, range, width),
+                range,
+            ));
         }
         at = range.upper;
     }
     steps
 }
 
-/// Returns what to do with partitions that are older than `keep`, and what to wait for.
+/// Returns the steps that remove partitions older than `keep`, and the steps that have to wait.
 #[must_use]
-pub(crate) fn removals(
+pub(crate) fn plan_removals(
     found: &RetentionFacts,
     keep: SignedDuration,
 ) -> (Vec<RetentionStep>, Vec<RemovalWait>) {
@@ -183,7 +185,7 @@ pub(crate) fn removals(
     let Some((slot, confirmed)) = &found.slot else {
         return (steps, waits);
     };
-    let behind = |table: &TableName, needed| RemovalWait::Slot {
+    let slot_wait = |table: &TableName, needed| RemovalWait::Slot {
         table: table.clone(),
         slot: slot.clone(),
         confirmed: *confirmed,
@@ -204,17 +206,17 @@ pub(crate) fn removals(
             continue;
         }
         match partition.mark {
-            // A partition that was detached and attached again starts over.
+            // A partition that was detached and attached again is marked again.
             None | Some(PartitionMark::Detached(_)) => {
-                steps.push(RetentionStep::Close(partition.clone()))
+                steps.push(RetentionStep::MarkClosed(partition.clone()))
             }
             Some(PartitionMark::Closed(needed)) if needed <= *confirmed => {
-                steps.push(RetentionStep::NoteDelivered(partition.clone()));
+                steps.push(RetentionStep::MarkDelivered(partition.clone()));
             }
-            Some(PartitionMark::Closed(needed)) => waits.push(behind(&table, needed)),
-            // The clock went backwards, so the recorded time does not count.
+            Some(PartitionMark::Closed(needed)) => waits.push(slot_wait(&table, needed)),
+            // The clock was set back, so the recorded time is ignored.
             Some(PartitionMark::Delivered(at)) if at > found.now => {
-                steps.push(RetentionStep::NoteDelivered(partition.clone()));
+                steps.push(RetentionStep::MarkDelivered(partition.clone()));
             }
             Some(PartitionMark::Delivered(at)) => {
                 let until = at.checked_add(keep).unwrap_or(Timestamp::MAX);
@@ -233,9 +235,9 @@ pub(crate) fn removals(
             Some(PartitionMark::Detached(needed)) if needed <= *confirmed => {
                 steps.push(RetentionStep::Drop(detached.clone()));
             }
-            Some(PartitionMark::Detached(needed)) => waits.push(behind(&detached.name, needed)),
-            // The table was detached, but this was not recorded.
-            Some(_) => steps.push(RetentionStep::NoteDetached(detached.clone())),
+            Some(PartitionMark::Detached(needed)) => waits.push(slot_wait(&detached.name, needed)),
+            // The table was detached, but its mark was not updated.
+            Some(_) => steps.push(RetentionStep::MarkDetached(detached.clone())),
             None => {}
         }
     }
@@ -250,7 +252,7 @@ impl Partition {
             && upper.is_none_or(|upper| upper > range.lower)
     }
 
-    /// Returns whether the partition has both bounds.
+    /// Returns whether the partition has both a lower and an upper bound.
     #[must_use]
     pub(crate) fn is_range(&self) -> bool {
         self.range().is_some()
@@ -262,8 +264,8 @@ impl Partition {
     }
 }
 
-/// Returns the range that serves as a model for others: the last one that has started, or else the
-/// first one.
+/// Returns the range from which the ranges of new partitions are derived: the last range that has
+/// started or, if none has started, the first range.
 fn model(found: &RetentionFacts) -> Option<TimeRange> {
     let ranges = || found.partitions.iter().filter_map(Partition::range);
     ranges()
@@ -279,8 +281,8 @@ fn width(range: TimeRange) -> Width {
     }
 }
 
-/// Returns the range that contains `at`, has this width and is aligned with `model`. Returns `None`
-/// outside the supported calendar.
+/// Returns the range of this width that contains `at` and is aligned with `model`. Returns `None`
+/// if the range is outside the supported range of times.
 fn range_at(model: TimeRange, width: Width, at: Timestamp) -> Option<TimeRange> {
     let length = match width {
         Width::Month => return month_at(at),
@@ -304,9 +306,9 @@ fn month_at(at: Timestamp) -> Option<TimeRange> {
     })
 }
 
-/// Returns the name of a table's partition. It contains as much of the start time as the width
-/// requires, in the format that sql/outbox_partitioned.sql uses for days.
-fn name(table: &TableName, range: TimeRange, width: Width) -> TableName {
+/// Returns the name of a table's partition. The name contains the start time, as precisely as the
+/// width requires, in the format that sql/outbox_partitioned.sql uses for days.
+fn partition_name(table: &TableName, range: TimeRange, width: Width) -> TableName {
     let is_whole = |unit: i64| match width {
         Width::Month => true,
         Width::Fixed(length) => {
@@ -325,7 +327,7 @@ fn name(table: &TableName, range: TimeRange, width: Width) -> TableName {
         Width::Fixed(_) => "_p%Y%m%d%H%M%S_%6f",
     };
     let ending = range.lower.strftime(format).to_string();
-    // A name has at most 63 bytes.
+    // PostgreSQL limits names to 63 bytes.
     let mut stem = table.name.as_str();
     while stem.len() + ending.len() > 63 {
         let mut chars = stem.chars();

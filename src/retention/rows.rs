@@ -1,20 +1,20 @@
 //! Retention of a table without partitions, whose rows are deleted in batches. Partitions are
-//! preferable, because each deleted row costs a dead tuple, its vacuum, and WAL.
+//! preferable, because each deleted row leaves a dead tuple for VACUUM and generates WAL.
 //!
-//! As with partitions, positions in the WAL are decisive. The table is marked with the current time
-//! and WAL position: older rows form one generation. Once the slots have passed that position, the
-//! time is added to the mark. When the retention since then has elapsed, the rows that were created
-//! before the first time are deleted, and the next generation starts, so a row is kept for one to
-//! two times the retention. A transaction can commit such a row late. Therefore the WAL position is
-//! queried again after a batch was read, and the slots have to pass that position before the batch
-//! is deleted.
+//! As with partitions, WAL positions determine what is removed. The table is marked with the
+//! current time and WAL position; rows created before this time form a generation. Once the slots
+//! have passed this position, the time at which they passed it is added to the mark. When the
+//! retention has elapsed since then, the rows of the generation are deleted and the next generation
+//! starts, so a row is kept for one to two times the retention. A transaction can commit such a row
+//! late. Therefore the WAL position is queried again after each batch is read, and the slots have
+//! to pass this position before the batch is deleted.
 
 use std::time::Instant;
 
 use crate::postgres::sql::Client;
 use jiff::{SignedDuration, Timestamp};
 
-use super::facts::{self, Maintained};
+use super::facts::{self, MaintainedTable};
 use super::mark::{MarkKind, PartitionMark};
 use super::plan::RemovalWait;
 use super::{Pass, RetentionError, SLOT_POLL_INTERVAL, SLOT_TIMEOUT};
@@ -22,13 +22,13 @@ use crate::model::lsn::Lsn;
 use crate::postgres::catalog::CatalogError;
 use crate::postgres::target::Target;
 
-/// Number of rows that are deleted in one transaction.
+/// Maximum number of rows that are deleted in one transaction.
 const BATCH_ROWS: i64 = 5_000;
 
-/// Locations of rows, and the transactions that wrote them, because a location can be reused for
-/// another row.
+/// The locations (`ctid`) of rows to delete. The transactions (`xmin`) that wrote the rows are
+/// included because a location can be reused for another row.
 struct Batch {
-    places: Vec<String>,
+    locations: Vec<String>,
     writers: Vec<String>,
 }
 
@@ -36,15 +36,15 @@ struct Batch {
 enum SlotWait {
     /// The slots have passed the position.
     Passed,
-    /// The slots have not passed the position.
-    For(RemovalWait),
-    /// No slot shows what was delivered.
+    /// The slots have not passed the position yet.
+    Waiting(RemovalWait),
+    /// The slots do not show which rows were delivered.
     Unknown,
 }
 
 impl Pass<'_> {
-    /// Progresses as far as possible with the generation recorded in the table's comment.
-    pub(crate) async fn rows(
+    /// Performs as many steps as possible for the generation of rows in the table's mark.
+    pub(crate) async fn delete_rows(
         &mut self,
         target: &Target,
         keep: SignedDuration,
@@ -55,14 +55,14 @@ impl Pass<'_> {
             self.report.problems.push(RetentionError::NoTime(table));
             return Ok(());
         }
-        let until = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.slot_timeout;
         loop {
             let table = self.outbox.name.clone();
-            let (now, comment) = facts::generation(self.client, self.outbox).await?;
+            let (now, comment) = facts::query_rows_mark(self.client, self.outbox).await?;
             let Some((slot, confirmed)) = self.slowest(target).await? else {
                 return Ok(());
             };
-            let kind = match self.outbox.origin.read_generation(comment.as_deref()) {
+            let kind = match self.outbox.origin.read_rows_mark(comment.as_deref()) {
                 Some((_, PartitionMark::Closed(needed))) if needed > confirmed => {
                     self.report.waits = vec![RemovalWait::Slot {
                         table,
@@ -70,14 +70,14 @@ impl Pass<'_> {
                         confirmed,
                         needed,
                     }];
-                    if dry_run || Instant::now() >= until {
+                    if dry_run || Instant::now() >= deadline {
                         return Ok(());
                     }
                     tokio::time::sleep(SLOT_POLL_INTERVAL).await;
                     continue;
                 }
                 Some((before, PartitionMark::Closed(_))) => MarkKind::RowsDelivered(before),
-                // The clock went backwards, so the recorded time does not count.
+                // The clock was set back, so the recorded time is ignored.
                 Some((before, PartitionMark::Delivered(at))) if at > now => {
                     MarkKind::RowsDelivered(before)
                 }
@@ -88,11 +88,11 @@ impl Pass<'_> {
                         return Ok(());
                     }
                     if dry_run {
-                        let would = format!("would delete rows of {table} from before {before}");
+                        let would = format!("would delete rows of {table} created before {before}");
                         self.report.done.push(would);
                         return Ok(());
                     }
-                    if !self.delete(target, before).await? {
+                    if !self.delete_created_before(target, before).await? {
                         return Ok(());
                     }
                     MarkKind::RowsClosed
@@ -100,7 +100,7 @@ impl Pass<'_> {
                 None | Some(_) => MarkKind::RowsClosed,
             };
             if dry_run {
-                let would = format!("would note how far the rows of {table} are delivered");
+                let would = format!("would mark how far the rows of {table} have been delivered");
                 self.report.done.push(would);
                 return Ok(());
             }
@@ -111,48 +111,56 @@ impl Pass<'_> {
         }
     }
 
-    /// Deletes the rows that were created before that time. Returns false if some have to be kept
-    /// for now.
-    async fn delete(&mut self, target: &Target, before: Timestamp) -> Result<bool, CatalogError> {
+    /// Deletes the rows that were created before the given time. Returns false if some of these
+    /// rows have to be kept for now.
+    async fn delete_created_before(
+        &mut self,
+        target: &Target,
+        before: Timestamp,
+    ) -> Result<bool, CatalogError> {
         let table = self.outbox.name.clone();
         let mut deleted = 0;
         let (is_done, waits) = loop {
             if !self.begin_locked().await? {
                 break (false, None);
             }
-            let batch = read(self.client, self.outbox, before).await?;
+            let batch = read_batch(self.client, self.outbox, before).await?;
             self.commit().await?;
-            if batch.places.is_empty() {
+            if batch.locations.is_empty() {
                 break (true, None);
             }
             let needed = facts::position(self.client).await?;
-            match self.wait_for(target, needed).await? {
+            match self.wait_for_slots(target, needed).await? {
                 SlotWait::Passed => {}
-                SlotWait::For(wait) => break (false, Some(wait)),
+                SlotWait::Waiting(wait) => break (false, Some(wait)),
                 SlotWait::Unknown => break (false, None),
             }
             if !self.begin_locked().await? {
                 break (false, None);
             }
-            let gone = delete(self.client, self.outbox, &batch).await?;
+            let batch_deleted = delete_batch(self.client, self.outbox, &batch).await?;
             self.commit().await?;
-            deleted += gone;
-            if gone == 0 {
-                // Another session has locked them.
+            deleted += batch_deleted;
+            if batch_deleted == 0 {
+                // Another session has locked the rows.
                 break (false, Some(RemovalWait::Rows(table.clone())));
             }
         };
         if deleted > 0 {
-            let done = format!("{deleted} rows of {table} from before {before} deleted");
+            let done = format!("deleted {deleted} rows of {table} created before {before}");
             self.report.done.push(done);
         }
         self.report.waits = Vec::from_iter(waits);
         Ok(is_done)
     }
 
-    /// Waits for a while until the slots have passed a position. Returns whether they have.
-    async fn wait_for(&mut self, target: &Target, needed: Lsn) -> Result<SlotWait, CatalogError> {
-        let until = Instant::now() + SLOT_TIMEOUT;
+    /// Waits until the slots have passed a position, for at most [`SLOT_TIMEOUT`].
+    async fn wait_for_slots(
+        &mut self,
+        target: &Target,
+        needed: Lsn,
+    ) -> Result<SlotWait, CatalogError> {
+        let deadline = Instant::now() + SLOT_TIMEOUT;
         loop {
             let table = self.outbox.name.clone();
             let wait = match self.slowest(target).await? {
@@ -165,17 +173,17 @@ impl Pass<'_> {
                 },
                 None => return Ok(SlotWait::Unknown),
             };
-            if Instant::now() >= until {
-                return Ok(SlotWait::For(wait));
+            if Instant::now() >= deadline {
+                return Ok(SlotWait::Waiting(wait));
             }
             tokio::time::sleep(SLOT_POLL_INTERVAL).await;
         }
     }
 }
 
-async fn read(
+async fn read_batch(
     client: &Client,
-    outbox: &Maintained,
+    outbox: &MaintainedTable,
     before: Timestamp,
 ) -> Result<Batch, CatalogError> {
     let table = outbox.name.quoted();
@@ -188,19 +196,23 @@ async fn read(
         )
         .await?;
     let mut batch = Batch {
-        places: Vec::with_capacity(rows.len()),
+        locations: Vec::with_capacity(rows.len()),
         writers: Vec::with_capacity(rows.len()),
     };
     for row in &rows {
-        batch.places.push(row.try_get(0)?);
+        batch.locations.push(row.try_get(0)?);
         batch.writers.push(row.try_get(1)?);
     }
     Ok(batch)
 }
 
-/// Deletes the rows that are still at the same location, and returns their number. Rows that
-/// another session has locked are kept.
-async fn delete(client: &Client, outbox: &Maintained, batch: &Batch) -> Result<u64, CatalogError> {
+/// Deletes the rows of the batch that are still at the same location, and returns the number of
+/// deleted rows. Skips rows that another session has locked.
+async fn delete_batch(
+    client: &Client,
+    outbox: &MaintainedTable,
+    batch: &Batch,
+) -> Result<u64, CatalogError> {
     let table = outbox.name.quoted();
     let deleted = client
         .execute(
@@ -210,7 +222,7 @@ async fn delete(client: &Client, outbox: &Maintained, batch: &Batch) -> Result<u
                  AND (t.ctid::text, t.xmin::text) IN (SELECT * FROM unnest($1::text[], $2::text[])) \
                  FOR UPDATE SKIP LOCKED))"
             ),
-            &[&batch.places, &batch.writers],
+            &[&batch.locations, &batch.writers],
         )
         .await?;
     Ok(deleted)

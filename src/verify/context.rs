@@ -1,35 +1,36 @@
-//! The facts that were known when rows and records were read: topics, partitions, and the state of
-//! the slot.
+//! The facts collected while reading rows and records: topics, partitions, and the state of the
+//! slot.
 
 use super::dead_letters::DeadLetters;
 use super::entry::Record;
 use super::report::RecordLocation;
 use crate::model::lsn::Lsn;
 
-/// The facts that rows and records are compared with.
+/// The facts that the comparison of rows and records depends on.
 #[derive(Debug)]
 pub(super) struct VerifyContext {
     pub(super) dead_letters: DeadLetters,
-    /// The topics, indexed by the numbers in rows.
+    /// The topics, indexed by the topic numbers in rows.
     pub(super) topics: Vec<Topic>,
-    /// The partitions, indexed by the numbers in records.
+    /// The partitions, indexed by the partition numbers in records.
     pub(super) places: Vec<Place>,
-    /// Whether rows were selected by their time.
+    /// Whether only rows in a range of times were selected.
     pub(super) is_range: bool,
-    /// Everything that committed before this LSN was visible when the table was read.
+    /// All transactions that committed before this LSN were visible when the table was read.
     pub(super) snapshot_before: Lsn,
-    /// Whether everything that was visible has been delivered.
+    /// Whether all visible rows have been delivered.
     pub(super) delivered: End,
-    /// The range of transactions that are completely in the topics.
-    pub(super) whole: Whole,
-    /// The commit positions of copied rows, which are not transactions of their own.
+    /// The range of transactions whose records must all be in the topics.
+    pub(super) complete_range: CompleteRange,
+    /// The commit positions of copied rows, which do not correspond to transactions.
     pub(super) copies: Vec<Lsn>,
 }
 
-/// Whether the contents of the table were confirmed before the topics were read.
+/// Whether the slot's confirmed position covered the contents of the table before the topics were
+/// read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The contents were confirmed, or no slot exists that could still deliver them.
+    /// The contents were confirmed, or no slot exists that could deliver the remaining rows.
     Reached,
     /// The contents were not confirmed: events that are not in the topics may still be delivered.
     NotReached,
@@ -37,10 +38,10 @@ pub(super) enum End {
 
 /// The range of transactions whose records must all be in the topics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Whole {
-    /// The range starts after this commit.
+pub(super) struct CompleteRange {
+    /// The range contains only transactions that committed after this LSN.
     pub(super) after: Lsn,
-    /// The range ends before this commit.
+    /// The range contains only transactions that committed before this LSN.
     pub(super) before: Lsn,
 }
 
@@ -49,9 +50,8 @@ pub(super) struct Topic {
     pub(super) name: String,
     /// Whether an open transaction hides records at the end of the topic.
     pub(super) is_hidden: bool,
-    /// Records produced before this time, in milliseconds since 1970, may have been removed because
-    /// of their age.
-    pub(super) gone_before: Option<i64>,
+    /// Records produced before this time, in milliseconds since 1970, may have expired.
+    pub(super) expired_before: Option<i64>,
 }
 
 /// A partition of a topic.

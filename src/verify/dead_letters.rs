@@ -1,4 +1,4 @@
-//! The events that became dead letters, and therefore are not in the topics of the events.
+//! Reads the events that became dead letters and are therefore not in the event topics.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -20,9 +20,9 @@ pub(super) struct DeadLetters {
 
 impl DeadLetters {
     /// Reads the pipeline's dead letters. `id` is the header that contains the event's ID. Adds a
-    /// note if some can't be read or require more than `max_bytes`. The topic is read even if these
-    /// settings send no dead letters, because those of `walpost run` may differ, or may have been
-    /// different in the past.
+    /// note if some dead letters can't be read or require more than `max_bytes`. The topic is read
+    /// even if these settings do not enable dead letters, because the settings of `walpost run` may
+    /// be different, or may have been different in the past.
     pub(super) fn read(
         settings: &PipelineSettings,
         reader: &TopicReader,
@@ -42,15 +42,15 @@ impl DeadLetters {
                 letters.add(message, id, &settings.name);
             }
         });
-        let why = match read {
-            Ok(()) if is_full => "there are too many for --memory".to_owned(),
+        let reason = match read {
+            Ok(()) if is_full => "they do not fit into --memory".to_owned(),
             Ok(()) => return letters,
-            // These settings don't use the topic, so the role may have no rights for it.
+            // These settings don't use the topic, so the user may not be authorized to read it.
             Err(_) if !settings.dead_letters.is_enabled() => return letters,
             Err(error) => error.to_string(),
         };
         reporter.add_note(format!(
-            "dead letters in topic {:?} were not all read, and their events can be among the missing: {why}",
+            "not all dead letters in topic {:?} were read, so their events may be counted as missing: {reason}",
             letters.topic
         ));
         letters
@@ -60,7 +60,7 @@ impl DeadLetters {
         &mut self,
         reader: &TopicReader,
         deadline: Instant,
-        mut take: impl FnMut(&mut Self, &ReadRecord<'_>),
+        mut on_record: impl FnMut(&mut Self, &ReadRecord<'_>),
     ) -> Result<(), ReadError> {
         let topic = self.topic.clone();
         let Some(partitions) = reader.partitions(&topic)? else {
@@ -68,7 +68,7 @@ impl DeadLetters {
         };
         let spans = reader.spans(&topic, &partitions, None, deadline)?;
         reader.read(&topic, &spans, |message| {
-            take(self, message);
+            on_record(self, message);
             Ok(ControlFlow::Continue(()))
         })
     }
@@ -93,18 +93,18 @@ impl DeadLetters {
 }
 
 /// Returns the IDs of the event in a dead letter: the header `id`, which the settings define, and
-/// the column `id`. Members of the headers column, which the row's author chose, follow the header
-/// with the event's position and can't have the name `EVENT_ID`.
+/// the column `id`. Members of the headers column, which the author of the row chooses, follow the
+/// header with the event's position and can't have the name `EVENT_ID`.
 fn event_ids<'h>(
     headers: impl Iterator<Item = (&'h str, Option<&'h [u8]>)>,
     id: &str,
 ) -> [Option<&'h [u8]>; 2] {
-    let (mut by_settings, mut by_column, mut is_of_row) = (None, None, false);
+    let (mut by_settings, mut by_column, mut is_row_header) = (None, None, false);
     for (name, value) in headers {
         match name {
-            POSITION_HEADER | REPLAY_HEADER => is_of_row = true,
+            POSITION_HEADER | REPLAY_HEADER => is_row_header = true,
             EVENT_ID => by_column = value,
-            name if name == id && !is_of_row => {
+            name if name == id && !is_row_header => {
                 by_settings.get_or_insert(value);
             }
             _ => {}
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_that_a_row_chose_name_no_event() {
+    fn ignores_event_ids_in_headers_from_the_row() {
         let check = |headers: &[(&str, Option<&str>)], expected: [Option<&str>; 2]| {
             let headers = headers
                 .iter()

@@ -1,4 +1,4 @@
-//! The encoding of rows and records in temporary storage.
+//! Encodes rows and records for temporary storage.
 
 use std::io;
 
@@ -32,42 +32,42 @@ pub(super) struct Record {
     pub(super) position: Option<Position>,
     /// Whether the record was sent by a replay.
     pub(super) is_replay: bool,
-    /// The number of the record among all records, in the order in which they were read.
+    /// The index of the record among all records, in the order in which they were read.
     pub(super) number: u64,
 }
 
 /// A row or a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum EntryKind {
     Row(Row),
     Record(Record),
 }
 
-/// A row or a record, with the event's ID.
+/// A row or a record, with the ID of the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry<'e> {
-    pub(super) what: What,
+    pub(super) kind: EntryKind,
     pub(super) id: &'e [u8],
 }
 
 const ROW: u8 = 0;
 const RECORD: u8 = 1;
-/// Represents an unknown time or partition. No actual value equals it.
+/// Represents an unknown time or partition. No actual time or partition has this value.
 const UNKNOWN: i64 = i64::MIN;
 
 impl<'e> Entry<'e> {
     /// Replaces the contents of `into` with the encoded entry.
     pub(super) fn encode(&self, into: &mut Vec<u8>) {
         into.clear();
-        match &self.what {
-            What::Row(row) => {
+        match &self.kind {
+            EntryKind::Row(row) => {
                 into.put_u8(ROW);
                 into.put_u32(row.topic);
                 into.put_i64(row.partition.map_or(UNKNOWN, i64::from));
                 into.put_u64(row.key);
                 into.put_i64(row.created.unwrap_or(UNKNOWN));
             }
-            What::Record(record) => {
+            EntryKind::Record(record) => {
                 into.put_u8(RECORD);
                 into.put_u32(record.place);
                 into.put_i64(record.offset);
@@ -85,14 +85,14 @@ impl<'e> Entry<'e> {
 
     /// Decodes the result of [`Entry::encode`].
     pub(super) fn decode(mut bytes: &'e [u8]) -> io::Result<Self> {
-        let what = match bytes.try_get_u8()? {
-            ROW => What::Row(Row {
+        let kind = match bytes.try_get_u8()? {
+            ROW => EntryKind::Row(Row {
                 topic: bytes.try_get_u32()?,
                 partition: i32::try_from(bytes.try_get_i64()?).ok(),
                 key: bytes.try_get_u64()?,
                 created: Some(bytes.try_get_i64()?).filter(|&created| created != UNKNOWN),
             }),
-            _ => What::Record(Record {
+            _ => EntryKind::Record(Record {
                 place: bytes.try_get_u32()?,
                 offset: bytes.try_get_i64()?,
                 key: bytes.try_get_u64()?,
@@ -108,7 +108,7 @@ impl<'e> Entry<'e> {
                 },
             }),
         };
-        Ok(Self { what, id: bytes })
+        Ok(Self { kind, id: bytes })
     }
 }
 
@@ -146,9 +146,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_read_as_they_were_written() {
+    fn decodes_entries_to_the_encoded_values() {
         let row = |partition, created| {
-            What::Row(Row {
+            EntryKind::Row(Row {
                 topic: 7,
                 partition,
                 key: 1 << 63,
@@ -156,7 +156,7 @@ mod tests {
             })
         };
         let record = |position, is_replay| {
-            What::Record(Record {
+            EntryKind::Record(Record {
                 place: 3,
                 offset: 1 << 40,
                 key: 5,
@@ -170,14 +170,14 @@ mod tests {
             index: 4,
         };
         let mut bytes = vec![1, 2, 3];
-        for what in [
+        for kind in [
             row(None, None),
             row(Some(0), Some(-1)),
             record(None, true),
             record(Some(position), false),
         ] {
             for id in [&b""[..], b"an id"] {
-                let entry = Entry { what, id };
+                let entry = Entry { kind, id };
                 entry.encode(&mut bytes);
                 assert_eq!(Entry::decode(&bytes).expect("an entry"), entry);
             }
@@ -187,6 +187,9 @@ mod tests {
             position,
             is_known: true,
         };
-        assert_eq!(Indexed::decode(&indexed.encode()).expect("one"), indexed);
+        assert_eq!(
+            Indexed::decode(&indexed.encode()).expect("an indexed event"),
+            indexed
+        );
     }
 }

@@ -1,11 +1,11 @@
-//! Matches the rows and records of each event: finds events that are missing, repeated, misplaced
+//! Matches the rows and records of each event to find events that are missing, repeated, misplaced
 //! or unexpected.
 
 use std::io;
 
 use super::Reporter;
 use super::context::{End, VerifyContext};
-use super::entry::{Entry, Record, Row, What};
+use super::entry::{Entry, EntryKind, Record, Row};
 use super::report::Finding;
 use super::spill::{Spill, hash};
 
@@ -14,11 +14,11 @@ const REPORTED_LOCATIONS_MAX: usize = 5;
 
 /// One bit for each record, indexed by its number.
 #[derive(Default)]
-pub(super) struct Marks {
+pub(super) struct RecordSet {
     words: Vec<u64>,
 }
 
-impl Marks {
+impl RecordSet {
     pub(super) fn new(count: u64) -> Self {
         let words = usize::try_from(count.div_ceil(64)).unwrap_or(usize::MAX);
         Self {
@@ -45,26 +45,26 @@ impl Marks {
     }
 }
 
-/// Returns the hash that determines an entry's part of a spill.
+/// Returns the hash that determines which part of a spill an entry belongs to.
 pub(super) fn part_hash(entry: &[u8]) -> u64 {
     Entry::decode(entry).map_or(0, |entry| hash(entry.id))
 }
 
-/// Matches rows and records. Returns the records that are the first of their events, which have to
-/// be in order.
-pub(super) fn bring_together(
+/// Matches rows and records. Returns the first record of each event; these records have to be in
+/// order.
+pub(super) fn match_entries(
     entries: Spill,
     records: u64,
     context: &VerifyContext,
     reporter: &mut Reporter<'_>,
-) -> io::Result<Marks> {
-    let mut firsts = Marks::new(records);
+) -> io::Result<RecordSet> {
+    let mut firsts = RecordSet::new(records);
     entries.read(part_hash, |portion| {
         let mut entries: Vec<_> = portion
             .iter()
             .map(|bytes| Entry::decode(bytes))
             .collect::<io::Result<_>>()?;
-        entries.sort_unstable_by_key(|entry| (entry.id, order(&entry.what)));
+        entries.sort_unstable_by_key(|entry| (entry.id, order(&entry.kind)));
         for same in entries.chunk_by(|one, other| one.id == other.id) {
             let event = Event::from_entries(same);
             event.report(context, reporter, &mut firsts)?;
@@ -75,17 +75,17 @@ pub(super) fn bring_together(
 }
 
 /// Returns the sort order: rows first, then records in the order in which they were read.
-fn order(what: &What) -> (bool, u64) {
-    match what {
-        What::Row(_) => (false, 0),
-        What::Record(record) => (true, record.number),
+fn order(kind: &EntryKind) -> (bool, u64) {
+    match kind {
+        EntryKind::Row(_) => (false, 0),
+        EntryKind::Record(record) => (true, record.number),
     }
 }
 
 /// All rows and records of one event.
 struct Event<'e> {
     id: &'e [u8],
-    /// There are several if the table allows duplicate IDs.
+    /// The rows of the event. There is more than one if the table allows duplicate IDs.
     rows: Vec<Row>,
     /// The records that were not sent by a replay.
     records: Vec<Record>,
@@ -101,10 +101,10 @@ impl<'e> Event<'e> {
             replays: 0,
         };
         for entry in entries {
-            match entry.what {
-                What::Row(row) => event.rows.push(row),
-                What::Record(record) if record.is_replay => event.replays += 1,
-                What::Record(record) => event.records.push(record),
+            match entry.kind {
+                EntryKind::Row(row) => event.rows.push(row),
+                EntryKind::Record(record) if record.is_replay => event.replays += 1,
+                EntryKind::Record(record) => event.records.push(record),
             }
         }
         event
@@ -118,33 +118,35 @@ impl<'e> Event<'e> {
         &self,
         context: &VerifyContext,
         reporter: &mut Reporter<'_>,
-        firsts: &mut Marks,
+        firsts: &mut RecordSet,
     ) -> io::Result<()> {
         reporter.counts.replayed += self.replays;
         if self.rows.is_empty() {
-            return self.is_unexpected(context, reporter);
+            return self.report_unexpected(context, reporter);
         }
         let copies = self.records.len();
         for record in self.records.iter().take(self.rows.len()) {
             firsts.set(record.number);
         }
-        self.is_repeated(copies > self.rows.len(), context, reporter)?;
-        let is_there = match self.replays {
+        if copies > self.rows.len() {
+            self.report_repeated(context, reporter)?;
+        }
+        let delivered = match self.replays {
             0 => copies.min(self.rows.len()),
             _ => self.rows.len(),
         };
-        reporter.counts.delivered += is_there as u64;
+        reporter.counts.delivered += delivered as u64;
         // It is impossible to tell which of several rows with the same ID was delivered.
-        for row in &self.rows[is_there..] {
-            self.is_not_there(row, context, reporter)?;
+        for row in &self.rows[delivered..] {
+            self.report_undelivered(row, context, reporter)?;
         }
         for record in &self.records {
-            self.is_misplaced(record, context, reporter)?;
+            self.report_misplaced(record, context, reporter)?;
         }
         Ok(())
     }
 
-    fn is_unexpected(
+    fn report_unexpected(
         &self,
         context: &VerifyContext,
         reporter: &mut Reporter<'_>,
@@ -167,22 +169,20 @@ impl<'e> Event<'e> {
             return Ok(());
         }
         reporter.counts.unexpected += 1;
-        self.is_repeated(self.records.len() > 1, context, reporter)?;
+        if self.records.len() > 1 {
+            self.report_repeated(context, reporter)?;
+        }
         reporter.unexpected(|| Finding::Unexpected {
             id: Some(self.name()),
             at: context.location(first),
         })
     }
 
-    fn is_repeated(
+    fn report_repeated(
         &self,
-        is: bool,
         context: &VerifyContext,
         reporter: &mut Reporter<'_>,
     ) -> io::Result<()> {
-        if !is {
-            return Ok(());
-        }
         reporter.counts.repeated += 1;
         let first = self.records.iter().take(REPORTED_LOCATIONS_MAX);
         reporter.add_finding(Finding::Repeated {
@@ -192,7 +192,7 @@ impl<'e> Event<'e> {
         })
     }
 
-    fn is_not_there(
+    fn report_undelivered(
         &self,
         row: &Row,
         context: &VerifyContext,
@@ -213,13 +213,13 @@ impl<'e> Event<'e> {
             }
             (End::Reached, false) => {}
         }
-        // A record is produced after its row is created, so a row created before the oldest
-        // remaining record was produced may have had a record that was removed.
-        let may_be_gone = match (row.created, topic.gone_before) {
-            (Some(created), Some(gone)) => created < gone,
+        // A record is produced after its row is created. If the row was created before the oldest
+        // remaining record was produced, its record may have expired.
+        let may_have_expired = match (row.created, topic.expired_before) {
+            (Some(created), Some(expired_before)) => created < expired_before,
             _ => false,
         };
-        if may_be_gone {
+        if may_have_expired {
             reporter.counts.expired += 1;
             return Ok(());
         }
@@ -230,7 +230,7 @@ impl<'e> Event<'e> {
         })
     }
 
-    fn is_misplaced(
+    fn report_misplaced(
         &self,
         record: &Record,
         context: &VerifyContext,
@@ -251,8 +251,8 @@ impl<'e> Event<'e> {
                 None
             }
         };
-        // A record that matches one of the rows is correct. Otherwise, the first row determines the
-        // expected place.
+        // A record that matches any of the rows is correct. Otherwise, the first row determines the
+        // expected location.
         let Some(differs) = self
             .rows
             .iter()

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 
 use super::Reporter;
 use super::context::VerifyContext;
-use super::entry::{Entry, Indexed, What};
-use super::matching::Marks;
+use super::entry::{Entry, EntryKind, Indexed};
+use super::matching::RecordSet;
 use super::report::Finding;
 use super::spill::{Journal, Spill, hash};
 use crate::model::lsn::{Lsn, Position};
@@ -14,11 +14,11 @@ use crate::model::lsn::{Lsn, Position};
 /// Maximum number of gaps that are reported for a transaction.
 const REPORTED_GAPS_MAX: usize = 20;
 
-/// Checks the records in the order in which they were read. `firsts` contains the first records of
-/// events in the table. The origin of all other records is unknown.
+/// Checks the order of records, in the order in which they were read. `firsts` contains the first
+/// record of each event in the table. The origin of all other records is unknown.
 pub(super) fn check_order(
     journal: Journal,
-    firsts: &Marks,
+    firsts: &RecordSet,
     memory: u64,
     context: &VerifyContext,
     reporter: &mut Reporter<'_>,
@@ -27,16 +27,16 @@ pub(super) fn check_order(
     let mut transactions = Spill::new(memory);
     journal.read(|bytes| {
         let entry = Entry::decode(bytes)?;
-        let What::Record(record) = entry.what else {
+        let EntryKind::Record(record) = entry.kind else {
             return Ok(());
         };
         let Some(position) = record.position else {
             return Ok(());
         };
         let is_known = firsts.contains(record.number);
-        let whole = &context.whole;
-        let is_whole = position.commit > whole.after && position.commit < whole.before;
-        if is_whole && !context.copies.contains(&position.commit) {
+        let range = &context.complete_range;
+        let is_complete = position.commit > range.after && position.commit < range.before;
+        if is_complete && !context.copies.contains(&position.commit) {
             let indexed = Indexed { position, is_known };
             transactions.push(hash_of_commit(position.commit), &indexed.encode())?;
         }
@@ -58,17 +58,18 @@ pub(super) fn check_order(
             }
         }
     })?;
-    holes(transactions, reporter)
+    report_gaps(transactions, reporter)
 }
 
 fn hash_of_commit(commit: Lsn) -> u64 {
     hash(&commit.0.to_be_bytes())
 }
 
-/// Reports transactions of which some events are missing.
-fn holes(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<()> {
-    let hash_of =
-        |bytes: &[u8]| Indexed::decode(bytes).map_or(0, |it| hash_of_commit(it.position.commit));
+/// Reports transactions with missing events.
+fn report_gaps(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<()> {
+    let hash_of = |bytes: &[u8]| {
+        Indexed::decode(bytes).map_or(0, |event| hash_of_commit(event.position.commit))
+    };
     transactions.read(hash_of, |portion| {
         let mut events: Vec<_> = portion
             .iter()
@@ -80,7 +81,7 @@ fn holes(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<()> {
             if !transaction.iter().any(|event| event.is_known) {
                 continue;
             }
-            let missing = between(transaction.iter().map(|event| event.position.index));
+            let missing = missing_ranges(transaction.iter().map(|event| event.position.index));
             if let Some(event) = transaction.first().filter(|_| !missing.is_empty()) {
                 reporter.counts.gaps += 1;
                 let commit = event.position.commit;
@@ -91,9 +92,9 @@ fn holes(transactions: Spill, reporter: &mut Reporter<'_>) -> io::Result<()> {
     })
 }
 
-/// Returns the ranges that are missing between zero and the highest of `numbers`, which are in
-/// ascending order.
-fn between(numbers: impl Iterator<Item = u64>) -> Vec<RangeInclusive<u64>> {
+/// Returns the ranges of numbers that are missing between zero and the highest of `numbers`, which
+/// must be in ascending order.
+fn missing_ranges(numbers: impl Iterator<Item = u64>) -> Vec<RangeInclusive<u64>> {
     let mut next = 0;
     let mut missing = Vec::new();
     for number in numbers {
@@ -110,14 +111,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_are_what_is_missing_below_the_highest() {
-        let holes = |numbers: &[u64]| between(numbers.iter().copied());
-        assert_eq!(holes(&[]), []);
-        assert_eq!(holes(&[0, 1, 1, 2]), []);
-        assert_eq!(holes(&[1]), [0..=0]);
-        assert_eq!(holes(&[0, 3, 3, 5]), [1..=2, 4..=4]);
-        assert_eq!(holes(&[u64::MAX]), [0..=u64::MAX - 1]);
+    fn finds_the_numbers_missing_below_the_highest() {
+        let missing = |numbers: &[u64]| missing_ranges(numbers.iter().copied());
+        assert_eq!(missing(&[]), []);
+        assert_eq!(missing(&[0, 1, 1, 2]), []);
+        assert_eq!(missing(&[1]), [0..=0]);
+        assert_eq!(missing(&[0, 3, 3, 5]), [1..=2, 4..=4]);
+        assert_eq!(missing(&[u64::MAX]), [0..=u64::MAX - 1]);
         let odd: Vec<_> = (0..30).map(|number| 2 * number + 1).collect();
-        assert_eq!(holes(&odd).len(), REPORTED_GAPS_MAX, "more are not told");
+        assert_eq!(
+            missing(&odd).len(),
+            REPORTED_GAPS_MAX,
+            "further gaps are not reported"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The findings of a verification.
+//! Defines and formats the findings of a verification.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -39,7 +39,7 @@ pub(crate) enum Finding {
         /// The topic for dead letters.
         topic: String,
     },
-    /// An event that is in the topics more often than in the table.
+    /// An event that has more records in the topics than rows in the table.
     Repeated {
         /// The ID of the event.
         id: String,
@@ -48,7 +48,7 @@ pub(crate) enum Finding {
         /// The locations of the first records.
         at: Vec<RecordLocation>,
     },
-    /// A record that follows one that was committed after it.
+    /// A record that follows a record of a later commit in its partition.
     OutOfOrder {
         /// The ID of the event.
         id: String,
@@ -60,14 +60,14 @@ pub(crate) enum Finding {
         #[serde(serialize_with = "as_text")]
         behind: Position,
     },
-    /// A transaction of which some events are missing.
+    /// A transaction with missing events.
     Gap {
         commit: Lsn,
         /// The indexes of the missing events.
         #[serde(serialize_with = "as_ranges")]
         missing: Vec<RangeInclusive<u64>>,
     },
-    /// A record whose topic, key or partition differs from that of its row.
+    /// A record whose topic, key or partition is not the one that its row determines.
     Misplaced {
         /// The ID of the event.
         id: String,
@@ -81,7 +81,7 @@ pub(crate) enum Finding {
     /// A row that can't become a record.
     Unroutable {
         row: String,
-        /// The reason.
+        /// Why the row can't become a record.
         reason: String,
     },
     /// A record whose event is not in the table.
@@ -131,10 +131,10 @@ impl fmt::Display for Finding {
                 behind,
             } => write!(
                 f,
-                "OUT OF ORDER {id}: at {at} with position {position}, behind {behind}"
+                "OUT OF ORDER {id}: at {at} with position {position}, after {behind}"
             ),
             Self::Gap { commit, missing } => {
-                write!(f, "GAP          transaction {commit}: without event ")?;
+                write!(f, "GAP          transaction {commit}: missing event ")?;
                 for (number, range) in missing.iter().enumerate() {
                     let comma = if number == 0 { "" } else { ", " };
                     let (start, end) = (range.start(), range.end());
@@ -152,13 +152,13 @@ impl fmt::Display for Finding {
                 differs,
             } => write!(
                 f,
-                "MISPLACED    {id}: at {at}, and belongs into topic {topic:?}; its {differs} differs"
+                "MISPLACED    {id}: at {at}, but belongs in topic {topic:?}; its {differs} differs"
             ),
             Self::Unroutable { row, reason } => write!(f, "UNROUTABLE   {row}: {reason}"),
             Self::Unexpected { id, at } => write!(
                 f,
-                "UNEXPECTED   {}: at {at}, and not in the table",
-                id.as_deref().unwrap_or("a record without id")
+                "UNEXPECTED   {}: at {at}, but not in the table",
+                id.as_deref().unwrap_or("record without id")
             ),
         }
     }
@@ -175,19 +175,19 @@ pub(crate) struct Counts {
     pub delivered: u64,
     /// Rows whose events are not in any topic, but may still be delivered.
     pub pending: u64,
-    /// Rows whose events are not in any topic, and may have been removed.
+    /// Rows whose events are not in any topic, but whose records may have expired.
     pub expired: u64,
     /// Rows whose events are not in any topic.
     pub missing: u64,
     /// Rows whose events became dead letters and were not sent again.
     pub dead_letters: u64,
-    /// Events that are in the topics more often than in the table.
+    /// Events that have more records in the topics than rows in the table.
     pub repeated: u64,
-    /// Records that follow one that was committed after them.
+    /// Records that follow a record of a later commit in their partition.
     pub out_of_order: u64,
-    /// Transactions of which some events are missing.
+    /// Transactions with missing events.
     pub gaps: u64,
-    /// Records whose topic, key or partition differs from that of their rows.
+    /// Records whose topic, key or partition is not the one that their row determines.
     pub misplaced: u64,
     /// Rows that can't become a record.
     pub unroutable: u64,
@@ -195,7 +195,7 @@ pub(crate) struct Counts {
     pub unexpected: u64,
     /// Events that were committed after the table was read.
     pub newer: u64,
-    /// Events that are not in the table, or not in the selected range of time.
+    /// Events that are not in the table, or are outside the selected time range.
     pub outside: u64,
     /// Records that were sent by a replay.
     pub replayed: u64,
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_are_printed_as_text_and_as_json() {
+    fn formats_findings_as_text_and_json() {
         let location = |offset| RecordLocation {
             topic: "t".to_owned(),
             partition: 1,
@@ -239,7 +239,7 @@ mod tests {
                 position: position(0),
                 behind: position(1),
             },
-            "OUT OF ORDER e: at t/1@4 with position 00000000/00000016:0000000000, behind 00000000/00000016:0000000001",
+            "OUT OF ORDER e: at t/1@4 with position 00000000/00000016:0000000000, after 00000000/00000016:0000000001",
             r#"{"finding":"out-of-order","id":"e","at":{"topic":"t","partition":1,"offset":4},"position":"00000000/00000016:0000000000","behind":"00000000/00000016:0000000001"}"#,
         );
         check(
@@ -247,7 +247,7 @@ mod tests {
                 commit: Lsn(0x16),
                 missing: vec![0..=0, 3..=7],
             },
-            "GAP          transaction 0/16: without event 0, 3 to 7",
+            "GAP          transaction 0/16: missing event 0, 3 to 7",
             r#"{"finding":"gap","commit":"0/16","missing":[[0,0],[3,7]]}"#,
         );
         check(
@@ -255,7 +255,7 @@ mod tests {
                 id: None,
                 at: location(1),
             },
-            "UNEXPECTED   a record without id: at t/1@1, and not in the table",
+            "UNEXPECTED   record without id: at t/1@1, but not in the table",
             r#"{"finding":"unexpected","id":null,"at":{"topic":"t","partition":1,"offset":1}}"#,
         );
     }

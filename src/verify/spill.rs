@@ -1,6 +1,6 @@
-//! Storage for entries that may not fit into memory. Entries are partitioned by hash, and kept in
-//! memory up to a limit and on disk beyond it. The temporary files have no names, so that none
-//! remain regardless of how the process ends.
+//! Stores entries that may not fit into memory. Entries are partitioned by hash. They are kept in
+//! memory up to a limit, and on disk above it. The temporary files have no names, so that no files
+//! remain, however the process ends.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
@@ -11,14 +11,14 @@ use crate::file_error;
 
 /// Maximum number of files. Each file uses a descriptor once it is on disk.
 const FILES_MAX: usize = 64;
-/// The memory that an entry uses in addition to its bytes while it is processed.
+/// The memory that an entry requires in addition to its bytes while it is processed.
 const ENTRY_OVERHEAD_BYTES: u64 = 128;
 /// The minimum size of the portions in which entries are processed, because each portion requires
 /// another pass.
 const PORTION_BYTES_MIN: u64 = 1 << 20;
 const PORTION_BYTES_MAX: u64 = 1 << 30;
 
-/// Returns an evenly distributed number that is the same for the same bytes within one run.
+/// Returns an evenly distributed hash, which is the same for equal bytes while the process runs.
 pub(super) fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
@@ -33,7 +33,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Creates a journal that is kept on disk beyond `memory` bytes.
+    /// Creates a journal that is written to disk if it exceeds `memory` bytes.
     pub(super) fn new(memory: u64) -> Self {
         let memory = usize::try_from(memory).unwrap_or(usize::MAX);
         Self {
@@ -48,35 +48,35 @@ impl Journal {
         self.file
             .write_all(&len.to_ne_bytes())
             .and_then(|()| self.file.write_all(entry))
-            .map_err(|error| explained(&error))?;
+            .map_err(|error| with_folder(&error))?;
         self.bytes += u64::from(len);
         self.entries += 1;
         Ok(())
     }
 
-    /// Calls `look` with all entries, in the order in which they were added.
-    pub(super) fn read(self, mut look: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    /// Calls `on_entry` with each entry, in the order in which the entries were added.
+    pub(super) fn read(self, mut on_entry: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let entries = self.entries;
-        read_through(&mut self.into_file()?, entries, &mut look)
+        read_through(&mut self.into_file()?, entries, &mut on_entry)
     }
 
     fn into_file(self) -> io::Result<SpooledTempFile> {
         self.file
             .into_inner()
-            .map_err(|error| explained(error.error()))
+            .map_err(|error| with_folder(error.error()))
     }
 }
 
-fn explained(error: &io::Error) -> io::Error {
+fn with_folder(error: &io::Error) -> io::Error {
     let folder = std::env::temp_dir();
     file_error::explained(&format!("temporary file in {}", folder.display()), error)
 }
 
-/// Reads a journal's file from its start.
+/// Reads a journal's file from the beginning.
 fn read_through(
     file: &mut SpooledTempFile,
     entries: u64,
-    look: &mut impl FnMut(&[u8]) -> io::Result<()>,
+    on_entry: &mut impl FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
     file.rewind()?;
     let mut file = BufReader::new(file);
@@ -86,21 +86,20 @@ fn read_through(
         file.read_exact(&mut len)?;
         entry.resize(u32::from_ne_bytes(len) as usize, 0);
         file.read_exact(&mut entry)?;
-        look(&entry)?;
+        on_entry(&entry)?;
     }
     Ok(())
 }
 
-/// Entries whose order doesn't matter, which are processed together with all others that have the
-/// same hash.
+/// Entries that are processed in any order, but together with all entries that have the same hash.
 pub(super) struct Spill {
     parts: Vec<Journal>,
     portion_bytes: u64,
 }
 
 impl Spill {
-    /// Creates a spill that uses at most `memory` bytes, half of them for stored entries and half
-    /// for the entries being processed.
+    /// Creates a spill that uses at most `memory` bytes, half for stored entries and half for the
+    /// entries being processed.
     pub(super) fn new(memory: u64) -> Self {
         let part = memory / 2 / FILES_MAX as u64;
         Self {
@@ -113,12 +112,12 @@ impl Spill {
         self.parts[part_index(hash)].push(entry)
     }
 
-    /// Calls `look` with all entries in portions. Entries for which `hash_of` returns the same hash
-    /// are in the same portion.
+    /// Calls `on_portion` with all entries, divided into portions. Entries for which `hash_of`
+    /// returns the same hash are in the same portion.
     pub(super) fn read(
         self,
         hash_of: impl Fn(&[u8]) -> u64,
-        mut look: impl FnMut(&[&[u8]]) -> io::Result<()>,
+        mut on_portion: impl FnMut(&[&[u8]]) -> io::Result<()>,
     ) -> io::Result<()> {
         for part in self.parts {
             let (entries, size) = (
@@ -140,20 +139,20 @@ impl Spill {
                 let portion: Vec<_> = lengths
                     .iter()
                     .map(|len| {
-                        let (entry, behind) = rest.split_at(*len);
-                        rest = behind;
+                        let (entry, remaining) = rest.split_at(*len);
+                        rest = remaining;
                         entry
                     })
                     .collect();
-                look(&portion)?;
+                on_portion(&portion)?;
             }
         }
         Ok(())
     }
 }
 
-/// Returns the part for a hash. The upper bits select the part, because the lower bits select the
-/// portion.
+/// Returns the index of the part for a hash. The upper bits select the part, because the lower bits
+/// select the portion.
 fn part_index(hash: u64) -> usize {
     // The result is less than `FILES_MAX`.
     usize::try_from(hash >> (u64::BITS - FILES_MAX.ilog2())).unwrap_or(0)
@@ -169,7 +168,7 @@ mod tests {
         hash(&entry[..4])
     }
 
-    /// Passes entries through a spill with this much memory. Returns them and the number of
+    /// Passes entries through a spill with this memory limit. Returns the entries and the number of
     /// portions.
     fn through(memory: u64, count: u32) -> (BTreeMap<Vec<u8>, usize>, usize) {
         let mut spill = Spill::new(memory);
@@ -197,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn all_entries_come_back_once_with_those_of_their_hash() {
+    fn returns_each_entry_once_together_with_entries_of_the_same_hash() {
         let (in_memory, few) = through(1 << 30, 50_000);
         assert_eq!(in_memory.len(), 100_000);
         assert!(in_memory.values().all(|count| *count == 1));
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn part_that_is_too_large_is_looked_at_in_portions() {
+    fn processes_a_large_part_in_portions() {
         let mut spill = Spill::new(0);
         let entry = |number: u32| [&number.to_ne_bytes()[..], &[7; 1000]].concat();
         // All entries are in the same part.
@@ -230,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn journal_keeps_the_order() {
+    fn journal_preserves_the_order_of_entries() {
         for memory in [0, 1 << 20] {
             let mut journal = Journal::new(memory);
             for number in 0..1000_u32 {

@@ -1,10 +1,10 @@
-//! Reads the rows of the table, and determines the topic and key of each.
+//! Reads the rows of the table, and determines the topic and key of each row.
 
 use std::collections::HashMap;
 
 use crate::postgres::sql::escape_identifier;
 
-use super::entry::{Entry, Row, What};
+use super::entry::{Entry, EntryKind, Row};
 use super::report::Finding;
 use super::spill::{Spill, hash};
 use super::{Range, Reporter, VerifyError};
@@ -25,14 +25,15 @@ const TIMESTAMP_OIDS: [u32; 2] = [1114, 1184];
 /// The number of rows after which progress is updated.
 const PROGRESS_ROWS: u64 = 1024;
 
-/// How to read the rows.
+/// A plan for reading the rows.
 pub(super) struct Plan {
     version: TableVersion,
     /// See [`Catalog::select`].
     columns: String,
     rest: String,
     mapping: Mapping,
-    /// For each value of the query except the time, which is the last one, its slot in a row.
+    /// For each value of the query except the last one, the time, its index in a row of the
+    /// mapping.
     slots: Vec<usize>,
     has_time: bool,
     /// The header that contains the event's ID.
@@ -41,7 +42,7 @@ pub(super) struct Plan {
 
 /// The result of reading the table.
 pub(super) struct Read {
-    /// The topics, indexed by the numbers in rows.
+    /// The topics, indexed by the topic numbers in rows.
     pub(super) topics: Vec<String>,
     /// See [`Snapshot::before`].
     pub(super) before: Lsn,
@@ -50,7 +51,7 @@ pub(super) struct Read {
 }
 
 impl Plan {
-    /// Creates a plan for the table as it was observed.
+    /// Creates a plan for a table with the observed columns.
     pub(super) fn new(
         settings: &PipelineSettings,
         table: &TableName,
@@ -117,7 +118,7 @@ impl Plan {
         into: &mut Spill,
         reporter: &mut Reporter<'_>,
     ) -> Result<Read, VerifyError> {
-        let snapshot = Snapshot::take(catalog).await?;
+        let snapshot = Snapshot::begin(catalog).await?;
         // The lock ensures that the names and types of columns have not changed since the statement
         // was composed.
         let locked = catalog.lock_table(&self.version, Statement::Select).await?;
@@ -177,13 +178,13 @@ impl Plan {
                 reporter.counts.without_id += 1;
                 continue;
             };
-            let what = What::Row(Row {
+            let kind = EntryKind::Row(Row {
                 topic: topics.number(record.topic),
                 partition: record.partition,
                 key: hash_of_key(record.key),
                 created,
             });
-            Entry { what, id }.encode(&mut bytes);
+            Entry { kind, id }.encode(&mut bytes);
             into.push(hash(id), &bytes)?;
         }
         progress.advance(reporter.counts.rows % PROGRESS_ROWS);
@@ -191,7 +192,7 @@ impl Plan {
     }
 }
 
-/// Returns the hash of a key. A missing key has another hash than an empty one.
+/// Returns the hash of a key. A missing key and an empty key have different hashes.
 pub(super) fn hash_of_key(key: Option<&[u8]>) -> u64 {
     key.map_or(0, hash)
 }
@@ -208,7 +209,7 @@ impl Topics {
         if let Some(number) = self.numbers.get(name) {
             return *number;
         }
-        // The brokers reach their limits long before the numbers are used up.
+        // The number can't overflow in practice, because brokers don't support that many topics.
         let number = u32::try_from(self.names.len()).unwrap_or(u32::MAX);
         self.names.push(name.to_owned());
         self.numbers.insert(name.to_owned(), number);
@@ -216,7 +217,7 @@ impl Topics {
     }
 }
 
-/// Returns the column that contains the time of a row, in SQL syntax.
+/// Returns the quoted name of the column that contains the time of a row.
 fn time_column(
     table: &TableName,
     columns: &[TableColumn<'_>],
@@ -234,8 +235,8 @@ fn time_column(
             table: table.clone(),
             column: name.to_owned(),
             found: match found {
-                Some(_) => "is neither timestamptz nor timestamp",
-                None => "is not there",
+                Some(_) => "has a type other than timestamptz and timestamp",
+                None => "does not exist",
             },
         }),
     }
@@ -246,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distinguishes_keys() {
+    fn distinguishes_missing_empty_and_different_keys() {
         assert_ne!(hash_of_key(None), hash_of_key(Some(b"")));
         assert_ne!(hash_of_key(Some(b"a")), hash_of_key(Some(b"b")));
         assert_eq!(hash_of_key(Some(b"a")), hash_of_key(Some(b"a")));

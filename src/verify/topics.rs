@@ -7,7 +7,7 @@ use std::time::Instant;
 use tracing::warn;
 
 use super::context::{Place, Topic};
-use super::entry::{Entry, Record, What};
+use super::entry::{Entry, EntryKind, Record};
 use super::report::{Finding, RecordLocation};
 use super::spill::{Journal, Spill, hash};
 use super::table::hash_of_key;
@@ -24,24 +24,24 @@ const PROGRESS_RECORDS: u64 = 1024;
 pub(super) struct Read {
     pub(super) topics: Vec<Topic>,
     pub(super) places: Vec<Place>,
-    /// Transactions that committed up to this LSN may have lost records because of their age.
-    pub(super) whole_after: Lsn,
+    /// Records of transactions that committed up to this LSN may have expired.
+    pub(super) complete_after: Lsn,
 }
 
-/// How to read the topics.
+/// A plan for reading the topics.
 pub(super) struct Plan<'p> {
     pub(super) reader: &'p TopicReader,
     /// The header that contains the event's ID.
     pub(super) id: &'p str,
-    /// Records produced before this time are not read. In milliseconds since 1970.
+    /// Records produced before this time, in milliseconds since 1970, are not read.
     pub(super) since: Option<i64>,
     /// Whether records contain the time at which they were produced.
     pub(super) is_production_time: bool,
-    /// When to stop waiting for open transactions.
+    /// The deadline for waiting for open transactions.
     pub(super) deadline: Instant,
 }
 
-/// The part of a topic to be read.
+/// The part of a topic to read.
 struct Part {
     number: u32,
     name: String,
@@ -49,7 +49,7 @@ struct Part {
 }
 
 impl Plan<'_> {
-    /// Reads the topics. A topic that does not exist counts as empty.
+    /// Reads the topics. A topic that does not exist is treated as empty.
     pub(super) fn read(
         &self,
         names: Vec<String>,
@@ -60,7 +60,7 @@ impl Plan<'_> {
         let mut read = Read {
             topics: Vec::new(),
             places: Vec::new(),
-            whole_after: Lsn::ZERO,
+            complete_after: Lsn::ZERO,
         };
         let mut parts = Vec::new();
         for (number, name) in (0..).zip(names) {
@@ -77,7 +77,7 @@ impl Plan<'_> {
             read.topics.push(Topic {
                 name: name.clone(),
                 is_hidden: spans.iter().any(|span| span.is_hidden),
-                gone_before: None,
+                expired_before: None,
             });
             parts.push(Part {
                 number,
@@ -88,14 +88,14 @@ impl Plan<'_> {
         let spans = parts.iter().flat_map(|part| &part.spans);
         let offsets = spans.map(|span| u64::try_from(span.end - span.start).unwrap_or(0));
         let mut progress = Progress::new("records read", Some(offsets.sum()));
-        let mut taker = Taker {
+        let mut collector = RecordCollector {
             id: self.id,
             entries,
             journal,
             bytes: Vec::new(),
         };
         for part in &parts {
-            self.read_one(part, &mut read, &mut taker, &mut progress, reporter)?;
+            self.read_one(part, &mut read, &mut collector, &mut progress, reporter)?;
         }
         progress.advance(reporter.counts.records % PROGRESS_RECORDS);
         progress.finish();
@@ -106,7 +106,7 @@ impl Plan<'_> {
         &self,
         part: &Part,
         read: &mut Read,
-        taker: &mut Taker<'_>,
+        collector: &mut RecordCollector<'_>,
         progress: &mut Progress,
         reporter: &mut Reporter<'_>,
     ) -> Result<(), VerifyError> {
@@ -123,15 +123,15 @@ impl Plan<'_> {
             };
             // As with topics, the number can't overflow in practice.
             let number = u32::try_from(read.places.len()).unwrap_or(u32::MAX);
-            places.insert(span.partition, (number, First::default()));
+            places.insert(span.partition, (number, FirstRecord::default()));
             read.places.push(place);
         }
         self.reader.read(name, spans, |message| {
             let Some((place, first)) = places.get_mut(&message.partition()) else {
                 return Ok(ControlFlow::Continue(()));
             };
-            let position = taker.add_record(message, *place, reporter)?;
-            first.record_first(message, position);
+            let position = collector.add_record(message, *place, reporter)?;
+            first.observe(message, position);
             if reporter.counts.records.is_multiple_of(PROGRESS_RECORDS) {
                 progress.advance(PROGRESS_RECORDS);
             }
@@ -139,12 +139,12 @@ impl Plan<'_> {
         })?;
         for span in spans.iter().filter(|span| span.is_cut) {
             let first = places.get(&span.partition).map(|(_, first)| *first);
-            self.is_cut(span, first.unwrap_or_default(), *number, read);
+            self.adjust_for_removed_records(span, first.unwrap_or_default(), *number, read);
         }
         if spans.iter().any(|span| span.is_cut) {
             reporter.add_note(format!(
-                "topic {name:?} has lost its first records, for their age or by hand: rows that may be among them count as \
-                 expired, and transactions that may have been cut are not searched for gaps"
+                "the first records of topic {name:?} have expired or were deleted: rows whose records may have been \
+                 among them are counted as expired, and transactions that may be incomplete are not searched for gaps"
             ));
         }
         if spans.iter().any(|span| span.is_hidden) {
@@ -153,39 +153,45 @@ impl Plan<'_> {
                 "an open transaction in the topic hides the records after it"
             );
             reporter.add_note(format!(
-                "topic {name:?} has an open transaction: what it hides counts as pending"
+                "topic {name:?} has an open transaction: events that it hides are counted as pending"
             ));
         }
         Ok(())
     }
 
-    /// Takes into account that records at the beginning of the partition were removed.
-    fn is_cut(&self, span: &Span, first: First, topic: u32, read: &mut Read) {
-        // If no record remains, it is unknown when the last one was produced.
-        read.whole_after = match (span.start < span.end, first.commit) {
-            (true, Some(commit)) => read.whole_after.max(commit),
+    /// Adjusts the result for records that were removed from the beginning of the partition.
+    fn adjust_for_removed_records(
+        &self,
+        span: &Span,
+        first: FirstRecord,
+        topic: u32,
+        read: &mut Read,
+    ) {
+        // If no record remains, it is unknown when the last record was produced.
+        read.complete_after = match (span.start < span.end, first.commit) {
+            (true, Some(commit)) => read.complete_after.max(commit),
             _ => Lsn(u64::MAX),
         };
-        let gone = match first.produced {
+        let expired_before = match first.produced {
             Some(produced) if self.is_production_time => produced,
             _ if self.is_production_time => i64::MAX,
             _ => return,
         };
         let topic = &mut read.topics[topic as usize];
-        topic.gone_before = topic.gone_before.max(Some(gone));
+        topic.expired_before = topic.expired_before.max(Some(expired_before));
     }
 }
 
 /// The facts about the first record of a partition.
 #[derive(Clone, Copy, Default)]
-struct First {
+struct FirstRecord {
     is_known: bool,
     produced: Option<i64>,
     commit: Option<Lsn>,
 }
 
-impl First {
-    fn record_first(&mut self, message: &ReadRecord<'_>, position: Option<Position>) {
+impl FirstRecord {
+    fn observe(&mut self, message: &ReadRecord<'_>, position: Option<Position>) {
         if self.commit.is_none() {
             self.commit = position.map(|position| position.commit);
         }
@@ -195,15 +201,15 @@ impl First {
     }
 }
 
-/// Converts records to entries.
-struct Taker<'t> {
+/// Converts records to entries, and stores them.
+struct RecordCollector<'t> {
     id: &'t str,
     entries: &'t mut Spill,
     journal: &'t mut Journal,
     bytes: Vec<u8>,
 }
 
-impl Taker<'_> {
+impl RecordCollector<'_> {
     fn add_record(
         &mut self,
         message: &ReadRecord<'_>,
@@ -215,7 +221,7 @@ impl Taker<'_> {
         let (mut id, mut position, mut is_replay) = (None, None, false);
         for (name, value) in message.headers() {
             // Members of the headers column follow the configured headers and may have any name, so
-            // the first header with the name counts even if it has no value.
+            // only the first header with this name is used, even if it has no value.
             match name {
                 name if name == self.id => {
                     id.get_or_insert(value);
@@ -248,8 +254,8 @@ impl Taker<'_> {
             })?;
             return Ok(record.position);
         };
-        let what = What::Record(record);
-        Entry { what, id }.encode(&mut self.bytes);
+        let kind = EntryKind::Record(record);
+        Entry { kind, id }.encode(&mut self.bytes);
         self.entries.push(hash(id), &self.bytes)?;
         if record.position.is_some() {
             self.journal.push(&self.bytes)?;

@@ -455,7 +455,7 @@ fn recorded_slot_that_was_not_dropped_is_neither_replayed_nor_recorded_twice() {
     let replay = || fixture.replay(&["--dropped-slots", "--yes"]).finish();
     replay()
         .expect_code(1)
-        .expect_mentions(&["it still exists", "start walpost"]);
+        .expect_mentions(&["still exists at", "start walpost"]);
     assert_eq!(entries(&fixture), 1);
     drop_slot(&fixture);
     assert_eq!(entries(&fixture), 1);

@@ -115,7 +115,7 @@ fn function_that_examines_tables_is_compared_with_the_expected_one() {
         fixture.db.run(&changed);
         let different = warning().expect("a warning");
         assert!(
-            different.contains("differs from the one that"),
+            different.contains("differs from the function that"),
             "{different}"
         );
         fixture.init().finish().expect_code(0);

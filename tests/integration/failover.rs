@@ -221,7 +221,9 @@ fn standby_is_waited_for_until_it_is_promoted() {
             .with_conninfo(&standby.conninfo(&fixture.name))
             .run()
             .start();
-        walpost.wait_for_log("is a copy of the primary's: waiting until it is promoted");
+        walpost.wait_for_log(
+            "is a copy of the primary's slot; waiting for the standby to be promoted",
+        );
         running.push((aggregate, walpost));
     }
     primary.stop(Stop::Fast);
@@ -246,7 +248,7 @@ fn standby_that_lacks_the_slot_halts_it_when_it_is_promoted_and_not_before() {
         .with_conninfo(&standby.conninfo(&fixture.name))
         .run()
         .start();
-    walpost.wait_for_log("is not there: waiting until it is promoted");
+    walpost.wait_for_log("does not exist on this server; waiting for the standby to be promoted");
     fixture
         .with_conninfo(&standby.conninfo(&fixture.name))
         .check()

@@ -221,7 +221,7 @@ fn retention_waits_for_the_slot_of_a_pipeline_that_was_renamed() {
     fixture.insert(&aggregate, "new");
     fixture.wait_for_records(2);
     walpost.terminate().expect_code(0);
-    let waits = format!("waits until slot {:?}", fixture.slot());
+    let waits = format!("is kept until slot {:?}", fixture.slot());
     wait_until("retention to wait for the former slot", || {
         fixture.write_other_wal(1);
         let maintain = fixture.invoke("maintain");
@@ -234,6 +234,6 @@ fn retention_waits_for_the_slot_of_a_pipeline_that_was_renamed() {
     let file = fixture.file(&format!("slot = \"{}_2\"\n", fixture.slot()));
     let check = Invocation::new(["check", "--config"]).arg(file).finish();
     check.expect_mentions(&[
-        "of pipeline \"former\" does not exist, and no pipeline of the configuration has it",
+        "of pipeline \"former\" does not exist, and no configured pipeline uses it",
     ]);
 }

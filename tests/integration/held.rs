@@ -184,7 +184,7 @@ fn something_else_that_has_the_slot_is_named_and_it_is_not_ready() {
         .args(["--http", "127.0.0.1:0"])
         .start();
     let http = walpost.http();
-    let held = format!("is held by PID {pid}, which is no Walpost");
+    let held = format!("is in use by PID {pid}, which does not appear to be Walpost");
     let command = format!("pg_catalog.pg_terminate_backend({pid})");
     let name = "application_name \"pg_recvlogical\", role \"postgres\"";
     let line = walpost.wait_for_log(&held);
@@ -226,7 +226,7 @@ fn what_something_else_has_read_is_not_passed_over(exactly_once: bool) {
     fixture.insert(&aggregate, "read by something else");
     fixture.wait_until_confirmed();
     walpost.thaw();
-    walpost.wait_for_log("which is no Walpost");
+    walpost.wait_for_log("which does not appear to be Walpost");
     stranger.terminate().expect_code(0);
     let expected = match exactly_once {
         true => "re-created, or moved, by someone else",

@@ -19,12 +19,12 @@ fn tables_that_inherit_from_the_outbox_are_reported_until_removed() {
              INSERT INTO public.child (id, aggregatetype, aggregateid, type)
                  VALUES (gen_random_uuid(), '{aggregate}', 'k', 't')"
         ));
-        let what = "those of table public.child, which inherits from public.outbox";
+        let what = "table public.child, which inherits from public.outbox";
         let check = fixture.check().finish().expect_code(3);
         assert!(check.stdout.contains(what), "{}", check.stdout);
         let remedy = "ALTER TABLE public.child NO INHERIT public.outbox";
         assert!(check.stdout.contains(remedy), "{}", check.stdout);
-        let line = walpost.wait_for_log("watchdog: SELECT returns rows");
+        let line = walpost.wait_for_log("watchdog: a SELECT from the outbox returns rows");
         assert!(line.contains(what), "{line}");
         assert_eq!(http.get("/readyz").code, 503);
         fixture.db.run(remedy);
@@ -127,7 +127,7 @@ fn each_remedy_for_a_publication_with_a_child_leads_to_the_next_and_to_delivery(
         .run()
         .finish()
         .expect_code(3)
-        .expect_mentions(&["contains other tables than public.outbox", &take_out]);
+        .expect_mentions(&["contains tables other than public.outbox", &take_out]);
     fixture
         .check()
         .finish()
@@ -155,7 +155,7 @@ fn publication_of_only_the_parent_is_reported() {
     fixture.db.run(&format!(
         "{CHILD}; ALTER PUBLICATION {publication} SET TABLE ONLY public.outbox"
     ));
-    let what = "those of table public.child, which inherits from public.outbox";
+    let what = "table public.child, which inherits from public.outbox";
     fixture
         .check()
         .finish()
@@ -164,7 +164,7 @@ fn publication_of_only_the_parent_is_reported() {
     let init = fixture.init().finish().expect_code(3);
     init.expect_mentions(&[what, END_INHERITANCE]);
     let mut walpost = fixture.run().start();
-    let line = walpost.wait_for_log("watchdog: SELECT returns rows");
+    let line = walpost.wait_for_log("watchdog: a SELECT from the outbox returns rows");
     assert!(line.contains(END_INHERITANCE), "{line}");
     fixture.db.run(END_INHERITANCE);
     walpost.wait_for_log("rows_left_out resolved");

@@ -253,7 +253,7 @@ fn session_that_keeps_the_lock_of_init_is_named() {
         .finish()
         .expect_code(3)
         .expect_mentions(&[
-            &format!("PID {pid} of role postgres, has the lock of walpost init"),
+            &format!("(PID {pid}, role postgres) holds the lock of walpost init"),
             &format!("SELECT pg_catalog.pg_terminate_backend({pid})"),
             "Nothing was changed",
         ]);

@@ -8,7 +8,7 @@ use crate::support::records::keys;
 use crate::support::wait::wait_until;
 use crate::support::walpost::Walpost;
 
-const GAP: &str = "was not in publication";
+const GAP: &str = "was temporarily missing from publication";
 
 in_both_modes! {
     rows_from_between_are_named_after_a_restart_and_sent_again

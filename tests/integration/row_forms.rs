@@ -50,7 +50,7 @@ fn row_that_a_column_list_has_cut_halts_with_its_position_and_can_be_skipped(exa
     }
     // SET TABLE removes the table and adds it again.
     let check = fixture.check().finish().expect_code(3);
-    check.expect_mentions(&["was not in publication"]);
+    check.expect_mentions(&["was temporarily missing from publication"]);
     let halted = fixture.run().finish().expect_code(3);
     let halted = halted.expect_mentions(&["halted", "no column \"payload\"", "walpost skip --to"]);
     skip_from(&fixture, &halted.stderr);

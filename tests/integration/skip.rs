@@ -146,8 +146,8 @@ fn rejects_positions_that_can_not_be_skipped_and_changes_nothing() {
         2,
         &["nothing to skip"],
     );
-    refused(&fixture, yes("FFFFFF/0"), 2, &["WAL ends at"]);
-    refused(&fixture, yes("FFFFFF/0:0"), 2, &["WAL ends at"]);
+    refused(&fixture, yes("FFFFFF/0"), 2, &["is after the end of WAL"]);
+    refused(&fixture, yes("FFFFFF/0:0"), 2, &["is after the end of WAL"]);
     // Not the position of a row: there is no commit record at that LSN, or the transaction has
     // fewer rows.
     let end = fixture.history()[0].end;
@@ -184,7 +184,7 @@ fn rejects_positions_that_can_not_be_skipped_and_changes_nothing() {
         &fixture,
         other(log),
         3,
-        &["contains tables, though the outbox is of messages"],
+        &["contains tables, but the outbox uses logical messages"],
     );
     refused(
         &fixture,
@@ -219,7 +219,7 @@ fn refused_while_active(fixture: &Fixture, to: &str) {
     let ahead = lsn_text(fixture.wal_position());
     for to in [to, &ahead] {
         let finished = fixture.skip(to).arg("--yes").finish().expect_code(1);
-        finished.expect_mentions(&["is active for PID", "stop the walpost run"]);
+        finished.expect_mentions(&["is active for PID", "Stop the walpost run"]);
     }
     assert!(journal(fixture).is_empty());
 }

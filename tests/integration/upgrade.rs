@@ -37,7 +37,7 @@ fn journal_that_a_newer_version_has_written_halts() {
         .run()
         .finish()
         .expect_code(3)
-        .expect_mentions(&["is of version 2", "a newer one has written it"]);
+        .expect_mentions(&["has version 2", "a newer Walpost wrote the entry"]);
     assert_eq!(fixture.confirmed(), before);
     set(1);
     let walpost = fixture.start();

@@ -1,6 +1,6 @@
-//! Reads the present rows of the outbox table with `COPY ... TO STDOUT`, in limited memory. The
-//! values have the same form as in the stream when the row is inserted, so events are mapped and
-//! routed in the same way ([`Mapping`], [`Router`](crate::outbox::route::Router)).
+//! Reads the current rows of the outbox table with `COPY ... TO STDOUT`, in limited memory. The
+//! values have the same text format as in the replication stream, so rows are mapped and routed in
+//! the same way ([`Mapping`], [`Router`](crate::outbox::route::Router)).
 //!
 //! ```text
 //! let version = catalog.table_version(&table).await?;
@@ -17,9 +17,9 @@
 //! }
 //! ```
 //!
-//! The caller manages the transaction: rows are as of its snapshot, which can be one that was
-//! exported (`SET TRANSACTION SNAPSHOT`). A [`Reader`] that is dropped before the last row leaves
-//! the connection busy with the rest: drop its [`Catalog`] as well.
+//! The caller manages the transaction. The rows are the ones visible in its snapshot, which can be
+//! an exported snapshot (`SET TRANSACTION SNAPSHOT`). If a [`RowReader`] is dropped before the last
+//! row, the connection is still busy with the remaining rows: drop its [`Catalog`] as well.
 //!
 //! Spec: PostgreSQL 18, "COPY", and 54.2.7 "COPY Operations".
 
@@ -42,11 +42,12 @@ use crate::postgres::wire::copy_text::{Lines, TextError, Values};
 /// The rows and columns to read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query<'q> {
-    /// Names of the table's columns: those to which `mapping` was bound, in the same order.
+    /// Names of the columns that `mapping` was bound to, in the same order.
     pub columns: &'q [String],
-    /// The roles of the columns. Columns that it does not need are not read.
+    /// Assigns columns to the parts of an event. Columns that the mapping does not use are not
+    /// read.
     pub mapping: &'q Mapping,
-    /// The order of the rows; its columns are the key of a row.
+    /// The order of the rows. The columns of this order form the key of a row.
     pub order: &'q RowOrder<'q>,
     /// An SQL condition that the rows satisfy; empty for all rows.
     pub condition: &'q str,
@@ -54,62 +55,62 @@ pub(crate) struct Query<'q> {
     pub row_bytes_max: usize,
 }
 
-/// Why rows can't be read.
+/// An error while reading rows.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CopyError {
     /// The query failed, or the connection was lost.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// The server sends something other than rows.
+    /// The server sent data that is not a row in COPY's text format.
     #[error("COPY of the outbox: {0}")]
     Text(#[from] TextError),
     /// A row is larger than the settings allow.
     #[error(
-        "a row of the outbox has {bytes} bytes, and max_row_bytes allows {allowed}. Raise max_row_bytes"
+        "a row of the outbox has {bytes} bytes, but max_row_bytes is {allowed}. Raise max_row_bytes"
     )]
     RowTooLarge {
-        /// Its length, as sent by COPY.
+        /// The length of the row in COPY's text format.
         bytes: usize,
         /// `max_row_bytes`.
         allowed: usize,
     },
 }
 
-/// The rows, read one at a time.
-pub(crate) struct Reader {
+/// Reads rows one at a time.
+pub(crate) struct RowReader {
     stream: Pin<Box<CopyOutStream>>,
     lines: Lines,
-    /// The line that was read last.
+    /// The most recently read line.
     line: Bytes,
-    /// The index in a [`Row`] of each of the first values of a line; the remaining values are the
-    /// key.
+    /// The index in [`Row`] of each leading value of a line. The remaining values of the line form
+    /// the key.
     slots: Vec<usize>,
     width: usize,
     row_bytes_max: usize,
 }
 
-/// One row.
+/// A row returned by [`RowReader::next`].
 #[derive(Clone, Copy)]
-pub(crate) struct Copied<'r> {
-    /// Its values, in the form that the mapping expects.
+pub(crate) struct CopiedRow<'r> {
+    /// The values of the row, in the form that the mapping expects.
     pub row: Row<'r>,
     values: Values<'r>,
     mapped: usize,
 }
 
-impl<'r> Copied<'r> {
-    /// Returns the value of the key's column at `index`, as text.
+impl<'r> CopiedRow<'r> {
+    /// Returns the value of the key column at `index`, as text.
     ///
     /// # Panics
-    /// If the key has fewer columns.
+    /// If the key has no column at `index`.
     #[must_use]
     pub(crate) fn key(&self, index: usize) -> &'r [u8] {
-        // Columns of the key are not null.
+        // Key columns are NOT NULL.
         self.values.get(self.mapped + index).unwrap_or_default()
     }
 }
 
-/// Sets the session's text formats to those of the stream.
+/// Sets the session to the text formats that the replication stream uses.
 ///
 /// # Errors
 /// The query fails.
@@ -121,7 +122,7 @@ pub(crate) async fn prepare(client: &Client) -> Result<(), CatalogError> {
     Ok(client.batch_execute(&sql).await?)
 }
 
-/// A statement that reads rows, and the layout of its values.
+/// A COPY statement, and the layout of the values in each line.
 pub(crate) struct CopyStatement {
     sql: String,
     slots: Vec<usize>,
@@ -130,7 +131,8 @@ pub(crate) struct CopyStatement {
 }
 
 impl Query<'_> {
-    /// Returns the statement, for a table that stays locked until the statement is planned.
+    /// Returns the statement for a table. The table must stay locked until the statement is
+    /// planned.
     #[must_use]
     pub(crate) fn statement(&self, locked: &LockedTable) -> CopyStatement {
         let (sql, slots) = self.sql(locked.name());
@@ -142,7 +144,7 @@ impl Query<'_> {
         }
     }
 
-    /// Returns the statement and, for each value that the mapping needs, its slot.
+    /// Returns the statement and, for each value that the mapping uses, its index in [`Row`].
     fn sql(&self, table: &TableName) -> (String, Vec<usize>) {
         let (mut slots, mut wanted) = (Vec::new(), Vec::new());
         for (index, name) in self.columns.iter().enumerate() {
@@ -167,7 +169,7 @@ pub(crate) fn statement(
     order: &RowOrder<'_>,
 ) -> String {
     let columns: Vec<_> = columns.iter().map(|name| escape_identifier(name)).collect();
-    // The line feed ends a comment at the end of a condition.
+    // The line feed terminates an SQL comment at the end of a condition.
     let conditions: Vec<_> = conditions.iter().map(|sql| format!("({sql}\n)")).collect();
     let filter = match conditions.is_empty() {
         true => String::new(),
@@ -185,15 +187,16 @@ pub(crate) fn statement(
 }
 
 impl Catalog {
-    /// Converts the error of a SELECT from the table; if the privilege is missing, adds the
-    /// statement that grants it.
+    /// Converts the error of a SELECT from the table. If a privilege is missing, adds the statement
+    /// that grants the privilege.
     pub(crate) fn denied_select(
         &self,
         error: tokio_postgres::Error,
         table: &TableName,
     ) -> CatalogError {
-        // The function that examines the table is in schema walpost. In English and many other
-        // languages, the message ends with the schema's name.
+        // The missing privilege may be USAGE on schema walpost, which contains the function that
+        // examines the table. In English and many other languages, that message ends with the
+        // schema's name.
         let is_schema = error.as_db_error().is_some_and(|error| {
             let denied = error.message().split_whitespace().next_back();
             denied == Some("walpost") && table.name != "walpost"
@@ -213,12 +216,12 @@ impl Catalog {
         &self,
         locked: LockedTable,
         statement: CopyStatement,
-    ) -> Result<Reader, CopyError> {
-        // The server replies after planning.
+    ) -> Result<RowReader, CopyError> {
+        // The server replies after it has planned the statement.
         let stream = self.client().copy_out(&statement.sql).await;
         let stream = stream.map_err(|error| self.denied_select(error, locked.name()))?;
         drop(locked);
-        Ok(Reader {
+        Ok(RowReader {
             stream: Box::pin(stream),
             lines: Lines::default(),
             line: Bytes::new(),
@@ -229,12 +232,12 @@ impl Catalog {
     }
 }
 
-impl Reader {
+impl RowReader {
     /// Returns the next row, or `None` after the last. Cancel safe.
     ///
     /// # Errors
-    /// The server aborts the copy, or sends something that is not a row.
-    pub(crate) async fn next(&mut self) -> Result<Option<Copied<'_>>, CopyError> {
+    /// The server aborts the COPY, or sends data that is not a row.
+    pub(crate) async fn next(&mut self) -> Result<Option<CopiedRow<'_>>, CopyError> {
         let Some(line) = self.stream.next().await else {
             return Ok(None);
         };
@@ -249,7 +252,7 @@ impl Reader {
         for (index, slot) in self.slots.iter().enumerate() {
             row[*slot] = values.get(index);
         }
-        Ok(Some(Copied {
+        Ok(Some(CopiedRow {
             row,
             values,
             mapped: self.slots.len(),
@@ -267,7 +270,7 @@ mod tests {
     use crate::outbox::settings::OutboxSettings;
 
     #[test]
-    fn reads_only_what_is_needed_in_order() {
+    fn selects_only_mapped_columns_and_the_key_in_row_order() {
         let names = [
             "id",
             "type",

@@ -1,20 +1,21 @@
-//! Dropping a slot, and the journal's entries about dropped slots until they are replayed.
+//! Drops slots, and queries the journal for dropped slots that have not been replayed.
 //!
 //! A journal entry records the position of the slot and which transactions it may not have
 //! delivered. It is written before the slot is dropped. If dropping fails, the entry lists more
-//! than was given up, but never less. The entry is open until a replay that covers it records its
-//! end.
+//! transactions than were lost, but never fewer. The entry is open until the journal records that a
+//! replay of it has finished.
 //!
 //! # Which rows may be missing
 //!
-//! The `catalog_xmin` of a slot advances to a transaction ID only when all lower ones had ended
-//! before a position that has been confirmed (PostgreSQL 18,
+//! The `catalog_xmin` of a slot advances to a transaction ID only when all transactions with lower
+//! IDs ended before a confirmed position (PostgreSQL 18,
 //! `src/backend/replication/logical/snapbuild.c`, `SnapBuildProcessRunningXacts`, and `logical.c`,
-//! `LogicalIncreaseXminForSlot`). So rows of transactions below it were delivered, and all others
-//! may not have been. The transaction is the row's `xmin`, which remains readable when the row is
-//! frozen. A row that is written again, because the table is rewritten or the row is moved, has a
-//! later one. Therefore there is no upper bound, and rows inserted after the new slot was created
-//! are sent again.
+//! `LogicalIncreaseXminForSlot`). Therefore rows inserted by transactions with IDs below
+//! `catalog_xmin` have been delivered, and all other rows may be missing. The transaction that
+//! inserted a row is the row's `xmin`, which remains readable when the row is frozen. If a row is
+//! written again, because the table is rewritten or the row is moved, it gets a higher `xmin`.
+//! Therefore a replay has no upper bound, and rows inserted after the new slot was created are sent
+//! again.
 
 use std::time::{Duration, Instant};
 
@@ -29,10 +30,10 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-/// Key in an entry's detail: this table was replaced by another one.
+/// Key in a journal entry's detail: the table was replaced by another table.
 pub(super) const REPLACED: &str = "replaced";
 
-/// Key in an entry's detail: only rows of partitions that were detached are missing.
+/// Key in a journal entry's detail: only rows of detached partitions are missing.
 pub(super) const DETACHED_PARTITIONS: &str = "detached_partitions";
 
 /// Key in an entry's detail: the OIDs of the table's partitions and child tables, as strings. In an
@@ -42,15 +43,15 @@ pub(super) const PARTITIONS: &str = "partitions";
 /// How long to wait for a session that has ended to release the slot.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How often dropping the slot is tried.
+/// How many times Walpost attempts to drop the slot.
 const DROP_ATTEMPTS: u32 = 3;
 const DROP_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Transaction IDs in rows have 32 bits.
+/// The number of distinct transaction IDs in rows, which have 32 bits.
 const TRANSACTION_IDS: u64 = 1 << 32;
 
-/// Returns the condition that the journal entry `j` is about a slot that was dropped and has not
-/// been replayed.
+/// Returns an SQL condition that is true if the journal entry `j` describes a dropped slot that has
+/// not been replayed.
 fn open_condition() -> String {
     format!(
         "j.action = '{}' AND NOT EXISTS (SELECT FROM walpost.journal c WHERE c.action = 'replay' \
@@ -59,8 +60,8 @@ fn open_condition() -> String {
     )
 }
 
-/// Returns the SQL condition that the journal entry `j` is about the slot of `target`. If several
-/// tables share the slot, each table has its own entries.
+/// Returns an SQL condition that is true if the journal entry `j` is about the slot of `target`. If
+/// several tables share the slot, each table has its own entries.
 fn slot_condition(target: &Target) -> String {
     let slot = format!("j.slot = {}", escape_literal(&target.slot));
     match &target.outbox {
@@ -83,31 +84,30 @@ pub(crate) enum Outcome {
     Changed,
 }
 
-/// The position of a slot.
+/// The position and state of a slot.
 pub(super) struct SlotPosition {
     active_pid: Option<i32>,
     confirmed: Lsn,
     restart: Lsn,
     end: Lsn,
-    /// `catalog_xmin`, including its epoch.
+    /// `catalog_xmin` as a 64-bit ID, which includes the epoch.
     pub(super) catalog_xmin: Option<i64>,
     pub(super) cluster: String,
 }
 
 impl Catalog {
-    /// Returns the slots of a pipeline that were dropped and not replayed, in the order in which
-    /// they were dropped.
+    /// Returns the pipeline's dropped slots that have not been replayed, oldest first.
     ///
     /// # Errors
-    /// The query fails, or the journal does not exist or may not be read.
+    /// The query fails, the journal does not exist, or the role is not allowed to read it.
     pub(crate) async fn dropped_slots(
         &self,
         pipeline: &str,
         target: &Target,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        // A pipeline remains responsible for events lost with a dropped slot if its slot gets
-        // another name, or the pipeline does.
-        let whose = match target.outbox.table() {
+        // The entry still belongs to the pipeline if either the slot or the pipeline has been
+        // renamed.
+        let owner = match target.outbox.table() {
             Some(table) => format!(
                 "{} OR (j.pipeline = {} AND j.detail ->> 'table' = {})",
                 slot_condition(target),
@@ -121,21 +121,21 @@ impl Catalog {
             ),
             None => slot_condition(target),
         };
-        self.open_entries(target, &whose).await
+        self.open_entries(target, &owner).await
     }
 
-    /// Returns the slots of any pipeline with this table or slot that were dropped and not
-    /// replayed. Without a journal there are none, because they are recorded there before they are
-    /// dropped.
+    /// Returns the dropped slots that have not been replayed, for all pipelines that use this table
+    /// or the slot of `target`. If the journal does not exist, the result is empty, because Walpost
+    /// drops a slot only after recording it in the journal.
     ///
     /// # Errors
-    /// The query fails, or the journal may not be read.
+    /// The query fails, or the role is not allowed to read the journal.
     pub(crate) async fn dropped_slots_of_table(
         &self,
         target: &Target,
         table: &TableName,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        let whose = format!(
+        let owner = format!(
             "{} OR j.detail ->> 'table' = {}",
             slot_condition(&Target {
                 outbox: target.outbox.narrow_to(table),
@@ -143,7 +143,7 @@ impl Catalog {
             }),
             escape_literal(&table.to_string())
         );
-        match self.open_entries(target, &whose).await {
+        match self.open_entries(target, &owner).await {
             Err(CatalogError::NoJournal { .. }) => Ok(Vec::new()),
             found => found,
         }
@@ -152,28 +152,28 @@ impl Catalog {
     async fn open_entries(
         &self,
         target: &Target,
-        whose: &str,
+        owner: &str,
     ) -> Result<Vec<DroppedSlot>, CatalogError> {
-        let condition = format!("({whose}) AND {}", open_condition());
+        let condition = format!("({owner}) AND {}", open_condition());
         let entries = self.entries(target, &condition).await?;
         let is_several = target.outbox.is_several();
         let entries = entries.into_iter().map(|entry| {
             let table = entry.detail["table"].as_str().map(str::to_owned);
             let dropped = DroppedSlot::from(entry);
-            // The pipeline may have had a single table at the time.
+            // The pipeline may have had a single table when the entry was written.
             let table = dropped.table.clone().or(table.filter(|_| is_several));
             DroppedSlot { table, ..dropped }
         });
         Ok(entries.collect())
     }
 
-    /// Drops the slot of a pipeline, after recording that in the journal, if nothing uses it and it
-    /// retains more than `max_bytes` of WAL. `copies` tells whether the pipeline delivers rows that
-    /// are older than its slot: if it has not done so yet, all rows may be missing.
+    /// Drops the pipeline's slot if no process uses it and it retains more than `max_bytes` of WAL.
+    /// The journal records the slot first. `copies` is true if the pipeline also delivers rows that
+    /// are older than its slot; if these rows have not been copied yet, all rows may be missing.
     ///
     /// # Errors
-    /// A query fails. The slot then still exists, and an entry may have been written, which another
-    /// attempt reuses.
+    /// A query fails. The slot still exists, and the next attempt reuses the journal entry if it
+    /// was already written.
     pub(crate) async fn drop_slot_over_budget(
         &self,
         pipeline: &str,
@@ -181,7 +181,7 @@ impl Catalog {
         max_bytes: u64,
         copies: bool,
     ) -> Result<Outcome, CatalogError> {
-        let Some(slot_position) = self.released(&target.slot).await? else {
+        let Some(slot_position) = self.wait_for_release(&target.slot).await? else {
             return Ok(Outcome::Changed);
         };
         if let Some(pid) = slot_position.active_pid {
@@ -190,7 +190,8 @@ impl Catalog {
         if slot_position.end.bytes_since(slot_position.restart) <= max_bytes {
             return Ok(Outcome::Changed);
         }
-        // If the entry is not on disk when the slot is dropped, it could be lost with the server.
+        // The entry must also be on the synchronous standbys before the slot is dropped; otherwise
+        // it could be lost together with the server.
         self.client()
             .batch_execute(&synchronous::wait_for_standbys())
             .await?;
@@ -213,12 +214,12 @@ impl Catalog {
         };
         let table = target.outbox.table().map(TableName::to_string);
         if record.is_unbegun() {
-            // Before a new slot the whole table would be copied.
-            let why = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "dropped slot" });
-            self.write_journal(&entry(Action::Snapshot, None, why))
+            // Without this entry, the whole table would be copied when a new slot is created.
+            let detail = json!({ SnapshotRecord::STATE: SnapshotRecord::DONE, "table": table, "why": "dropped slot" });
+            self.write_journal(&entry(Action::Snapshot, None, detail))
                 .await?;
         }
-        // An earlier attempt wrote the entry and failed to drop the slot.
+        // True if an earlier attempt wrote this entry but failed to drop the slot.
         let is_written = |open: &DroppedSlot| {
             !open.left_publication && open.from == Some(slot_position.confirmed)
         };
@@ -232,7 +233,7 @@ impl Catalog {
             let detail = json!({
                 "reason": "wal_budget.max",
                 "table": table,
-                // As text, because some JSON parsers can't represent such large numbers.
+                // Stored as text because some JSON parsers can't represent numbers this large.
                 "catalog_xmin": since.map(|id| id.to_string()),
                 "system_id": slot_position.cluster,
                 "restart": slot_position.restart,
@@ -246,31 +247,32 @@ impl Catalog {
             ))
             .await?;
         }
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
-            tries += 1;
+            attempts += 1;
             match self.drop_slot(&target.slot, slot_position.confirmed).await {
                 Ok(true) => return Ok(Outcome::Dropped),
                 Ok(false) => return Ok(Outcome::Changed),
-                // object_in_use: another session was faster.
+                // object_in_use: another session has acquired the slot.
                 Err(CatalogError::Server(error)) if error.code == "55006" => {
                     return Ok(Outcome::Changed);
                 }
-                Err(error) if tries == DROP_ATTEMPTS => return Err(error),
+                Err(error) if attempts == DROP_ATTEMPTS => return Err(error),
                 Err(_) => tokio::time::sleep(DROP_RETRY_DELAY).await,
             }
         }
     }
 
-    /// Returns the position of the slot once nothing uses it, or after the time limit.
-    async fn released(&self, slot: &str) -> Result<Option<SlotPosition>, CatalogError> {
-        let until = Instant::now() + RELEASE_TIMEOUT;
+    /// Waits until no session uses the slot, for at most [`RELEASE_TIMEOUT`], and returns its
+    /// position.
+    async fn wait_for_release(&self, slot: &str) -> Result<Option<SlotPosition>, CatalogError> {
+        let deadline = Instant::now() + RELEASE_TIMEOUT;
         loop {
             let slot_position = self.slot_position(slot).await?;
             let is_free = slot_position
                 .as_ref()
                 .is_none_or(|s| s.active_pid.is_none());
-            if is_free || Instant::now() >= until {
+            if is_free || Instant::now() >= deadline {
                 return Ok(slot_position);
             }
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -314,7 +316,8 @@ impl Catalog {
         }))
     }
 
-    /// Drops the slot if it is at `confirmed` and nothing uses it.
+    /// Drops the slot if it is at `confirmed` and no session uses it, and returns whether it was
+    /// dropped.
     async fn drop_slot(&self, slot: &str, confirmed: Lsn) -> Result<bool, CatalogError> {
         let dropped = self
             .client()
@@ -329,8 +332,8 @@ impl Catalog {
 }
 
 impl DroppedSlot {
-    /// Returns whether the slot of this cluster that is at `confirmed` is the one that was to be
-    /// dropped. A slot created in its place starts later.
+    /// Returns whether an existing slot of this cluster, at position `confirmed`, is the slot that
+    /// this entry describes. A slot created as its replacement has a higher position.
     #[must_use]
     pub fn is_at(&self, confirmed: Lsn, cluster: &str) -> bool {
         !self.left_publication
@@ -338,8 +341,8 @@ impl DroppedSlot {
             && self.from.is_some_and(|from| confirmed <= from)
     }
 
-    /// Returns the SQL condition for rows that may be missing after all of `entries`, on this
-    /// cluster. Empty for all rows.
+    /// Returns an SQL condition that selects the rows of this cluster that may be missing because
+    /// of `entries`. The condition is empty if all rows may be missing.
     #[must_use]
     pub fn condition(entries: &[Self], cluster: &str) -> String {
         let since = entries
@@ -349,20 +352,21 @@ impl DroppedSlot {
     }
 }
 
-/// Returns the SQL condition, on this cluster, for rows of transactions starting from each of the
-/// given ones, which are paired with their cluster. Empty for all rows.
+/// Returns an SQL condition that selects the rows of this cluster inserted since the earliest of
+/// the given transactions, each paired with its cluster. The condition is empty, which selects all
+/// rows, if a transaction is unknown or from another cluster.
 pub(crate) fn missing_rows<'c>(
     since: impl Iterator<Item = (Option<u64>, Option<&'c str>)>,
     cluster: &str,
 ) -> String {
-    // Transactions have different IDs in another cluster, for example one that was upgraded or
-    // restored.
-    let since = since.map(|(since, of)| since.filter(|_| of == Some(cluster)));
+    // Transaction IDs of different clusters can't be compared, for example after an upgrade or a
+    // restore.
+    let since = since.map(|(since, origin)| since.filter(|_| origin == Some(cluster)));
     let Some(since) = since.min().flatten() else {
         return String::new();
     };
-    // Counted from there in the direction in which IDs increase: rows that are older by a whole
-    // cycle of IDs are sent as well. A visible row has an ID below the end of the snapshot.
+    // IDs are counted up from `since`, modulo 2^32, so rows that are older by a multiple of 2^32
+    // transactions are also selected. The ID of a visible row is below the snapshot's xmax.
     format!(
         "(xmin::text::int8 - {} + {TRANSACTION_IDS}) % {TRANSACTION_IDS} < pg_snapshot_xmax(pg_current_snapshot())::text::int8 - {since}",
         since % TRANSACTION_IDS
@@ -409,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_from_the_earliest_transaction_on_may_be_missing() {
+    fn selects_rows_inserted_since_the_earliest_transaction() {
         let late = entry(Some(TRANSACTION_IDS + 900), "here");
         let early = entry(Some(TRANSACTION_IDS + 7), "here");
         let condition = DroppedSlot::condition(&[late, early], "here");
@@ -418,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn where_a_transaction_is_not_known_or_not_of_this_cluster_all_rows_may_be() {
+    fn selects_all_rows_if_a_transaction_is_unknown_or_from_another_cluster() {
         let known = entry(Some(7), "here");
         for unknown in [entry(None, "here"), entry(Some(9), "elsewhere")] {
             assert_eq!(

@@ -1,4 +1,4 @@
-//! How the encoding of a database affects its rows, which PostgreSQL sends in UTF-8.
+//! Warns about database encodings with rows that PostgreSQL can't convert to UTF-8 and send.
 
 use super::Observed;
 use crate::postgres::table::identifier;
@@ -8,19 +8,19 @@ impl Observed {
     pub(crate) fn encoding_warning(&self) -> Option<String> {
         let encoding = &self.encoding;
         match encoding.as_str() {
-            // UTF-8 has every character of LATIN1.
+            // UTF-8 contains every character of LATIN1.
             "UTF8" | "LATIN1" | "" => None,
             "SQL_ASCII" => Some(format!(
-                "database {} has the encoding SQL_ASCII, with which PostgreSQL does not check texts: a row with a value that is not \
-                 UTF-8 can't be delivered, and halts the pipeline, becomes a dead letter or sets its table aside, as the settings \
-                 say. Have the outbox in a database with the encoding UTF8",
+                "database {} has encoding SQL_ASCII, which means that PostgreSQL does not validate text. A row with a \
+                 value that is not valid UTF-8 can't be delivered: depending on the settings, it halts the pipeline, \
+                 becomes a dead letter or causes its table to be set aside. Use a database with encoding UTF8 for the outbox",
                 identifier(&self.database)
             )),
             _ => Some(format!(
-                "database {} has the encoding {encoding}, and PostgreSQL refuses to send a row that has a character without an \
-                 equivalent in UTF-8. Such a row of any table halts the pipeline, also if dead letters are enabled or tables are \
-                 set aside. The halt names the command that leaves its transaction out. Have the outbox in a database with the \
-                 encoding UTF8",
+                "database {} has encoding {encoding}, and PostgreSQL can't send a row that contains a character without \
+                 an equivalent in UTF-8. Such a row in any table halts the pipeline, even if dead letters are enabled \
+                 or tables are set aside. The error message contains the command that skips its transaction. Use a \
+                 database with encoding UTF8 for the outbox",
                 identifier(&self.database)
             )),
         }
@@ -32,13 +32,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warns_of_encodings_with_texts_that_have_no_equivalent_in_utf8() {
+    fn warns_about_encodings_that_allow_text_without_a_utf8_equivalent() {
         for (encoding, expected) in [
             ("UTF8", None),
             ("LATIN1", None),
-            ("SQL_ASCII", Some("does not check texts")),
-            ("WIN1252", Some("refuses to send a row")),
-            ("EUC_JP", Some("refuses to send a row")),
+            ("SQL_ASCII", Some("does not validate text")),
+            ("WIN1252", Some("can't send a row")),
+            ("EUC_JP", Some("can't send a row")),
         ] {
             let observed = Observed {
                 encoding: encoding.to_owned(),

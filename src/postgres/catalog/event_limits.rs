@@ -12,9 +12,10 @@ pub(crate) struct EventLimit {
 }
 
 impl EventLimit {
-    /// Returns the statements that give the table another limit. Existing rows are not checked.
+    /// Returns the statements that change the table's limit. They do not check existing rows.
     ///
-    /// The constraint keeps the functions that its expression finds now, so `search_path` is set first.
+    /// PostgreSQL resolves the functions in the constraint's expression when it creates the
+    /// constraint, so the statements set `search_path` first.
     #[must_use]
     pub(crate) fn change_to(&self, bytes: u64) -> String {
         format!(
@@ -26,8 +27,8 @@ impl EventLimit {
 }
 
 impl Catalog {
-    /// Returns the limits of those of the tables whose CHECK constraint has the form written by
-    /// sql/outbox.sql.
+    /// Returns the limits of the given tables that have a CHECK constraint in the form that
+    /// sql/outbox.sql creates.
     ///
     /// # Errors
     /// The query fails.

@@ -1,12 +1,12 @@
-//! Whether the slot survives a failover of the server, and what else can invalidate it while
-//! nothing reads it.
+//! Checks whether the slot survives a failover of the server, and which settings can invalidate an
+//! inactive slot.
 
 use super::{Catalog, CatalogError};
 use crate::escape::shell_word_on_one_line;
 use crate::postgres::connect::conninfo::syntax::quote_value;
 use crate::postgres::table::identifier;
 
-/// Settings that the server's version does not have are null.
+/// Settings that do not exist in the server's version are null.
 const QUERY: &str = "SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(), \
      (SELECT (pg_catalog.to_jsonb(s) OPERATOR(pg_catalog.->>) 'failover')::bool FROM pg_replication_slots s WHERE slot_name = $1), \
      coalesce((SELECT array_agg(slot_name::text ORDER BY slot_name) FROM pg_replication_slots \
@@ -16,13 +16,13 @@ const QUERY: &str = "SELECT current_setting('server_version_num')::int4, pg_is_i
      (SELECT nullif(setting::int8, 0) FROM pg_settings WHERE name = 'idle_replication_slot_timeout'), \
      (SELECT nullif(reset_val, '0') FROM pg_settings WHERE name = 'transaction_timeout')";
 
-/// The server's settings that affect this.
+/// The server's settings that affect the slot during a failover or while it is inactive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Failover {
     version: i32,
     in_recovery: bool,
-    /// Whether the slot is a failover slot; `None` if there is no slot.
-    follows: Option<bool>,
+    /// Whether the slot is enabled for failover; `None` if the slot does not exist.
+    is_failover_slot: Option<bool>,
     /// The slots of standbys.
     standbys: Vec<String>,
     synchronized_standby_slots: Option<String>,
@@ -31,14 +31,15 @@ pub(crate) struct Failover {
     primary_slot_name: Option<String>,
     /// `idle_replication_slot_timeout` in seconds, if it exists and is enabled.
     idle_timeout: Option<i64>,
-    /// The default of sessions that don't set it, in milliseconds.
+    /// The server's default for `transaction_timeout`, in milliseconds, if it exists and is
+    /// enabled.
     transaction_timeout: Option<String>,
 }
 
 /// A note for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
-    /// The configuration is as it should be.
+    /// The settings need no change.
     Ok(String),
     /// Events may be lost in the future.
     Warning(String),
@@ -54,7 +55,7 @@ impl Catalog {
         Ok(Failover {
             version: row.try_get(0)?,
             in_recovery: row.try_get(1)?,
-            follows: row.try_get(2)?,
+            is_failover_slot: row.try_get(2)?,
             standbys: row.try_get(3)?,
             synchronized_standby_slots: row.try_get(4)?,
             sync_replication_slots: row.try_get(5)?,
@@ -71,7 +72,7 @@ impl Failover {
     #[must_use]
     pub(crate) fn notes(&self, slot: &str, database: &str) -> Vec<Note> {
         let mut notes = Vec::new();
-        // Older servers can't synchronize slots to standbys.
+        // Servers older than PostgreSQL 17 can't synchronize slots to standbys.
         if self.version >= 170_000 {
             match self.in_recovery {
                 true => self.on_standby(&mut notes),
@@ -80,14 +81,16 @@ impl Failover {
         }
         if let Some(seconds) = self.idle_timeout {
             notes.push(Note::Warning(format!(
-                "idle_replication_slot_timeout is {seconds} s: the server invalidates slot {slot:?} when nobody has read it for so \
-                 long, and what was not delivered is not in a new one. Turn it off, and bound WAL with max_slot_wal_keep_size: \
+                "idle_replication_slot_timeout is {seconds} s: the server invalidates slot {slot:?} after it has been \
+                 inactive for that long, and a new slot would not contain the undelivered events. Disable the timeout, \
+                 and limit retained WAL with max_slot_wal_keep_size instead: \
                  ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_catalog.pg_reload_conf()"
             )));
         }
         if let Some(millis) = &self.transaction_timeout {
             notes.push(Note::Ok(format!(
-                "transaction_timeout is {millis} ms, and off in Walpost's own sessions: a walsender waits for as long as Kafka is away"
+                "transaction_timeout is {millis} ms, but Walpost disables it in its own sessions, because a walsender \
+                 waits while Kafka is unavailable"
             )));
         }
         notes
@@ -97,26 +100,27 @@ impl Failover {
         let standbys = self.standbys.join(", ");
         let is_empty =
             |setting: &Option<String>| setting.as_deref().unwrap_or_default().trim().is_empty();
-        match self.follows {
-            // There is no slot, which `check` reports separately.
+        match self.is_failover_slot {
+            // `check` reports a missing slot separately.
             None => {}
             Some(false) if self.standbys.is_empty() => {}
             Some(false) => notes.push(Note::Warning(format!(
-                "slot {slot:?} does not follow a failover, and there are standbys ({standbys}): a promoted one has no such slot, and \
-                 Walpost halts. While no Walpost reads it: psql {connection} -c \
+                "slot {slot:?} is not enabled for failover, but the server has standbys ({standbys}): after a \
+                 promotion, the slot will be missing and Walpost will halt. With Walpost stopped, run: psql {connection} -c \
                  'ALTER_REPLICATION_SLOT {name} (FAILOVER true)'",
                 connection = shell_word_on_one_line(&format!("dbname={} replication=database", quote_value(database))),
                 name = identifier(slot)
             ))),
             Some(true) if !self.standbys.is_empty() && is_empty(&self.synchronized_standby_slots) => {
                 notes.push(Note::Warning(format!(
-                    "slot {slot:?} follows a failover, and synchronized_standby_slots is empty: what a standby lacks may be in Kafka \
-                     already when that is promoted. Name the slots of the standbys to wait for: ALTER SYSTEM SET \
+                    "slot {slot:?} is enabled for failover, but synchronized_standby_slots is empty: when a standby is \
+                     promoted, events that it lacks may already be in Kafka. List the slots of the standbys to wait \
+                     for: ALTER SYSTEM SET \
                      synchronized_standby_slots = '{standbys}'; SELECT pg_catalog.pg_reload_conf()"
                 )));
             }
             Some(true) => notes.push(Note::Ok(format!(
-                "slot {slot:?} follows a failover to a standby with sync_replication_slots = on"
+                "slot {slot:?} is enabled for failover to a standby with sync_replication_slots = on"
             ))),
         }
     }
@@ -128,7 +132,8 @@ impl Failover {
         ] {
             if setting.as_deref() != Some("on") {
                 notes.push(Note::Warning(format!(
-                    "{name} is off on this standby, so it has no copy of the slot when it is promoted: ALTER SYSTEM SET {name} = on; \
+                    "{name} is off on this standby, so the standby does not synchronize the slot, which will be missing \
+                     after a promotion. Turn it on: ALTER SYSTEM SET {name} = on; \
                      SELECT pg_catalog.pg_reload_conf()"
                 )));
             }
@@ -140,7 +145,8 @@ impl Failover {
             .is_empty()
         {
             notes.push(Note::Warning(
-                "primary_slot_name is empty on this standby, and without a slot of its own it has no copy of others: ALTER SYSTEM SET \
+                "primary_slot_name is empty on this standby, and a standby without its own slot on the primary does not \
+                 synchronize other slots. Set it: ALTER SYSTEM SET \
                  primary_slot_name = '...'; SELECT pg_catalog.pg_reload_conf()"
                     .to_owned(),
             ));
@@ -152,16 +158,16 @@ impl Failover {
 mod tests {
     use super::*;
 
-    fn on(text: &str) -> Option<String> {
+    fn setting(text: &str) -> Option<String> {
         Some(text.to_owned())
     }
 
     fn primary() -> Failover {
         Failover {
             version: 180_000,
-            follows: Some(true),
+            is_failover_slot: Some(true),
             standbys: vec!["a".to_owned(), "b".to_owned()],
-            synchronized_standby_slots: on("a"),
+            synchronized_standby_slots: setting("a"),
             ..Failover::default()
         }
     }
@@ -170,9 +176,9 @@ mod tests {
         Failover {
             version: 170_004,
             in_recovery: true,
-            sync_replication_slots: on("on"),
-            hot_standby_feedback: on("on"),
-            primary_slot_name: on("a"),
+            sync_replication_slots: setting("on"),
+            hot_standby_feedback: setting("on"),
+            primary_slot_name: setting("a"),
             ..Failover::default()
         }
     }
@@ -187,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn obstacles_to_slot_failover_are_named_with_their_remedy() {
+    fn warns_about_settings_that_prevent_slot_failover_and_names_the_remedy() {
         let check = |found: Failover, words: &[&str]| {
             let found = warnings(&found);
             assert_eq!(found.len(), 1, "{found:?}");
@@ -197,10 +203,10 @@ mod tests {
         };
         assert_eq!(warnings(&primary()), [""; 0]);
         assert_eq!(warnings(&standby()), [""; 0]);
-        let follows = Some(false);
+        let is_failover_slot = Some(false);
         check(
             Failover {
-                follows,
+                is_failover_slot,
                 ..primary()
             },
             &[
@@ -210,7 +216,7 @@ mod tests {
             ],
         );
         let unsynchronized = Failover {
-            follows,
+            is_failover_slot,
             ..primary()
         };
         let notes = unsynchronized.notes("my_slot", "x';touch /tmp/f;'");
@@ -219,7 +225,7 @@ mod tests {
         };
         let word = r"psql 'dbname='\''x\'\'';touch /tmp/f;\'\'''\'' replication=database' -c";
         assert!(pasted.contains(word), "{pasted}");
-        let synchronized_standby_slots = on("");
+        let synchronized_standby_slots = setting("");
         check(
             Failover {
                 synchronized_standby_slots,
@@ -227,7 +233,7 @@ mod tests {
             },
             &["SET synchronized_standby_slots = 'a, b'"],
         );
-        let hot_standby_feedback = on("off");
+        let hot_standby_feedback = setting("off");
         check(
             Failover {
                 hot_standby_feedback,
@@ -235,7 +241,7 @@ mod tests {
             },
             &["SET hot_standby_feedback = on"],
         );
-        let sync_replication_slots = on("off");
+        let sync_replication_slots = setting("off");
         check(
             Failover {
                 sync_replication_slots,
@@ -243,7 +249,7 @@ mod tests {
             },
             &["SET sync_replication_slots = on"],
         );
-        let primary_slot_name = on("");
+        let primary_slot_name = setting("");
         check(
             Failover {
                 primary_slot_name,
@@ -262,19 +268,19 @@ mod tests {
     }
 
     #[test]
-    fn server_that_has_no_such_slots_or_no_standby_is_not_warned_of() {
+    fn does_not_warn_without_failover_slots_or_standbys() {
         let version = 160_009;
-        let follows = None;
+        let is_failover_slot = None;
         assert_eq!(
             warnings(&Failover {
                 version,
-                follows,
+                is_failover_slot,
                 ..primary()
             }),
             [""; 0]
         );
         let alone = Failover {
-            follows: Some(false),
+            is_failover_slot: Some(false),
             standbys: Vec::new(),
             ..primary()
         };

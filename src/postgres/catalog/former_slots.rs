@@ -1,11 +1,11 @@
-//! Slots that Walpost has read and that no pipeline reads now.
+//! Finds slots that Walpost has read and that pipelines no longer read.
 
 use std::fmt;
 
 use postgres_protocol::escape::escape_literal;
 
 use super::own_table::{OwnTable, Use};
-use super::slot_state::{FoundState, SlotOf, is_given_up_at};
+use super::slot_state::{FoundState, SlotOf, is_dropped_at};
 use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant};
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
@@ -19,7 +19,7 @@ pub(crate) struct VanishedSlot {
     slot: String,
     pipeline: String,
     confirmed: Lsn,
-    /// The command that resends its events.
+    /// The command that sends the slot's undelivered events again.
     replay: String,
 }
 
@@ -33,18 +33,19 @@ impl fmt::Display for VanishedSlot {
         } = self;
         write!(
             f,
-            "slot {slot:?} of pipeline {pipeline:?} does not exist, and no pipeline of the configuration has it: events committed after \
-             {confirmed} may be missing in Kafka. If the pipeline was renamed, send them again: {replay}. If they are \
-             not needed: SET search_path = pg_catalog; DELETE FROM walpost.slot_state WHERE slot = {}",
+            "slot {slot:?} of pipeline {pipeline:?} does not exist, and no configured pipeline uses it: events \
+             committed after {confirmed} may be missing from Kafka. If the pipeline was renamed, send the events again: \
+             {replay}. If the events are not needed: SET search_path = pg_catalog; DELETE FROM walpost.slot_state WHERE \
+             slot = {}",
             escape_literal(slot).trim_start()
         )
     }
 }
 
 impl Catalog {
-    /// Returns the slots other than that of `target` that have delivered the table, and whose
-    /// undelivered rows the slot of `target` may not contain: those of other pipelines, and earlier
-    /// slots of this one if its present slot was created at a later position than they had reached.
+    /// Returns the other slots that have delivered rows of the table and whose undelivered rows may
+    /// be missing from the slot of `target`. These are slots of other pipelines, and former slots
+    /// of this pipeline if its current slot was created after the last position of the former slot.
     ///
     /// # Errors
     /// A query fails, or Walpost's tables are not readable or not trusted.
@@ -70,60 +71,64 @@ impl Catalog {
             .run_on_own_table(OwnTable::TableState, target, "", &sql)
             .await
             .map_err(|error| self.with_grant(error, |role| grant(role, "SELECT")))?;
-        let of = self.slot_of(pipeline, target).await?;
+        let current = self.slot_of(pipeline, target).await?;
         let mut slots = Vec::new();
         for row in &rows {
             let slot = row.get(0).unwrap_or_default();
-            if !self.has_taken_over(&of, slot).await? {
+            if !self.covers_former_slot(&current, slot).await? {
                 slots.push(slot.to_owned());
             }
         }
         Ok(slots)
     }
 
-    /// Returns whether the slot of `of` delivers the WAL after the last position of the pipeline's
-    /// former `slot`, or the journal records what it does not deliver.
-    async fn has_taken_over(&self, of: &SlotOf, slot: &str) -> Result<bool, CatalogError> {
-        if self.pipeline_of(of, slot).await?.as_deref() != Some(&of.pipeline) {
+    /// Returns whether the current slot delivers all WAL after the last position of the pipeline's
+    /// former slot `slot`, or the journal records the events in the gap.
+    async fn covers_former_slot(&self, current: &SlotOf, slot: &str) -> Result<bool, CatalogError> {
+        if self.pipeline_of(current, slot).await?.as_deref() != Some(&current.pipeline) {
             return Ok(false);
         }
         let former = SlotOf {
             target: Target {
                 slot: slot.to_owned(),
-                ..of.target.clone()
+                ..current.target.clone()
             },
-            ..of.clone()
+            ..current.clone()
         };
-        let state = async |of: &SlotOf| match self.slot_state(of).await? {
+        let state = async |current: &SlotOf| match self.slot_state(current).await? {
             FoundState::State(state) => Ok::<_, CatalogError>(state),
             FoundState::Unusable(_) => Ok(None),
         };
         let Some(former) = state(&former).await? else {
             return Ok(false);
         };
-        let created = state(of).await?.and_then(|state| state.created);
+        let created = state(current).await?.and_then(|state| state.created);
         if created.is_some_and(|created| created <= former.confirmed) {
             return Ok(true);
         }
-        self.is_accounted_for(of, former.confirmed, Lsn(u64::MAX))
+        self.is_accounted_for(current, former.confirmed, Lsn(u64::MAX))
             .await
     }
 
-    /// Returns the pipeline that has read a slot last.
-    async fn pipeline_of(&self, of: &SlotOf, slot: &str) -> Result<Option<String>, CatalogError> {
+    /// Returns the pipeline that most recently read a slot.
+    async fn pipeline_of(
+        &self,
+        current: &SlotOf,
+        slot: &str,
+    ) -> Result<Option<String>, CatalogError> {
         let sql = format!(
             "SELECT pipeline FROM walpost.slot_state WHERE slot = {} AND system_id = {} AND database_oid = {DATABASE_OID}",
             escape_literal(slot),
-            escape_literal(&of.system_id)
+            escape_literal(&current.system_id)
         );
-        let rows = self.run_on_own_table(OwnTable::SlotState, &of.target, "", &sql);
+        let rows = self.run_on_own_table(OwnTable::SlotState, &current.target, "", &sql);
         let rows = rows.await?;
         Ok(rows.first().and_then(|row| row.get(0)).map(str::to_owned))
     }
 
-    /// Returns the slots of this database that Walpost has read, that no longer exist, that are not
-    /// in `used`, and whose undelivered events are not recorded in the journal. `target` is one of
-    /// the configured pipelines in this database.
+    /// Returns the slots of this database that Walpost has read and that no longer exist, if the
+    /// journal does not record their undelivered events. Excludes the slots in `used` and the slots
+    /// of `pipelines`. `target` belongs to one of the configured pipelines in this database.
     ///
     /// # Errors
     /// A query fails, or Walpost's tables are not readable or not trusted.
@@ -163,7 +168,7 @@ impl Catalog {
             let condition = format!(
                 "j.slot = {} AND {} AND j.detail ->> 'system_id' = {SYSTEM_ID}",
                 escape_literal(&slot),
-                is_given_up_at(confirmed)
+                is_dropped_at(confirmed)
             );
             if self.entries(target, &condition).await?.is_empty() {
                 vanished.push(VanishedSlot {

@@ -1,4 +1,5 @@
-//! Compares the installed function of `sql/guard.sql` with the one of this version of Walpost.
+//! Compares the installed version of the function in `sql/guard.sql` with the version that this
+//! Walpost contains.
 
 use super::{Catalog, CatalogError};
 use crate::postgres::sql_file::GUARD;
@@ -39,12 +40,12 @@ impl GuardFunction {
         let effect = match self {
             Self::Current => return None,
             Self::Missing => {
-                "does not exist, and no table is read without it: older rows cannot be copied, and verify, replay and retention \
-                 fail. Create it"
+                "does not exist, and Walpost can't read tables without it: older rows are not copied, and verify, \
+                 replay and retention fail. Create the function"
             }
             Self::Different => {
-                "differs from the one that this version of Walpost creates, so it may miss code of other roles that statements about \
-                 a table would run. Replace it"
+                "differs from the function that this version of Walpost creates, so it may fail to detect code owned by \
+                 other roles that statements on a table would run. Replace the function"
             }
         };
         Some(format!(
@@ -67,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn body_is_the_whole_function_and_the_same_in_every_encoding() {
+    fn expected_body_is_complete_and_ascii() {
         let body = expected_body();
         assert!(body.starts_with("\nDECLARE\n"), "{body:.40}");
         assert!(body.ends_with("\nEND\n"), "{}", body.len());

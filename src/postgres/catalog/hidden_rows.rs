@@ -1,5 +1,5 @@
-//! Tables whose rows are returned by a SELECT from an outbox table but are not sent by PostgreSQL
-//! as rows of it.
+//! Finds tables whose rows are returned by a SELECT from an outbox table, but are not sent by
+//! PostgreSQL as rows of the outbox table.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// A table with rows that appear in an outbox and are not delivered.
+/// A table whose rows appear in an outbox table but are not delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HiddenRows {
     table: TableName,
@@ -49,8 +49,8 @@ impl fmt::Display for HiddenRows {
     }
 }
 
-/// Returns which rows are not delivered, and what to do about it; `None` if there are no such
-/// tables.
+/// Returns a warning that lists the tables whose rows are not delivered, and the remedy for the
+/// first table. `None` if `hidden` is empty.
 #[must_use]
 pub(crate) fn hidden_rows_warning(
     target: &Target,
@@ -65,21 +65,24 @@ pub(crate) fn hidden_rows_warning(
     } = first;
     let remedy = match kind {
         Kind::Child => format!(
-            "As the owner of {outbox}, insert its rows there and end the inheritance: ALTER TABLE {table} NO INHERIT {outbox}"
+            "As the owner of {outbox}, insert the rows of {table} into {outbox} and end the inheritance: ALTER TABLE \
+             {table} NO INHERIT {outbox}"
         ),
         Kind::UnloggedPartition => {
             format!(
-                "From now on, as its owner: ALTER TABLE {table} SET LOGGED. Rows from before: {}",
+                "To deliver future rows, as the owner of {table}: ALTER TABLE {table} SET LOGGED. To deliver existing rows: {}",
                 target.replay_from()
             )
         }
         Kind::ForeignPartition => format!(
-            "As the owner of {outbox}, insert its rows there and end that: ALTER TABLE {outbox} DETACH PARTITION {table}"
+            "As the owner of {outbox}, insert the rows of {table} into {outbox} and detach the partition: ALTER TABLE \
+             {outbox} DETACH PARTITION {table}"
         ),
     };
     Some((
         format!(
-            "SELECT returns rows as those of an outbox that PostgreSQL does not send, and they are not delivered: those of table {}",
+            "a SELECT from the outbox returns rows of other tables that PostgreSQL does not send as outbox rows, so \
+             these rows are not delivered: table {}",
             format_some(&names)
         ),
         remedy,
@@ -87,8 +90,8 @@ pub(crate) fn hidden_rows_warning(
 }
 
 impl Catalog {
-    /// Returns the descendants of outbox tables whose rows are not sent as rows of the outbox.
-    /// Locks no tables.
+    /// Returns the descendants of outbox tables whose rows are not sent as rows of the outbox. Does
+    /// not lock any tables.
     ///
     /// # Errors
     /// The query fails.

@@ -1,5 +1,5 @@
-//! Ensures that only one `walpost init` runs at a time in a database: two would create the same
-//! objects, and one of them would fail.
+//! Ensures that only one `walpost init` runs at a time in a database: concurrent runs would try to
+//! create the same objects, and one run would fail.
 
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ use tokio::time::{Instant, sleep};
 use super::{Catalog, CatalogError};
 use crate::postgres::table::identifier;
 
-/// How often the lock is tried.
+/// How often Walpost tries to acquire the lock.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// "walp", as in the locks of tables that retention maintains, which have the table's OID instead
-/// of the 0.
+/// The first key is "walp" in ASCII. Retention locks a table with the same first key, and with the
+/// table's OID instead of 0.
 const LOCK_KEY: &str = "x'77616c70'::int, 0";
 
 impl Catalog {
-    /// Waits until no other session holds the lock, then acquires it for the rest of this session.
-    /// Waits no longer than `limit` for each session that holds it.
+    /// Acquires the lock for the rest of this session, waiting at most `limit` for each other
+    /// session that holds the lock.
     ///
     /// # Errors
-    /// A session holds the lock for longer, or a query fails.
+    /// Another session holds the lock for longer than `limit`, or a query fails.
     pub(crate) async fn lock_init(&self, limit: Duration) -> Result<(), CatalogError> {
-        let mut waits_for: Option<(i32, Instant)> = None;
+        let mut waiting_for: Option<(i32, Instant)> = None;
         loop {
             let sql = format!("SELECT pg_try_advisory_lock({LOCK_KEY})");
             if self.client().query_one(&sql, &[]).await?.try_get(0)? {
@@ -39,14 +39,14 @@ impl Catalog {
                 .await?;
             if let Some(row) = holder {
                 let pid = row.try_get(0)?;
-                let since = match waits_for {
-                    Some((same, since)) if same == pid => since,
+                let since = match waiting_for {
+                    Some((last_pid, since)) if last_pid == pid => since,
                     _ => {
                         tracing::info!(pid, "waiting for another walpost init in this database");
                         Instant::now()
                     }
                 };
-                waits_for = Some((pid, since));
+                waiting_for = Some((pid, since));
                 if since.elapsed() >= limit {
                     let role = row.try_get::<_, Option<String>>(1)?.unwrap_or_default();
                     let role = identifier(&role);
@@ -59,7 +59,7 @@ impl Catalog {
 
     /// Releases the lock.
     pub(crate) async fn unlock_init(&self) {
-        // If the connection is lost, so is the lock.
+        // If the connection is lost, the server releases the lock.
         let sql = format!("SELECT pg_advisory_unlock({LOCK_KEY})");
         let _ = self.client().query_one(&sql, &[]).await;
     }

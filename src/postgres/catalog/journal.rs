@@ -1,8 +1,8 @@
-//! The journal: a record of operations on a pipeline that can't be derived from WAL, in a table
-//! that `sql/journal.sql` creates. Entries are added, never changed.
+//! Reads and writes the journal, a table that `sql/journal.sql` creates and that records operations
+//! on pipelines that WAL does not show. Entries are added but never changed.
 //!
-//! A trigger on the table, or a view in its place, would run with Walpost's privileges. Therefore,
-//! every statement about it is run with `Catalog::run_on_own_table`.
+//! A trigger on the table, or a view that replaces the table, would run with Walpost's privileges.
+//! Therefore every statement on the journal is run with `Catalog::run_on_own_table`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -23,11 +23,11 @@ pub enum Action {
     Snapshot,
     /// An operator decided that events will not be delivered.
     Skip,
-    /// The slot was given up, together with the events that it had not delivered.
+    /// The slot was dropped, together with its undelivered events.
     DropSlot,
     /// Rows of the table were sent again.
     Replay,
-    /// A table is not delivered from a position on, or is delivered again.
+    /// Delivery of a table was stopped at a position (the table was set aside), or was resumed.
     SetAside,
 }
 
@@ -40,7 +40,7 @@ impl Action {
         Self::SetAside,
     ];
 
-    /// Returns the name, as stored in the table.
+    /// Returns the name of the action, as stored in the journal.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -73,20 +73,20 @@ impl FromStr for Action {
 pub(crate) struct Entry<'e> {
     /// The pipeline that the operation affects.
     pub pipeline: &'e str,
-    /// Its outbox and slot.
+    /// The outbox and slot of the pipeline.
     pub target: &'e Target,
     /// The kind of the operation.
     pub action: Action,
-    /// The operation affects events after this position ...
+    /// The position after which the operation affects events.
     pub from: Option<Lsn>,
-    /// ... up to this one.
+    /// The position up to which the operation affects events.
     pub to: Option<Lsn>,
     /// Details: a JSON object, without payloads.
     pub detail: Value,
 }
 
 impl Entry<'_> {
-    /// Returns its values in SQL.
+    /// Returns the values of the entry as an SQL list.
     fn values(&self) -> String {
         let lsn = |lsn: Option<Lsn>| lsn.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
         let mut detail = self.detail.clone();
@@ -104,8 +104,8 @@ impl Entry<'_> {
         )
     }
 
-    /// Returns the start of a statement that adds the entry for each row of the FROM clause that
-    /// follows.
+    /// Returns the start of a statement that adds this entry once for each row of the FROM clause,
+    /// which the caller appends.
     pub(super) fn insert_select(&self) -> String {
         format!("{INSERT} SELECT {}", self.values())
     }
@@ -114,39 +114,39 @@ impl Entry<'_> {
 /// An entry as read from the journal, with the values that the server added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
-    /// Increases from entry to entry.
+    /// The ID of the entry. A later entry has a higher ID.
     pub id: i64,
     /// When the entry was written, as printed by the server.
     pub at: String,
     /// The kind of the operation.
     pub action: Action,
-    /// The operation affects events after this position ...
+    /// The position after which the operation affects events.
     pub from: Option<Lsn>,
-    /// ... up to this one.
+    /// The position up to which the operation affects events.
     pub to: Option<Lsn>,
     /// The role that wrote the entry.
     pub by_role: String,
-    /// Details.
+    /// Details: a JSON object.
     pub detail: Value,
 }
 
-/// Version of the format of an entry, in `detail`. An entry without one has version 1.
+/// The version of the entry format, stored in `detail`. An entry without a version has version 1.
 const VERSION: u64 = 1;
 
-/// The member of a replay's `detail` and of its plan that lists the entries about dropped slots
-/// that it covers.
+/// The member of a replay's `detail`, and of its plan, that lists the entries about dropped slots
+/// that the replay covers.
 pub(crate) const DROPPED_SLOTS: &str = "dropped_slots";
 
-/// The member of a replay's `detail` which states that nothing was sent, because an operator knew
-/// that the events were delivered.
+/// The member of a replay's `detail` which states that nothing was sent, because an operator
+/// confirmed that the events had been delivered.
 pub(crate) const ALREADY_DELIVERED: &str = "already_delivered";
 
-/// The member of a replay's `detail` and of its plan that lists the entries about the table that
+/// The member of a replay's `detail`, and of its plan, that lists the entries about a table that
 /// was set aside.
 pub(crate) const SET_ASIDE: &str = "set_aside";
 
-/// The member of the `detail` of a dropped slot's entry which states that no slot was dropped, but
-/// that the table was not in this publication for a while.
+/// The member of the `detail` of an [`Action::DropSlot`] entry which states that no slot was
+/// dropped, but the table was temporarily missing from this publication.
 pub(crate) const LEFT_PUBLICATION: &str = "left_publication";
 
 /// The start of the statement that writes an entry.
@@ -158,14 +158,14 @@ const INSERT: &str =
 enum Ids {
     /// The sequence of the identity column.
     FromSequence,
-    /// IDs following that of the last entry. Logical replication copies the rows of the journal but
-    /// not the position of its sequence, so the sequence of a former subscriber returns IDs that
+    /// IDs that follow the ID of the last entry. Logical replication copies the rows of the journal
+    /// but not the state of its sequence, so the sequence of a former subscriber returns IDs that
     /// already exist.
     AfterLast,
 }
 
-/// How often inserting entries after the last one is tried: another session can do the same
-/// concurrently.
+/// How many times to try inserting entries with [`Ids::AfterLast`]: another session can insert
+/// entries with the same IDs concurrently.
 const ID_ATTEMPTS: usize = 5;
 
 /// The columns that [`Catalog::entries`] reads.
@@ -182,7 +182,8 @@ impl Catalog {
         id.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
     }
 
-    /// Adds entries about one slot with the same action, either all or none, and returns their IDs.
+    /// Adds entries in one transaction, and returns their IDs. All entries must have the same slot
+    /// and action.
     ///
     /// # Errors
     /// See [`Catalog::write_journal`].
@@ -221,17 +222,17 @@ impl Catalog {
                  (VALUES {values}) AS entry (pipeline, slot, action, from_lsn, to_lsn, detail) RETURNING id"
             ),
         };
-        let rows = self.of_journal(target, &insert).await?;
+        let rows = self.run_on_journal(target, &insert).await?;
         let id = |row: &SimpleQueryRow| row.get(0)?.parse().ok();
         let ids: Option<Vec<i64>> = rows.iter().map(id).collect();
         ids.ok_or_else(|| CatalogError::Unexpected("walpost.journal.id: none".to_owned()))
     }
 
-    /// Returns the entries about a pipeline and its slot, in the order in which they were written.
+    /// Returns the entries about a pipeline and its slot, oldest first.
     ///
     /// # Errors
-    /// The query fails, or the journal does not exist, is not trusted or contains something
-    /// unexpected.
+    /// The query fails, or the journal does not exist, is not trusted or contains an unexpected
+    /// value.
     pub(crate) async fn journal(
         &self,
         pipeline: &str,
@@ -242,7 +243,7 @@ impl Catalog {
         self.entries(target, &condition).await
     }
 
-    /// Returns the entries `j` that satisfy a condition, in the order in which they were written.
+    /// Returns the entries that satisfy an SQL condition on the alias `j`, oldest first.
     pub(crate) async fn entries(
         &self,
         target: &Target,
@@ -250,11 +251,11 @@ impl Catalog {
     ) -> Result<Vec<Written>, CatalogError> {
         let sql =
             format!("SELECT {COLUMNS} FROM walpost.journal j WHERE {condition} ORDER BY j.id");
-        let rows = self.of_journal(target, &sql).await?;
-        rows.iter().map(written).collect()
+        let rows = self.run_on_journal(target, &sql).await?;
+        rows.iter().map(parse_entry).collect()
     }
 
-    async fn of_journal(
+    async fn run_on_journal(
         &self,
         target: &Target,
         statement: &str,
@@ -264,7 +265,7 @@ impl Catalog {
             .map_err(|error| self.journal_error(target, error))
     }
 
-    /// Converts an error, and adds the command that fixes it, if there is one.
+    /// Converts an error, and adds the command that fixes it if such a command is known.
     fn journal_error(&self, target: &Target, error: CatalogError) -> CatalogError {
         let error = self.with_grant(error, |role| {
             format!(
@@ -282,7 +283,7 @@ impl Catalog {
     }
 }
 
-fn written(row: &SimpleQueryRow) -> Result<Written, CatalogError> {
+fn parse_entry(row: &SimpleQueryRow) -> Result<Written, CatalogError> {
     let unexpected = |column: &str, error: &dyn fmt::Display| {
         CatalogError::Unexpected(format!("walpost.journal.{column}: {error}"))
     };
@@ -323,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn actions_are_those_that_the_table_allows() {
+    fn action_names_match_the_check_constraint_of_the_journal() {
         let file = include_str!("../../../sql/journal.sql");
         let (_, rest) = file.split_once("CHECK (action IN (").expect("a CHECK");
         let (list, _) = rest.split_once("))").expect("its end");

@@ -1,11 +1,11 @@
-//! The last halt of a pipeline, stored in the row of its slot in `walpost.slot_state`. It is
+//! Stores the last halt of a pipeline in the row of its slot in `walpost.slot_state`. The halt is
 //! obsolete once a later position of the slot is confirmed.
 
 use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
 
 use super::own_table::{OwnTable, Use};
-use super::slot_state::OF_DATABASE;
+use super::slot_state::IN_THIS_DATABASE;
 use super::{Catalog, CatalogError};
 use crate::model::last_halt::LastHalt;
 use crate::model::lsn::Lsn;
@@ -13,14 +13,15 @@ use crate::postgres::target::Target;
 
 /// The contents of the column `halt`.
 #[derive(Serialize, Deserialize)]
-struct Stored {
-    /// The position that the slot had confirmed.
+struct StoredHalt {
+    /// The confirmed position of the slot when the pipeline halted.
     confirmed: Lsn,
     halt: LastHalt,
 }
 
 impl Catalog {
-    /// Records a halt. If that is impossible, returns why. Does nothing if the slot has no row.
+    /// Records a halt. Returns the reason if the table can't be written. Does nothing if the slot
+    /// has no row.
     ///
     /// # Errors
     /// A query fails, or the table is not trusted.
@@ -29,17 +30,17 @@ impl Catalog {
         target: &Target,
         halt: &LastHalt,
     ) -> Result<Option<String>, CatalogError> {
-        if let Some(why) = self
+        if let Some(reason) = self
             .unusable(target, OwnTable::SlotState, Use::Write)
             .await?
         {
-            return Ok(Some(why));
+            return Ok(Some(reason));
         }
         let halt = serde_json::to_string(halt)
             .map_err(|error| CatalogError::Unexpected(error.to_string()))?;
         let update = format!(
             "UPDATE walpost.slot_state SET halt = jsonb_build_object('confirmed', confirmed_lsn, 'halt', {}::jsonb)::text \
-             WHERE slot = {} AND {OF_DATABASE}",
+             WHERE slot = {} AND {IN_THIS_DATABASE}",
             escape_literal(&halt),
             escape_literal(&target.slot),
         );
@@ -64,7 +65,7 @@ impl Catalog {
             return Ok(None);
         }
         let select = format!(
-            "SELECT halt, confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND octet_length(halt) < 65536 AND {OF_DATABASE}",
+            "SELECT halt, confirmed_lsn FROM walpost.slot_state WHERE slot = {} AND octet_length(halt) < 65536 AND {IN_THIS_DATABASE}",
             escape_literal(&target.slot),
         );
         let rows = self
@@ -80,7 +81,7 @@ impl Catalog {
             .try_get("confirmed_lsn")?
             .and_then(|lsn| lsn.parse().ok());
         Ok(stored
-            .filter(|stored: &Stored| confirmed <= Some(stored.confirmed))
+            .filter(|stored: &StoredHalt| confirmed <= Some(stored.confirmed))
             .map(|stored| stored.halt))
     }
 }

@@ -1,18 +1,18 @@
-//! Tables that a slot delivered and its successor does not: they were renamed, dropped, removed
-//! from the publication, or could not be added to it. Their rows that the former slot had not
-//! delivered are not in any WAL that a slot sends.
+//! Finds tables that a former slot delivered and its successor does not, because they were renamed,
+//! dropped, removed from the publication, or could not be added to the publication. No slot sends
+//! the rows that the former slot had not delivered.
 
 use postgres_protocol::escape::escape_literal;
 
 use super::own_table::{OwnTable, Use};
 use super::slot_state::FormerSlot;
-use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant, texts};
+use super::table_state::{DATABASE_OID, SYSTEM_ID, VERSION, grant, text_array};
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Target};
 
-/// Returns a query for the rows of `walpost.table_state` about a slot, each with the present name
+/// Returns a query for the rows of `walpost.table_state` about a slot, each with the current name
 /// of its table, or the recorded name if the table does not exist in this database.
 fn recorded(former: &FormerSlot) -> String {
     format!(
@@ -25,8 +25,8 @@ fn recorded(former: &FormerSlot) -> String {
 }
 
 impl Catalog {
-    /// Returns the tables that a former slot may not have delivered completely, and that the
-    /// publication of `target` does not contain.
+    /// Returns the tables that a former slot may not have delivered completely and that are not in
+    /// the publication of `target`.
     ///
     /// # Errors
     /// A query fails, or `walpost.table_state` is not readable or not trusted.
@@ -42,7 +42,7 @@ impl Catalog {
             return Ok(Vec::new());
         }
         let [schema, name] = OUTBOX_ROW;
-        // The slot sent the table's rows until the table left the publication.
+        // The slot sent the table's rows until the table was removed from the publication.
         let sql = format!(
             "SELECT DISTINCT present_schema, present_name FROM ({}) AS recorded \
              WHERE (NOT is_out OR out_lsn IS NULL OR out_lsn > '{}') \
@@ -66,8 +66,9 @@ impl Catalog {
         Ok(left)
     }
 
-    /// Records for the slot of `target`, which is at `found`, that tables of a former slot are not
-    /// published: if they are added later, everything committed from here on is a gap.
+    /// Records that tables of a former slot are not published for the slot of `target`, which is at
+    /// `found`. If a table is added later, the rows committed between `found` and that time are
+    /// recorded as missing.
     ///
     /// # Errors
     /// A query fails, or `walpost.table_state` is not writable or not trusted.
@@ -94,8 +95,8 @@ impl Catalog {
              ON CONFLICT (slot, table_schema, table_name) DO NOTHING",
             escape_literal(&target.slot),
             recorded(former),
-            texts(left.iter().map(|table| table.schema.as_str())),
-            texts(left.iter().map(|table| table.name.as_str())),
+            text_array(left.iter().map(|table| table.schema.as_str())),
+            text_array(left.iter().map(|table| table.name.as_str())),
         );
         self.write_tables(target, &sql).await?;
         Ok(())

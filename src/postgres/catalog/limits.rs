@@ -1,12 +1,12 @@
-//! Which sessions and slots use up a limited resource of the server.
+//! Reports which sessions or slots use up a limited resource of the server.
 
 use super::{Catalog, CatalogError};
 use crate::postgres::connect::dial::ServerError;
 
-/// Sessions that send WAL, in the order in which they started.
+/// Selects the sessions that send WAL, oldest first.
 const WAL_SENDERS: &str = "SELECT format('PID %s (application_name %I%s)', pid, application_name, \
      ', address ' || host(client_addr)) FROM pg_stat_replication ORDER BY backend_start, pid";
-/// Slots; those that nothing reads, which may not be needed, are listed first.
+/// Selects the slots. Inactive slots, which may not be needed, are listed first.
 const SLOTS: &str = "SELECT format('%I (%s)', slot_name, CASE WHEN active THEN 'read by PID ' || active_pid \
      ELSE 'not read' END) FROM pg_replication_slots ORDER BY active, slot_name";
 /// Maximum number of sessions or slots named in a message.
@@ -22,7 +22,7 @@ pub(crate) enum Limit {
 }
 
 impl Limit {
-    /// Returns the resource that an error with this SQLSTATE may be about. 53300,
+    /// Returns the resource whose exhaustion may have caused an error with this SQLSTATE. 53300,
     /// too_many_connections, is also used for ordinary connections.
     fn from_sqlstate(code: &str) -> Option<Self> {
         match code {
@@ -49,18 +49,18 @@ impl Limit {
     fn remedy(self) -> &'static str {
         match self {
             Self::Senders => {
-                "End one that is not needed: SELECT pg_catalog.pg_terminate_backend(...)"
+                "Terminate a session that is not needed: SELECT pg_catalog.pg_terminate_backend(...)"
             }
             Self::Slots => {
-                "Drop one that nobody needs: SELECT pg_catalog.pg_drop_replication_slot(...)"
+                "Drop a slot that is not needed: SELECT pg_catalog.pg_drop_replication_slot(...)"
             }
         }
     }
 }
 
 impl Catalog {
-    /// Adds a hint to an error that is due to a lack of walsenders or slots: what uses them, and
-    /// how to fix it.
+    /// If an error was caused by a lack of WAL senders or slots, adds a hint that lists the
+    /// sessions or slots in use and the remedy.
     pub(crate) async fn name_users(&self, error: &mut ServerError) {
         let Some(limit) = Limit::from_sqlstate(&error.code) else {
             return;
@@ -71,7 +71,8 @@ impl Catalog {
         }
     }
 
-    /// Returns what uses the resource and how to fix that if it is used up, otherwise `None`.
+    /// If the resource is used up, returns a message with the sessions or slots that use it and the
+    /// remedy.
     ///
     /// # Errors
     /// A query fails.
@@ -91,8 +92,8 @@ impl Catalog {
             users.push(format!("and {} more", rows.len() - LISTED_MAX));
         }
         Ok(Some(format!(
-            "{setting} is {max}, and all are in use: {}. {}. To have more: ALTER SYSTEM SET {setting} = {}, and restart \
-             the server",
+            "{setting} is {max}, and all are in use: {}. {}. To raise the limit: ALTER SYSTEM SET {setting} = {}, then \
+             restart the server",
             users.join(", "),
             limit.remedy(),
             2 * max.max(5)

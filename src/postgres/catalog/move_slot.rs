@@ -1,4 +1,4 @@
-//! Moves a slot that nothing reads.
+//! Moves a slot that is not in use.
 //!
 //! Spec: PostgreSQL 18, 9.28.6 "Replication Management Functions".
 
@@ -6,7 +6,7 @@ use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 
 impl Catalog {
-    /// Returns the end of the WAL on the server's disk, or on a standby, of the WAL that it has
+    /// Returns the end of the WAL that the server has flushed to disk or, on a standby, has
     /// replayed.
     ///
     /// # Errors
@@ -22,11 +22,12 @@ impl Catalog {
         Ok(row.try_get(0)?)
     }
 
-    /// Moves the slot forward from the position where it is expected. Returns false, without
-    /// changing anything, if the slot is at another position.
+    /// Advances the slot from `from` to `to`. Returns false without changing anything if the slot
+    /// is not at `from`.
     ///
     /// # Errors
-    /// The server rejects the command: the slot is in use, or the role may not move it.
+    /// The server rejects the command: the slot is in use, or the role is not allowed to move the
+    /// slot.
     pub(crate) async fn advance(
         &self,
         slot: &str,

@@ -1,4 +1,5 @@
-//! The contents of the catalog, and which of them keep a pipeline from running. Does no I/O.
+//! Holds the results of the catalog queries, and finds problems that prevent a pipeline from
+//! running. Does no I/O.
 
 use super::problem::{Holder, Problem, lost};
 use super::{TableVersion, UnsafeFilter, synchronous};
@@ -11,7 +12,7 @@ use crate::postgres::target::{Outbox, Target};
 /// The oldest supported version, as `server_version_num`.
 const VERSION_MIN: i32 = 140_000;
 
-/// A managed service, which does not allow ALTER SYSTEM.
+/// A managed PostgreSQL service that does not allow ALTER SYSTEM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Provider {
     /// Amazon RDS and Aurora.
@@ -23,7 +24,7 @@ pub(crate) enum Provider {
 }
 
 impl Provider {
-    /// Each service, with a setting that only its servers have.
+    /// Each service, with a setting that exists only on its servers.
     pub(super) const SETTINGS: [(Self, &str); 4] = [
         (Self::Rds, "rds.logical_replication"),
         (Self::CloudSql, "cloudsql.logical_decoding"),
@@ -31,37 +32,37 @@ impl Provider {
         (Self::Azure, "azure.extensions"),
     ];
 
-    /// Describes how to enable logical decoding on its servers.
+    /// Describes how to enable logical decoding on the service's servers.
     fn logical_decoding(self) -> &'static str {
         match self {
             Self::Rds => {
-                "This is Amazon RDS or Aurora: set rds.logical_replication = 1 in the parameter group, of the cluster for Aurora, \
-                 and reboot"
+                "This server is Amazon RDS or Aurora: set rds.logical_replication = 1 in the parameter group (for \
+                 Aurora, in the cluster parameter group), and reboot"
             }
             Self::CloudSql => {
-                "This is Cloud SQL: set the flag cloudsql.logical_decoding = on, which restarts the instance"
+                "This server is Cloud SQL: set the flag cloudsql.logical_decoding = on, which restarts the instance"
             }
             Self::AlloyDb => {
-                "This is AlloyDB: set the flag alloydb.logical_decoding = on, which restarts the instance"
+                "This server is AlloyDB: set the flag alloydb.logical_decoding = on, which restarts the instance"
             }
             Self::Azure => {
-                "This is Azure Database: set the server parameter wal_level = logical, and restart the server"
+                "This server is Azure Database: set the server parameter wal_level = logical, and restart the server"
             }
         }
     }
 }
 
-/// The contents of the catalog that concern a pipeline.
+/// The state of the server and of a pipeline's database objects, according to the catalog.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
     /// `server_version_num`.
     pub version: i32,
-    /// When the server was started, and when it last lost its statistics, which are deleted when
-    /// one of its processes crashes.
+    /// When the server was started, and when it last reset its statistics, which happens when one
+    /// of its processes crashes.
     pub starts: ServerStarts,
     /// The current database.
     pub database: String,
-    /// The encoding of the database, as PostgreSQL calls it.
+    /// PostgreSQL's name for the encoding of the database.
     pub encoding: String,
     /// The current role.
     pub user: String,
@@ -69,26 +70,27 @@ pub(crate) struct Observed {
     pub application_name: String,
     /// `wal_level`.
     pub wal_level: String,
-    /// `effective_wal_level`, since PostgreSQL 19: creating the first logical slot raises it.
+    /// `effective_wal_level`, since PostgreSQL 19. Creating the first logical slot raises this
+    /// level.
     pub effective_wal_level: Option<String>,
     /// `synchronous_standby_names`, if it matches Walpost's `application_name`.
     pub synchronous_standby_names: Option<String>,
-    /// The managed service that the server belongs to, if it can be recognized; queried only if
-    /// `wal_level` is insufficient.
+    /// The managed service that runs the server, if detected. Queried only if `wal_level` is
+    /// insufficient.
     pub provider: Option<Provider>,
-    /// Whether the server is a standby that was not promoted (`pg_is_in_recovery`).
+    /// Whether the server is a standby that has not been promoted (`pg_is_in_recovery`).
     pub in_recovery: bool,
     /// `max_slot_wal_keep_size`; -1 means no limit.
     pub slot_wal_keep: Option<String>,
-    /// The table, if the outbox is one and it exists.
+    /// The outbox table, if the outbox is a single table and the table exists.
     pub table: Option<ObservedTable>,
-    /// Whether `walpost.publish` exists; queried only for an outbox of messages.
+    /// Whether `walpost.publish` exists. Queried only for an outbox that uses logical messages.
     pub has_publish: bool,
     /// Whether the journal exists.
     pub has_journal: bool,
     /// Whether `walpost.slot_state` exists, so that confirmed positions can be recorded.
     pub has_slot_state: bool,
-    /// Whether `walpost.table_state` exists, so that it can be recorded how tables are published.
+    /// Whether `walpost.table_state` exists, so that Walpost can record how tables are published.
     pub has_table_state: bool,
     /// The publication, if it exists.
     pub publication: Option<ObservedPublication>,
@@ -101,8 +103,8 @@ pub(crate) struct Observed {
 pub(crate) struct ServerStarts {
     /// `pg_postmaster_start_time()`.
     pub postmaster: String,
-    /// `stats_reset` of `pg_stat_bgwriter`: if one of its processes crashes, the server restarts
-    /// all others and discards its statistics, but the postmaster keeps running.
+    /// `stats_reset` of `pg_stat_bgwriter`: if a server process crashes, the server restarts all
+    /// other processes and discards its statistics, but the postmaster keeps running.
     pub statistics: String,
 }
 
@@ -110,55 +112,56 @@ pub(crate) struct ServerStarts {
 pub(crate) struct ObservedTable {
     /// `pg_class.oid`.
     pub oid: u32,
-    /// `pg_class.relkind`: r is an ordinary table, p a partitioned one.
+    /// `pg_class.relkind`: r is an ordinary table, p is a partitioned table.
     pub kind: String,
     /// `pg_class.relpersistence`: p is permanent.
     pub persistence: String,
-    /// Names and type OIDs of the columns that are published.
+    /// Names and type OIDs of the published columns.
     pub columns: Vec<(String, u32)>,
-    /// Names of their types, for messages.
+    /// Type names of the published columns, for messages.
     pub types: Vec<String>,
-    /// Other properties of these columns.
+    /// Other properties of the published columns.
     pub facts: Vec<ColumnFacts>,
     /// Whether the table has the trigger of `sql/no_update.sql`.
     pub refuses_update: bool,
     /// Whether the table has a primary key.
     pub has_key: bool,
-    /// The version of the table, read before everything else here.
+    /// The version of the table, read before all other fields.
     pub version: TableVersion,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedPublication {
-    /// Whether it publishes inserts.
+    /// Whether the publication publishes inserts.
     pub inserts: bool,
-    /// Whether it publishes other changes as well.
+    /// Whether the publication also publishes changes other than inserts.
     pub more_than_inserts: bool,
-    /// Whether it publishes partitions under the name of their root.
+    /// Whether the publication publishes partitions under the name of their root table.
     pub via_root: bool,
-    /// Whether it contains the table of the outbox.
+    /// Whether the publication contains the outbox table.
     pub has_table: bool,
-    /// The tables that it contains and that belong to the outbox, if that consists of several.
+    /// The outbox tables that the publication contains, if the outbox consists of several tables.
     pub tables: Vec<TableName>,
-    /// Whether it contains `walpost.outbox_row`, which carries rows of several tables from before
-    /// these were added.
+    /// Whether the publication contains `walpost.outbox_row`, which transfers rows that were
+    /// inserted before their table was added to an outbox of several tables.
     pub has_outbox_row: bool,
-    /// Other tables that it contains: for an outbox of messages, any table.
+    /// Tables in the publication that do not belong to the outbox. If the outbox uses logical
+    /// messages, no table belongs to it.
     pub other_tables: Vec<String>,
-    /// Its row filter for the table of the outbox, if it has one.
+    /// The row filter for the outbox table, if the publication has one.
     pub row_filter: Option<String>,
-    /// A row filter for any of its tables that must not be evaluated.
+    /// A row filter, for any table of the publication, that is not safe to evaluate.
     pub unsafe_filter: Option<UnsafeFilter>,
-    /// Whether there is a row filter that could not be read because the table is locked.
+    /// Whether a row filter could not be read because its table is locked.
     pub has_locked_filter: bool,
-    /// The owner, if that role could have code executed as the role that reads the slot, using a
-    /// row filter that it removes afterwards.
+    /// The owner of the publication, if the current role does not trust it. Such an owner could run
+    /// code as the role that reads the slot, by using a row filter and removing it afterwards.
     pub untrusted_owner: Option<String>,
 }
 
 impl ObservedPublication {
-    /// Returns the table of the outbox, whether published or not. For several tables, returns those
-    /// that are published; for messages, none.
+    /// Returns the outbox table, even if it is not published. If the outbox consists of several
+    /// tables, returns the published ones; if it uses logical messages, returns no tables.
     #[must_use]
     pub(crate) fn outbox_tables(&self, outbox: &Outbox) -> Vec<TableName> {
         match outbox.table() {
@@ -170,32 +173,31 @@ impl ObservedPublication {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedSlot {
-    /// Its output plugin; `None` for a physical slot.
+    /// The output plugin; `None` for a physical slot.
     pub plugin: Option<String>,
-    /// Its database; `None` for a physical slot.
+    /// The database of the slot; `None` for a physical slot.
     pub database: Option<String>,
-    /// The process that uses it.
+    /// The server process that uses the slot.
     pub active_pid: Option<i32>,
-    /// The session of that process, if the role may see it.
+    /// The session that uses the slot, if the role is allowed to see it.
     pub holder: Option<Holder>,
-    /// The position confirmed last.
+    /// The last confirmed position.
     pub confirmed: Lsn,
     /// `wal_status`: reserved, extended, unreserved or lost.
     pub wal_status: Option<String>,
-    /// `invalidation_reason`: why it is lost; since PostgreSQL 17.
+    /// `invalidation_reason`: why the slot is lost; since PostgreSQL 17.
     pub invalidation_reason: Option<String>,
-    /// Whether it is a copy of a slot of the primary, which the server synchronizes (`synced`);
-    /// since PostgreSQL 17.
+    /// Whether the slot is synchronized from a slot of the primary (`synced`); since PostgreSQL 17.
     pub synced: bool,
-    /// Whether it is dropped at the end of its session.
+    /// Whether the slot is dropped when its session ends.
     pub temporary: bool,
     /// Whether prepared transactions are sent when they are prepared.
     pub two_phase: bool,
 }
 
 impl Observed {
-    /// Returns everything that keeps a pipeline with this `target` from running, starting with the
-    /// most fundamental problem.
+    /// Returns the problems that prevent a pipeline with this `target` from running, the most
+    /// fundamental problem first.
     #[must_use]
     pub(crate) fn problems(&self, target: &Target) -> Vec<Problem> {
         let mut problems = Vec::new();
@@ -204,7 +206,7 @@ impl Observed {
                 found: self.version,
             });
         }
-        // A standby may not have replayed everything that is checked below.
+        // A standby may not have replayed the creation of the objects that are checked below.
         if let Some(problem) = self.recovery_problem(target) {
             problems.push(problem);
             return problems;
@@ -213,7 +215,7 @@ impl Observed {
             problems.push(Problem::WalLevel {
                 found: self.wal_level.clone(),
                 remedy: self.provider.map_or(
-                    "Set it and restart the server: ALTER SYSTEM SET wal_level = logical",
+                    "Set wal_level and restart the server: ALTER SYSTEM SET wal_level = logical",
                     Provider::logical_decoding,
                 ),
             });
@@ -224,40 +226,40 @@ impl Observed {
         problems
     }
 
-    /// Returns the warning that Walpost is a synchronous standby of the server, if it is.
+    /// Returns a warning if Walpost is a synchronous standby of the server.
     #[must_use]
     pub(crate) fn synchronous_warning(&self) -> Option<String> {
         let names = self.synchronous_standby_names.as_deref()?;
         Some(synchronous::warning(names, &self.application_name))
     }
 
-    /// Returns whether WAL contains, or will contain once the slot exists, what logical decoding
-    /// needs.
+    /// Returns whether WAL contains the information that logical decoding requires, or will contain
+    /// it once the slot exists.
     #[must_use]
     pub(super) fn has_logical_decoding(&self) -> bool {
         match self.effective_wal_level.as_deref() {
             None => self.wal_level == "logical",
             Some("logical") => true,
-            // No logical slot exists yet; creating one raises the level.
+            // No logical slot exists yet. Creating a logical slot raises `effective_wal_level`.
             Some(_) => self.wal_level != "minimal" && self.slot.is_none(),
         }
     }
 
-    /// Returns why a standby can't be streamed from. Since PostgreSQL 16, a standby can have a slot
-    /// of its own and stream from it.
+    /// Returns a problem if the server is a standby that can't stream the slot. Since PostgreSQL
+    /// 16, a standby can have its own slot and stream from it.
     fn recovery_problem(&self, target: &Target) -> Option<Problem> {
         let found = match &self.slot {
             _ if !self.in_recovery => return None,
-            None => "is not there",
+            None => "does not exist on this server",
             // A synchronized slot is temporary until its first synchronization completes.
-            Some(slot) if slot.synced || slot.temporary => "is a copy of the primary's",
+            Some(slot) if slot.synced || slot.temporary => "is a copy of the primary's slot",
             Some(_) => return None,
         };
         let slot = target.slot.clone();
         Some(Problem::InRecovery { slot, found })
     }
 
-    /// Returns what is wrong with the publication so that rows would be left out.
+    /// Returns a problem with the publication that would cause rows to be omitted.
     #[must_use]
     pub(crate) fn publication_problem(&self, target: &Target) -> Option<Problem> {
         let publication = target.publication.clone();
@@ -278,14 +280,14 @@ impl Observed {
         let table = match &target.outbox {
             Outbox::Table(table) | Outbox::OneOf { table, .. } => table.clone(),
             Outbox::Tables(tables) => {
-                return found.problem_of_several(target, tables.to_string());
+                return found.multi_table_problem(target, tables.to_string());
             }
             Outbox::Messages { .. } => {
                 return (!found.other_tables.is_empty()).then(|| Problem::NotEmpty {
                     publication,
                     init: target.init(&["--publication", "NAME"]),
                     tables: format_some(&found.other_tables),
-                    removed: only_first_of(&found.other_tables),
+                    removed: format_first_for_drop(&found.other_tables),
                 });
             }
         };
@@ -299,14 +301,14 @@ impl Observed {
         } else if partitioned && found.has_table && !found.via_root {
             Some(Problem::NotViaRoot {
                 publication,
-                of: table.to_string(),
+                outbox: table.to_string(),
             })
         } else if !found.has_table {
             Some(Problem::NotPublished {
                 publication,
                 table,
                 remedy: format!(
-                    "Send them once the pipeline runs: {}; or, if the table was never in the publication: {}",
+                    "Send these rows once the pipeline runs: {}; or, if the table was never in the publication: {}",
                     dropped(),
                     target.replay_from()
                 ),
@@ -315,17 +317,17 @@ impl Observed {
             Some(Problem::OtherTables {
                 publication,
                 init: target.init(&["--publication", "NAME"]),
-                of: table.to_string(),
+                outbox: table.to_string(),
                 others: format_some(&found.other_tables),
-                removed: only_first_of(&found.other_tables),
+                removed: format_first_for_drop(&found.other_tables),
             })
         } else {
             None
         }
     }
 
-    /// Returns why the slot must not be read as the current role: the owner of the publication is
-    /// not sufficiently trusted.
+    /// Returns a problem if the current role must not read the slot because it does not trust the
+    /// owner of the publication.
     #[must_use]
     pub(crate) fn publisher_problem(&self, target: &Target) -> Option<Problem> {
         let owner = self.publication.as_ref()?.untrusted_owner.clone()?;
@@ -396,9 +398,9 @@ impl Observed {
 }
 
 impl ObservedPublication {
-    /// Returns why the publication does not work for an outbox of several tables. Missing tables
-    /// are not an error, because there may be no tables yet.
-    fn problem_of_several(&self, target: &Target, of: String) -> Option<Problem> {
+    /// Returns a problem with the publication of an outbox of several tables. Missing tables are
+    /// not a problem, because no tables may exist yet.
+    fn multi_table_problem(&self, target: &Target, outbox: String) -> Option<Problem> {
         let publication = target.publication.clone();
         if !self.inserts {
             Some(Problem::NoInserts {
@@ -406,16 +408,19 @@ impl ObservedPublication {
                 dropped: replay_command(&target.commands, Some("TABLE")),
             })
         } else if !self.via_root {
-            // Any table that is added later may have partitions.
-            Some(Problem::NotViaRoot { publication, of })
+            // A table that is added later may have partitions.
+            Some(Problem::NotViaRoot {
+                publication,
+                outbox,
+            })
         } else if !self.other_tables.is_empty() {
-            // Checked last: a pipeline that sets tables aside runs despite this.
+            // Checked last, because a pipeline that sets tables aside runs despite this problem.
             Some(Problem::OtherTables {
                 publication,
                 init: target.init(&["--publication", "NAME"]),
-                of,
+                outbox,
                 others: format_some(&self.other_tables),
-                removed: only_first_of(&self.other_tables),
+                removed: format_first_for_drop(&self.other_tables),
             })
         } else {
             None
@@ -424,8 +429,8 @@ impl ObservedPublication {
 }
 
 impl ObservedSlot {
-    /// Returns a problem if a program other than Walpost is reading the slot `slot`. Walpost's
-    /// sessions use this `application_name`.
+    /// Returns a problem if a program other than Walpost is reading the slot `slot`.
+    /// `application_name` is the one that Walpost's sessions use.
     #[must_use]
     pub(crate) fn held_by_other(&self, slot: &str, application_name: &str) -> Option<Problem> {
         let (pid, holder) = (self.active_pid?, self.holder.as_ref()?);
@@ -437,35 +442,35 @@ impl ObservedSlot {
     }
 }
 
-/// Returns the warning about `tables` whose names match the outbox and that are not published, if
-/// there are any.
+/// Returns a warning about `tables`, which match the patterns of the outbox but are not published.
+/// `None` if `tables` is empty.
 #[must_use]
 pub(crate) fn unpublished_warning(target: &Target, tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
     let names: Vec<_> = tables.iter().map(TableName::to_string).collect();
     let init = target.init_table(first);
     Some(format!(
-        "tables that are outboxes by their names are not in the publication, so their events are not delivered: {}. Add each: \
-         {init}; or leave it out of the patterns in tables",
+        "some tables match the configured patterns but are not in the publication, so their events are not delivered: \
+         {}. Add each one: {init}; or change the patterns to exclude it",
         format_some(&names)
     ))
 }
 
-/// Returns the error about `tables` that were delivered and are no longer published, if there are
-/// any.
+/// Returns an error about `tables`, which were delivered earlier and are no longer published.
+/// `None` if `tables` is empty.
 #[must_use]
 pub(crate) fn left_publication_error(target: &Target, tables: &[TableName]) -> Option<String> {
     let first = tables.first()?;
     let names: Vec<_> = tables.iter().map(TableName::to_string).collect();
     Some(format!(
-        "tables that were in the publication before are no longer in it, so their events are not delivered: {}. Add each: {}; \
-         or, if its events are not wanted any more, rename it or leave it out of the patterns in tables",
+        "some tables were removed from the publication, so their events are not delivered: {}. Add each one: {}; \
+         or, if its events are no longer needed, rename the table or change the patterns to exclude it",
         format_some(&names),
         target.init_table(first)
     ))
 }
 
-/// Formats the first few names of a list that can be as long as the database has tables.
+/// Formats the first few names of a list, because the list can contain every table of the database.
 pub(crate) fn format_some(names: &[String]) -> String {
     match names.len().saturating_sub(LISTED_MAX) {
         0 => names.join(", "),
@@ -479,13 +484,13 @@ fn format_first(names: &[String]) -> String {
 
 /// Formats the first few names as a list for ALTER PUBLICATION ... DROP TABLE. Without ONLY, the
 /// command fails if a table has a child that is not in the publication.
-fn only_first_of(names: &[String]) -> String {
+fn format_first_for_drop(names: &[String]) -> String {
     let names = names[..names.len().min(LISTED_MAX)].iter();
     let names: Vec<_> = names.map(|name| format!("ONLY {name}")).collect();
     names.join(", ")
 }
 
-/// Number of names in a message.
+/// Maximum number of names in a message.
 const LISTED_MAX: usize = 5;
 
 #[cfg(test)]
@@ -502,7 +507,7 @@ mod tests {
         }
     }
 
-    fn sound() -> Observed {
+    fn healthy() -> Observed {
         let text = |text: &str| text.to_owned();
         Observed {
             version: 150_018,
@@ -543,22 +548,22 @@ mod tests {
     }
 
     #[test]
-    fn a_sound_database_has_no_problems() {
-        assert_eq!(sound().problems(&target()), []);
+    fn reports_no_problems_for_a_correctly_configured_database() {
+        assert_eq!(healthy().problems(&target()), []);
         let standby = Observed {
             in_recovery: true,
-            ..sound()
+            ..healthy()
         };
-        assert_eq!(standby.problems(&target()), [], "with a slot of its own");
+        assert_eq!(standby.problems(&target()), [], "standby with its own slot");
     }
 
     #[test]
-    fn effective_wal_level_counts_where_there_is_one() {
+    fn uses_effective_wal_level_if_the_server_reports_it() {
         let lacks = |level: &str, effective: Option<&str>, has_slot: bool| {
             let mut observed = Observed {
                 wal_level: level.to_owned(),
                 effective_wal_level: effective.map(str::to_owned),
-                ..sound()
+                ..healthy()
             };
             observed.slot = observed.slot.filter(|_| has_slot);
             let problems = observed.problems(&target());
@@ -571,19 +576,19 @@ mod tests {
         assert!(!lacks("replica", Some("logical"), true));
         assert!(
             !lacks("replica", Some("replica"), false),
-            "the slot raises it"
+            "creating the slot raises the level"
         );
         assert!(lacks("replica", Some("replica"), true));
         assert!(lacks("minimal", Some("minimal"), false));
     }
 
     #[test]
-    fn remedy_is_the_one_of_the_provider() {
+    fn suggests_the_remedy_of_the_managed_service() {
         for (provider, setting) in Provider::SETTINGS {
             let observed = Observed {
                 wal_level: "replica".to_owned(),
                 provider: Some(provider),
-                ..sound()
+                ..healthy()
             };
             let text = observed.problems(&target())[0].to_string();
             let setting = match provider {
@@ -604,9 +609,9 @@ mod tests {
     }
 
     #[test]
-    fn another_instance_with_the_slot_is_not_a_problem() {
+    fn does_not_report_a_slot_in_use_by_another_walpost_instance() {
         let held = |ours: &str, theirs: Option<&str>| {
-            let mut observed = sound();
+            let mut observed = healthy();
             observed.application_name = ours.to_owned();
             let slot = observed.slot.as_mut().expect("slot");
             slot.active_pid = Some(7);
@@ -624,9 +629,9 @@ mod tests {
     }
 
     #[test]
-    fn each_problem_is_found_and_names_its_remedy() {
+    fn reports_each_problem_with_its_remedy() {
         let check = |change: fn(&mut Observed), words: &[&str]| {
-            let mut observed = sound();
+            let mut observed = healthy();
             change(&mut observed);
             let problems = observed.problems(&target());
             assert_eq!(problems.len(), 1, "{problems:?}");
@@ -674,7 +679,7 @@ mod tests {
         );
         check(
             |o| (o.in_recovery, o.slot, o.publication) = (true, None, None),
-            &["standby in recovery", "\"slot\" is not there", "promoted"],
+            &["standby in recovery", "\"slot\" does not exist", "promoted"],
         );
         check(
             |o| (o.in_recovery, slot(o).synced) = (true, true),
@@ -709,9 +714,9 @@ mod tests {
             ("idle_timeout", "idle_replication_slot_timeout = 0"),
             ("rows_removed", "hot_standby_feedback = on"),
             ("wal_level_insufficient", "wal_level = logical"),
-            ("of_a_later_version", "of_a_later_version"),
+            ("reason_of_a_later_version", "reason_of_a_later_version"),
         ] {
-            let mut observed = sound();
+            let mut observed = healthy();
             let slot = slot(&mut observed);
             slot.wal_status = Some("lost".to_owned());
             slot.invalidation_reason = Some(reason.to_owned());
@@ -721,8 +726,8 @@ mod tests {
     }
 
     #[test]
-    fn publication_of_an_owner_who_is_not_trusted_is_a_problem_of_those_who_read_the_slot() {
-        let mut observed = sound();
+    fn reports_an_untrusted_publication_owner_only_to_readers_of_the_slot() {
+        let mut observed = healthy();
         assert_eq!(observed.publisher_problem(&target()), None);
         let publication = observed.publication.as_mut().expect("publication");
         publication.untrusted_owner = Some("My shop".to_owned());
@@ -735,7 +740,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outbox_of_messages_has_a_publication_without_tables() {
+    fn requires_an_empty_publication_for_an_outbox_with_logical_messages() {
         let target = Target {
             outbox: Outbox::Messages {
                 prefix: "p".to_owned(),
@@ -744,7 +749,7 @@ mod tests {
         };
         let mut observed = Observed {
             table: None,
-            ..sound()
+            ..healthy()
         };
         let publication = observed.publication.as_mut().expect("publication");
         *publication = ObservedPublication::default();
@@ -787,7 +792,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outbox_of_several_tables_has_no_others_and_may_have_none_yet() {
+    fn accepts_an_empty_publication_but_no_unrelated_tables_for_a_multi_table_outbox() {
         let patterns = TablePatterns::new(&["tenant_*.outbox".to_owned()]).expect("patterns");
         let target = Target {
             outbox: Outbox::Tables(patterns),
@@ -803,7 +808,7 @@ mod tests {
             Observed {
                 table: None,
                 publication: Some(publication),
-                ..sound()
+                ..healthy()
             }
         };
         assert_eq!(observed(|_| {}).problems(&target), []);
@@ -819,7 +824,7 @@ mod tests {
         check(|p| p.via_root = false, "publish_via_partition_root = true");
         check(
             |p| p.other_tables.push("shop.orders".to_owned()),
-            "contains other tables than tenant_*.outbox: shop.orders",
+            "contains tables other than tenant_*.outbox: shop.orders",
         );
         let warning = unpublished_warning(&target, &["tenant_7.outbox".parse().expect("table")]);
         let warning = warning.expect("one is not published");

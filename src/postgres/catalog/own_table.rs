@@ -1,5 +1,5 @@
-//! Statements about Walpost's own tables. The tables are examined each time they are used, because
-//! an object that another role adds to one of them would run with Walpost's privileges.
+//! Runs statements on Walpost's own tables. Walpost examines a table each time it uses the table,
+//! because an object that another role adds to the table would run with Walpost's privileges.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,8 @@ use super::{Catalog, CatalogError};
 use crate::postgres::sql_file;
 use crate::postgres::target::Target;
 
-/// How long to wait for a lock on a table: until the statement is done, no position is confirmed.
+/// How long to wait for a lock on a table. The timeout is short because no position is confirmed
+/// until the statement has finished.
 const LOCK_TIMEOUT: &str = "2s";
 
 /// A table that `sql/journal.sql` creates.
@@ -17,7 +18,7 @@ const LOCK_TIMEOUT: &str = "2s";
 pub(super) enum OwnTable {
     Journal,
     SlotState,
-    /// Includes the journal, to which the same statement may write.
+    /// `walpost.table_state` and the journal, because the same statement may write to both.
     TableState,
 }
 
@@ -29,9 +30,9 @@ pub(super) enum Use {
 }
 
 impl OwnTable {
-    /// Returns the keywords for its examination by `sql/examine.sql`. The examination must find the
-    /// table: if a statement about the table could be prepared and the examination does not find
-    /// it, its schema has been renamed in between.
+    /// Returns the keywords that select this table in `sql/examine.sql`. The keyword `present`
+    /// requires the table to exist: if a statement on the table was prepared but the examination
+    /// does not find the table, its schema was renamed in between.
     fn examine_keywords(self) -> &'static str {
         match self {
             Self::Journal => "journal present",
@@ -50,13 +51,13 @@ impl OwnTable {
 }
 
 impl Catalog {
-    /// Returns why a state table can't be used, if so: it does not exist, a privilege is missing,
-    /// or the server is a standby.
+    /// Returns the reason if a state table can't be used: it does not exist, a privilege is
+    /// missing, or the server is a standby. Otherwise, returns `None`.
     pub(super) async fn unusable(
         &self,
         target: &Target,
         table: OwnTable,
-        to: Use,
+        access: Use,
     ) -> Result<Option<String>, CatalogError> {
         let name = table.name();
         let found = self
@@ -67,7 +68,7 @@ impl Catalog {
                  quote_ident(current_user), pg_is_in_recovery() \
                  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                  WHERE n.nspname = 'walpost' AND c.relname = $2",
-                &[&(to == Use::Read), &name],
+                &[&(access == Use::Read), &name],
             )
             .await?;
         let Some(found) = found else {
@@ -78,8 +79,8 @@ impl Catalog {
         };
         if found.try_get(2)? {
             // On a standby, a row describes the primary's slot of this name.
-            let why = "the server is a standby in recovery, where nothing can be written";
-            return Ok(Some(why.to_owned()));
+            let reason = "the server is a standby in recovery, which does not accept writes";
+            return Ok(Some(reason.to_owned()));
         }
         if found.try_get(0)? {
             return Ok(None);
@@ -91,10 +92,10 @@ impl Catalog {
         )))
     }
 
-    /// Runs a statement about one of Walpost's tables after `sql/examine.sql` has accepted the
-    /// table. Parsing the statement locks the table, so that it cannot change in between, and runs
-    /// none of it. `settings` are preceding statements, such as SET LOCAL. Everything is sent as
-    /// one message and runs in one transaction: cancel safe.
+    /// Runs a statement on one of Walpost's tables after `sql/examine.sql` has accepted the table.
+    /// PREPARE locks the table without running the statement, so the table can't change between the
+    /// examination and the execution. `settings` contains preceding statements, such as SET LOCAL.
+    /// Cancel safe, because everything is sent as one message and runs in one transaction.
     pub(super) async fn run_on_own_table(
         &self,
         table: OwnTable,
@@ -102,8 +103,8 @@ impl Catalog {
         settings: &str,
         statement: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
-        // Unique, so that a statement that an error left prepared does not conflict with the next
-        // one.
+        // The name is unique, so that a prepared statement that remains after an error does not
+        // conflict with the next statement.
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let name = format!("walpost_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let sql = format!(
@@ -113,8 +114,7 @@ impl Catalog {
         let messages = match self.client().simple_query(&sql).await {
             Ok(messages) => messages,
             Err(error) => {
-                // This fails if preparing the statement is what failed; nothing is left prepared
-                // then.
+                // If PREPARE itself failed, this fails as well, and no prepared statement remains.
                 let deallocate = format!("DEALLOCATE {name}");
                 let _ = self.client().batch_execute(&deallocate).await;
                 return Err(CatalogError::from(error).with_commands(&target.commands));

@@ -1,4 +1,4 @@
-//! Partitions that do not belong to the owner of their table.
+//! Finds partitions that do not belong to the owner of their table.
 
 use super::{Catalog, CatalogError, format_some};
 use crate::postgres::table::{TableName, identifier};
@@ -10,7 +10,7 @@ pub(crate) struct PartitionsOfOthers {
     pub(crate) owner: String,
     /// Names of the partitions.
     pub(crate) partitions: Vec<String>,
-    /// Their owners.
+    /// The owners of the partitions.
     pub(crate) owners: Vec<String>,
 }
 
@@ -54,9 +54,10 @@ impl PartitionsOfOthers {
         let owners: Vec<_> = self.owners.iter().map(|owner| identifier(owner)).collect();
         let owner = identifier(&self.owner);
         format!(
-            "table {} belongs to role {owner}, and its partitions {} to {}: an index that the owner of the table creates is built as \
-             the owner of each partition, and could call functions as that role. Give each to the owner of the table, as in \
-             docs/retention.md, \"Change the owner\": what its present owner has attached to it stays",
+            "table {} belongs to role {owner}, but its partitions {} belong to {}: if the owner of the table creates an \
+             index, it is built as the owner of each partition, and could call functions as that role. Change the owner \
+             of each partition to the owner of the table as described in docs/retention.md, \"Change the owner\": \
+             objects that the current owner has attached to a partition remain attached",
             self.table,
             format_some(&self.partitions),
             format_some(&owners),
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warning_names_the_partitions_and_the_page_that_gives_them_away() {
+    fn warning_names_the_partitions_and_the_documentation_page() {
         let found = PartitionsOfOthers {
             table: "app.outbox".to_owned(),
             owner: "My shop".to_owned(),
@@ -81,7 +82,10 @@ mod tests {
             warning.contains("app.outbox belongs to role \"My shop\""),
             "{warning}"
         );
-        assert!(warning.contains("app.outbox_p2 to postgres"), "{warning}");
+        assert!(
+            warning.contains("app.outbox_p2 belong to postgres"),
+            "{warning}"
+        );
         assert!(warning.contains("docs/retention.md"), "{warning}");
     }
 }

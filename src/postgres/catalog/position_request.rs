@@ -1,11 +1,11 @@
-//! Requests to the process that reads a slot to confirm the position that it has reached.
+//! Requests confirmation of the current position of a slot from the process that reads the slot.
 //!
-//! Before a position is confirmed, it is recorded in `walpost.slot_state`, which writes WAL. Therefore,
-//! on an idle server, `walpost run` stops recording positions after a while, and the slot stays a few
-//! hundred bytes before the end of WAL. A command that must know whether everything up to a position
-//! was delivered requests that it is confirmed. The channel requires no privilege, so any role can
-//! send requests. A request only makes `run` confirm what is already durable, and no more often than
-//! while events arrive.
+//! Before a position is confirmed, it is recorded in `walpost.slot_state`, which generates WAL.
+//! Therefore, on an idle server, `walpost run` stops recording positions after a while, and the
+//! slot stays a few hundred bytes before the end of WAL. A command that depends on whether
+//! everything up to a position was delivered first requests that the position is confirmed. NOTIFY
+//! requires no privilege, so any role can send requests. A request only causes `run` to confirm a
+//! position that is already durable, and at most as often as while events arrive.
 
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ impl Catalog {
         Ok(Arc::clone(&self.notifications))
     }
 
-    /// Requests that the process that reads `slot`, if there is one, confirms its position.
+    /// Requests confirmation of the current position of `slot` from the process that reads the
+    /// slot, if any.
     ///
     /// # Errors
     /// The server rejects the statement, as a standby does.

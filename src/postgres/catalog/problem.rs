@@ -1,4 +1,4 @@
-//! Problems in a database that keep a pipeline from running, each with its fix.
+//! Problems in a database that prevent a pipeline from running, each with a remedy.
 
 use std::fmt;
 
@@ -12,7 +12,8 @@ pub(crate) struct Holder {
     /// The session's `application_name`.
     pub application_name: String,
     pub role: Option<String>,
-    /// The client's address; `None` for a Unix-domain socket, or if the role may not see it.
+    /// The client's address; `None` for a Unix-domain socket, or if the role is not allowed to see
+    /// the address.
     pub address: Option<String>,
 }
 
@@ -29,19 +30,19 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Prefix by which an `application_name` that an operator sets is recognized as Walpost's.
+/// A session whose `application_name` starts with this prefix is assumed to be Walpost.
 const WALPOST: &str = "walpost";
 
 impl Holder {
-    /// Returns whether this may be another instance of the pipeline whose sessions use this
-    /// `application_name`.
+    /// Returns whether the session may belong to another instance of a pipeline whose sessions use
+    /// this `application_name`.
     #[must_use]
     pub(crate) fn may_be_ours(&self, application_name: &str) -> bool {
         self.application_name == application_name || self.application_name.starts_with(WALPOST)
     }
 }
 
-/// A condition in the database that keeps a pipeline from running.
+/// A condition in the database that prevents a pipeline from running.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Problem {
     /// The server is too old.
@@ -55,26 +56,26 @@ pub(crate) enum Problem {
     WalLevel {
         /// The value of the setting.
         found: String,
-        /// Where and how to set it.
+        /// How to change `wal_level`.
         remedy: &'static str,
     },
-    /// The server is a standby, and nothing can be streamed before it is promoted.
+    /// The server is a standby, and the slot can't be streamed until the standby is promoted.
     #[error(
-        "the server is a standby in recovery, and slot {slot:?} {found}: waiting until it is promoted. To have another host \
-         of the connection string tried meanwhile: target_session_attrs=primary"
+        "the server is a standby in recovery, and slot {slot:?} {found}; waiting for the standby to be promoted. To try \
+         the other hosts in the connection string in the meantime, set target_session_attrs=primary"
     )]
     InRecovery {
         slot: String,
-        /// What is wrong with the slot.
+        /// The problem with the slot.
         found: &'static str,
     },
     /// The table does not exist.
     #[error(
-        "table {table} does not exist in database {database:?}. Create it: {init}; or name yours with --table"
+        "table {table} does not exist in database {database:?}. Create it: {init}; or specify another table with --table"
     )]
     NoTable {
         table: TableName,
-        /// The command that creates it.
+        /// The command that creates the table.
         init: String,
         database: String,
     },
@@ -89,37 +90,38 @@ pub(crate) enum Problem {
     },
     /// Rows of the table are not written to WAL.
     #[error(
-        "table {table} is unlogged or temporary, so its rows are not in WAL. Have its owner make it permanent: ALTER TABLE {table} SET LOGGED"
+        "table {table} is unlogged or temporary, so its rows are not written to WAL. As its owner, make the table \
+         permanent: ALTER TABLE {table} SET LOGGED"
     )]
     Unlogged { table: TableName },
     /// The publication does not exist.
     #[error(
-        "publication {publication:?} does not exist in database {database:?}. Create it, and after it the slot: {init}"
+        "publication {publication:?} does not exist in database {database:?}. Create the publication and then the slot: {init}"
     )]
     NoPublication {
         publication: String,
-        /// The command that creates it.
+        /// The command that creates the publication.
         init: String,
         database: String,
     },
-    /// The publication does not contain the table of the outbox.
+    /// The publication does not contain the outbox table.
     #[error(
-        "publication {publication:?} does not contain table {table}. Add it: ALTER PUBLICATION {name} ADD TABLE {table}. Rows \
-         that were committed while it was missing are not delivered by that. {remedy}",
+        "publication {publication:?} does not contain table {table}. Add the table: ALTER PUBLICATION {name} ADD TABLE \
+         {table}. This does not deliver the rows committed while the table was missing. {remedy}",
         name = identifier(.publication)
     )]
     NotPublished {
         publication: String,
         table: TableName,
-        /// The commands that send the rows committed in the meantime.
+        /// The commands that send the rows committed while the table was missing.
         remedy: String,
     },
-    /// A row filter of the publication could run code of its owner.
+    /// A row filter of the publication could run its owner's code.
     #[error(
-        "publication {publication:?} has a row filter on table {} that calls {}, which could run code of its owner as the role that \
-         reads the slot. Drop it: ALTER PUBLICATION {name} DROP TABLE ONLY {}; then add the table again with a condition of immutable \
-         functions that PostgreSQL itself has in C, or with none. If rows that were committed meanwhile can't be decoded either, \
-         move the slot over them: pg_replication_slot_advance",
+        "publication {publication:?} has a row filter on table {} that calls {}, which could run its owner's code as \
+         the role that reads the slot. Remove the table: ALTER PUBLICATION {name} DROP TABLE ONLY {}; then add the \
+         table again without a filter, or with a filter that calls only PostgreSQL's built-in immutable C functions. If \
+         rows committed in the meantime can't be decoded either, advance the slot past them: pg_replication_slot_advance",
         .filter.table, .filter.function, .filter.table,
         name = identifier(.publication)
     )]
@@ -127,12 +129,12 @@ pub(crate) enum Problem {
         publication: String,
         filter: UnsafeFilter,
     },
-    /// The owner of the publication could have code executed as the role that reads the slot.
+    /// The owner of the publication could run code as the role that reads the slot.
     #[error(
-        "publication {publication:?} belongs to role {owner}, which could have code run as role {user}: the server evaluates row filters \
-         as the role that reads the slot, including those that have since been removed. Give it to a role that is trusted: \
-         ALTER PUBLICATION {name} OWNER TO .... Or, if role {owner} may do all that role {user} may: GRANT {user} TO {owner}. If {user} is \
-         a superuser, use a role that is not one",
+        "publication {publication:?} belongs to role {owner}, which could run code as role {user}: the server evaluates \
+         row filters, including filters that have since been removed, as the role that reads the slot. Change the owner \
+         to a trusted role: ALTER PUBLICATION {name} OWNER TO .... Or, if role {owner} may have all privileges of role \
+         {user}: GRANT {user} TO {owner}. If {user} is a superuser, connect as a role that is not a superuser",
         name = identifier(.publication),
         owner = identifier(.owner),
         user = identifier(.user)
@@ -145,24 +147,27 @@ pub(crate) enum Problem {
     },
     /// The publication does not publish inserts.
     #[error(
-        "publication {publication:?} does not publish inserts. Change it: ALTER PUBLICATION {name} SET (publish = 'insert'). Rows \
-         that were committed meanwhile are not delivered by that. Send them once the pipeline runs: {dropped}",
+        "publication {publication:?} does not publish inserts. Publish inserts: ALTER PUBLICATION {name} SET (publish = \
+         'insert'). This does not deliver the rows committed in the meantime. Send these rows once the pipeline runs: \
+         {dropped}",
         name = identifier(.publication)
     )]
     NoInserts {
         publication: String,
-        /// The command that sends the rows committed in the meantime.
+        /// The command that sends the rows committed while inserts were not published.
         dropped: String,
     },
     /// Rows would be sent under the name of their partition.
     #[error(
-        "publication {publication:?} publishes the partitions of {of} under their own names. Change it: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
+        "publication {publication:?} publishes the partitions of {outbox} under their own names. Publish them under the \
+         name of the partitioned table: ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
         name = identifier(.publication)
     )]
-    NotViaRoot { publication: String, of: String },
-    /// The publication contains tables other than those of the outbox.
+    NotViaRoot { publication: String, outbox: String },
+    /// The publication contains tables that do not belong to the outbox.
     #[error(
-        "publication {publication:?} contains other tables than {of}: {others}. Make a publication for {of} alone: {init}; or take the others out: ALTER PUBLICATION {name} DROP TABLE {removed}",
+        "publication {publication:?} contains tables other than {outbox}: {others}. Create a publication that contains \
+         only {outbox}: {init}; or remove the other tables: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
     OtherTables {
@@ -170,14 +175,15 @@ pub(crate) enum Problem {
         /// The command that creates another publication.
         init: String,
         /// The table or tables of the outbox.
-        of: String,
+        outbox: String,
         others: String,
-        /// Those of the other tables that the suggested command removes.
+        /// The other tables that the suggested command removes.
         removed: String,
     },
-    /// The publication contains tables, although the outbox consists of messages.
+    /// The publication contains tables, although the outbox uses logical messages.
     #[error(
-        "publication {publication:?} contains tables, though the outbox is of messages: {tables}. Make a publication without tables: {init}; or take them out: ALTER PUBLICATION {name} DROP TABLE {removed}",
+        "publication {publication:?} contains tables, but the outbox uses logical messages: {tables}. Create a \
+         publication without tables: {init}; or remove the tables: ALTER PUBLICATION {name} DROP TABLE {removed}",
         name = identifier(.publication)
     )]
     NotEmpty {
@@ -185,21 +191,23 @@ pub(crate) enum Problem {
         /// The command that creates another publication.
         init: String,
         tables: String,
-        /// Those of the tables that the suggested command removes.
+        /// The tables that the suggested command removes.
         removed: String,
     },
     /// The slot does not exist.
     #[error(
-        "replication slot {slot:?} does not exist. Create it: {init}. If it was there before, events committed since it was dropped are not in the new one"
+        "replication slot {slot:?} does not exist. Create it: {init}. If the slot existed before, events committed \
+         since it was dropped are not in the new slot"
     )]
     NoSlot {
         slot: String,
-        /// The command that creates it.
+        /// The command that creates the slot.
         init: String,
     },
-    /// The slot has another output plugin.
+    /// The slot does not use the output plugin pgoutput.
     #[error(
-        "replication slot {slot:?} has plugin {found}, expected pgoutput. Name another slot with --slot, and create it: {init}"
+        "replication slot {slot:?} has plugin {found}, expected pgoutput. Specify another slot with --slot, and create \
+         it: {init}"
     )]
     WrongPlugin {
         slot: String,
@@ -210,7 +218,8 @@ pub(crate) enum Problem {
     },
     /// The slot belongs to another database.
     #[error(
-        "replication slot {slot:?} belongs to database {found:?}, but the outbox is in {expected:?}. Slot names are one for the whole server: name another with --slot"
+        "replication slot {slot:?} belongs to database {found:?}, but the outbox is in {expected:?}. Slot names must be \
+         unique across all databases of a server: specify another name with --slot"
     )]
     WrongDatabase {
         slot: String,
@@ -219,9 +228,10 @@ pub(crate) enum Problem {
         /// The database of the outbox.
         expected: String,
     },
-    /// The slot would be dropped at the end of its session.
+    /// The slot would be dropped when its session ends.
     #[error(
-        "replication slot {slot:?} is temporary and vanishes with its session. Name another with --slot, and create it: {init}"
+        "replication slot {slot:?} is temporary and is dropped when its session ends. Specify another slot with --slot, \
+         and create it: {init}"
     )]
     Temporary {
         slot: String,
@@ -230,7 +240,8 @@ pub(crate) enum Problem {
     },
     /// The slot would send prepared transactions before they are committed.
     #[error(
-        "replication slot {slot:?} was made with two_phase = true, so prepared transactions would be sent before they commit. Name another with --slot, and create it: {init}"
+        "replication slot {slot:?} was created with two_phase = true, so prepared transactions would be sent before \
+         they commit. Specify another slot with --slot, and create it: {init}"
     )]
     TwoPhase {
         slot: String,
@@ -239,8 +250,9 @@ pub(crate) enum Problem {
     },
     /// The slot is read by another program.
     #[error(
-        "replication slot {slot:?} is held by PID {pid}, which is no Walpost ({holder}): what it reads is not delivered. End \
-         it: SELECT pg_catalog.pg_terminate_backend({pid}). If it is a Walpost, give both the same application_name"
+        "replication slot {slot:?} is in use by PID {pid}, which does not appear to be Walpost ({holder}): events that \
+         it reads are not delivered to Kafka. Terminate it: SELECT pg_catalog.pg_terminate_backend({pid}). If it is \
+         another Walpost instance, give both instances the same application_name"
     )]
     HeldByOther {
         slot: String,
@@ -249,25 +261,27 @@ pub(crate) enum Problem {
         /// The session of that process.
         holder: Holder,
     },
-    /// The server has removed WAL or rows that the slot needs.
+    /// The server has removed WAL or rows that the slot requires.
     #[error(
-        "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT pg_catalog.pg_drop_replication_slot('{slot}'); {init}. Events committed after {confirmed} and before that are not in the new one. {resend}"
+        "replication slot {slot:?} is lost: {reason}. Drop and re-create it: SELECT \
+         pg_catalog.pg_drop_replication_slot('{slot}'); {init}. Events committed after {confirmed} and before the new \
+         slot is created are not in the new slot. {resend}"
     )]
     Lost {
         slot: String,
-        /// The command that creates it.
+        /// The command that creates the slot again.
         init: String,
-        /// How to have the undelivered events delivered.
+        /// How to deliver the undelivered events.
         resend: String,
-        /// The position confirmed last.
+        /// The last confirmed position.
         confirmed: Lsn,
-        /// Why the slot is lost, and how to prevent that in the future.
+        /// Why the slot is lost, and how to prevent this in the future.
         reason: String,
     },
 }
 
-/// The slot is being read. This is not a [`Problem`]: an instance on standby waits until the other
-/// one ends.
+/// The slot is in use. This is not a [`Problem`]: a hot standby waits until the other instance
+/// ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {slot:?} is active for PID {pid}")]
 pub(crate) struct SlotInUse {
@@ -283,16 +297,19 @@ pub(super) fn lost(reason: Option<&str>, confirmed: Lsn) -> String {
             "the server has removed WAL after {confirmed} that was not delivered (wal_status = lost; see \
              max_slot_wal_keep_size)"
         ),
-        Some("idle_timeout") => "nobody streamed from it for longer than idle_replication_slot_timeout (invalidation_reason = \
-             idle_timeout). Let that be longer than Walpost is ever stopped for, or turn it off, and bound WAL with \
-             max_slot_wal_keep_size: ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_catalog.pg_reload_conf()"
+        Some("idle_timeout") => "it was inactive for longer than idle_replication_slot_timeout (invalidation_reason = \
+         idle_timeout). Raise this timeout above the longest time for which Walpost is stopped, or disable the timeout \
+         and limit retained WAL with max_slot_wal_keep_size: ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT \
+         pg_catalog.pg_reload_conf()"
             .to_owned(),
-        Some("rows_removed") => "rows of the system catalog that it needs were removed (invalidation_reason = rows_removed). On a \
-             standby, keep the primary from that: ALTER SYSTEM SET hot_standby_feedback = on; SELECT pg_catalog.pg_reload_conf()"
+        Some("rows_removed") => "rows of the system catalog that it requires were removed (invalidation_reason = \
+         rows_removed). On a standby, prevent the primary from removing them: ALTER SYSTEM SET hot_standby_feedback = \
+         on; SELECT pg_catalog.pg_reload_conf()"
             .to_owned(),
-        Some("wal_level_insufficient") => "wal_level was set below logical (invalidation_reason = wal_level_insufficient). Put it \
-             back, on the primary, and restart that: ALTER SYSTEM SET wal_level = logical"
+        Some("wal_level_insufficient") => "wal_level was set below logical (invalidation_reason = \
+         wal_level_insufficient). Set wal_level back on the primary, then restart the primary: ALTER SYSTEM SET \
+         wal_level = logical"
             .to_owned(),
-        Some(other) => format!("the server has invalidated it (invalidation_reason = {other})"),
+        Some(other) => format!("the server has invalidated the slot (invalidation_reason = {other})"),
     }
 }

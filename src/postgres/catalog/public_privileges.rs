@@ -1,13 +1,14 @@
-//! The privileges of PUBLIC on an outbox of messages in WAL.
+//! Queries the privileges of PUBLIC on an outbox that uses logical messages.
 
 use super::{Catalog, CatalogError};
 
-/// Privileges that PUBLIC has.
+/// Privileges that are granted to PUBLIC.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PublicPrivileges {
-    /// Whether PUBLIC may call `walpost.publish` or `walpost.publish_bytes`.
+    /// Whether PUBLIC is allowed to call `walpost.publish` or `walpost.publish_bytes`.
     pub publishes: bool,
-    /// The functions that PUBLIC may call to write any message, as named in GRANT and REVOKE.
+    /// The functions that PUBLIC is allowed to call to write arbitrary messages, as named in GRANT
+    /// and REVOKE.
     pub emits: Option<String>,
 }
 

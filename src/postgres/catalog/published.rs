@@ -1,7 +1,8 @@
-//! The tables of a publication, from the catalog's own tables. The view `pg_publication_tables`
-//! locks each table since PostgreSQL 17, so an exclusive lock on one table would block all tables
-//! of the slot. For the same reason, expressions are printed with `pg_get_expr(expression, 0)`,
-//! which works for all expressions that contain no columns: defaults and partition bounds.
+//! Queries the tables of a publication directly from the system catalogs. Since PostgreSQL 17, the
+//! view `pg_publication_tables` locks each table, so an exclusive lock on one table would block
+//! delivery for all tables of the slot. For the same reason, expressions are printed with
+//! `pg_get_expr(expression, 0)`, which works for expressions without columns, such as defaults and
+//! partition bounds.
 
 use tokio_postgres::SimpleQueryMessage;
 
@@ -9,7 +10,8 @@ use super::text_limits::EXPRESSION_BYTES_MAX;
 use super::{Catalog, CatalogError};
 use crate::postgres::table::{TableName, identifier};
 
-/// How long to wait for a table whose row filter is read: no position is confirmed in the meantime.
+/// How long to wait for the lock on a table whose row filter is read. No position is confirmed in
+/// the meantime.
 const LOCK_TIMEOUT: &str = "500ms";
 
 /// SQLSTATE lock_not_available.
@@ -22,8 +24,8 @@ pub(super) struct PublishedTable {
     has_filter: bool,
 }
 
-/// A query for functions that the row filter `r.prqual` calls and that are not safe to evaluate as
-/// another role. `sql/examine.sql` has the same list and gives the reasons.
+/// A query for functions in the row filter `r.prqual` that are not safe to evaluate as another
+/// role. `sql/examine.sql` contains the same condition and explains it.
 const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure::text FROM (SELECT kind, number::oid \
      FROM regexp_matches(to_jsonb(r) ->> 'prqual', ' :(funcid|opfuncid|opno) (\\d+)', 'g') AS m, \
      unnest(m[1:1], m[2:2]) AS part (kind, number)) AS named \
@@ -34,14 +36,15 @@ const UNSAFE_FUNCTIONS: &str = "SELECT coalesce(p.oid, called.oid)::regprocedure
      OR p.prolang <> (SELECT oid FROM pg_language WHERE lanname = 'internal') \
      OR p.oid = 'pg_catalog.satisfies_hash_partition(oid, integer, integer, \"any\")'::regprocedure) LIMIT 1";
 
-/// A query for the owner of publication `b`, if it must not choose what this session evaluates: the
-/// server evaluates row filters as the role that reads the slot, as they were when a row was
-/// written. Trusted are roles that can act as the current role anyway and, if that is not a
-/// superuser, roles that may replicate, since they can read all of WAL and drop the slot. Amazon
-/// RDS grants that privilege as a membership, which counts only if the current role has it in the
-/// same way: on other servers, anyone could create a role of that name. Since PostgreSQL 16, a role
-/// can inherit the privileges of the owner, and change the publication, without being able to act as
-/// the owner; such roles must be trusted, too.
+/// A query that returns the owner of publication `b` if the current role does not trust the owner.
+/// The server evaluates row filters as the role that reads the slot, in the form that they had when
+/// a row was written, so the owner determines which code this session runs. A role is trusted if it
+/// can act as the current role anyway. If the current role is not a superuser, roles with the
+/// REPLICATION privilege are also trusted, because they can read all WAL and drop the slot. Amazon
+/// RDS grants this privilege by membership in a role, which counts only if the current role also
+/// has the privilege in this way: on other servers, anyone could create a role of that name. Since
+/// PostgreSQL 16, a role can inherit the privileges of the owner, and change the publication,
+/// without being able to act as the owner; such roles must be trusted, too.
 pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::text FROM pg_roles o \
      WHERE (o.oid = b.pubowner OR o.oid IN (SELECT member FROM pg_auth_members) AND pg_has_role(o.oid, b.pubowner, 'USAGE') \
          AND NOT pg_has_role(o.oid, b.pubowner, CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END) \
@@ -57,11 +60,12 @@ pub(super) const UNTRUSTED_OWNER: &str = "SELECT pg_get_userbyid(b.pubowner)::te
                  AND pg_has_role(o.oid, r.oid, 'USAGE') AND pg_has_role(us.oid, r.oid, 'USAGE')))) \
      FROM pg_roles us WHERE us.rolname IN (current_user, session_user)), false) LIMIT 1";
 
-/// A row filter that could run code of the publication's owner as the role that evaluates it.
+/// A row filter that could run code of the publication's owner as the role that evaluates the
+/// filter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnsafeFilter {
     pub(crate) table: String,
-    /// The function that it calls.
+    /// The unsafe function that the filter calls.
     pub(crate) function: String,
 }
 
@@ -70,12 +74,12 @@ pub(super) enum RowFilter {
     None,
     Condition(String),
     Unsafe(UnsafeFilter),
-    /// Unknown, because the table is locked.
+    /// The filter could not be read because the table is locked.
     Locked,
 }
 
-/// Returns a query with the same result as `pg_get_publication_tables` on a server of this version;
-/// `$1` is the publication.
+/// Returns a query that produces the same result as `pg_get_publication_tables` on a server of this
+/// version. The parameter `$1` is the publication.
 fn query(version: i32) -> String {
     // Publications can contain schemas and row filters since PostgreSQL 15.
     let (schemas, filter) = match version >= 150_000 {
@@ -108,7 +112,7 @@ fn query(version: i32) -> String {
 }
 
 impl Catalog {
-    /// Returns the tables of a publication, as `pg_publication_tables` lists them. Locks no tables.
+    /// Returns the tables of a publication, like `pg_publication_tables`, but without locking them.
     pub(super) async fn published_tables(
         &self,
         publication: &str,
@@ -131,8 +135,8 @@ impl Catalog {
         rows.iter().map(table).collect()
     }
 
-    /// Returns a row filter of any table of the publication that must not be evaluated. Locks no
-    /// tables.
+    /// Returns the first row filter in the publication that is not safe to evaluate. Does not lock
+    /// any tables.
     pub(super) async fn unsafe_filter(
         &self,
         publication: &str,
@@ -158,7 +162,7 @@ impl Catalog {
         if !table.has_filter {
             return Ok(RowFilter::None);
         }
-        // The filter names columns, so printing it locks the table.
+        // The filter contains columns, so printing it locks the table.
         let sql = format!(
             "SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'; SELECT CASE WHEN octet_length(r.prqual::text) <= \
              {EXPRESSION_BYTES_MAX} THEN pg_get_expr(r.prqual, r.prrelid) END, ({UNSAFE_FUNCTIONS}) FROM pg_publication_rel r \
@@ -179,15 +183,15 @@ impl Catalog {
             SimpleQueryMessage::Row(row) => Some((row.get(0), row.get(1))),
             _ => None,
         });
-        // Both values are from the same snapshot: the filter may have changed since the publication
-        // was examined.
+        // Both values must come from the same snapshot, because the filter may have changed since
+        // the publication was examined.
         Ok(match row {
             None => RowFilter::None,
             Some((Some(filter), None)) => RowFilter::Condition(filter.to_owned()),
             Some((None, None)) => {
                 return Err(CatalogError::Unexpected(format!(
-                    "the row filter of table {} in publication {} takes more than {EXPRESSION_BYTES_MAX} bytes. Give the table a \
-                     shorter one: ALTER PUBLICATION ... SET TABLE",
+                    "the row filter of table {} in publication {} is larger than {EXPRESSION_BYTES_MAX} bytes. Use a \
+                     shorter filter: ALTER PUBLICATION ... SET TABLE",
                     table.name,
                     identifier(publication)
                 )));
@@ -207,20 +211,20 @@ mod tests {
 
     use super::*;
 
-    /// Functions and views that lock the table to which they are applied, with the uses that are
-    /// allowed: before any row was delivered, and by a role that reads the table next.
+    /// Functions and views that lock the table to which they are applied, with the permitted calls:
+    /// those made before any row is delivered, and those made by a role that reads the table next.
     const LOCKING: [(&str, &[&str]); 6] = [
         ("pg_publication_tables", &[]),
         ("pg_get_publication_tables(", &[]),
         ("pg_partition_tree(", &["$1::text::regclass"]),
         ("pg_relation_size(", &["pg_relation_size(part)"]),
         ("pg_get_indexdef(", &[]),
-        // Only with 0 it locks nothing.
+        // With 0 as the relation, the function locks no table.
         ("pg_get_expr(", &["r.prqual, r.prrelid", ", 0)"]),
     ];
 
     #[test]
-    fn unsafe_functions_are_those_that_examine_sql_refuses() {
+    fn uses_the_same_unsafe_function_condition_as_examine_sql() {
         let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         let (_, condition) = UNSAFE_FUNCTIONS
             .split_once("called.oid <> 0 AND ")
@@ -232,22 +236,25 @@ mod tests {
 
     /// `lock_and_examine` runs as its owner, so it can't share the query with `sql/examine.sql`.
     #[test]
-    fn both_examinations_trust_the_same_roles() {
-        let able = |text: &'static str| {
+    fn guard_sql_and_examine_sql_trust_the_same_roles() {
+        let trusted_roles = |text: &'static str| {
             let (_, rest) = text.split_once("able AS MATERIALIZED (").expect("roles");
-            let (able, _) = rest.split_once(";\n").expect("the end");
-            able
+            let (trusted_roles, _) = rest.split_once(";\n").expect("the end");
+            trusted_roles
         };
-        let examine = able(include_str!("../../../sql/examine.sql"));
+        let examine = trusted_roles(include_str!("../../../sql/examine.sql"));
         assert!(
             examine.contains("'USAGE') AND NOT pg_has_role"),
             "{examine}"
         );
-        assert_eq!(examine, able(include_str!("../../../sql/guard.sql")));
+        assert_eq!(
+            examine,
+            trusted_roles(include_str!("../../../sql/guard.sql"))
+        );
     }
 
     #[test]
-    fn catalog_queries_beside_the_stream_lock_no_table() {
+    fn catalog_queries_do_not_lock_tables() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/postgres");
         let mut files = vec![folder.join("catalog.rs")];
         let listed = fs::read_dir(folder.join("catalog")).expect("a folder");
@@ -265,6 +272,6 @@ mod tests {
                 }
             }
         }
-        assert!(found.is_empty(), "locks a table of others: {found:#?}");
+        assert!(found.is_empty(), "locks a table: {found:#?}");
     }
 }

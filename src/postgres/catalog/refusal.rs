@@ -1,22 +1,23 @@
-//! Explains why the server does not open a connection for replication. Only opening one proves that
-//! the role may replicate: on Amazon RDS, the privilege comes from membership in a role, and the
-//! role's own attribute is not set.
+//! Explains why the server rejected a replication connection. Whether a role may replicate is known
+//! only after opening such a connection: on Amazon RDS, the privilege comes from membership in a
+//! role, and the role's own REPLICATION attribute is not set.
 
 use super::Catalog;
 use crate::postgres::connect::dial::ServerError;
 use crate::postgres::table::identifier;
 
-/// Queries whether the role has the attribute, and whether the server grants the privilege by
-/// membership.
+/// Queries whether the role has the REPLICATION attribute, and whether the server grants the
+/// privilege by role membership.
 const LOGIN_PRIVILEGES: &str = "SELECT coalesce((SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user), false), \
      EXISTS (SELECT FROM pg_roles WHERE rolname = 'rds_replication')";
 
 impl Catalog {
-    /// Adds a hint to the error with which the server rejected a replication connection, if the
-    /// catalog shows how to fix it.
+    /// Adds a hint to an error with which the server rejected a replication connection, if the
+    /// catalog shows the remedy.
     pub(crate) async fn explain_refusal(&self, error: &mut ServerError) {
         self.name_users(error).await;
-        // insufficient_privilege. The message itself may be in another language.
+        // insufficient_privilege. The message text can't be matched, because it may be in another
+        // language.
         if error.code != "42501" {
             return;
         }
@@ -32,7 +33,8 @@ impl Catalog {
     }
 }
 
-/// Returns the statement that allows the role to replicate, if it lacks the privilege.
+/// Returns the statement that grants the role the replication privilege, or `None` if the role
+/// already has it.
 fn grant(role: &str, has_attribute: bool, is_membership: bool) -> Option<String> {
     let role = identifier(role);
     match (has_attribute, is_membership) {
@@ -47,15 +49,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statement_is_the_one_that_the_server_has_for_the_right() {
-        let some = |text: &str| Some(text.to_owned());
+    fn grants_replication_with_the_statement_that_the_server_supports() {
+        let statement = |text: &str| Some(text.to_owned());
         assert_eq!(
             grant("a b", false, false),
-            some("ALTER ROLE \"a b\" REPLICATION")
+            statement("ALTER ROLE \"a b\" REPLICATION")
         );
         assert_eq!(
             grant("a b", false, true),
-            some("GRANT rds_replication TO \"a b\"")
+            statement("GRANT rds_replication TO \"a b\"")
         );
         assert_eq!(grant("a b", true, true), None);
     }

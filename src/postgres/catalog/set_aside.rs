@@ -1,10 +1,11 @@
-//! Tables that are set aside: the journal entries that record this, and those that settle them.
+//! Reads and writes the journal entries about tables that are set aside, and the entries that
+//! settle them.
 //!
 //! An entry is written when a row of a table can't be delivered, before any part of the row's
-//! transaction is confirmed. From the row's position on, nothing of the table is delivered. A
-//! replay sends the rows from the table and records the LSN before which it has sent all of them.
-//! The pipeline then records that the stream takes over there, or that rows with a later LSN have
-//! been left out in the meantime, in a new entry that replaces the old one.
+//! transaction is confirmed. The table's rows starting from this position are not delivered. A
+//! replay sends the rows from the table, and records the LSN before which all rows have been sent.
+//! The pipeline then adds an entry that replaces the old one: either the stream resumes at this
+//! LSN, or rows with a later LSN have been omitted in the meantime.
 
 use serde_json::{Value, json};
 
@@ -16,24 +17,24 @@ use crate::postgres::sql::escape_literal;
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// The states of an entry, in its `detail`.
+/// The states of an entry, stored in its `detail`.
 const BEGUN: &str = "begun";
 const RESUMED: &str = "resumed";
 
-/// A note that a pipeline records about a table.
+/// A change to the set-aside state of a table, which a pipeline records in the journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableNote {
-    /// The table is set aside.
+    /// The table was set aside.
     Begun {
         table: String,
         relation: u32,
         position: Position,
         reason: String,
     },
-    /// The rows of these entries were sent again, and the stream delivers the table from `before`
-    /// on.
+    /// The rows of these entries were sent again, and the stream delivers rows of the table
+    /// starting from `before`.
     Resumed { entries: Vec<SetAside>, before: Lsn },
-    /// The rows of these entries were sent again, and the stream has left out others since.
+    /// The rows of these entries were sent again, but the stream has omitted later rows since.
     Missed {
         entries: Vec<SetAside>,
         replayed: Replayed,
@@ -42,22 +43,22 @@ pub enum TableNote {
 }
 
 impl Catalog {
-    /// Returns the entries about tables of this slot that were set aside, including settled ones,
-    /// in the order in which they were written.
+    /// Returns the entries about tables of this slot that were set aside, including settled
+    /// entries, oldest first.
     ///
     /// # Errors
-    /// The query fails, or the journal does not exist or may not be read.
+    /// The query fails, the journal does not exist, or the role is not allowed to read it.
     pub(crate) async fn set_aside(&self, target: &Target) -> Result<Vec<SetAside>, CatalogError> {
         let condition = format!(
             "j.slot = {} AND (j.action = {} OR j.action = 'replay' AND j.detail ->> 'state' = 'done' AND j.detail ? '{SET_ASIDE}')",
             escape_literal(&target.slot),
             escape_literal(Action::SetAside.name()),
         );
-        found(self.entries(target, &condition).await?)
+        collect_set_aside(self.entries(target, &condition).await?)
     }
 
     /// Returns the entries of this slot that are not settled, for the table with this name or OID.
-    /// Without a journal there are none.
+    /// Returns no entries if the journal does not exist.
     ///
     /// # Errors
     /// Same as [`Catalog::set_aside`].
@@ -81,7 +82,7 @@ impl Catalog {
         Ok(entries)
     }
 
-    /// Returns the OID of a table; zero if it does not exist.
+    /// Returns the OID of a table, or zero if the table does not exist.
     ///
     /// # Errors
     /// The query fails.
@@ -94,11 +95,11 @@ impl Catalog {
         Ok(oid.unwrap_or_default())
     }
 
-    /// Adds an entry, and returns the entry that it has opened, if any. The entry is on disk when
-    /// this returns.
+    /// Adds an entry to the journal. If the entry sets a table aside, returns it. The entry is on
+    /// disk when this function returns.
     ///
     /// # Errors
-    /// The query fails, or the journal does not exist or may not be written.
+    /// The query fails, the journal does not exist, or the role is not allowed to write to it.
     pub(crate) async fn write_set_aside(
         &self,
         pipeline: &str,
@@ -115,7 +116,7 @@ impl Catalog {
                 position,
                 reason,
             } => {
-                // Only rows of transactions that the slot has not confirmed may be missing.
+                // Only rows of transactions that have not been confirmed may be missing.
                 let slot = self.slot_position(&target.slot).await?;
                 let since = slot.as_ref().and_then(|slot| slot.catalog_xmin);
                 let cluster = match slot {
@@ -133,7 +134,7 @@ impl Catalog {
                 let detail = json!({
                     "state": RESUMED, "table": entries.first().map(|entry| &entry.table), "closes": ids(entries),
                 });
-                (first(entries), Some(*before), detail)
+                (first_position(entries), Some(*before), detail)
             }
             TableNote::Missed {
                 entries,
@@ -171,13 +172,14 @@ fn ids(entries: &[SetAside]) -> Vec<i64> {
     entries.iter().map(|entry| entry.id).collect()
 }
 
-fn first(entries: &[SetAside]) -> Lsn {
+fn first_position(entries: &[SetAside]) -> Lsn {
     let first = entries.iter().map(|entry| entry.position.commit).min();
     first.unwrap_or_default()
 }
 
-/// Returns the entries that set a table aside, each with what later entries record about it.
-fn found(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
+/// Returns the entries that set a table aside, each updated with the replays and resumptions that
+/// later entries record.
+fn collect_set_aside(written: Vec<Written>) -> Result<Vec<SetAside>, CatalogError> {
     let mut found: Vec<SetAside> = Vec::new();
     for entry in written {
         let is_listed = |list: &Value, id: i64| {
@@ -237,8 +239,8 @@ fn parse_begun(entry: Written) -> Result<SetAside, CatalogError> {
     })
 }
 
-/// Parses a transaction ID. It is stored as text, because some JSON parsers can't represent such
-/// large numbers.
+/// Parses a transaction ID. It is stored as text, because some JSON parsers can't represent numbers
+/// this large.
 fn parse_id(value: &Value) -> Option<u64> {
     value.as_str()?.parse().ok()
 }
@@ -267,13 +269,13 @@ mod tests {
         entry(id, Action::SetAside, to, detail)
     }
 
-    fn replay(id: i64, of: &[i64], to: u64) -> Written {
-        let detail = json!({ "state": "done", "set_aside": of, "snapshot_xmin": "9" });
+    fn replay(id: i64, entries: &[i64], to: u64) -> Written {
+        let detail = json!({ "state": "done", "set_aside": entries, "snapshot_xmin": "9" });
         entry(id, Action::Replay, Some(to), detail)
     }
 
     #[test]
-    fn replayed_table_stays_set_aside_until_the_stream_takes_over() {
+    fn keeps_a_replayed_table_set_aside_until_the_stream_resumes() {
         let resumed = json!({ "state": "resumed", "closes": [1] });
         let all = [
             begin(1, "a.outbox", &[], None),
@@ -282,7 +284,7 @@ mod tests {
             entry(4, Action::SetAside, Some(0x300), resumed),
         ];
         let states = |count| {
-            let found = found(all[..count].to_vec()).expect("entries");
+            let found = collect_set_aside(all[..count].to_vec()).expect("entries");
             let state = |entry: &SetAside| (entry.replayed.map(|r| r.before.0), entry.until);
             found.iter().map(state).collect::<Vec<_>>()
         };
@@ -293,23 +295,25 @@ mod tests {
     }
 
     #[test]
-    fn rows_missed_during_a_replay_open_an_entry_in_place_of_the_old_one() {
+    fn replaces_an_entry_if_rows_are_missed_during_its_replay() {
         let all = [
             begin(1, "a.outbox", &[], None),
             replay(2, &[1], 0x300),
             begin(3, "a.outbox", &[1], Some(0x300)),
         ];
-        let found = found(all.to_vec()).expect("entries");
+        let found = collect_set_aside(all.to_vec()).expect("entries");
         assert_eq!(found[0].until, Some(Lsn(0x300)));
         assert_eq!((found[1].until, found[1].replayed), (None, None));
         assert_eq!(found[1].since, Some(7));
     }
 
     #[test]
-    fn rejects_an_entry_without_its_position() {
+    fn rejects_an_entry_with_an_invalid_position() {
         let mut broken = begin(1, "a.outbox", &[], None);
         broken.detail["position"] = json!("here");
-        let error = found(vec![broken]).expect_err("no position").to_string();
+        let error = collect_set_aside(vec![broken])
+            .expect_err("no position")
+            .to_string();
         assert!(error.contains("position"), "{error}");
     }
 }

@@ -1,7 +1,7 @@
-//! The positions that Walpost has confirmed for its slots, stored in the table
-//! `walpost.slot_state`, which `sql/journal.sql` creates. A position is written to the table before
-//! it is confirmed to PostgreSQL. Therefore, a slot beyond the stored position was moved, or
-//! dropped and re-created, by something else.
+//! Stores the positions that Walpost has confirmed for its slots in the table `walpost.slot_state`,
+//! which `sql/journal.sql` creates. A position is written to the table before it is confirmed to
+//! PostgreSQL. Therefore, if a slot is ahead of the stored position, something else moved the slot,
+//! or dropped and re-created it.
 
 mod gap;
 
@@ -23,13 +23,13 @@ use crate::postgres::table::TableName;
 use crate::postgres::table_pattern::TablePatterns;
 use crate::postgres::target::{Outbox, Target};
 
-/// Version of the rows' format. Rows of other versions are ignored.
+/// The version of the row format. Rows of other versions are ignored.
 pub(super) const VERSION: i32 = 1;
-/// The condition for rows about slots of this database.
-pub(super) const OF_DATABASE: &str =
+/// The condition that selects the rows about slots of this database.
+pub(super) const IN_THIS_DATABASE: &str =
     "database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
-/// A slot, and the history of the cluster to which its LSNs belong.
+/// A pipeline's slot, together with the cluster and timeline that its LSNs refer to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SlotOf {
     pub pipeline: String,
@@ -40,29 +40,30 @@ pub(crate) struct SlotOf {
     pub timeline: u32,
 }
 
-/// How the first start with a slot treats the rows that a single table already contains.
+/// How the first start with a slot treats the existing rows of a single outbox table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FirstStart {
-    /// Delivers them before streaming.
+    /// Delivers the existing rows before streaming.
     CopiesTable,
-    /// Only streams: `snapshot = "never"`.
+    /// Does not deliver the existing rows (`snapshot = "never"`).
     StreamsOnly,
 }
 
-/// The contents of a slot's row in the table.
+/// The contents of a slot's row in `walpost.slot_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotState {
-    /// Where `walpost init` created the slot, or `None` if something else did.
+    /// The position at which `walpost init` created the slot, or `None` if something else created
+    /// it.
     pub created: Option<Lsn>,
     /// Whether anything has been read from the slot.
     pub begun: bool,
-    /// No position after this one has been confirmed.
+    /// The highest position that may have been confirmed.
     pub confirmed: Lsn,
 }
 
 impl SlotState {
-    /// Returns whether `walpost init` created the slot, it is still at `confirmed`, where it was
-    /// created, and nothing has been read from it.
+    /// Returns whether `walpost init` created the slot at `confirmed` and nothing has been read
+    /// from the slot.
     #[must_use]
     pub(crate) fn is_untouched(self, confirmed: Lsn) -> bool {
         let untouched = Self {
@@ -74,24 +75,24 @@ impl SlotState {
     }
 }
 
-/// A slot that is beyond the position that was confirmed, for no recorded reason.
+/// A slot that is ahead of its confirmed position, although the journal does not record a reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "slot {slot:?} is at {found}, but was confirmed up to {confirmed} only: it was moved or dropped and re-created by \
-     someone else. Events committed between {confirmed} and {found} may be missing in Kafka. {resend}; then say that this \
-     is known: {skip}"
+    "slot {slot:?} is at {found}, but Walpost confirmed it only up to {confirmed}: something else moved it, or dropped \
+     and re-created it. Events committed between {confirmed} and {found} may be missing from Kafka. {resend}; then \
+     accept the new position: {skip}"
 )]
 pub(crate) struct Moved {
     pub slot: String,
-    /// The slot's position.
+    /// The current position of the slot.
     pub found: Lsn,
-    /// The position that was confirmed.
+    /// The last position that Walpost confirmed.
     pub confirmed: Lsn,
-    /// How to have the events in between delivered.
+    /// How to deliver the events in between.
     pub resend: String,
     /// The command that accepts the slot's position.
     pub skip: String,
-    /// Whether anything was read from the slot before.
+    /// Whether Walpost has read from the slot.
     pub begun: bool,
 }
 
@@ -99,101 +100,112 @@ pub(crate) struct Moved {
 #[must_use]
 pub(crate) fn describe_move(target: &Target, confirmed: Lsn, found: Lsn) -> String {
     format!(
-        "slot {:?} is at {found}, but was confirmed up to {confirmed} only: something else has moved or re-created it. Events \
-         committed between {confirmed} and {found} may be missing in Kafka. {}",
+        "slot {:?} is at {found}, but Walpost confirmed it only up to {confirmed}: something else moved it, or dropped \
+         and re-created it. Events committed between {confirmed} and {found} may be missing from Kafka. {}",
         target.slot,
         target.resend()
     )
 }
 
-/// The table's contents, as available to the current role.
+/// The result of querying `walpost.slot_state` as the current role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FoundState {
-    /// The table can't be used, for this reason, so moves of the slot by something else are not
-    /// detected.
+    /// The table can't be used, for the given reason. Therefore, Walpost can't detect that
+    /// something else moved the slot.
     Unusable(String),
-    /// The state of the slot in this history, or `None` if there is no row for it.
+    /// The state of the slot in this history, or `None` if the table has no row for the slot.
     State(Option<SlotState>),
 }
 
 impl Catalog {
-    /// Examines the table (`sql/examine.sql`) and returns its contents about a slot.
+    /// Examines the table (`sql/examine.sql`) and returns the state of a slot.
     ///
     /// # Errors
     /// A query fails, or the table is not trusted.
-    pub(crate) async fn slot_state(&self, of: &SlotOf) -> Result<FoundState, CatalogError> {
-        self.found_state(of, Use::Write).await
+    pub(crate) async fn slot_state(&self, identity: &SlotOf) -> Result<FoundState, CatalogError> {
+        self.query_state(identity, Use::Write).await
     }
 
-    /// Returns an error if a slot that is at `found` was moved or re-created by something else,
-    /// according to the table and the journal. `found` must have been queried before.
+    /// Returns a [`Moved`] error if the table and the journal show that something else moved or
+    /// re-created the slot, which is at `found`. The caller must query `found` before it calls this
+    /// function.
     ///
     /// # Errors
-    /// A query fails, the role may not read the table, or the table or journal is not trusted.
+    /// A query fails, the role is not allowed to read the table, or the table or journal is not
+    /// trusted.
     pub(crate) async fn moved(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         found: Lsn,
     ) -> Result<Option<Moved>, CatalogError> {
         let SlotState {
             confirmed, begun, ..
-        } = match self.found_state(of, Use::Read).await? {
+        } = match self.query_state(identity, Use::Read).await? {
             FoundState::State(Some(state)) if state.confirmed < found => state,
             FoundState::State(_) | FoundState::Unusable(_) => return Ok(None),
         };
-        if self.is_accounted_for(of, confirmed, found).await? {
+        if self.is_accounted_for(identity, confirmed, found).await? {
             return Ok(None);
         }
         Ok(Some(Moved {
-            slot: of.target.slot.clone(),
+            slot: identity.target.slot.clone(),
             found,
             confirmed,
-            resend: of.target.resend(),
-            skip: of.target.skip(&found.to_string()),
+            resend: identity.target.resend(),
+            skip: identity.target.skip(&found.to_string()),
             begun,
         }))
     }
 
-    /// Returns whether the table has a row about the slot in this history.
+    /// Returns whether the table has a row for the slot in this history.
     ///
     /// # Errors
     /// A query fails, or the table is not trusted.
-    pub(super) async fn has_slot_state(&self, of: &SlotOf) -> Result<bool, CatalogError> {
-        let found = self.found_state(of, Use::Read).await?;
+    pub(super) async fn has_slot_state(&self, identity: &SlotOf) -> Result<bool, CatalogError> {
+        let found = self.query_state(identity, Use::Read).await?;
         Ok(matches!(found, FoundState::State(Some(_))))
     }
 
-    async fn found_state(&self, of: &SlotOf, to: Use) -> Result<FoundState, CatalogError> {
-        if let Some(why) = self.unusable(&of.target, OwnTable::SlotState, to).await? {
-            return Ok(FoundState::Unusable(why));
+    async fn query_state(
+        &self,
+        identity: &SlotOf,
+        access: Use,
+    ) -> Result<FoundState, CatalogError> {
+        if let Some(reason) = self
+            .unusable(&identity.target, OwnTable::SlotState, access)
+            .await?
+        {
+            return Ok(FoundState::Unusable(reason));
         }
-        let rows = self.slot_state_rows(of, &of_history(of)).await?;
-        let state = rows.first().map(state).transpose()?;
+        let rows = self
+            .slot_state_rows(identity, &same_history_condition(identity))
+            .await?;
+        let state = rows.first().map(parse_slot_state).transpose()?;
         Ok(FoundState::State(state))
     }
 
-    /// Returns the rows about a slot of this name that satisfy a condition.
+    /// Returns the rows for a slot of this name that satisfy a condition.
     async fn slot_state_rows(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         condition: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
-        let slot = escape_literal(&of.target.slot);
-        self.select_slot_states(of, &format!("slot = {slot} AND {condition}"))
+        let slot = escape_literal(&identity.target.slot);
+        self.select_slot_states(identity, &format!("slot = {slot} AND {condition}"))
             .await
     }
 
     async fn select_slot_states(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         condition: &str,
     ) -> Result<Vec<SimpleQueryRow>, CatalogError> {
         let select = format!(
-            "SELECT slot, created_lsn, begun, confirmed_lsn, system_id, timeline, {OF_DATABASE} AS is_same_database \
+            "SELECT slot, created_lsn, begun, confirmed_lsn, system_id, timeline, {IN_THIS_DATABASE} AS is_same_database \
              FROM walpost.slot_state WHERE {condition}"
         );
         self
-            .run_on_own_table(OwnTable::SlotState, &of.target, "", &select)
+            .run_on_own_table(OwnTable::SlotState, &identity.target, "", &select)
             .await
             .map_err(|error| {
                 self.with_grant(error, |role| {
@@ -204,21 +216,21 @@ impl Catalog {
             })
     }
 
-    /// Records that no position after `confirmed` has been confirmed for a slot. When this returns,
-    /// the row is on the server's disk. Cancel safe.
+    /// Records `confirmed` as the highest position that may have been confirmed for a slot. When
+    /// this function returns, the row is on the server's disk. Cancel safe.
     ///
     /// # Errors
     /// The query fails.
     pub(crate) async fn write_slot_state(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         confirmed: Lsn,
     ) -> Result<(), CatalogError> {
-        // If there are two instances, the one that lags must not undo what the other has written.
+        // If two instances are running, the one that lags must not overwrite a later position.
         let same = "s.version = excluded.version AND s.system_id = excluded.system_id AND s.timeline = excluded.timeline \
              AND s.database_oid = excluded.database_oid";
         self.upsert(
-            of,
+            identity,
             None,
             true,
             confirmed,
@@ -230,29 +242,30 @@ impl Catalog {
         .await
     }
 
-    /// Records that a slot was just created and that nothing has been read from it.
+    /// Records a slot that was just created and has not been read.
     ///
     /// # Errors
     /// The query fails.
     pub(crate) async fn write_new_slot_state(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         created: Lsn,
     ) -> Result<(), CatalogError> {
         let set = "begun = false, confirmed_lsn = excluded.confirmed_lsn, created_lsn = excluded.created_lsn";
-        self.upsert(of, Some(created), false, created, set).await
+        self.upsert(identity, Some(created), false, created, set)
+            .await
     }
 
     async fn upsert(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         created: Option<Lsn>,
         begun: bool,
         confirmed: Lsn,
         set: &str,
     ) -> Result<(), CatalogError> {
         let created = created.map_or("NULL".to_owned(), |lsn| format!("'{lsn}'"));
-        // It is safe not to wait for standbys: a standby that is promoted without the row has
+        // Waiting for standbys is not necessary: if a standby is promoted without the row, it has
         // another timeline.
         let settings = "SET LOCAL synchronous_commit = local; ";
         let sql = format!(
@@ -262,19 +275,19 @@ impl Catalog {
              {begun}, '{confirmed}', now() FROM pg_database WHERE datname = current_database() ON CONFLICT (slot) DO UPDATE \
              SET pipeline = excluded.pipeline, version = excluded.version, system_id = excluded.system_id, \
              database_oid = excluded.database_oid, timeline = excluded.timeline, at = excluded.at, {set}",
-            escape_literal(&of.target.slot),
-            escape_literal(&of.pipeline),
-            escape_literal(&of.system_id),
-            of.timeline,
+            escape_literal(&identity.target.slot),
+            escape_literal(&identity.pipeline),
+            escape_literal(&identity.system_id),
+            identity.timeline,
         );
-        self.run_on_own_table(OwnTable::SlotState, &of.target, settings, &sql)
+        self.run_on_own_table(OwnTable::SlotState, &identity.target, settings, &sql)
             .await?;
         Ok(())
     }
 
-    /// Records a slot that was just created. If there was another slot of its name, in any history,
-    /// entries for the events that it had not delivered are added to the journal, unless the first
-    /// start is still to come, which delivers the rows that exist by then.
+    /// Records a slot that was just created. If a slot of the same name existed before, in any
+    /// history, adds journal entries for the events that it had not delivered, unless the first
+    /// start, which has not happened yet, will deliver all existing rows.
     ///
     /// # Errors
     /// A query fails, or Walpost's tables are not trusted.
@@ -288,8 +301,8 @@ impl Catalog {
             return Ok(());
         };
         let created = slot.confirmed;
-        let of = self.slot_of(pipeline, target).await?;
-        if let FoundState::Unusable(why) = self.slot_state(&of).await? {
+        let identity = self.slot_of(pipeline, target).await?;
+        if let FoundState::Unusable(why) = self.slot_state(&identity).await? {
             warn!(
                 pipeline,
                 slot = target.slot,
@@ -299,105 +312,115 @@ impl Catalog {
         }
         self.record_replaced_before_new_slot(pipeline, target)
             .await?;
-        let gap = match self.gap_before(&of, created, States::All).await? {
-            None => self.gap_of_tables(&of).await?,
+        let gap = match self
+            .gap_before(&identity, created, HistoryFilter::All)
+            .await?
+        {
+            None => self.gap_of_added_tables(&identity).await?,
             gap => gap,
         };
         if let Some(gap) = gap
-            && let Some(mut gap) = self.not_copied(&of, gap, first_start).await?
+            && let Some(mut gap) = self.uncopied_part(&identity, gap, first_start).await?
         {
             gap.uncopied = self.tables_with_open_copy(target, Some(created)).await?;
-            self.write_gap(&of, &gap, created).await?;
+            self.write_gap(&identity, &gap, created).await?;
         }
-        self.write_new_slot_state(&of, created).await?;
+        self.write_new_slot_state(&identity, created).await?;
         self.restart_tables(pipeline, target).await
     }
 
-    /// Adds journal entries for events that may be missing if `walpost.slot_state` describes a slot
-    /// of this name in another history of the database: on another timeline, or before a dump was
-    /// restored. The next write of the state replaces that row.
+    /// If `walpost.slot_state` describes a slot of this name in another history of the database (on
+    /// another timeline, or before a dump was restored), adds journal entries for events that may
+    /// be missing. The next write of the slot state replaces that row.
     ///
     /// # Errors
     /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn record_gap_of_other_history(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         found: Lsn,
         first_start: FirstStart,
     ) -> Result<(), CatalogError> {
-        let Some(gap) = self.gap_of_other_history(of, found, first_start).await? else {
+        let Some(gap) = self
+            .gap_of_other_history(identity, found, first_start)
+            .await?
+        else {
             return Ok(());
         };
-        match self.not_copied(of, gap, first_start).await? {
-            Some(gap) => self.write_gap(of, &gap, found).await,
+        match self.uncopied_part(identity, gap, first_start).await? {
+            Some(gap) => self.write_gap(identity, &gap, found).await,
             None => Ok(()),
         }
     }
 
     /// Returns the part of a gap that the first start with the slot does not copy.
-    async fn not_copied(
+    async fn uncopied_part(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         gap: Gap,
         first_start: FirstStart,
     ) -> Result<Option<Gap>, CatalogError> {
-        match gap.copied.is_some() || !self.is_copied_at_first_start(of, first_start).await? {
+        match gap.copied.is_some() || !self.is_copied_at_first_start(identity, first_start).await? {
             true => Ok(Some(gap)),
             false => Ok(gap.without_copied_table()),
         }
     }
 
-    /// Returns the events that may be missing before `found`, according to a row of another history
-    /// or of the pipeline's previous slot.
+    /// Returns the events before `found` that may be missing, according to a row of another history
+    /// or of the pipeline's former slot.
     ///
     /// # Errors
     /// A query fails, or Walpost's tables are not trusted.
     pub(crate) async fn gap_of_other_history(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         found: Lsn,
         first_start: FirstStart,
     ) -> Result<Option<Gap>, CatalogError> {
-        let state = match self.found_state(of, Use::Read).await? {
+        let state = match self.query_state(identity, Use::Read).await? {
             FoundState::Unusable(_) => return Ok(None),
             FoundState::State(state) => state,
         };
-        match self.gap_before(of, found, States::OfOtherHistory).await? {
+        match self
+            .gap_before(identity, found, HistoryFilter::OtherHistories)
+            .await?
+        {
             None if state.is_none_or(|state| !state.begun) => {
-                self.gap_of_former_slot(of, found, state, first_start).await
+                self.gap_of_former_slot(identity, found, state, first_start)
+                    .await
             }
             gap => Ok(gap),
         }
     }
 
-    /// Returns the slot that the pipeline read most recently before this one.
-    async fn former_slot(&self, of: &SlotOf) -> Result<Option<FormerSlot>, CatalogError> {
+    /// Returns the slot that the pipeline read most recently before the current one.
+    async fn former_slot(&self, identity: &SlotOf) -> Result<Option<FormerSlot>, CatalogError> {
         let condition = format!(
             "pipeline = {} AND slot <> {} AND begun AND {} ORDER BY confirmed_lsn DESC LIMIT 1",
-            escape_literal(&of.pipeline),
-            escape_literal(&of.target.slot),
-            of_history(of),
+            escape_literal(&identity.pipeline),
+            escape_literal(&identity.target.slot),
+            same_history_condition(identity),
         );
-        let rows = self.select_slot_states(of, &condition).await?;
-        rows.first().map(former).transpose()
+        let rows = self.select_slot_states(identity, &condition).await?;
+        rows.first().map(parse_former_slot).transpose()
     }
 
     /// Returns the events between the last position of the pipeline's former slot and `found`,
-    /// where the slot that is now configured starts. The former slot may still exist, but nothing
-    /// reads it. If the first start with a slot copies the rows of a single table, the gap consists
-    /// of what can't be copied.
+    /// where the currently configured slot starts. The former slot may still exist, but Walpost
+    /// does not read it. If the first start with a slot copies a single table, the gap contains
+    /// only rows that can't be copied.
     async fn gap_of_former_slot(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         found: Lsn,
         state: Option<SlotState>,
         first_start: FirstStart,
     ) -> Result<Option<Gap>, CatalogError> {
-        let Some(former) = self.former_slot(of).await? else {
+        let Some(former) = self.former_slot(identity).await? else {
             return Ok(None);
         };
         let confirmed = former.confirmed;
-        if confirmed >= found || self.is_accounted_for(of, confirmed, found).await? {
+        if confirmed >= found || self.is_accounted_for(identity, confirmed, found).await? {
             return Ok(None);
         }
         let mut gap = Gap {
@@ -407,18 +430,18 @@ impl Catalog {
             copied: None,
             uncopied: Vec::new(),
         };
-        if let Outbox::Table(table) = &of.target.outbox
+        if let Outbox::Table(table) = &identity.target.outbox
             && first_start == FirstStart::CopiesTable
-            // An entry indicates that the table was copied before, or that it was empty when
+            // A journal entry indicates that the table was copied before, or that it was empty when
             // walpost init created the slot.
-            && (state.is_some() || self.snapshot_record(&of.target).await? != SnapshotRecord::Done)
+            && (state.is_some() || self.snapshot_record(&identity.target).await? != SnapshotRecord::Done)
         {
             let is_partitioned = self.is_partitioned(table).await?;
             gap.copied = Some(match is_partitioned {
                 true => Copied::Partitions,
                 false => Copied::Table,
             });
-            if self.gap_tables(of, &gap).await?.is_empty() {
+            if self.gap_tables(identity, &gap).await?.is_empty() {
                 return Ok(None);
             }
         }
@@ -429,31 +452,32 @@ impl Catalog {
     /// rows of the table.
     async fn is_copied_at_first_start(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         first_start: FirstStart,
     ) -> Result<bool, CatalogError> {
-        Ok(matches!(of.target.outbox, Outbox::Table(_))
+        Ok(matches!(identity.target.outbox, Outbox::Table(_))
             && first_start == FirstStart::CopiesTable
-            && self.slot_state_rows(of, "begun").await?.is_empty()
-            && self.snapshot_record(&of.target).await?.is_unbegun())
+            && self.slot_state_rows(identity, "begun").await?.is_empty()
+            && self.snapshot_record(&identity.target).await?.is_unbegun())
     }
 
-    /// Returns the gap of rows that tables already contained when they were added, if that was
-    /// before the slot existed and there was no other slot. `sql/slot.sql` rejects such tables, but
-    /// a table can be added until the slot is complete.
-    async fn gap_of_tables(&self, of: &SlotOf) -> Result<Option<Gap>, CatalogError> {
-        let (Outbox::Tables(patterns) | Outbox::OneOf { of: patterns, .. }) = &of.target.outbox
+    /// Returns the gap of rows that tables already contained when they were added to the
+    /// publication, if they were added before the first slot existed. `sql/slot.sql` rejects such
+    /// tables, but a table can still be added while the slot is being created.
+    async fn gap_of_added_tables(&self, identity: &SlotOf) -> Result<Option<Gap>, CatalogError> {
+        let (Outbox::Tables(patterns) | Outbox::OneOf { of: patterns, .. }) =
+            &identity.target.outbox
         else {
             return Ok(None);
         };
-        if !self.slot_state_rows(of, "true").await?.is_empty() {
+        if !self.slot_state_rows(identity, "true").await?.is_empty() {
             return Ok(None);
         }
-        // Events that the former slot has not delivered are a separate gap, which `run` records.
-        if self.former_slot(of).await?.is_some() {
+        // The events that a former slot has not delivered are a separate gap, which `run` records.
+        if self.former_slot(identity).await?.is_some() {
             return Ok(None);
         }
-        let (published, _) = self.published_outboxes(&of.target, patterns).await?;
+        let (published, _) = self.published_outboxes(&identity.target, patterns).await?;
         Ok((!published.is_empty()).then_some(Gap {
             from: None,
             former: None,
@@ -463,33 +487,36 @@ impl Catalog {
         }))
     }
 
-    /// Returns the events that a slot of this name may not have delivered, according to its row if
-    /// that is one of `states`. The slot is at `found`; if rows of all histories count, it was just
-    /// created there.
+    /// Returns the events that a slot of this name may not have delivered, according to its row, if
+    /// `filter` includes the row. The current slot is at `found`; with [`HistoryFilter::All`], it
+    /// was just created there.
     async fn gap_before(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         found: Lsn,
-        states: States,
+        filter: HistoryFilter,
     ) -> Result<Option<Gap>, CatalogError> {
-        let condition = match states {
-            States::All => "true".to_owned(),
-            States::OfOtherHistory => {
-                format!("version = {VERSION} AND NOT ({})", of_history(of))
+        let condition = match filter {
+            HistoryFilter::All => "true".to_owned(),
+            HistoryFilter::OtherHistories => {
+                format!(
+                    "version = {VERSION} AND NOT ({})",
+                    same_history_condition(identity)
+                )
             }
         };
-        let rows = self.slot_state_rows(of, &condition).await?;
+        let rows = self.slot_state_rows(identity, &condition).await?;
         let Some(row) = rows.first() else {
             return Ok(None);
         };
-        let is_same_cluster = row.try_get("system_id")? == Some(&*of.system_id);
+        let is_same_cluster = row.try_get("system_id")? == Some(&*identity.system_id);
         let is_same_database = row.try_get("is_same_database")? == Some("t");
-        let former = former(row)?;
+        let former = parse_former_slot(row)?;
         let before = former.confirmed;
         // A row is written after the WAL that it describes, so a server that has the row also has
-        // that WAL, on every timeline. If a slot is created before that position, the server was
-        // copied before the row was restored there.
-        let is_restored = states == States::All && before > found;
+        // that WAL, on every timeline. If the slot was created before that position, the row was
+        // restored to a copy of the server that lacks this WAL.
+        let is_restored = filter == HistoryFilter::All && before > found;
         if !is_same_cluster || !is_same_database || is_restored {
             // The LSNs of the row are unrelated to this slot.
             return Ok(Some(Gap {
@@ -503,10 +530,10 @@ impl Catalog {
                 },
             }));
         }
-        if before >= found || self.is_accounted_for(of, before, found).await? {
+        if before >= found || self.is_accounted_for(identity, before, found).await? {
             return Ok(None);
         }
-        let is_same_timeline = row.try_get("timeline")? == Some(&*of.timeline.to_string());
+        let is_same_timeline = row.try_get("timeline")? == Some(&*identity.timeline.to_string());
         Ok(Some(Gap {
             from: Some(before),
             former: Some(former),
@@ -519,17 +546,23 @@ impl Catalog {
         }))
     }
 
-    /// Adds the gap to the journal, with one entry per table, because tables are replayed
-    /// individually. Entries written by an earlier attempt are not repeated.
-    async fn write_gap(&self, of: &SlotOf, gap: &Gap, found: Lsn) -> Result<(), CatalogError> {
-        let (pipeline, target) = (&of.pipeline, &of.target);
-        let mut tables = self.gap_tables(of, gap).await?;
+    /// Adds the gap to the journal, with one entry for each table, because tables are replayed
+    /// individually. Skips entries that an earlier attempt has written.
+    async fn write_gap(
+        &self,
+        identity: &SlotOf,
+        gap: &Gap,
+        found: Lsn,
+    ) -> Result<(), CatalogError> {
+        let (pipeline, target) = (&identity.pipeline, &identity.target);
+        let mut tables = self.gap_tables(identity, gap).await?;
         if let (true, Some(Copied::Table), Some(outbox)) =
             (tables.is_empty(), gap.copied, target.outbox.table())
         {
             warn!(pipeline, "{}", gap.describe_copied(outbox));
         }
-        self.remember_left_tables(of, gap, &tables, found).await?;
+        self.record_unpublished_tables(identity, gap, &tables, found)
+            .await?;
         for open in self.dropped_slots(pipeline, target).await? {
             if !open.left_publication && open.to == Some(found) {
                 let key = |table: &GapTable| table.name.clone().filter(|_| table.is_named);
@@ -549,7 +582,7 @@ impl Catalog {
                     "table": table.name,
                     "several": table.is_named,
                     DETACHED_PARTITIONS: gap.copied == Some(Copied::Partitions) && !table.is_named,
-                    "system_id": of.system_id,
+                    "system_id": identity.system_id,
                 }),
             })
             .collect();
@@ -567,10 +600,14 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns the tables that a gap affects: those of the outbox, unless they are copied, and
-    /// those of the former slot that are not published now.
-    async fn gap_tables(&self, of: &SlotOf, gap: &Gap) -> Result<Vec<GapTable>, CatalogError> {
-        let target = &of.target;
+    /// Returns the tables that a gap affects: the outbox tables, unless they are copied, and tables
+    /// of the former slot that are no longer published.
+    async fn gap_tables(
+        &self,
+        identity: &SlotOf,
+        gap: &Gap,
+    ) -> Result<Vec<GapTable>, CatalogError> {
+        let target = &identity.target;
         let is_several = target.outbox.is_several();
         let outbox = match gap.copied {
             Some(Copied::Table) => Vec::new(),
@@ -585,7 +622,7 @@ impl Catalog {
             })
             .collect();
         if let Outbox::Table(table) = &target.outbox {
-            tables.extend(self.others_published(target, table).await?);
+            tables.extend(self.other_published_tables(target, table).await?);
         }
         if let Some(former) = gap.former.as_ref().filter(|_| !target.outbox.is_messages()) {
             let mut left = self.left_tables(target, former).await?;
@@ -606,16 +643,16 @@ impl Catalog {
         Ok(tables)
     }
 
-    /// Returns the tables other than the outbox that are in the publication: one of them may have
-    /// been the outbox, under the name that another table has now.
-    async fn others_published(
+    /// Returns the published tables other than the outbox. One of these tables may have been the
+    /// outbox before it was renamed and another table took its name.
+    async fn other_published_tables(
         &self,
         target: &Target,
         outbox: &TableName,
     ) -> Result<Vec<GapTable>, CatalogError> {
         let version = self.version().await?;
         let mut others = self.published_tables(&target.publication, version).await?;
-        // A publication of all tables also contains Walpost's own.
+        // A publication FOR ALL TABLES also contains Walpost's own tables.
         others.retain(|found| found.name != *outbox && found.name.schema != "walpost");
         let others = others.into_iter().map(|found| GapTable {
             name: Some(found.name.to_string()),
@@ -625,10 +662,10 @@ impl Catalog {
         Ok(others.collect())
     }
 
-    /// Records for the slot, which is at `found`, that some tables of the gap are not published.
-    async fn remember_left_tables(
+    /// Records which tables of the gap are not published. The slot is at `found`.
+    async fn record_unpublished_tables(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         gap: &Gap,
         tables: &[GapTable],
         found: Lsn,
@@ -640,7 +677,7 @@ impl Catalog {
         let left: Vec<TableName> = left
             .filter_map(|table| table.name.as_ref()?.parse().ok())
             .collect();
-        self.record_left_tables(&of.target, former, &left, found)
+        self.record_left_tables(&identity.target, former, &left, found)
             .await
     }
 
@@ -655,9 +692,10 @@ impl Catalog {
         Ok(found.map(|row| row.try_get(0)).transpose()? == Some(true))
     }
 
-    /// Returns the tables of an outbox; `None` stands for messages, which are in no table. Includes
-    /// published tables that match no pattern, because a table may have been renamed since its rows
-    /// were written. If the publication is missing or empty, returns the tables that match.
+    /// Returns the tables of an outbox, or a single `None` if the outbox uses logical messages,
+    /// which are not stored in a table. Includes published tables that match no pattern, because a
+    /// table may have been renamed since its rows were written. If the publication is missing or
+    /// empty, returns all tables that match a pattern.
     async fn outbox_tables(&self, target: &Target) -> Result<Vec<Option<String>>, CatalogError> {
         let patterns = match &target.outbox {
             Outbox::Table(table) => return Ok(vec![Some(table.to_string())]),
@@ -672,7 +710,8 @@ impl Catalog {
         Ok(tables.chain(others).map(Some).collect())
     }
 
-    /// Returns the tables of the publication that match the patterns, and those that do not.
+    /// Returns the tables of the publication that match the patterns, and the tables that do not
+    /// match.
     async fn published_outboxes(
         &self,
         target: &Target,
@@ -688,7 +727,7 @@ impl Catalog {
         }))
     }
 
-    /// Returns the slot, with the history of the server that this connection is to.
+    /// Returns the slot with the system identifier and timeline of the connected server.
     ///
     /// # Errors
     /// The query fails.
@@ -697,8 +736,7 @@ impl Catalog {
         pipeline: &str,
         target: &Target,
     ) -> Result<SlotOf, CatalogError> {
-        // The control file contains the timeline of the last checkpoint, which a promotion does not
-        // wait for.
+        // After a promotion, the control file contains the old timeline until the next checkpoint.
         let row = self
             .client()
             .query_one(
@@ -718,27 +756,28 @@ impl Catalog {
         })
     }
 
-    /// Returns whether the journal explains why a slot is at `found`, after `confirmed`: the WAL in
-    /// between was skipped, or given up with the previous slot. Entries about a table that was not
-    /// published don't count, nor do those of another cluster, which a restored dump can contain.
+    /// Returns whether the journal explains why a slot is at `found` although it was confirmed only
+    /// up to `confirmed`: the WAL in between was skipped, or lost when the previous slot was
+    /// dropped. Ignores entries about a table that was not published, and entries of another
+    /// cluster, which a restored dump can contain.
     ///
     /// # Errors
-    /// A query fails, or the journal is not trusted or contains something unexpected.
+    /// A query fails, or the journal is not trusted or contains an unexpected value.
     pub(crate) async fn is_accounted_for(
         &self,
-        of: &SlotOf,
+        identity: &SlotOf,
         confirmed: Lsn,
         found: Lsn,
     ) -> Result<bool, CatalogError> {
         let condition = format!(
             "j.slot = {} AND j.detail ->> 'system_id' = {} AND ({} OR j.action = '{}' AND j.from_lsn <= '{confirmed}' \
              AND j.to_lsn >= '{found}')",
-            escape_literal(&of.target.slot),
-            escape_literal(&of.system_id),
-            is_given_up_at(confirmed),
+            escape_literal(&identity.target.slot),
+            escape_literal(&identity.system_id),
+            is_dropped_at(confirmed),
             Action::Skip.name(),
         );
-        match self.entries(&of.target, &condition).await {
+        match self.entries(&identity.target, &condition).await {
             Ok(entries) => Ok(!entries.is_empty()),
             Err(CatalogError::NoJournal { .. }) => Ok(false),
             Err(error) => Err(error),
@@ -746,9 +785,10 @@ impl Catalog {
     }
 }
 
-/// Returns the condition for journal entries by which the WAL after `confirmed` was given up with
-/// the slot. An entry that ends at `confirmed` is about an earlier slot.
-pub(super) fn is_given_up_at(confirmed: Lsn) -> String {
+/// Returns the condition that selects journal entries about a slot that was dropped at `confirmed`,
+/// so that later WAL was not delivered. An entry that ends at `confirmed` describes an earlier
+/// slot.
+pub(super) fn is_dropped_at(confirmed: Lsn) -> String {
     format!(
         "(j.action = '{}' AND NOT j.detail ? '{LEFT_PUBLICATION}' AND j.from_lsn <= '{confirmed}' \
          AND (j.to_lsn > '{confirmed}' OR j.from_lsn = '{confirmed}'))",
@@ -756,30 +796,30 @@ pub(super) fn is_given_up_at(confirmed: Lsn) -> String {
     )
 }
 
-/// Selects rows of `walpost.slot_state` about slots of one name.
+/// Selects rows of `walpost.slot_state` by the history that they belong to.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum States {
+enum HistoryFilter {
     All,
-    OfOtherHistory,
+    OtherHistories,
 }
 
-/// Returns the condition for rows of walpost.slot_state that belong to this history.
-fn of_history(of: &SlotOf) -> String {
+/// Returns the condition that selects the rows of `walpost.slot_state` that belong to this history.
+fn same_history_condition(identity: &SlotOf) -> String {
     format!(
-        "version = {VERSION} AND system_id = {} AND timeline = {} AND {OF_DATABASE}",
-        escape_literal(&of.system_id),
-        of.timeline,
+        "version = {VERSION} AND system_id = {} AND timeline = {} AND {IN_THIS_DATABASE}",
+        escape_literal(&identity.system_id),
+        identity.timeline,
     )
 }
 
-fn former(row: &SimpleQueryRow) -> Result<FormerSlot, CatalogError> {
+fn parse_former_slot(row: &SimpleQueryRow) -> Result<FormerSlot, CatalogError> {
     Ok(FormerSlot {
         slot: row.try_get("slot")?.unwrap_or_default().to_owned(),
-        confirmed: state(row)?.confirmed,
+        confirmed: parse_slot_state(row)?.confirmed,
     })
 }
 
-fn state(row: &SimpleQueryRow) -> Result<SlotState, CatalogError> {
+fn parse_slot_state(row: &SimpleQueryRow) -> Result<SlotState, CatalogError> {
     let unexpected =
         |column: &str| CatalogError::Unexpected(format!("walpost.slot_state.{column}"));
     let lsn = |column: &str| -> Result<Option<Lsn>, CatalogError> {

@@ -1,17 +1,17 @@
-//! The rows of a table as of one moment, in no particular order. Complete events in order are read
-//! by [`copy`] instead.
+//! Reads the rows of a table as of one snapshot, in no particular order. To read complete events in
+//! order, use [`copy`].
 
 use super::copy;
 use super::{Catalog, CatalogError};
 use crate::model::lsn::Lsn;
 
-/// A transaction that sees the database as of when it began.
+/// A transaction that reads the database as of its start.
 pub(crate) struct Snapshot<'c> {
     catalog: &'c Catalog,
-    /// Nothing that was committed at or after this position is visible.
+    /// Transactions that committed at or after this position are not visible.
     pub after: Lsn,
-    /// Everything that was committed before this position is visible, except for transactions that
-    /// were about to become visible.
+    /// Transactions that committed before this position are visible, except for those whose commit
+    /// was still in progress.
     pub before: Lsn,
 }
 
@@ -20,15 +20,15 @@ impl<'c> Snapshot<'c> {
     ///
     /// # Errors
     /// The query fails.
-    pub(crate) async fn take(catalog: &'c Catalog) -> Result<Self, CatalogError> {
+    pub(crate) async fn begin(catalog: &'c Catalog) -> Result<Self, CatalogError> {
         let client = catalog.client();
         copy::prepare(client).await?;
-        let before = inserted(catalog).await?;
+        let before = query_wal_end(catalog).await?;
         client
             .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             .await?;
-        // The first statement takes the snapshot, and its expressions are evaluated afterwards.
-        let after = inserted(catalog).await?;
+        // The first statement takes the snapshot before it evaluates its expressions.
+        let after = query_wal_end(catalog).await?;
         Ok(Self {
             catalog,
             after,
@@ -45,8 +45,8 @@ impl<'c> Snapshot<'c> {
     }
 }
 
-/// Returns the end of WAL: everything visible was committed before it.
-async fn inserted(catalog: &Catalog) -> Result<Lsn, CatalogError> {
+/// Returns the end of WAL. All visible transactions committed before this position.
+async fn query_wal_end(catalog: &Catalog) -> Result<Lsn, CatalogError> {
     let row = catalog
         .client()
         .query_one(
@@ -63,16 +63,16 @@ async fn inserted(catalog: &Catalog) -> Result<Lsn, CatalogError> {
     ))
 }
 
-/// Returns the end of the last record, given the start of the next one. If the last record ended at
-/// a page boundary, the next one starts after a page header, and no slot is ever confirmed up to
-/// that position.
+/// Returns the end of the last WAL record, given the start of the next record. If the last record
+/// ended at a page boundary, the next record starts after a page header, and no slot is ever
+/// confirmed up to its start.
 fn end_of_record(next: Lsn, page: u64, segment: u64) -> Lsn {
     const SHORT_HEADER: u64 = 24;
     const LONG_HEADER: u64 = 40;
-    let behind = |start: u64| next.0.checked_rem(start);
-    if behind(segment) == Some(LONG_HEADER) {
+    let offset_in = |start: u64| next.0.checked_rem(start);
+    if offset_in(segment) == Some(LONG_HEADER) {
         Lsn(next.0 - LONG_HEADER)
-    } else if behind(page) == Some(SHORT_HEADER) {
+    } else if offset_in(page) == Some(SHORT_HEADER) {
         Lsn(next.0 - SHORT_HEADER)
     } else {
         next
@@ -84,14 +84,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn record_ends_before_the_header_of_the_next_page() {
+    fn excludes_the_header_of_the_next_page_from_a_record() {
         const PAGE: u64 = 8192;
         const SEGMENT: u64 = 16 << 20;
         for (next, end) in [
             (SEGMENT + PAGE + 24, SEGMENT + PAGE),
             (SEGMENT + 40, SEGMENT),
             (SEGMENT + PAGE, SEGMENT + PAGE),
-            // The rest of a record that began on the previous page.
+            // The remainder of a record that started on the previous page.
             (SEGMENT + PAGE + 40, SEGMENT + PAGE + 40),
         ] {
             assert_eq!(end_of_record(Lsn(next), PAGE, SEGMENT), Lsn(end));

@@ -16,22 +16,21 @@ use crate::postgres::target::Target;
 /// The cluster's system identifier.
 const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
 
-/// The known history of a pipeline.
+/// The known history of a pipeline's snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotHistory {
     /// The journal's record of the snapshot.
     pub record: SnapshotRecord,
-    /// Whether the slot was read before, according to the server's statistics or
-    /// walpost.slot_state.
+    /// Whether the slot has been read, according to the server's statistics or walpost.slot_state.
     pub has_streamed: bool,
-    /// The rows that are in the table.
+    /// The approximate number of rows in the table.
     pub rows: Rows,
 }
 
 /// The journal's record of the snapshot of one table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TableSnapshot {
-    /// The table's name in the journal; `None` if the entries name no table.
+    /// The name of the table in the journal; `None` if the entries do not contain a table name.
     pub table: Option<String>,
     /// Never [`SnapshotRecord::NoJournal`].
     pub record: SnapshotRecord,
@@ -40,42 +39,43 @@ pub(crate) struct TableSnapshot {
 /// The journal's record of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SnapshotRecord {
-    /// There is no journal.
+    /// The journal does not exist.
     NoJournal,
     Nothing,
-    /// `sql/snapshot.sql`, which `walpost init` runs, has found rows that the first start must copy.
+    /// `sql/snapshot.sql`, which `walpost init` runs, found rows that the first start must copy.
     Due {
-        /// Where the slot was.
+        /// The position of the slot at that time.
         slot_at: Lsn,
         /// The OID of the table.
         relation: u32,
     },
-    /// One was begun that has what was committed before this.
+    /// A snapshot was started that contains the rows committed before this position.
     Begun(Lsn),
-    /// Nothing more needs to be done.
+    /// The snapshot is complete, or none is needed.
     Done,
 }
 
 impl SnapshotRecord {
-    /// The key in an entry's detail.
+    /// The key of the state in an entry's detail.
     pub(crate) const STATE: &'static str = "state";
-    /// Its value in [`SnapshotRecord::Due`].
+    /// The value of [`Self::STATE`] for [`SnapshotRecord::Due`].
     pub(crate) const DUE: &'static str = "due";
-    /// Its value in [`SnapshotRecord::Begun`].
+    /// The value of [`Self::STATE`] for [`SnapshotRecord::Begun`].
     pub(crate) const BEGUN: &'static str = "begun";
-    /// Its value in [`SnapshotRecord::Done`].
+    /// The value of [`Self::STATE`] for [`SnapshotRecord::Done`].
     pub(crate) const DONE: &'static str = "done";
 
-    /// Derives the record from entries in the order in which they were written. Once done, a
-    /// snapshot stays done: an instance that was suspended may record later that it begins.
+    /// Derives the record from entries, which must be sorted by age, oldest first. Once a snapshot
+    /// is done, later entries are ignored, because an instance that was suspended may record
+    /// belatedly that it starts the snapshot.
     #[must_use]
-    pub(crate) fn of(entries: &[Written]) -> Self {
+    pub(crate) fn from_entries(entries: &[Written]) -> Self {
         let mut record = Self::Nothing;
-        let of_snapshot = |entry: &&Written| entry.action == Action::Snapshot;
-        for entry in entries.iter().filter(of_snapshot) {
+        let is_snapshot = |entry: &&Written| entry.action == Action::Snapshot;
+        for entry in entries.iter().filter(is_snapshot) {
             record = match (entry.detail[Self::STATE].as_str(), entry.to) {
                 (Some(Self::BEGUN), Some(snapshot_lsn)) => Self::Begun(snapshot_lsn),
-                // A copy that was begun under another name of the pipeline stays begun.
+                // A copy that was started under another name of the pipeline remains started.
                 (Some(Self::DUE), _) if matches!(record, Self::Begun(_)) => record,
                 (Some(Self::DUE), Some(slot_at)) => Self::Due {
                     slot_at,
@@ -87,7 +87,7 @@ impl SnapshotRecord {
         record
     }
 
-    /// Returns the record of a table from the result of [`TableSnapshot::by_table`].
+    /// Selects the record of a table from the result of [`TableSnapshot::by_table`].
     #[must_use]
     pub(crate) fn of_table(snapshots: &[TableSnapshot], table: Option<&TableName>) -> Self {
         let table = table.map(TableName::to_string);
@@ -96,42 +96,41 @@ impl SnapshotRecord {
         match (ours.next(), ours.next()) {
             (None, _) => Self::Nothing,
             (Some(record), None) => record,
-            // Entries that name no table are sorted first.
+            // Entries without a table name are sorted first.
             (Some(Self::Done), _) => Self::Done,
             (Some(_), Some(record)) => record,
         }
     }
 
-    /// Returns whether rows of a snapshot that was begun may be missing if the slot is at
+    /// Returns whether rows of a snapshot that was started may be missing if the slot is at
     /// `confirmed`.
     #[must_use]
     pub(crate) fn is_open(self, confirmed: Lsn) -> bool {
         match self {
-            // Nothing at or after the consistent point is confirmed before the whole copy is
-            // durable. Events that an earlier slot had not delivered have their own entry in the
-            // journal.
+            // No position at or after the consistent point is confirmed before the whole copy is
+            // durable. Events that an earlier slot did not deliver have a separate journal entry.
             Self::Begun(snapshot_lsn) => confirmed < snapshot_lsn,
-            // The position does not show this: see `Catalog::uncopied_tables`.
+            // The position is not sufficient to tell: see `Catalog::uncopied_tables`.
             Self::Due { .. } | Self::NoJournal | Self::Nothing | Self::Done => false,
         }
     }
 
-    /// Returns whether no start has begun to copy the table.
+    /// Returns whether no start of the pipeline has begun to copy the table.
     #[must_use]
     pub(crate) fn is_unbegun(self) -> bool {
         matches!(self, Self::Nothing | Self::Due { .. })
     }
 }
 
-/// Returns the OID of the table that an entry is about, or zero if the entry has none.
+/// Returns the OID of the table in an entry's detail, or zero if the detail contains no OID.
 fn relation(detail: &serde_json::Value) -> u32 {
     let relation = detail["relation"].as_str().map(str::parse);
     relation.and_then(Result::ok).unwrap_or_default()
 }
 
 impl TableSnapshot {
-    /// Groups entries in the order in which they were written by table. The record without a table
-    /// comes first.
+    /// Groups entries by table. The entries must be sorted by age, oldest first. In the result, the
+    /// record without a table comes first.
     fn by_table(entries: Vec<Written>) -> Vec<Self> {
         let mut by_table = BTreeMap::<Option<String>, Vec<Written>>::new();
         for entry in entries {
@@ -140,24 +139,24 @@ impl TableSnapshot {
         }
         let by_table = by_table.into_iter().map(|(table, entries)| Self {
             table,
-            record: SnapshotRecord::of(&entries),
+            record: SnapshotRecord::from_entries(&entries),
         });
         by_table.collect()
     }
 }
 
 impl Catalog {
-    /// Returns the journal's records of the snapshots of each table for which the slot was used,
-    /// under any name of the pipeline.
+    /// Returns the journal's records of the snapshots of all tables that used the slot, under any
+    /// name of the pipeline.
     ///
     /// # Errors
-    /// The query fails, or the journal does not exist or may not be read.
+    /// The query fails, the journal does not exist, or the role is not allowed to read it.
     pub(crate) async fn table_snapshots(
         &self,
         target: &Target,
     ) -> Result<Vec<TableSnapshot>, CatalogError> {
-        // A restored dump contains entries of another cluster. These are ignored only for due copies,
-        // which depend on the position of the slot.
+        // A restored dump contains entries of another cluster. These entries are ignored only for
+        // due copies, which depend on the position of the slot.
         let condition = format!(
             "j.slot = {} AND j.action = {} AND (j.detail ->> '{}' IS DISTINCT FROM '{}' OR j.detail ->> 'system_id' = {SYSTEM_ID})",
             escape_literal(&target.slot),
@@ -173,7 +172,7 @@ impl Catalog {
     /// Returns the journal's record of the snapshot of the target's table.
     ///
     /// # Errors
-    /// The query fails, or the journal may not be read.
+    /// The query fails, or the role is not allowed to read the journal.
     pub(crate) async fn snapshot_record(
         &self,
         target: &Target,
@@ -204,13 +203,14 @@ impl Catalog {
         }
         let has_streamed = self.has_streamed(target).await?;
         let rows = match record {
-            // How many rows there are makes no difference.
+            // In this case, the number of rows does not matter.
             SnapshotRecord::NoJournal | SnapshotRecord::Nothing | SnapshotRecord::Due { .. }
                 if has_streamed =>
             {
                 Rows::None
             }
-            // Without a journal there is no function that examines the table either, so no row is read.
+            // If the journal does not exist, the function that examines the table does not exist
+            // either, so no rows are read.
             SnapshotRecord::NoJournal if self.has_storage(table).await? => Rows::About(0),
             SnapshotRecord::NoJournal => Rows::None,
             _ => self.rows(table).await?,
@@ -222,8 +222,8 @@ impl Catalog {
         })
     }
 
-    /// Returns whether the slot was read before, according to the server's statistics, which a
-    /// crash deletes, or walpost.slot_state.
+    /// Returns whether the slot has been read, according to the server's statistics, which a crash
+    /// deletes, or walpost.slot_state.
     pub(super) async fn has_streamed(&self, target: &Target) -> Result<bool, CatalogError> {
         let sent = self
             .client()
@@ -233,9 +233,9 @@ impl Catalog {
             )
             .await?;
         let has_sent: Option<bool> = sent.map(|row| row.try_get(0)).transpose()?.flatten();
-        // A standby that was promoted has the rows of its former primary. If a start failed before
-        // it confirmed anything, the slot is still as `walpost init` created it, although the
-        // server has sent something.
+        // A promoted standby has the rows of its former primary. If a start failed before it
+        // confirmed a position, the slot is still as `walpost init` created it, although the server
+        // has sent data.
         let select = format!(
             "SELECT begun, created_lsn = (SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = {slot}) \
              AS is_untouched FROM walpost.slot_state WHERE slot = {slot} AND version = {} \
@@ -254,8 +254,8 @@ impl Catalog {
             }
             rows => rows?,
         };
-        let is = |column| rows.first().and_then(|row| row.get(column)) == Some("t");
-        Ok(is("begun") || has_sent == Some(true) && !is("is_untouched"))
+        let is_true = |column| rows.first().and_then(|row| row.get(column)) == Some("t");
+        Ok(is_true("begun") || has_sent == Some(true) && !is_true("is_untouched"))
     }
 }
 
@@ -276,8 +276,8 @@ mod tests {
     }
 
     #[test]
-    fn each_table_has_its_own_snapshot() {
-        let of = |table: Option<&str>, state, to| {
+    fn tracks_the_snapshot_of_each_table_separately() {
+        let entry_of = |table: Option<&str>, state, to| {
             let mut entry = entry(Action::Snapshot, state, to);
             entry.detail["table"] = table.into();
             entry
@@ -289,22 +289,28 @@ mod tests {
             SnapshotRecord::of_table(&snapshots, Some(&table))
         };
         let two = [
-            of(Some("public.a"), begun, 7),
-            of(Some("public.b"), done, 8),
+            entry_of(Some("public.a"), begun, 7),
+            entry_of(Some("public.b"), done, 8),
         ];
         assert_eq!(record(&two, "public.a"), SnapshotRecord::Begun(Lsn(7)));
         assert_eq!(record(&two, "public.b"), SnapshotRecord::Done);
         assert_eq!(record(&two, "public.c"), SnapshotRecord::Nothing);
         // An entry without a table applies to every table.
-        let one = [of(Some("public.a"), begun, 7), of(None, done, 7)];
+        let one = [
+            entry_of(Some("public.a"), begun, 7),
+            entry_of(None, done, 7),
+        ];
         assert_eq!(record(&one, "public.a"), SnapshotRecord::Done);
-        let one = [of(None, begun, 7), of(Some("public.a"), done, 7)];
+        let one = [
+            entry_of(None, begun, 7),
+            entry_of(Some("public.a"), done, 7),
+        ];
         assert_eq!(record(&one, "public.a"), SnapshotRecord::Done);
         assert_eq!(record(&one, "public.b"), SnapshotRecord::Begun(Lsn(7)));
     }
 
     #[test]
-    fn snapshot_is_open_until_the_slot_is_confirmed_up_to_it() {
+    fn snapshot_is_open_until_its_position_is_confirmed() {
         let begun = SnapshotRecord::Begun(Lsn(7));
         assert!(begun.is_open(Lsn(6)));
         assert!(!begun.is_open(Lsn(7)));
@@ -322,37 +328,40 @@ mod tests {
     }
 
     #[test]
-    fn the_last_entry_about_a_snapshot_counts_until_one_says_that_it_is_done() {
+    fn uses_the_last_snapshot_entry_unless_the_snapshot_is_done() {
         let begun = entry(Action::Snapshot, SnapshotRecord::BEGUN, 7);
         let done = entry(Action::Snapshot, SnapshotRecord::DONE, 7);
         let skip = entry(Action::Skip, "", 9);
-        assert_eq!(SnapshotRecord::of(&[]), SnapshotRecord::Nothing);
+        assert_eq!(SnapshotRecord::from_entries(&[]), SnapshotRecord::Nothing);
         assert_eq!(
-            SnapshotRecord::of(std::slice::from_ref(&skip)),
+            SnapshotRecord::from_entries(std::slice::from_ref(&skip)),
             SnapshotRecord::Nothing
         );
         assert_eq!(
-            SnapshotRecord::of(std::slice::from_ref(&begun)),
+            SnapshotRecord::from_entries(std::slice::from_ref(&begun)),
             SnapshotRecord::Begun(Lsn(7))
         );
         assert_eq!(
-            SnapshotRecord::of(&[begun.clone(), skip]),
+            SnapshotRecord::from_entries(&[begun.clone(), skip]),
             SnapshotRecord::Begun(Lsn(7))
         );
         let again = entry(Action::Snapshot, SnapshotRecord::BEGUN, 8);
         assert_eq!(
-            SnapshotRecord::of(&[begun.clone(), again]),
+            SnapshotRecord::from_entries(&[begun.clone(), again]),
             SnapshotRecord::Begun(Lsn(8))
         );
         assert_eq!(
-            SnapshotRecord::of(&[begun.clone(), done.clone()]),
+            SnapshotRecord::from_entries(&[begun.clone(), done.clone()]),
             SnapshotRecord::Done
         );
-        assert_eq!(SnapshotRecord::of(&[done, begun]), SnapshotRecord::Done);
+        assert_eq!(
+            SnapshotRecord::from_entries(&[done, begun]),
+            SnapshotRecord::Done
+        );
     }
 
     #[test]
-    fn copy_is_due_until_one_is_begun() {
+    fn copy_is_due_until_it_is_started() {
         let due_at = |to| {
             let mut due = entry(Action::Snapshot, SnapshotRecord::DUE, to);
             due.detail["relation"] = "16384".into();
@@ -364,13 +373,19 @@ mod tests {
             slot_at: Lsn(slot_at),
             relation: 16384,
         };
-        assert_eq!(SnapshotRecord::of(&[due_at(7)]), due(7));
-        assert_eq!(SnapshotRecord::of(&[due_at(7), due_at(8)]), due(8));
+        assert_eq!(SnapshotRecord::from_entries(&[due_at(7)]), due(7));
+        assert_eq!(
+            SnapshotRecord::from_entries(&[due_at(7), due_at(8)]),
+            due(8)
+        );
         for entries in [[due_at(7), begun.clone()], [begun, due_at(9)]] {
-            assert_eq!(SnapshotRecord::of(&entries), SnapshotRecord::Begun(Lsn(9)));
+            assert_eq!(
+                SnapshotRecord::from_entries(&entries),
+                SnapshotRecord::Begun(Lsn(9))
+            );
         }
         for entries in [[due_at(7), done.clone()], [done, due_at(9)]] {
-            assert_eq!(SnapshotRecord::of(&entries), SnapshotRecord::Done);
+            assert_eq!(SnapshotRecord::from_entries(&entries), SnapshotRecord::Done);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Walpost as a synchronous standby, and Walpost's own commits that wait for standbys.
+//! Detects whether Walpost acts as a synchronous standby, and makes Walpost's own commits wait for
+//! standbys.
 //!
 //! If `synchronous_standby_names` contains Walpost's `application_name`, or `*`, commits wait until
 //! Walpost has confirmed them, which it does only after Kafka has acknowledged the preceding
@@ -25,8 +26,8 @@ pub(super) fn wait_for_standbys() -> String {
 pub(super) fn warning(names: &str, application_name: &str) -> String {
     format!(
         "synchronous_standby_names is {names:?}, and application_name {application_name:?} matches it: Walpost is a synchronous \
-         standby, so commits in every database of the server can wait until Kafka has acknowledged the events before them. \
-         Name the standbys that are meant: ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (standby_1, standby_2)'; \
+         standby, so commits in every database of the server can wait until Kafka has acknowledged the preceding events. \
+         List only the intended standbys: ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 (standby_1, standby_2)'; \
          SELECT pg_catalog.pg_reload_conf()"
     )
 }

@@ -1,5 +1,5 @@
-//! Queries about the outbox table for its readers: whether they may read it, how many rows it has,
-//! and in which order rows are returned.
+//! Queries for readers of the outbox table: whether the role is allowed to read the table, how many
+//! rows it has, and in which order rows are returned.
 
 use std::marker::PhantomData;
 
@@ -10,22 +10,22 @@ use super::text_limits::EXPRESSION_BYTES_MAX;
 use super::{Catalog, CatalogError, Statement};
 use crate::postgres::table::{TableName, identifier};
 
-/// The rows in the table.
+/// Whether the table has rows, and approximately how many.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Rows {
     None,
-    /// The planner's estimate of their number.
+    /// The planner's estimate of the number of rows.
     About(u64),
-    /// The table is not empty, but this role may not read it.
+    /// The table is not empty, but this role is not allowed to read it.
     Denied {
         /// The statement that grants the privilege.
         grant: String,
     },
 }
 
-/// Returns the table as written in FROM. With an alias, a condition can't refer to a whole row by
-/// the table's name: the owner of the table owns the type of its rows, and can add casts from that
-/// type at any time.
+/// Returns the table with an alias, for use in FROM. Because of the alias, a condition can't refer
+/// to a whole row by the table's name: the owner of the table owns its row type, and can add casts
+/// from that type at any time.
 pub(super) fn from_item(table: &TableName) -> String {
     format!("{} AS walpost_row", table.quoted())
 }
@@ -39,23 +39,24 @@ mod oid {
     pub(super) const VARCHAR: u32 = 1043;
 }
 
-/// The place of `created_at` in the order of rows, if the table has a column of this name with a
-/// time type and NOT NULL.
+/// Where `created_at` sorts in the order of rows, if the table has a column of this name that is
+/// NOT NULL and has a timestamp type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CreatedAt {
-    /// First, so that a range of rows is a range of times. Without a primary key, which
-    /// distinguishes rows, there is no order.
+    /// First, so that a range of rows is a range of times. A table without a primary key, which
+    /// distinguishes rows, has no order.
     First,
-    /// First, unless the primary key itself increases with time: its index then provides the order.
+    /// First, unless the primary key itself increases with time, in which case its index provides
+    /// the order.
     UnlessKeyRises,
 }
 
-/// The columns by which rows are ordered, which are never null, most significant first. `'t` is how
-/// long the table stays locked.
+/// The columns by which rows are ordered, most significant first. The columns are never null. `'t`
+/// is the lifetime of the lock on the table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RowOrder<'t> {
     columns: Vec<OrderColumn>,
-    /// Whether texts are compared by their bytes instead of the server's collation.
+    /// Whether text is compared by its bytes instead of by the server's collation.
     by_bytes: bool,
     locked: PhantomData<&'t ()>,
 }
@@ -65,25 +66,26 @@ pub(crate) struct RowOrder<'t> {
 pub(crate) struct OrderColumn {
     pub name: String,
     pub type_oid: u32,
-    /// How its values are compared if its type belongs to an extension; otherwise the operators of
-    /// pg_catalog are used.
+    /// The operators that compare values, if the column's type belongs to an extension. Otherwise,
+    /// the operators in pg_catalog are used.
     comparison: Option<Comparison>,
-    /// Whether rows inserted later have higher values, at least approximately.
+    /// Whether rows that are inserted later have higher values, at least approximately.
     rises: bool,
 }
 
 /// The B-tree operators of a type outside pg_catalog.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Comparison {
-    /// The input type of the operator class, quoted. A column's type can be a domain over it, for
-    /// which anyone could create an operator that matches better.
+    /// The input type of the operator class, quoted. A column's type can be a domain over this
+    /// type, and any role could create an operator that is a better match for the domain.
     input_type: String,
-    /// As `OPERATOR(schema.name)`, in the order of strategy numbers: `<`, `<=`, `=`, `>=`, `>`.
+    /// The operators as `OPERATOR(schema.name)`, in the order of strategy numbers: `<`, `<=`, `=`,
+    /// `>=`, `>`.
     operators: [String; 5],
 }
 
 impl Comparison {
-    /// Returns the operator that corresponds to the one of this name in pg_catalog.
+    /// Returns the operator that corresponds to the pg_catalog operator of this name.
     fn operator(&self, name: &str) -> &str {
         let strategy = match name {
             "<" => 0,
@@ -118,7 +120,7 @@ impl<'t> RowOrder<'t> {
         }
     }
 
-    /// Creates an order by columns of built-in types of this table, which is locked.
+    /// Creates an order by columns that have built-in types. `_table` is the locked table.
     #[must_use]
     pub(crate) fn from_columns<T>(
         _table: &'t T,
@@ -132,7 +134,7 @@ impl<'t> RowOrder<'t> {
         )
     }
 
-    /// Returns the same columns with texts compared by their bytes, as needed if keys are also
+    /// Returns the same order with text compared by its bytes, which is required if keys are also
     /// compared outside the server.
     #[must_use]
     pub(crate) fn by_bytes(self) -> Self {
@@ -159,8 +161,8 @@ impl<'t> RowOrder<'t> {
         self.columns.iter().map(|column| column.name.as_str())
     }
 
-    /// Returns the condition for rows whose key compares to these values as `operator` says: `>`
-    /// selects the rows after them.
+    /// Returns a condition that compares the key of a row with these values. For example, the
+    /// operator `>` selects the rows whose key is greater.
     #[must_use]
     pub(crate) fn compared(&self, operator: &str, values: &[String]) -> String {
         let literals: Vec<_> = values.iter().map(|value| escape_literal(value)).collect();
@@ -175,7 +177,7 @@ impl<'t> RowOrder<'t> {
                 literals.join(", ")
             );
         }
-        // The first pair of columns that differ decides.
+        // The result depends on the first column whose values differ.
         let strict = operator.trim_end_matches('=');
         let mut condition = String::new();
         for (column, literal) in self.columns.iter().zip(literals).rev() {
@@ -203,7 +205,7 @@ impl<'t> RowOrder<'t> {
         self.expressions(direction).join(", ")
     }
 
-    /// Returns the columns, for SELECT.
+    /// Returns the columns as a list for SELECT.
     #[must_use]
     pub(crate) fn selected(&self) -> String {
         let names = self.names().map(escape_identifier);
@@ -227,8 +229,8 @@ impl<'t> RowOrder<'t> {
 }
 
 impl Catalog {
-    /// Returns `None` if this role may read the table, otherwise the statement that grants the
-    /// privilege.
+    /// Returns `None` if this role is allowed to read the table, otherwise the statement that
+    /// grants the privilege.
     ///
     /// # Errors
     /// The query fails.
@@ -256,7 +258,7 @@ impl Catalog {
         )))
     }
 
-    /// Returns whether the table has rows, and about how many.
+    /// Returns whether the table has rows, and approximately how many.
     ///
     /// # Errors
     /// The query fails.
@@ -275,8 +277,7 @@ impl Catalog {
         Ok(Rows::About(self.estimate(table).await?))
     }
 
-    /// Returns whether the table or one of its partitions has pages, without which there can't be
-    /// any rows.
+    /// Returns whether the table or any of its partitions has pages. If not, the table has no rows.
     pub(super) async fn has_storage(&self, table: &TableName) -> Result<bool, CatalogError> {
         let found = self
             .client()
@@ -289,13 +290,13 @@ impl Catalog {
         Ok(found.try_get(0)?)
     }
 
-    /// Returns how many rows the planner expects.
+    /// Returns the planner's estimate of the number of rows.
     async fn estimate(&self, table: &TableName) -> Result<u64, CatalogError> {
         let version = self.table_version(table).await?;
         let _locked = self.lock_table(&version, Statement::Select).await?;
         let plan = format!("EXPLAIN (FORMAT JSON) SELECT FROM {}", from_item(table));
-        let answer = self.client().simple_query(&plan).await?;
-        let text: String = answer
+        let messages = self.client().simple_query(&plan).await?;
+        let text: String = messages
             .iter()
             .filter_map(|message| match message {
                 SimpleQueryMessage::Row(row) => row.get(0),
@@ -303,17 +304,17 @@ impl Catalog {
             })
             .collect();
         let plan: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-        let about = plan[0]["Plan"]["Plan Rows"].as_f64().unwrap_or(1.0);
+        let rows = plan[0]["Plan"]["Plan Rows"].as_f64().unwrap_or(1.0);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
             reason = "an estimate"
         )]
-        Ok(about as u64)
+        Ok(rows as u64)
     }
 
     /// Returns the columns by which rows of the table can be ordered: its primary key, and
-    /// `created_at` in the place that the parameter specifies. For use in SQL, see
+    /// `created_at` at the position that the parameter specifies. For use in SQL, see
     /// [`LockedTable::row_order`](super::LockedTable::row_order).
     ///
     /// # Errors
@@ -355,7 +356,7 @@ impl Catalog {
             .await?;
         let (mut key, mut time) = (Vec::new(), None);
         for row in &rows {
-            let column = order_column(row)?;
+            let column = parse_order_column(row)?;
             if row.try_get(6)? {
                 time = Some(column.clone());
             }
@@ -367,7 +368,7 @@ impl Catalog {
     }
 }
 
-fn order_column(row: &Row) -> Result<OrderColumn, CatalogError> {
+fn parse_order_column(row: &Row) -> Result<OrderColumn, CatalogError> {
     let type_oid = row.try_get(1)?;
     let is_integer = matches!(type_oid, oid::INT2 | oid::INT4 | oid::INT8);
     let operators: Option<Vec<String>> = row.try_get(3)?;
@@ -386,7 +387,7 @@ fn order_column(row: &Row) -> Result<OrderColumn, CatalogError> {
     })
 }
 
-/// Returns the columns of the key, preceded by the time if that comes first.
+/// Returns the columns of the key, preceded by the time column if it sorts first.
 fn ordered(
     mut key: Vec<OrderColumn>,
     time: Option<OrderColumn>,
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn created_at_sorts_first_unless_the_key_is_ascending_or_not_unique() {
+    fn created_at_sorts_first_unless_the_key_is_ascending_or_missing() {
         let time = || Some(column("created_at", false));
         let names = |key: &[OrderColumn], time, created_at| {
             let ordered = ordered(key.to_vec(), time, created_at);
@@ -437,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_behind_a_key_are_those_that_compare_higher() {
+    fn compares_keys_as_row_values() {
         let order = RowOrder::from_columns(
             &(),
             [("created_at".to_owned(), 1184), ("x\"y".to_owned(), 25)],
@@ -454,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_other_types_are_compared_by_their_own_operators() {
+    fn compares_extension_types_with_their_own_operators() {
         let id = OrderColumn {
             comparison: Some(Comparison {
                 input_type: "my.code".to_owned(),

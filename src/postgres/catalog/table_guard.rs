@@ -2,17 +2,17 @@
 //!
 //! The planner evaluates functions of indexes, constraints and statistics as the role that reads
 //! the table. The owner of a table can add such objects at any time, or rename the schema so that
-//! the name refers to another table. Therefore, the table is locked and examined before a statement
-//! names it (`walpost.lock_and_examine` in `sql/guard.sql`). The lock blocks VACUUM and partition
-//! maintenance, so a separate session holds it and releases it once the statement is planned: the
-//! server plans a statement once, before it sends the description of its rows, and does not
-//! evaluate code of other roles after that.
+//! the name refers to another table. Therefore, `walpost.lock_and_examine` in `sql/guard.sql` locks
+//! and examines the table before a statement refers to it. The lock blocks VACUUM and partition
+//! maintenance, so a separate session holds the lock and releases it once the statement is planned:
+//! the server plans a statement once, before it sends the row description, and does not run code of
+//! other roles after that.
 //!
-//! The text of a statement also depends on the catalogs: on names and types of columns, and on the
-//! key and its operators. The owner can change them while Walpost waits for the lock. Therefore,
-//! the [`TableVersion`] is read before these facts, and the table is rejected if its version is
-//! different once it is locked. Operators are read only while the lock is held
-//! ([`LockedTable::row_order`]).
+//! The text of a statement also depends on the catalogs: on the names and types of columns, and on
+//! the key and its operators. The owner can change these definitions while Walpost waits for the
+//! lock. Therefore, the [`TableVersion`] is read before these definitions, and the table is
+//! rejected if its version has changed when the lock is acquired. Operators are read only while the
+//! lock is held ([`LockedTable::row_order`]).
 
 use std::pin::Pin;
 
@@ -25,18 +25,18 @@ use crate::postgres::sql_file;
 use crate::postgres::table::{TableName, identifier};
 use crate::postgres::target::{Outbox, Target};
 
-/// How long to wait for the lock. It conflicts with VACUUM, which yields to it after
+/// How long to wait for the lock. The lock conflicts with autovacuum, which is canceled after
 /// `deadlock_timeout`.
 const LOCK_TIMEOUT: &str = "10s";
 
-/// The kind of statement about a table.
+/// The kind of statement to run on a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Statement {
-    /// Reads rows, with conditions on at most `created_at` and the primary key.
+    /// Reads rows. Conditions refer only to `created_at` and the primary key.
     Select,
-    /// Reads rows, with a condition composed by Walpost on any column.
+    /// Reads rows. Walpost composes the condition, which may refer to any column.
     Compare,
-    /// Reads rows, with a condition written by the operator.
+    /// Reads rows. The operator writes the condition.
     Condition,
     /// Deletes rows.
     Delete,
@@ -44,18 +44,18 @@ pub(crate) enum Statement {
     Alter,
 }
 
-/// The state of a table's definition and storage at one time. It is read before the catalogs from
-/// which a statement is composed.
+/// The state of a table's definition and storage at one time. It must be read before the catalogs
+/// that are used to compose a statement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableVersion {
     table: TableName,
     state: String,
 }
 
-/// The SQL expression for a [`TableVersion`], given the row `c` of `pg_class`. The `xmin` of a row
-/// of `pg_attribute` is the last transaction that changed the column, so changes that were reverted
-/// are detected as well. The file nodes are included because statements that rewrite a table hide
-/// its rows from older snapshots.
+/// The SQL expression that computes a [`TableVersion`] from the row `c` of `pg_class`. The `xmin`
+/// of a row of `pg_attribute` is the last transaction that changed the column, so reverted changes
+/// are detected as well. File nodes are included because statements that rewrite a table hide its
+/// rows from older snapshots.
 pub(super) const TABLE_VERSION: &str = "concat_ws('; ', c.oid, pg_relation_filenode(c.oid), \
      (SELECT string_agg(format('%s %s', a.attnum, a.xmin), ',' ORDER BY a.attnum) FROM pg_attribute a \
      WHERE a.attrelid = c.oid AND a.attnum > 0), \
@@ -63,21 +63,21 @@ pub(super) const TABLE_VERSION: &str = "concat_ws('; ', c.oid, pg_relation_filen
      (SELECT string_agg(format('%s %s', h.inhrelid, pg_relation_filenode(h.inhrelid)), ',' ORDER BY h.inhrelid) \
      FROM pg_inherits h WHERE h.inhparent = c.oid))";
 
-/// A table that was locked and examined. Until this is dropped, no other session can change the
-/// table or the tables that inherit from it.
+/// A table that has been locked and examined. Until this value is dropped, no other session can
+/// change the table or the tables that inherit from it.
 #[must_use]
 pub(crate) struct LockedTable {
     session: Catalog,
     table: TableName,
 }
 
-/// Rows that are received one at a time, so that a large table does not take much memory.
+/// A stream that returns rows one at a time, to limit the memory used for a large table.
 pub(crate) struct SelectedRows {
     stream: Pin<Box<SimpleQueryStream>>,
 }
 
 impl Catalog {
-    /// Returns the present version of the table.
+    /// Returns the current version of the table.
     ///
     /// # Errors
     /// The query fails.
@@ -95,19 +95,19 @@ impl Catalog {
             .await?;
         let state = match found {
             Some(row) => row.try_get(0)?,
-            // Locking the table reports that it does not exist.
+            // The attempt to lock the table reports that it does not exist.
             None => String::new(),
         };
         Ok(TableVersion::new(table.clone(), state))
     }
 
-    /// Locks and examines a table over a separate connection, so that the next statement of this
-    /// connection can name it. Drop the result when that statement is planned. Everything from
-    /// which the statement is composed must have been read after `version`.
+    /// Locks and examines a table on a separate connection, so that the next statement of this
+    /// connection can refer to the table. Drop the result when that statement is planned. All
+    /// catalog data used to compose the statement must have been read after `version`.
     ///
     /// # Errors
-    /// Same as [`Catalog::lock_and_examine`]. Also, the table has changed since `version` was read,
-    /// or no connection to the same server can be opened.
+    /// Same as [`Catalog::lock_and_examine`]. In addition, the table has changed since `version`
+    /// was read, or no connection to the same server can be opened.
     pub(crate) async fn lock_table(
         &self,
         version: &TableVersion,
@@ -116,7 +116,7 @@ impl Catalog {
         let table = &version.table;
         let session = Self::open(self.conninfo()).await?;
         // Several hosts may be configured, and a different one may have accepted this connection.
-        if session.server().await? != self.server().await? {
+        if session.server_identity().await? != self.server_identity().await? {
             return Err(CatalogError::OtherServer);
         }
         let begin =
@@ -132,8 +132,8 @@ impl Catalog {
         })
     }
 
-    /// Locks a table until the current transaction ends, and verifies that the statement runs no
-    /// code of other roles. The transaction must be READ COMMITTED.
+    /// Locks a table until the current transaction ends, and verifies that the statement does not
+    /// run code of other roles. The transaction must be READ COMMITTED.
     ///
     /// # Errors
     /// The statement would run code of other roles ([`CatalogError::CodeOfOthers`]), row-level
@@ -174,7 +174,7 @@ impl Catalog {
         let sql = format!("SELECT {columns} FROM {}{rest}", locked.source());
         let denied = |error| self.denied_select(error, &locked.table);
         let mut stream = Box::pin(self.client().simple_query_raw(&sql).await.map_err(denied)?);
-        // The description of the rows, which the server sends after planning.
+        // The first message is the row description, which the server sends after planning.
         stream.try_next().await.map_err(denied)?;
         drop(locked);
         Ok(SelectedRows { stream })
@@ -199,8 +199,8 @@ impl Catalog {
         Ok(first)
     }
 
-    /// Returns values that distinguish one server from another.
-    async fn server(&self) -> Result<(String, String), CatalogError> {
+    /// Returns values that identify a server.
+    async fn server_identity(&self) -> Result<(String, String), CatalogError> {
         let sql = "SELECT system_identifier::text, extract(epoch FROM pg_postmaster_start_time())::text \
                    FROM pg_control_system()";
         let row = self.client().query_one(sql, &[]).await?;
@@ -220,14 +220,14 @@ impl LockedTable {
         &self.table
     }
 
-    /// Returns the table as written in FROM.
+    /// Returns the table with an alias, for use in FROM.
     #[must_use]
     pub(crate) fn source(&self) -> String {
         from_item(&self.table)
     }
 
-    /// Returns the order of the table's rows. It is valid only while the table is locked, because
-    /// names of operators can change.
+    /// Returns the order of the table's rows. The order is valid only while the table is locked,
+    /// because operators can be renamed.
     ///
     /// # Errors
     /// The query fails.
@@ -255,8 +255,8 @@ impl SelectedRows {
     }
 }
 
-/// Returns statements that lock and examine a table, to be run in a transaction before statements
-/// that name it. They store the result in the setting `walpost.code_of_others`.
+/// Returns SQL that locks and examines a table. Run it in a transaction before statements that
+/// refer to the table. The result is stored in the setting `walpost.code_of_others`.
 #[must_use]
 pub(crate) fn examine_sql(table: &TableName, statement: Statement) -> String {
     let target = Target {
@@ -265,12 +265,12 @@ pub(crate) fn examine_sql(table: &TableName, statement: Statement) -> String {
         slot: String::new(),
         commands: Default::default(),
     };
-    let word = match statement {
+    let keyword = match statement {
         Statement::Select => "read",
         Statement::Compare => "compare",
         Statement::Condition => "condition",
         Statement::Delete => "write",
         Statement::Alter => "alter",
     };
-    sql_file::examine(&target, word)
+    sql_file::examine(&target, keyword)
 }

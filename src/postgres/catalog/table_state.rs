@@ -1,14 +1,14 @@
-//! How the tables of a slot are published, stored in the table `walpost.table_state`, which
+//! Records how the tables of a slot are published in the table `walpost.table_state`, which
 //! `sql/journal.sql` creates.
 //!
-//! Rows that are committed while a table is not in the publication are never sent, even if it is
-//! added again before anyone notices. Therefore, what publishes the table is recorded: the OID of
-//! its row in `pg_publication_rel`, which another `ALTER PUBLICATION ... ADD TABLE` does not
-//! restore, or the OID of the row or publication that includes its schema or all tables. If none of
-//! the recorded OIDs publishes the table any longer, an entry is added to the journal. It is
-//! settled by a replay of the events of dropped slots.
+//! Rows that are committed while a table is not in the publication are never sent, even if the
+//! table is added again later. To detect this, Walpost records the objects that publish the table:
+//! the OID of its row in `pg_publication_rel`, which another `ALTER PUBLICATION ... ADD TABLE` does
+//! not restore, or the OID of the row or publication that includes its schema or all tables. If
+//! none of the recorded objects still publishes the table, Walpost adds an entry to the journal. A
+//! replay with `--dropped-slots` settles this entry.
 //!
-//! A row also contains the slot's `catalog_xmin` at that time: rows of older transactions were
+//! A row also contains the slot's `catalog_xmin` at that time. Rows of older transactions have been
 //! delivered (see [`super::drop_slot`]).
 
 mod replaced;
@@ -33,22 +33,22 @@ use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 
-/// Version of the rows' format. Rows of other versions are ignored, and replaced.
+/// The version of the row format. Rows of other versions are ignored, and replaced.
 pub(super) const VERSION: i32 = 1;
 
-/// The cluster and the database to which a row must belong.
+/// SQL expressions for the cluster and database that a row must belong to.
 pub(super) const SYSTEM_ID: &str = "(SELECT system_identifier::text FROM pg_control_system())";
 pub(super) const DATABASE_OID: &str =
     "(SELECT oid FROM pg_database WHERE datname = current_database())";
 
-/// Events of a table that may be missing because the table was not published for a while.
+/// Events of a table that may be missing because the table was temporarily unpublished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TableGap {
     pub(crate) table: TableName,
     publication: String,
-    /// The position that the slot had confirmed when the table was last found published.
+    /// The slot's confirmed position when the table was last found published.
     from: Option<Lsn>,
-    /// The first transaction that may not have been delivered by then; if unknown, all rows may be
+    /// The first transaction that may not have been delivered by then. `None` if all rows may be
     /// missing.
     since: Option<u64>,
 }
@@ -62,7 +62,7 @@ impl TableGap {
             None => String::new(),
         };
         format!(
-            "table {} was not in publication {:?} for a while: events committed{after} may be missing in Kafka",
+            "table {} was temporarily missing from publication {:?}: events committed{after} may be missing from Kafka",
             self.table, self.publication
         )
     }
@@ -71,32 +71,32 @@ impl TableGap {
 /// The objects that publish a table: OIDs of rows in the catalog.
 type Memberships = BTreeSet<u32>;
 
-/// A table as described at one moment by the catalog and by its row in `walpost.table_state`.
+/// The state of a table in the catalog and in `walpost.table_state`, from one query.
 #[derive(Clone, Debug)]
-struct TableLook {
+struct TableObservation {
     table: TableName,
-    /// Zero if the table does not exist.
+    /// The OID of the table, or zero if the table does not exist.
     relation: u32,
-    /// Empty if the table is not published.
+    /// The objects that publish the table; empty if the table is not published.
     memberships: Memberships,
     /// The transaction that added the oldest of the memberships.
     member_xid: Option<u64>,
     stored: Option<StoredTable>,
-    slot: SlotPlace,
+    slot: SlotProgress,
 }
 
-/// The position of the slot at that moment.
+/// The state of the slot in the same query.
 #[derive(Clone, Copy, Debug, Default)]
-struct SlotPlace {
+struct SlotProgress {
     confirmed: Option<Lsn>,
     catalog_xmin: Option<u64>,
     /// The end of WAL.
     end: Lsn,
 }
 
-impl SlotPlace {
-    /// Returns the assignments to the row `prefix` which record that its table was found published
-    /// now, unless the slot has not reached the recorded position yet.
+impl SlotProgress {
+    /// Returns SQL assignments which record that a table was found published, unless the slot has
+    /// not reached the recorded position yet. `prefix` qualifies the columns of the existing row.
     fn assignments_if_seen(self, prefix: &str) -> String {
         let confirmed = literal(self.confirmed);
         let newer = |column: &str, value: String| {
@@ -114,15 +114,16 @@ impl SlotPlace {
 
 #[derive(Clone, Debug)]
 struct StoredTable {
-    /// The present name of the relation, if it exists in this database.
+    /// The current name of the relation, if the relation exists in this database.
     name: Option<TableName>,
-    /// Whether the relation is still published as recorded, whatever its name is.
+    /// Whether the relation is still published as recorded, even if it was renamed.
     is_published: bool,
     publication: String,
     relation: u32,
     memberships: Memberships,
     is_out: bool,
-    /// After the slot's position if `walpost.add_outbox` has added the table, until the slot has
+    /// The slot's confirmed position when the table was last found published. If
+    /// `walpost.add_outbox` added the table, this position is ahead of the slot until the slot has
     /// sent the rows that the function wrote.
     seen_lsn: Option<Lsn>,
     seen_xid: Option<u64>,
@@ -131,53 +132,53 @@ struct StoredTable {
 
 /// The result of comparing a table with its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Finding {
-    /// It is neither published nor recorded, or was recorded as not published.
+enum TableChange {
+    /// The table is neither published nor recorded, or is recorded as not published.
     Nothing,
-    /// It is published as before.
+    /// The table is published as recorded.
     Same,
-    /// It is published, and was not recorded.
+    /// The table is published but not recorded.
     New,
-    /// It is published in another way, and has been published the whole time.
+    /// The table is published in a different way, but was published the whole time.
     Changed,
-    /// It is no longer published. Rows committed before that are still decoded as published.
-    Out,
-    /// It is not in the publication that is now configured, and was in another one.
-    Left(TableGap),
-    /// It was not published for a while.
+    /// The table is no longer published. Rows committed before it was removed are still sent.
+    Unpublished,
+    /// The table is not in the configured publication, but was in the previously configured one.
+    NotInNewPublication(TableGap),
+    /// The table was temporarily not published.
     Gap(TableGap),
 }
 
-impl TableLook {
-    fn evaluate(&self, publication: &str) -> Finding {
+impl TableObservation {
+    fn evaluate(&self, publication: &str) -> TableChange {
         let is_published = !self.memberships.is_empty();
         let Some(stored) = &self.stored else {
             return match is_published {
-                true => Finding::New,
-                false => Finding::Nothing,
+                true => TableChange::New,
+                false => TableChange::Nothing,
             };
         };
         let [schema, name] = OUTBOX_ROW;
-        // Rows of that table are written only by walpost.add_outbox, which requires that it is
-        // published, and they belong to other tables.
+        // Only walpost.add_outbox writes rows to walpost.outbox_row. The function requires this
+        // table to be published, and its rows belong to other tables.
         let is_outbox_row = self.table.is(schema, name);
         let is_same_publication = stored.publication == publication;
         if !is_published {
-            // The publication that is now configured also determines which of the rows not sent yet
-            // are sent.
+            // The newly configured publication also determines which of the rows that have not been
+            // sent yet are sent.
             let is_left = !is_same_publication && !is_outbox_row && self.is_unsent(stored);
             return match stored.is_out {
-                _ if is_left => Finding::Left(TableGap {
+                _ if is_left => TableChange::NotInNewPublication(TableGap {
                     table: stored.name.clone().unwrap_or_else(|| self.table.clone()),
                     ..self.gap(stored, publication, stored.seen_xid)
                 }),
-                true => Finding::Nothing,
-                false => Finding::Out,
+                true => TableChange::Nothing,
+                false => TableChange::Unpublished,
             };
         }
         let since = match is_same_publication {
             true => stored.seen_xid,
-            // Rows that the slot has not sent yet are decoded with the new publication.
+            // Rows that the slot has not sent yet are decoded using the new publication.
             false => stored.seen_xid.min(self.slot.catalog_xmin),
         };
         let is_kept = is_same_publication && !self.memberships.is_disjoint(&stored.memberships);
@@ -185,36 +186,36 @@ impl TableLook {
         let has_lost_rows = !is_same_publication && self.has_unsent_older_rows(stored);
         if stored.is_out || has_lost_rows || !(is_kept || is_older) {
             return match is_outbox_row {
-                true => Finding::Changed,
-                false => Finding::Gap(self.gap(stored, publication, since)),
+                true => TableChange::Changed,
+                false => TableChange::Gap(self.gap(stored, publication, since)),
             };
         }
         let is_same = is_same_publication
             && stored.relation == self.relation
             && stored.memberships == self.memberships;
         match is_same {
-            true => Finding::Same,
-            false => Finding::Changed,
+            true => TableChange::Same,
+            false => TableChange::Changed,
         }
     }
 
-    /// Returns whether rows of a table that is not published may be in WAL that the slot has not
-    /// sent, without an entry about them in the journal.
+    /// Returns whether WAL that the slot has not sent may contain rows of an unpublished table that
+    /// the journal does not record.
     fn is_unsent(&self, stored: &StoredTable) -> bool {
-        // A row without memberships was written together with such an entry.
+        // A row without memberships was written together with a journal entry.
         !stored.is_out || !stored.memberships.is_empty() && stored.out_lsn > self.slot.confirmed
     }
 
-    /// Returns whether the slot has not sent all rows that the table had when `walpost.add_outbox`
-    /// added it. They are in WAL as rows of `walpost.outbox_row` for the publication of that time,
-    /// and are not sent for any other.
+    /// Returns whether the slot has yet to send rows that the table contained when
+    /// `walpost.add_outbox` added it. These rows are in WAL as rows of `walpost.outbox_row` for the
+    /// publication configured at that time, and are not sent for another publication.
     fn has_unsent_older_rows(&self, stored: &StoredTable) -> bool {
         let is_ahead = |confirmed| stored.seen_lsn.is_some_and(|seen| seen > confirmed);
         self.slot.confirmed.is_some_and(is_ahead)
     }
 
-    /// Returns the events that may be missing if the table is not published for a while, or was not
-    /// in the publication before.
+    /// Returns the events that may be missing if the table was temporarily unpublished, or was not
+    /// in the new publication.
     fn gap(&self, stored: &StoredTable, publication: &str, since: Option<u64>) -> TableGap {
         let is_whole = stored.publication != publication && self.has_unsent_older_rows(stored);
         TableGap {
@@ -225,35 +226,35 @@ impl TableLook {
         }
     }
 
-    /// Returns the condition for the row as it was read.
+    /// Returns the condition that selects the table's row if it has not changed since it was read.
     fn condition(&self, target: &Target, stored: &StoredTable) -> String {
         format!(
             "slot = {} AND table_schema = {} AND table_name = {} AND memberships = '{}' AND is_out = {}",
             escape_literal(&target.slot),
             escape_literal(&self.table.schema),
             escape_literal(&self.table.name),
-            list(&stored.memberships),
+            format_oids(&stored.memberships),
             stored.is_out
         )
     }
 
-    /// Returns the assignments to a row that describes the table as not published.
+    /// Returns SQL assignments which record that the table is not published.
     fn assignments_if_out(&self) -> String {
         format!("is_out = true, out_lsn = '{}', at = now()", self.slot.end)
     }
 
-    /// Returns the assignments to a row that describes the table as it is now.
+    /// Returns SQL assignments that record the current state of the table.
     fn assignments(&self, target: &Target) -> String {
         format!(
             "publication = {}, relation = {}, memberships = '{}', is_out = false, {}, out_lsn = NULL, at = now()",
             escape_literal(&target.publication),
             self.relation,
-            list(&self.memberships),
+            format_oids(&self.memberships),
             self.slot.assignments_if_seen("")
         )
     }
 
-    /// Returns the values of such a row.
+    /// Returns the SQL values of a row that records the current state of the table.
     fn values(&self, target: &Target) -> String {
         format!(
             "({}, {}, {}, {VERSION}, {SYSTEM_ID}, {DATABASE_OID}, {}, {}, '{}', false, {}, {}, NULL, now())",
@@ -262,14 +263,14 @@ impl TableLook {
             escape_literal(&self.table.name),
             escape_literal(&target.publication),
             self.relation,
-            list(&self.memberships),
+            format_oids(&self.memberships),
             literal(self.slot.confirmed),
             literal(self.slot.catalog_xmin)
         )
     }
 }
 
-fn list(memberships: &Memberships) -> String {
+fn format_oids(memberships: &Memberships) -> String {
     let oids: Vec<_> = memberships.iter().map(u32::to_string).collect();
     oids.join(",")
 }
@@ -278,24 +279,24 @@ fn literal(value: Option<impl Display>) -> String {
     value.map_or("NULL".to_owned(), |value| format!("'{value}'"))
 }
 
-/// Returns an array of texts, in SQL.
-pub(super) fn texts<'t>(values: impl Iterator<Item = &'t str>) -> String {
+/// Returns an SQL array of text values.
+pub(super) fn text_array<'t>(values: impl Iterator<Item = &'t str>) -> String {
     let values: Vec<_> = values.map(escape_literal).collect();
     format!("ARRAY[{}]::text[]", values.join(", "))
 }
 
-/// What a session records in addition to differences.
+/// Which unchanged tables a session records, in addition to differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refresh {
-    /// That the tables were found as recorded.
+    /// Records for all tables that they were found unchanged.
     All,
     Nothing,
 }
 
 impl Catalog {
-    /// Returns descriptions of events of this outbox that may be missing because tables were not
-    /// published for a while or were replaced, as far as this has not been recorded yet. Empty if
-    /// this can't be determined.
+    /// Returns descriptions of events of this outbox that may be missing because tables were
+    /// temporarily unpublished or were replaced, and that are not recorded in the journal yet. The
+    /// result is empty if this can't be determined.
     ///
     /// # Errors
     /// A query fails, or the table is not readable or not trusted.
@@ -310,19 +311,21 @@ impl Catalog {
         {
             return Ok(Vec::new());
         }
-        let looks = self.query_tables(target).await?;
-        let gap = |look: &TableLook| match look.evaluate(&target.publication) {
-            Finding::Gap(gap) | Finding::Left(gap) => Some(gap.describe()),
+        let observations = self.query_tables(target).await?;
+        let gap = |observed: &TableObservation| match observed.evaluate(&target.publication) {
+            TableChange::Gap(gap) | TableChange::NotInNewPublication(gap) => Some(gap.describe()),
             _ => None,
         };
-        let replaced = self.replaced_tables(target, &looks).await?;
+        let replaced = self.replaced_tables(target, &observations).await?;
         let replaced = replaced.iter().flat_map(|(_, tables)| tables);
         let replaced = replaced.map(|replaced| replaced.describe());
-        Ok(replaced.chain(looks.iter().filter_map(gap)).collect())
+        Ok(replaced
+            .chain(observations.iter().filter_map(gap))
+            .collect())
     }
 
-    /// Returns the tables of this outbox that exist, were delivered by this slot, and are no longer
-    /// published. Empty if this can't be determined.
+    /// Returns the existing tables of this outbox that the slot delivered and that are no longer
+    /// published. The result is empty if this can't be determined.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].
@@ -338,16 +341,19 @@ impl Catalog {
             return Ok(Vec::new());
         }
         let [schema, name] = OUTBOX_ROW;
-        let mut looks = self.query_tables(target).await?;
-        looks.retain(|look| {
-            let is_left = look.stored.is_some() && look.memberships.is_empty();
-            is_left && look.relation != 0 && !look.table.is(schema, name)
+        let mut observations = self.query_tables(target).await?;
+        observations.retain(|observed| {
+            let is_left = observed.stored.is_some() && observed.memberships.is_empty();
+            is_left && observed.relation != 0 && !observed.table.is(schema, name)
         });
-        Ok(looks.into_iter().map(|look| look.table).collect())
+        Ok(observations
+            .into_iter()
+            .map(|observed| observed.table)
+            .collect())
     }
 
     /// Returns whether a table of this outbox is recorded as not published, or differs from its
-    /// record in a way that may leave out events.
+    /// record in a way that may have caused events to be omitted.
     ///
     /// # Errors
     /// See [`Catalog::unrecorded_gaps`].
@@ -363,19 +369,24 @@ impl Catalog {
         {
             return Ok(false);
         }
-        let looks = self.query_tables(target).await?;
-        let mut of_table = looks.iter().filter(|look| look.table == *table);
-        Ok(of_table.any(|look| {
-            look.stored.as_ref().is_some_and(|stored| stored.is_out)
+        let observations = self.query_tables(target).await?;
+        let mut matching = observations
+            .iter()
+            .filter(|observed| observed.table == *table);
+        Ok(matching.any(|observed| {
+            observed.stored.as_ref().is_some_and(|stored| stored.is_out)
                 || matches!(
-                    look.evaluate(&target.publication),
-                    Finding::Out | Finding::Left(_) | Finding::Gap(_)
+                    observed.evaluate(&target.publication),
+                    TableChange::Unpublished
+                        | TableChange::NotInNewPublication(_)
+                        | TableChange::Gap(_)
                 )
         }))
     }
 
-    /// Compares the tables of the publication with their records, records what has changed, and
-    /// adds journal entries about tables that may lack events. If that is impossible, returns why.
+    /// Compares the tables of the publication with their records, updates the records, and adds
+    /// journal entries about tables whose events may be missing. Returns the reason if the records
+    /// can't be used.
     ///
     /// # Errors
     /// A query fails, or Walpost's tables are not trusted or not writable.
@@ -388,57 +399,58 @@ impl Catalog {
         if target.outbox.is_messages() {
             return Ok(None);
         }
-        if let Some(why) = self
+        if let Some(reason) = self
             .unusable(target, OwnTable::TableState, Use::Write)
             .await?
         {
-            return Ok(Some(why));
+            return Ok(Some(reason));
         }
-        let looks = self.query_tables(target).await?;
-        self.record_replaced_tables(pipeline, target, &looks)
+        let observations = self.query_tables(target).await?;
+        self.record_replaced_tables(pipeline, target, &observations)
             .await?;
         let (mut new, mut same) = (Vec::new(), Vec::new());
-        for look in &looks {
-            match (look.evaluate(&target.publication), &look.stored) {
-                (Finding::New, _) => new.push(look),
-                (Finding::Same, _) => same.push(look),
-                (Finding::Out, Some(stored)) => {
-                    let children = self.children_of_renamed(target, look).await?;
-                    let set = look.assignments_if_out();
-                    let condition = look.condition(target, stored);
+        for observed in &observations {
+            match (observed.evaluate(&target.publication), &observed.stored) {
+                (TableChange::New, _) => new.push(observed),
+                (TableChange::Same, _) => same.push(observed),
+                (TableChange::Unpublished, Some(stored)) => {
+                    let children = self.children_of_renamed(target, observed).await?;
+                    let set = observed.assignments_if_out();
+                    let condition = observed.condition(target, stored);
                     self.write_replaced(pipeline, target, &children, (&set, &condition))
                         .await?;
                 }
-                (Finding::Changed, Some(stored)) => {
+                (TableChange::Changed, Some(stored)) => {
                     let sql = format!(
                         "UPDATE walpost.table_state SET {} WHERE {}",
-                        look.assignments(target),
-                        look.condition(target, stored)
+                        observed.assignments(target),
+                        observed.condition(target, stored)
                     );
                     self.write_tables(target, &sql).await?;
                 }
-                (Finding::Gap(gap), Some(stored)) => {
-                    let gap = self.widened(target, look, gap).await?;
-                    let set = look.assignments(target);
-                    self.write_table_gap(pipeline, target, look, stored, (&gap, &set))
+                (TableChange::Gap(gap), Some(stored)) => {
+                    let gap = self.widen_if_uncopied(target, observed, gap).await?;
+                    let set = observed.assignments(target);
+                    self.write_table_gap(pipeline, target, observed, stored, (&gap, &set))
                         .await?;
                 }
-                (Finding::Left(gap), Some(stored)) => {
-                    let gap = self.widened(target, look, gap).await?;
-                    // If the table is added again, everything committed until now has its entry.
+                (TableChange::NotInNewPublication(gap), Some(stored)) => {
+                    let gap = self.widen_if_uncopied(target, observed, gap).await?;
+                    // If the table is added again, this entry covers everything committed until
+                    // now.
                     let set = format!(
                         "{}, memberships = '', seen_lsn = {}, seen_xid = {}",
-                        look.assignments_if_out(),
-                        literal(look.slot.confirmed),
-                        literal(look.slot.catalog_xmin)
+                        observed.assignments_if_out(),
+                        literal(observed.slot.confirmed),
+                        literal(observed.slot.catalog_xmin)
                     );
-                    self.write_table_gap(pipeline, target, look, stored, (&gap, &set))
+                    self.write_table_gap(pipeline, target, observed, stored, (&gap, &set))
                         .await?;
                 }
                 _ => {}
             }
         }
-        self.insert_tables(target, &new, Existing::OfOtherHistory)
+        self.insert_tables(target, &new, Overwrite::OtherHistory)
             .await?;
         if refresh == Refresh::All && !same.is_empty() {
             self.refresh_tables(target, &same).await?;
@@ -447,7 +459,7 @@ impl Catalog {
     }
 
     /// Records which rows of replaced tables may be missing. Must run before the record of the slot
-    /// is replaced, because the result depends on that record.
+    /// is overwritten, because the result depends on this record.
     ///
     /// # Errors
     /// See [`Catalog::record_tables`].
@@ -462,13 +474,13 @@ impl Catalog {
         if target.outbox.is_messages() || unusable.is_some() {
             return Ok(());
         }
-        let looks = self.query_tables(target).await?;
-        self.record_replaced_tables(pipeline, target, &looks).await
+        let observations = self.query_tables(target).await?;
+        self.record_replaced_tables(pipeline, target, &observations)
+            .await
     }
 
-    /// Records how the tables are published for a slot that was just created; nothing is known
-    /// about the time before. Tables that are not published may lack all their events if they are
-    /// added later.
+    /// Records how the tables are published for a slot that was just created. Earlier records are
+    /// discarded. If a table that is not published is added later, all its events may be missing.
     ///
     /// # Errors
     /// See [`Catalog::record_tables`].
@@ -485,36 +497,40 @@ impl Catalog {
         {
             return Ok(());
         }
-        let looks = self.query_tables(target).await?;
-        let (published, others): (Vec<_>, Vec<_>) =
-            looks.iter().partition(|look| !look.memberships.is_empty());
-        self.insert_tables(target, &published, Existing::Any)
+        let observations = self.query_tables(target).await?;
+        let (published, others): (Vec<_>, Vec<_>) = observations
+            .iter()
+            .partition(|observed| !observed.memberships.is_empty());
+        self.insert_tables(target, &published, Overwrite::All)
             .await?;
-        for look in others {
-            let Some(stored) = &look.stored else { continue };
-            // What was committed before the slot exists is in a gap of the former one, or was delivered.
+        for observed in others {
+            let Some(stored) = &observed.stored else {
+                continue;
+            };
+            // Rows committed before the slot existed were delivered, or are in a gap after the
+            // former slot.
             let set = format!(
                 "is_out = true, seen_xid = NULL, out_lsn = {}, at = now()",
-                literal(look.slot.confirmed)
+                literal(observed.slot.confirmed)
             );
-            let children = self.children_of_renamed(target, look).await?;
-            let condition = look.condition(target, stored);
+            let children = self.children_of_renamed(target, observed).await?;
+            let condition = observed.condition(target, stored);
             self.write_replaced(pipeline, target, &children, (&set, &condition))
                 .await?;
         }
         Ok(())
     }
 
-    /// Returns the tables of this outbox that are published or recorded, all as of one moment.
-    async fn query_tables(&self, target: &Target) -> Result<Vec<TableLook>, CatalogError> {
+    /// Returns the tables of this outbox that are published or recorded, all from one query.
+    async fn query_tables(&self, target: &Target) -> Result<Vec<TableObservation>, CatalogError> {
         let version = self.version().await?;
         let mut wanted = Vec::new();
         match &target.outbox {
             Outbox::Messages { .. } => return Ok(Vec::new()),
             Outbox::Table(table) => wanted.push(table.clone()),
-            Outbox::Tables(of) | Outbox::OneOf { of, .. } => {
+            Outbox::Tables(patterns) | Outbox::OneOf { of: patterns, .. } => {
                 let all = Target {
-                    outbox: Outbox::Tables(of.clone()),
+                    outbox: Outbox::Tables(patterns.clone()),
                     ..target.clone()
                 };
                 let publication = self.publication(&all, version).await?;
@@ -532,17 +548,19 @@ impl Catalog {
             )
             .await
             .map_err(|error| self.with_grant(error, |role| grant(role, "SELECT")))?;
-        let mut looks = Vec::with_capacity(rows.len());
+        let mut observations = Vec::with_capacity(rows.len());
         for row in &rows {
-            let look = parse_table(row)?;
+            let observed = parse_table(row)?;
             // The record may be from an earlier configuration of the pipeline.
-            if wanted.contains(&look.table)
-                || target.outbox.includes(&look.table.schema, &look.table.name)
+            if wanted.contains(&observed.table)
+                || target
+                    .outbox
+                    .includes(&observed.table.schema, &observed.table.name)
             {
-                looks.push(look);
+                observations.push(observed);
             }
         }
-        Ok(looks)
+        Ok(observations)
     }
 
     pub(super) async fn write_tables(
@@ -564,13 +582,16 @@ impl Catalog {
     async fn insert_tables(
         &self,
         target: &Target,
-        looks: &[&TableLook],
-        existing: Existing,
+        observations: &[&TableObservation],
+        overwrite: Overwrite,
     ) -> Result<(), CatalogError> {
-        if looks.is_empty() {
+        if observations.is_empty() {
             return Ok(());
         }
-        let values: Vec<_> = looks.iter().map(|look| look.values(target)).collect();
+        let values: Vec<_> = observations
+            .iter()
+            .map(|observed| observed.values(target))
+            .collect();
         let mut sql = format!(
             "INSERT INTO walpost.table_state AS s (slot, table_schema, table_name, version, system_id, database_oid, publication, \
              relation, memberships, is_out, seen_lsn, seen_xid, out_lsn, at) VALUES {} \
@@ -580,7 +601,7 @@ impl Catalog {
              seen_lsn = excluded.seen_lsn, seen_xid = excluded.seen_xid, out_lsn = excluded.out_lsn, at = excluded.at",
             values.join(", ")
         );
-        if existing == Existing::OfOtherHistory {
+        if overwrite == Overwrite::OtherHistory {
             let _ = write!(
                 sql,
                 " WHERE NOT (s.version = {VERSION} AND s.system_id = excluded.system_id \
@@ -591,31 +612,44 @@ impl Catalog {
         Ok(())
     }
 
-    /// Records that tables were found published as before.
+    /// Records that tables were found published as recorded.
     async fn refresh_tables(
         &self,
         target: &Target,
-        looks: &[&TableLook],
+        observations: &[&TableObservation],
     ) -> Result<(), CatalogError> {
-        let memberships: Vec<_> = looks.iter().map(|look| list(&look.memberships)).collect();
-        let slot = looks.first().map_or(SlotPlace::default(), |look| look.slot);
+        let memberships: Vec<_> = observations
+            .iter()
+            .map(|observed| format_oids(&observed.memberships))
+            .collect();
+        let slot = observations
+            .first()
+            .map_or(SlotProgress::default(), |observed| observed.slot);
         let sql = format!(
             "UPDATE walpost.table_state s SET {}, at = now() FROM unnest({}, {}, {}) \
              AS same (schema, name, memberships) WHERE s.slot = {} AND s.table_schema = same.schema AND s.table_name = same.name \
              AND s.memberships = same.memberships AND NOT s.is_out",
             slot.assignments_if_seen("s."),
-            texts(looks.iter().map(|look| look.table.schema.as_str())),
-            texts(looks.iter().map(|look| look.table.name.as_str())),
-            texts(memberships.iter().map(String::as_str)),
+            text_array(
+                observations
+                    .iter()
+                    .map(|observed| observed.table.schema.as_str())
+            ),
+            text_array(
+                observations
+                    .iter()
+                    .map(|observed| observed.table.name.as_str())
+            ),
+            text_array(memberships.iter().map(String::as_str)),
             escape_literal(&target.slot)
         );
         self.write_tables(target, &sql).await?;
         Ok(())
     }
 
-    /// Updates the record of a table and adds journal entries in one statement, so that both happen
-    /// or neither, and only one of two instances does it. Returns the IDs of the entries; empty if
-    /// no record meets the condition.
+    /// Updates the record of a table and adds journal entries in one statement, so that both
+    /// changes are atomic and only one of two instances makes them. Returns the IDs of the entries,
+    /// which are empty if no record satisfies the condition.
     async fn update_with_entries(
         &self,
         target: &Target,
@@ -641,12 +675,12 @@ impl Catalog {
         Ok(ids.map(str::to_owned).collect())
     }
 
-    /// Adds a gap to the journal and records how the table is published now.
+    /// Adds a gap to the journal and updates the record of the table.
     async fn write_table_gap(
         &self,
         pipeline: &str,
         target: &Target,
-        look: &TableLook,
+        observed: &TableObservation,
         stored: &StoredTable,
         (gap, assignments): (&TableGap, &str),
     ) -> Result<(), CatalogError> {
@@ -657,7 +691,7 @@ impl Catalog {
             target,
             action: Action::DropSlot,
             from: gap.from,
-            to: Some(look.slot.end),
+            to: Some(observed.slot.end),
             detail: json!({
                 "reason": "table was not in the publication",
                 LEFT_PUBLICATION: target.publication,
@@ -667,7 +701,7 @@ impl Catalog {
                 "system_id": self.cluster().await?,
             }),
         };
-        let condition = look.condition(target, stored);
+        let condition = observed.condition(target, stored);
         let ids = self
             .update_with_entries(
                 target,
@@ -681,7 +715,7 @@ impl Catalog {
                 pipeline,
                 slot = target.slot,
                 journal,
-                "{}. Send them again: {}",
+                "{}. Send these events again: {}",
                 gap.describe(),
                 replay_command(&target.commands, is_several.then_some(&table))
             );
@@ -690,13 +724,12 @@ impl Catalog {
     }
 }
 
-/// How existing rows are treated.
+/// Which existing rows are overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Existing {
-    /// They are replaced.
-    Any,
-    /// They are replaced if they belong to another cluster, database or version.
-    OfOtherHistory,
+enum Overwrite {
+    All,
+    /// Only rows of another cluster, database or version.
+    OtherHistory,
 }
 
 pub(super) fn grant(role: &str, rights: &str) -> String {
@@ -705,7 +738,8 @@ pub(super) fn grant(role: &str, rights: &str) -> String {
     )
 }
 
-/// Returns the query for the tables that are `wanted` or recorded, for a server of this version.
+/// Returns a query, for a server of this version, that selects the tables that are in `wanted` or
+/// recorded.
 fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
     // Publications can contain schemas since PostgreSQL 15.
     let of_schemas = match version >= 150_000 {
@@ -715,8 +749,8 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
         }
         false => "",
     };
-    // The slot is not read at the moment of the snapshot. Transactions that end after that moment
-    // have IDs of at least `oldest`.
+    // The state of the slot is not part of the snapshot, and may be more recent. Transactions that
+    // end after the snapshot have IDs of at least `oldest`.
     let full = |xid: &str| format!("(n.next - (n.next - {xid}::text::int8) % 4294967296)");
     format!(
         "WITH RECURSIVE published AS (SELECT oid, puballtables, xmin FROM pg_publication WHERE pubname = {publication} AND pubinsert), \
@@ -749,14 +783,14 @@ fn query(target: &Target, wanted: &[TableName], version: i32) -> String {
          LEFT JOIN pg_replication_slots r ON r.slot_name = {slot}::name",
         publication = escape_literal(&target.publication),
         slot = escape_literal(&target.slot),
-        schemas = texts(wanted.iter().map(|table| table.schema.as_str())),
-        names = texts(wanted.iter().map(|table| table.name.as_str())),
+        schemas = text_array(wanted.iter().map(|table| table.schema.as_str())),
+        names = text_array(wanted.iter().map(|table| table.name.as_str())),
         catalog_xmin = full("r.catalog_xmin"),
         member_xid = full("member.xid"),
     )
 }
 
-fn parse_table(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
+fn parse_table(row: &SimpleQueryRow) -> Result<TableObservation, CatalogError> {
     let unexpected =
         |column: &str| CatalogError::Unexpected(format!("walpost.table_state: {column}"));
     let text = |column: &str| -> Result<Option<&str>, CatalogError> { Ok(row.try_get(column)?) };
@@ -785,13 +819,13 @@ fn parse_table(row: &SimpleQueryRow) -> Result<TableLook, CatalogError> {
             out_lsn: parse(text("out_lsn")?, || unexpected("out_lsn"))?,
         }),
     };
-    Ok(TableLook {
+    Ok(TableObservation {
         table: TableName::from_catalog(needed("schema")?, needed("name")?),
         relation: parse(text("relation")?, || unexpected("relation"))?.unwrap_or_default(),
         memberships: memberships("memberships")?,
         member_xid: parse(text("member_xid")?, || unexpected("xmin"))?,
         stored,
-        slot: SlotPlace {
+        slot: SlotProgress {
             confirmed: parse(text("confirmed")?, || unexpected("confirmed"))?,
             catalog_xmin: parse(text("catalog_xmin")?, || unexpected("catalog_xmin"))?,
             end: parse(text("wal_end")?, || unexpected("wal_end"))?.unwrap_or_default(),

@@ -1,8 +1,8 @@
-//! Limits for texts of objects that belong to other roles. An owner chooses how long a default, a
-//! row filter or a comment is, up to hundreds of megabytes, and a query about all tables of a
-//! pipeline must not fail because of one of them.
+//! Limits the size of text that queries return for objects of other roles. A default, a row filter
+//! or a comment can be hundreds of megabytes long, and a single object of this size must not cause
+//! a query for all tables of a pipeline to fail.
 
-/// An expression that takes more bytes than this in the catalog is not printed.
+/// An expression that is larger than this in the catalog is not printed.
 pub(super) const EXPRESSION_BYTES_MAX: usize = 256 << 10;
 
 /// Maximum number of tables in a query for columns. With 1,600 columns each, and expressions up to
@@ -15,14 +15,14 @@ mod tests {
     use std::fs;
     use std::path::{Path, PathBuf};
 
-    /// Expressions that return or contain a text of any length, and what a line must contain to
-    /// limit it.
+    /// Expressions that can return text of any length, each with patterns of code that limits the
+    /// length. A line with such an expression must contain one of its patterns.
     const UNBOUNDED: [(&str, &[&str]); 16] = [
         (
             "pg_get_expr(",
             &[
                 "EXPRESSION_BYTES_MAX}",
-                // Time bounds, of which the pattern extracts only the digits.
+                // A time bound, from which the pattern extracts only the digits.
                 "substring(pg_get_expr(k.relpartbound, 0) FROM",
                 "substring(pg_get_expr(c.relpartbound, 0) FROM",
             ],
@@ -42,7 +42,7 @@ mod tests {
         ("pg_get_function_arguments(", &[]),
         (
             "pg_get_constraintdef(",
-            // A number, of which the pattern extracts at most 18 digits.
+            // A number, from which the pattern extracts at most 18 digits.
             &["substring(pg_get_constraintdef(k.oid) FROM"],
         ),
         ("pg_get_partkeydef(", &[]),
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_bound_every_text_whose_length_an_owner_chooses() {
+    fn queries_limit_the_length_of_text_that_other_roles_control() {
         let mut files = Vec::new();
         for folder in [
             "postgres",

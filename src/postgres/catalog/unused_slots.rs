@@ -1,4 +1,4 @@
-//! Slots of Walpost that retain WAL although no configured pipeline reads them.
+//! Finds slots of Walpost that retain WAL although no configured pipeline uses them.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use super::slot_state::SlotOf;
 use super::{Catalog, CatalogError};
 use crate::postgres::target::Target;
 
-/// Prefix of slot names, unless the configuration names the slot.
+/// The prefix of default slot names.
 const DEFAULT_PREFIX: &str = "walpost_";
 
-/// A slot that nothing reads and no configured pipeline uses.
+/// An inactive slot that no configured pipeline uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnusedSlot {
     name: String,
-    /// How much WAL the server retains for it; `None` if the slot is lost.
+    /// How much WAL the server retains for the slot; `None` if the slot is lost.
     retained_bytes: Option<u64>,
 }
 
@@ -32,16 +32,17 @@ impl fmt::Display for UnusedSlot {
         };
         write!(
             f,
-            "slot {name:?} {retained}, nothing reads it, and no pipeline of the configuration has it. If it is not needed: SELECT \
-             pg_catalog.pg_drop_replication_slot({}); events that it has not delivered are then in the outbox table only",
+            "slot {name:?} {retained}, is inactive, and is not used by any configured pipeline. If the slot is not \
+             needed: SELECT pg_catalog.pg_drop_replication_slot({}); after that, its undelivered events exist only in \
+             the outbox table",
             escape_literal(name).trim_start()
         )
     }
 }
 
 impl Catalog {
-    /// Returns the slots of this database that Walpost created or has read, that are not in `used`,
-    /// and that nothing reads now. `target` is one of the configured pipelines in this database.
+    /// Returns the inactive slots of this database that Walpost created or has read, except for the
+    /// slots in `used`. `target` belongs to one of the configured pipelines in this database.
     ///
     /// # Errors
     /// A query fails, or `walpost.slot_state` is not trusted.
@@ -55,20 +56,20 @@ impl Catalog {
              FROM pg_replication_slots WHERE database = current_database() AND plugin = 'pgoutput' \
              AND NOT temporary AND NOT active AND slot_name::text <> ALL ($1) ORDER BY 1";
         let rows = self.client().query(SQL, &[&used]).await?;
-        let of_target = self.slot_of("", target).await?;
+        let own_slot = self.slot_of("", target).await?;
         let mut unused = Vec::new();
         for row in rows {
             let name: String = row.try_get(0)?;
             let retained: Option<i64> = row.try_get(1)?;
             if !name.starts_with(DEFAULT_PREFIX) {
-                let of = SlotOf {
+                let identity = SlotOf {
                     target: Target {
                         slot: name.clone(),
                         ..target.clone()
                     },
-                    ..of_target.clone()
+                    ..own_slot.clone()
                 };
-                if !self.has_slot_state(&of).await? {
+                if !self.has_slot_state(&identity).await? {
                     continue;
                 }
             }

@@ -1,4 +1,4 @@
-//! The state of the slot while it streams, queried every few seconds in a single query.
+//! Queries the state of a slot while its pipeline streams. The query runs every few seconds.
 
 use tokio_postgres::Row;
 
@@ -7,9 +7,11 @@ use crate::model::lsn::Lsn;
 use crate::model::vitals::{OpenTransaction, PartitionsEnd, SlotVitals, TransactionOwner, Vitals};
 use crate::postgres::target::Target;
 
-/// Returns the query; `$1` is the slot, `$2` and `$3` are the table's schema and name.
+/// Returns the query. The parameter `$1` is the slot; `$2` and `$3` are the table's schema and
+/// name.
 fn query() -> String {
-    // Only values in ISO format are converted: any other format would make the whole query fail.
+    // Only values in ISO format are converted, because a conversion error would make the whole
+    // query fail.
     let time = |side: &str| {
         let text = format!(
             "substring(pg_get_expr(k.relpartbound, 0) FROM '{side} \\(''(\\d{{4,6}}-\\d\\d-\\d\\d[0-9 :.+-]*)''\\)')"
@@ -57,7 +59,7 @@ fn query() -> String {
 }
 
 impl Catalog {
-    /// Queries the state of the slot of `target`, and which slots of `pipeline` were dropped.
+    /// Queries the state of the slot of `target`, and the dropped slots of `pipeline`.
     ///
     /// # Errors
     /// The query fails.
@@ -85,7 +87,7 @@ impl Catalog {
         let is_partitioned: bool = row.try_get(9)?;
         let has_journal: bool = row.try_get(20)?;
         let dropped_slots = match has_journal && !target.outbox.is_messages() {
-            // A failure of this query does not discard the other results.
+            // If this query fails, the other results are still returned.
             true => self.dropped_slots(pipeline, target).await.ok(),
             false => None,
         };

@@ -1,22 +1,24 @@
-//! The roles that may insert into an outbox table.
+//! Queries the roles that are allowed to insert into an outbox table.
 
 use super::{Catalog, CatalogError};
 use crate::postgres::table::TableName;
 
-/// The roles that may insert into a table.
+/// The roles that are allowed to insert into a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Writers {
     /// The table's owner.
     pub owner: String,
     pub is_owner_superuser: bool,
-    /// Roles with INSERT on the table or on columns of it, except for the owner.
+    /// Roles other than the owner that have the INSERT privilege on the table or on any of its
+    /// columns.
     pub granted: Vec<String>,
-    /// Whether PUBLIC, and so every role, has INSERT.
+    /// Whether PUBLIC, and therefore every role, has the INSERT privilege.
     pub is_public: bool,
 }
 
 impl Catalog {
-    /// Returns the roles that may insert into the table. Members of these roles are not listed.
+    /// Returns the roles that are allowed to insert into the table. Members of these roles are not
+    /// listed.
     ///
     /// # Errors
     /// A query fails.

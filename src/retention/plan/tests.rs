@@ -35,19 +35,19 @@ fn facts_with(partitions: Vec<Partition>) -> RetentionFacts {
     }
 }
 
-/// Returns the partitions that are created, as "name lower upper".
+/// Returns the planned partitions in the form "name lower to upper".
 fn planned_names(partitions: Vec<Partition>, ahead: u32) -> Vec<String> {
     plan_missing(&table("outbox"), &facts_with(partitions), ahead)
         .into_iter()
         .map(|step| match step {
-            RetentionStep::Make(name, range) => format!("{} {range}", name.name),
+            RetentionStep::Create(name, range) => format!("{} {range}", name.name),
             other => panic!("{other:?}"),
         })
         .collect()
 }
 
 #[test]
-fn partitions_are_made_as_those_that_are_there() {
+fn creates_partitions_with_the_width_of_existing_partitions() {
     let day = partition("d", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
     assert_eq!(
         planned_names(vec![day.clone()], 1),
@@ -80,7 +80,7 @@ fn partitions_are_made_as_those_that_are_there() {
 }
 
 #[test]
-fn gaps_are_filled_and_existing_partitions_unchanged() {
+fn fills_gaps_without_changing_existing_partitions() {
     let old = partition("o", "2025-11-01T00:00:00Z", "2025-11-02T00:00:00Z");
     let far = partition("f", "2035-11-24T00:00:00Z", "2035-11-25T00:00:00Z");
     let next = partition("n", "2025-11-23T00:00:00Z", "2025-11-24T00:00:00Z");
@@ -98,11 +98,11 @@ fn gaps_are_filled_and_existing_partitions_unchanged() {
 }
 
 #[test]
-fn a_name_has_at_most_63_bytes() {
+fn limits_partition_names_to_63_bytes() {
     let long = table(&"ä".repeat(31));
     let day = partition("d", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
     for step in plan_missing(&long, &facts_with(vec![day]), 1) {
-        let RetentionStep::Make(name, _) = step else {
+        let RetentionStep::Create(name, _) = step else {
             panic!()
         };
         assert_eq!(name.name.len(), 62);
@@ -112,9 +112,9 @@ fn a_name_has_at_most_63_bytes() {
 
 const RETENTION: SignedDuration = SignedDuration::from_hours(24);
 
-/// Returns the steps and waits for a partition of 2025-11-20 with this mark.
+/// Returns the steps and waits for a partition for 2025-11-20 that has this mark.
 fn steps(mark: Option<PartitionMark>) -> (Vec<RetentionStep>, Vec<RemovalWait>) {
-    removals(&facts_with(vec![old(mark)]), RETENTION)
+    plan_removals(&facts_with(vec![old(mark)]), RETENTION)
 }
 
 fn old(mark: Option<PartitionMark>) -> Partition {
@@ -129,12 +129,12 @@ fn delivered(at: &str) -> Option<PartitionMark> {
 }
 
 #[test]
-fn partition_is_removed_step_by_step_and_never_before_the_slot() {
+fn removes_a_partition_in_steps_after_the_slot_has_passed_it() {
     let closed = |lsn| Some(PartitionMark::Closed(Lsn(lsn)));
-    assert!(matches!(steps(None).0[..], [RetentionStep::Close(_)]));
+    assert!(matches!(steps(None).0[..], [RetentionStep::MarkClosed(_)]));
     assert!(matches!(
         steps(closed(0x100)).0[..],
-        [RetentionStep::NoteDelivered(_)]
+        [RetentionStep::MarkDelivered(_)]
     ));
     let (done, waits) = steps(closed(0x101));
     assert!(done.is_empty());
@@ -150,16 +150,16 @@ fn partition_is_removed_step_by_step_and_never_before_the_slot() {
     assert!(matches!(waits[..], [RemovalWait::Age { .. }]));
     let (done, _) = steps(delivered("2025-11-21T12:00:00Z"));
     assert!(matches!(done[..], [RetentionStep::Detach(_)]));
-    // The partition was attached again by hand.
+    // The partition was attached again manually.
     assert!(matches!(
         steps(Some(PartitionMark::Detached(Lsn(1)))).0[..],
-        [RetentionStep::Close(_)]
+        [RetentionStep::MarkClosed(_)]
     ));
 }
 
 #[test]
-fn detached_partition_is_dropped_once_the_slot_has_passed_it() {
-    let of = |mark| {
+fn drops_a_detached_partition_once_the_slot_has_passed_it() {
+    let plan_with = |mark| {
         let mut found = facts_with(Vec::new());
         found.detached.push(Detached {
             oid: 1,
@@ -167,36 +167,36 @@ fn detached_partition_is_dropped_once_the_slot_has_passed_it() {
             mark,
             comment_end: String::new(),
         });
-        removals(&found, RETENTION)
+        plan_removals(&found, RETENTION)
     };
     assert!(matches!(
-        of(Some(PartitionMark::Detached(Lsn(0x100)))).0[..],
+        plan_with(Some(PartitionMark::Detached(Lsn(0x100)))).0[..],
         [RetentionStep::Drop(_)]
     ));
-    let (done, waits) = of(Some(PartitionMark::Detached(Lsn(0x101))));
+    let (done, waits) = plan_with(Some(PartitionMark::Detached(Lsn(0x101))));
     assert!(done.is_empty() && waits.len() == 1);
     assert!(matches!(
-        of(delivered("2025-11-21T00:00:00Z")).0[..],
-        [RetentionStep::NoteDetached(_)]
+        plan_with(delivered("2025-11-21T00:00:00Z")).0[..],
+        [RetentionStep::MarkDetached(_)]
     ));
-    assert!(of(None).0.is_empty());
+    assert!(plan_with(None).0.is_empty());
 }
 
 #[test]
-fn without_a_slot_nothing_is_removed() {
+fn removes_nothing_without_a_slot() {
     let mut found = facts_with(vec![old(None), old(delivered("2025-11-01T00:00:00Z"))]);
     found.slot = None;
-    assert_eq!(removals(&found, RETENTION), (Vec::new(), Vec::new()));
+    assert_eq!(plan_removals(&found, RETENTION), (Vec::new(), Vec::new()));
 }
 
 #[test]
-fn clock_set_back_restarts_the_retention() {
+fn restarts_the_retention_if_the_clock_was_set_back() {
     let (done, _) = steps(delivered("2035-01-01T00:00:00Z"));
-    assert!(matches!(done[..], [RetentionStep::NoteDelivered(_)]));
+    assert!(matches!(done[..], [RetentionStep::MarkDelivered(_)]));
 }
 
 #[test]
-fn what_is_not_over_and_the_default_partition_stay() {
+fn keeps_current_partitions_and_the_default_partition() {
     let today = partition("d", "2025-11-22T00:00:00Z", "2025-11-23T00:00:00Z");
     let mut open = old(None);
     open.bounds.upper = None;
@@ -205,45 +205,45 @@ fn what_is_not_over_and_the_default_partition_stay() {
         ..open.clone()
     };
     assert!(
-        removals(&facts_with(vec![today, open, default]), RETENTION)
+        plan_removals(&facts_with(vec![today, open, default]), RETENTION)
             .0
             .is_empty()
     );
 }
 
 #[test]
-fn a_transaction_that_began_in_its_time_holds_a_partition() {
-    let of = |began: &str| {
+fn keeps_a_partition_while_a_transaction_from_its_time_range_is_open() {
+    let plan_with = |began: &str| {
         let mut found = facts_with(vec![old(delivered("2025-11-21T00:00:00Z"))]);
         found.oldest_open = Some((time(began), 7));
-        removals(&found, RETENTION)
+        plan_removals(&found, RETENTION)
     };
-    let (done, waits) = of("2025-11-20T23:59:59Z");
+    let (done, waits) = plan_with("2025-11-20T23:59:59Z");
     assert!(done.is_empty());
     assert!(matches!(
         waits[..],
         [RemovalWait::Transaction { pid: 7, .. }]
     ));
     assert!(matches!(
-        of("2025-11-21T00:00:00Z").0[..],
+        plan_with("2025-11-21T00:00:00Z").0[..],
         [RetentionStep::Detach(_)]
     ));
 }
 
 #[test]
-fn a_detaching_that_was_interrupted_is_ended_if_it_was_ours() {
-    let of = |mark| {
+fn finishes_an_interrupted_detach_only_if_walpost_started_it() {
+    let plan_with = |mark| {
         let pending = Partition {
             is_pending: true,
             ..old(mark)
         };
-        removals(&facts_with(vec![pending]), RETENTION)
+        plan_removals(&facts_with(vec![pending]), RETENTION)
     };
     assert!(matches!(
-        of(delivered("2025-11-21T00:00:00Z")).0[..],
+        plan_with(delivered("2025-11-21T00:00:00Z")).0[..],
         [RetentionStep::Finalize(_)]
     ));
-    let (done, waits) = of(None);
+    let (done, waits) = plan_with(None);
     assert!(done.is_empty());
     assert!(matches!(waits[..], [RemovalWait::Pending { .. }]));
 }

@@ -73,7 +73,10 @@ fn functions_of_superusers_run_no_code_of_the_owner(major: u32) {
                 let finished = shop.command_as(role, words).finish();
                 shop.expect_nothing_ran(&plant);
                 let refused = finished.expect_code(3);
-                refused.expect_mentions(&["table public.outbox has code of other roles", found]);
+                refused.expect_mentions(&[
+                    "statements on table public.outbox would run code owned by other roles",
+                    found,
+                ]);
             }
         }
         let maintain = ["maintain", "--retention=24h", "--delete-rows"];
@@ -168,7 +171,7 @@ fn deletes_fire_no_trigger_and_no_rule_of_the_owner(major: u32) {
         let maintain = ["maintain", "--retention=24h", "--delete-rows"];
         let finished = shop.command_as("postgres", &maintain).finish();
         finished.expect_code(3).expect_mentions(&[
-            "table public.outbox has code of other roles",
+            "statements on table public.outbox would run code owned by other roles",
             says,
         ]);
         shop.expect_nothing_ran(&plant);

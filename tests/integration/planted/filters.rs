@@ -115,7 +115,7 @@ fn filter_that_was_removed_again_is_not_evaluated_if_the_publications_owner_is_n
                 });
                 assert_eq!(fixture.db.number(&slots), 1, "{role} {words:?}");
                 let owner =
-                    format!("belongs to role {mallory}, which could have code run as role {role}");
+                    format!("belongs to role {mallory}, which could run code as role {role}");
                 command.finish().expect_code(3).expect_mentions(&[&owner]);
             }
         }
@@ -132,7 +132,7 @@ fn owner_of_the_publication_is_trusted_if_it_may_replicate_or_act_as_walposts_ro
         let publication = shop.fixture.slot();
         let is_refused = |role: &str| {
             let check = shop.command_as(role, &["check"]).finish();
-            check.stdout.contains("which could have code run as role")
+            check.stdout.contains("which could run code as role")
         };
         // PostgreSQL 14 has no row filters.
         let has_filters = major >= 15;

@@ -48,7 +48,7 @@ fn outbox_runs_no_code_of_its_owner_as_others(major: u32) {
         for words in [&["verify"][..], &["replay", "--all", "--yes"], &["run"]] {
             let finished = shop.command(words).finish().expect_code(3);
             finished.expect_mentions(&[
-                "table public.outbox has code of other roles",
+                "statements on table public.outbox would run code owned by other roles",
                 calls,
                 &shop.mallory,
             ]);
@@ -97,7 +97,7 @@ fn columns_of_types_of_others_are_not_compared(major: u32) {
     ] {
         let refused = shop.command(&words).finish().expect_code(3);
         refused.expect_mentions(&[
-            "table public.outbox has code of other roles",
+            "statements on table public.outbox would run code owned by other roles",
             "column note has type plot.pair, to which role",
             &shop.mallory,
         ]);
@@ -240,7 +240,7 @@ fn rows_are_not_deleted_where_that_would_run_triggers_of_others() {
         for role in [&*shop.walpost, "postgres"] {
             let maintain = ["maintain", "--retention=24h", "--delete-rows"];
             let finished = shop.command_as(role, &maintain).finish().expect_code(3);
-            finished.expect_mentions(&["code of other roles", says]);
+            finished.expect_mentions(&["code owned by other roles", says]);
             shop.expect_nothing_ran(plant);
         }
     }
@@ -268,7 +268,7 @@ fn rows_are_not_deleted_from_a_table_that_refers_to_itself() {
         shop.expect_nothing_ran(plant);
         refused
             .expect_code(3)
-            .expect_mentions(&["code of other roles", "foreign key outbox_ref_fkey connects it to itself"]);
+            .expect_mentions(&["code owned by other roles", "foreign key outbox_ref_fkey connects it to itself"]);
     }
 }
 
@@ -316,13 +316,13 @@ fn partitions_of_a_table_with_code_of_others_are_not_made(major: u32) {
                 "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (true),
                  FOREIGN KEY (aggregatetype) REFERENCES plot.kinds) PARTITION BY RANGE (created_at)"
             ),
-            "code of other roles",
+            "code owned by other roles",
         ),
         (
             format!(
                 "({column} timestamptz, CONSTRAINT walpost_event_size CHECK (plot.note('check'))) PARTITION BY RANGE (created_at)"
             ),
-            "code of other roles",
+            "code owned by other roles",
         ),
         (
             format!(

@@ -148,7 +148,7 @@ fn partitions_of_a_table_that_refers_to_itself_are_not_detached(major: u32) {
     shop.expect_nothing_ran("maintain");
     let refused = maintained.expect("a pass").expect_code(3);
     refused.expect_mentions(&[
-        "code of other roles",
+        "code owned by other roles",
         "foreign key outbox_ref_ref_at_fkey connects it to itself",
     ]);
 }

@@ -155,7 +155,7 @@ fn owner_whose_privileges_an_untrusted_role_inherits_is_not_trusted() {
         shop.command(&replay).finish().expect_code(0);
         let says = [
             "calls function plot.kind(text) of role",
-            &format!("belongs to role {ops}, which could have code run as role {walpost}"),
+            &format!("belongs to role {ops}, which could run code as role {walpost}"),
         ];
         let check = shop.command(&["check"]).finish().stdout;
         assert!(says.iter().all(|says| !check.contains(says)), "{check}");

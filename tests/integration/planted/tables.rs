@@ -82,9 +82,11 @@ fn names_in_commands_are_not_evaluated_by_a_shell() {
     let check = shop.command(&["check"]).finish();
     let (_, command) = check
         .stdout
-        .split_once("Add each: walpost init --table ")
+        .split_once("Add each one: walpost init --table ")
         .unwrap_or_else(|| panic!("{check:?}"));
-    let (word, _) = command.split_once("; or leave it out").expect("the end");
+    let (word, _) = command
+        .split_once("; or change the patterns")
+        .expect("the end");
     let folder = reaper::folder("planted");
     let shell = Command::new("sh")
         .args(["-c", &format!("set -- {word}; printf %s \"$1\"")])

@@ -84,7 +84,7 @@ fn copy_of_a_table_that_the_definition_no_longer_has_halts_until_it_is_completed
         .value("SELECT pg_current_wal_flush_lsn()")
         .unwrap();
     let refused = fixture.skip(&to).arg("--yes").finish().expect_code(3);
-    refused.expect_mentions(&["not all delivered yet"]);
+    refused.expect_mentions(&["not all rows that are older than slot"]);
     fixture.use_settings(ONE);
     let mut walpost = fixture.start();
     walpost.wait_for_log("snapshot delivered");

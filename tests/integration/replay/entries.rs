@@ -266,7 +266,7 @@ fn resumed_replay_compares_the_journal_with_settings_and_table() {
     // At its end, the run would close this journal entry about a dropped slot.
     broken(
         &|plan| plan["dropped_slots"] = serde_json::json!([1]),
-        &["dropped slots", "begin a new one"],
+        &["dropped slots", "Start a new replay"],
     );
     broken(
         &|plan| plan["until"] = serde_json::json!(["2030-01-01"]),
@@ -318,7 +318,7 @@ fn resumes_a_replay_if_its_condition_is_given_again() {
         .args(["--where", condition])
         .finish();
     same.expect_code(0)
-        .expect_mentions(&["1 row of table", "behind the 1"]);
+        .expect_mentions(&["1 row of table", "after the 1"]);
     let records = fixture.wait_for_records(2);
     let keys: Vec<_> = records.iter().map(Record::key).collect();
     assert_eq!(keys, ["before", "behind"]);

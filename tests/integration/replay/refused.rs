@@ -48,8 +48,8 @@ fn rejects_replays_that_are_not_possible_and_sends_nothing() {
     let yesterday = [
         "--from",
         "\"yesterday\"",
-        "a time like",
-        "a position like",
+        "a time such as",
+        "a position such as",
         "type uuid",
     ];
     check(&["--from", "yesterday"], 2, &yesterday);
@@ -109,7 +109,7 @@ fn rejects_replays_that_are_not_possible_and_sends_nothing() {
     let since = ["--header", "n={number}", "--from", "2025-01-01"];
     check(&other("keyed", &since), 2, &["created_at", "--where"]);
     let log = ["--outbox", "messages"];
-    check(&log, 2, &["no table to send events again from"]);
+    check(&log, 2, &["no table from which events can be sent again"]);
 
     let role = format!("{}_reader", fixture.name);
     fixture.db.run(&format!("CREATE ROLE {role} LOGIN"));
@@ -137,7 +137,10 @@ fn rejects_replays_that_are_not_possible_and_sends_nothing() {
 fn events_in_messages_alone_can_not_be_sent_again() {
     let fixture = Fixture::with_outbox(Outbox::Messages);
     let finished = fixture.replay(&["--all", "--yes"]).finish().expect_code(2);
-    finished.expect_mentions(&["no table to send events again from", "publish them again"]);
+    finished.expect_mentions(&[
+        "no table from which events can be sent again",
+        "publish the events again",
+    ]);
 }
 
 #[test]

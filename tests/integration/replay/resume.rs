@@ -28,7 +28,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     let running = fixture.replay(&["--yes", "--resume", &run]).finish();
     running
         .expect_code(1)
-        .expect_mentions(&["being sent by another process"]);
+        .expect_mentions(&["another process is running replay"]);
     replay.kill();
     let before = fixture.records().len();
     assert!(before < ROWS, "it was not cut short");
@@ -37,7 +37,7 @@ fn killed_and_resumed_it_sends_every_row_and_repeats_a_little() {
     let resumed = fixture.replay(&["--yes", "--resume", &run]).finish();
     resumed
         .expect_code(0)
-        .expect_mentions(&["that were sent before", "replayed"]);
+        .expect_mentions(&["already sent", "replayed"]);
     let records = fixture.records();
     assert_eq!(runs(&records), HashSet::from([run.clone()]));
     let ids: HashSet<_> = records.iter().map(|record| record.header("id")).collect();

@@ -70,7 +70,7 @@ fn writers_wait_no_longer_than_the_lock_timeout() {
                     _ => {
                         finished
                             .expect_code(1)
-                            .expect_mentions(&["in use", "tried 5 times"]);
+                            .expect_mentions(&["in use", "in 5 attempts"]);
                         true
                     }
                 }
@@ -206,7 +206,7 @@ fn two_that_keep_the_same_table_do_not_meet() {
         "SELECT pg_advisory_lock(x'77616c70'::int, 'outbox'::regclass::oid::int8::bit(32)::int)",
     );
     let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(1);
-    finished.expect_mentions(&["another Walpost is maintaining"]);
+    finished.expect_mentions(&["another Walpost process is maintaining"]);
     // One process that maintains the table and a standby do not conflict.
     let walpost = fixture.start_with(&["--retention", "1s"]);
     assert_stays("quiet", Duration::from_secs(2), || {
@@ -227,7 +227,7 @@ fn retention_from_the_file_works_with_exactly_once() {
     let command = |words: &[&str]| Invocation::new(words).arg("--config").arg(&file).finish();
     let finished = command(&["maintain", "--dry-run"]).expect_code(0);
     assert_eq!(
-        finished.stdout.matches("would make").count(),
+        finished.stdout.matches("would create").count(),
         3,
         "{finished:?}"
     );

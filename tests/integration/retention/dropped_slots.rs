@@ -22,7 +22,7 @@ fn retention_keeps_rows_lost_with_a_dropped_slot_until_replayed() {
     let is_kept = || is(&fixture, "outbox_old", true);
     assert_stays("the partition", Duration::from_secs(5), is_kept);
     let said = [
-        "nothing of table public.outbox is removed",
+        "nothing is removed from table public.outbox",
         "walpost replay --dropped-slots",
     ];
     walpost.wait_for_log(said[0]);
@@ -104,7 +104,7 @@ fn rows_of_a_table_that_was_not_published_are_kept_until_they_are_sent_again() {
             rows() == 2
         });
     };
-    is_kept("is not in the publication, or was not for a while");
+    is_kept("is not in the publication, or was temporarily missing from it");
     let walpost = fixture.start();
     fixture.wait_until_confirmed();
     is_kept("the table was not in the publication for a while");

@@ -28,7 +28,7 @@ fn partitions_are_made_ahead_like_those_that_are_there() {
         assert_eq!(fixture.db.number(partitions), 9);
         let finished = maintain(&fixture, &["--partitions-ahead", "10"]).expect_code(0);
         assert_eq!(
-            finished.stdout.matches(" made for ").count(),
+            finished.stdout.matches(" created for ").count(),
             3,
             "{finished:?}"
         );
@@ -98,7 +98,7 @@ fn undelivered_partitions_are_neither_detached_nor_dropped() {
     assert_stays("the partition", Duration::from_secs(3), is_kept);
     let finished = maintain(&fixture, &["--retention", "1s"]);
     if finished.code == Some(0) {
-        finished.expect_mentions(&["outbox_old waits until slot", &fixture.slot()]);
+        finished.expect_mentions(&["outbox_old is kept until slot", &fixture.slot()]);
     }
     stuck.terminate().expect_code(0);
     let walpost = fixture.start_with(&["--retention", "1s"]);
@@ -110,7 +110,7 @@ fn undelivered_partitions_are_neither_detached_nor_dropped() {
 fn late_row_of_a_partition_is_delivered_before_that_is_dropped() {
     let fixture = detached_with_a_late_row();
     let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(0);
-    finished.expect_mentions(&["outbox_old waits until slot", &fixture.slot()]);
+    finished.expect_mentions(&["outbox_old is kept until slot", &fixture.slot()]);
     assert_eq!(fixture.db.number("SELECT count(*) FROM outbox_old"), 1);
     let walpost = fixture.start();
     fixture.wait_until_confirmed();
@@ -144,7 +144,7 @@ fn transaction_that_can_still_insert_into_a_partition_holds_it() {
     let mut said = String::new();
     maintain_until(&fixture, "the partition to be old", || {
         said = maintain(&fixture, &["--retention", "1s"]).stdout;
-        said.contains("waits for the end of a transaction")
+        said.contains("is kept until a transaction")
     });
     assert!(
         said.contains(&format!("pg_catalog.pg_terminate_backend({pid})")),
@@ -165,8 +165,8 @@ fn dry_run_reports_the_steps_and_changes_nothing() {
     let before = tables(&fixture);
     let finished = maintain(&fixture, &["--retention", "1s", "--dry-run"]).expect_code(0);
     finished.expect_mentions(&[
-        "would make partition",
-        "would note that the time of",
+        "would create partition",
+        "as past its time range",
         "outbox_old",
     ]);
     assert_eq!(tables(&fixture), before);
@@ -220,9 +220,8 @@ fn partitions_are_made_several_in_one_transaction() {
     fixture.db.run("CREATE TABLE taken (LIKE outbox); DO $$ BEGIN EXECUTE format('ALTER TABLE taken RENAME TO %I',
         'outbox_p' || to_char((now() AT TIME ZONE 'UTC')::date + 60, 'YYYYMMDD')); END $$");
     let finished = maintain(&fixture, &["--partitions-ahead", "67"]).expect_code(3);
-    let finished =
-        finished.expect_mentions(&["can't be made: there is something else of that name"]);
-    let made = finished.stdout.matches(" made for ").count();
+    let finished = finished.expect_mentions(&["another object has this name"]);
+    let made = finished.stdout.matches(" created for ").count();
     assert_eq!(made, 59, "{finished:?}");
     let transactions =
         "SELECT count(DISTINCT xmin::text) FROM pg_class WHERE relispartition AND relkind = 'r'

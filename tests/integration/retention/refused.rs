@@ -30,7 +30,7 @@ fn table_that_cannot_be_kept_is_named_with_the_remedy_and_stays_as_it_is() {
     by("HASH (id)").expect_mentions(&["not partitioned by range of one column"]);
     by("RANGE (id, created_at)").expect_mentions(&["not partitioned by range of one column"]);
     by("RANGE (created_at)").expect_mentions(&[
-        "no partition with a lower and an upper bound",
+        "no partition with both a lower and an upper bound",
         "CREATE TABLE",
     ]);
 
@@ -78,9 +78,9 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
     turn_clock_back(&fixture, false);
     let finished = maintain(&fixture, &[]).expect_code(3);
     finished.expect_mentions(&[
-        "default partition public.outbox_default has rows",
+        "default partition public.outbox_default contains rows",
         "docs/retention.md#",
-        "made for",
+        "created for",
     ]);
     // The other partitions were created, and nothing is left of the failed one.
     assert_eq!(
@@ -93,7 +93,7 @@ fn partition_that_cannot_be_made_is_named_with_the_remedy() {
     fixture.db.run(&format!("CREATE TABLE {name} ()"));
     let finished = maintain(&fixture, &[]).expect_code(3);
     finished.expect_mentions(&[
-        "something else of that name",
+        "another object has this name",
         &format!("ALTER TABLE public.{name} RENAME TO"),
     ]);
 }
@@ -116,7 +116,7 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
         .args(["--retention", "1h"])
         .finish()
         .expect_code(3)
-        .expect_mentions(&["belongs to postgres, a superuser", "OWNER TO"]);
+        .expect_mentions(&["belongs to the superuser postgres", "OWNER TO"]);
     assert!(
         !maintain_for_superuser.stderr.contains("GRANT postgres"),
         "{maintain_for_superuser:?}"
@@ -155,7 +155,7 @@ fn missing_privileges_error_names_the_statement_that_grants_them() {
         "{grant}; GRANT CREATE ON SCHEMA public TO {owner}"
     ));
     // Without these rights, Walpost can't determine which rows are delivered.
-    for (table, says) in [("table_state", "made for"), ("slot_state", "")] {
+    for (table, says) in [("table_state", "created for"), ("slot_state", "")] {
         let grant = format!("GRANT SELECT ON walpost.{table} TO \"{role}\"");
         maintain().expect_code(3).expect_mentions(&[&grant, says]);
         check(&["WARNING", &grant]);

@@ -31,7 +31,7 @@ fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
             .db
             .run(&fixture.events().insert_many(&aggregate, 12_000, "'{}'"));
         delete_until(&fixture, "a slot that is behind", |finished| {
-            finished.stdout.contains("waits until slot")
+            finished.stdout.contains("is kept until slot")
         });
         assert_eq!(rows(), 12_000, "nothing is delivered yet");
         let walpost = fixture.start();
@@ -48,7 +48,7 @@ fn rows_of_a_table_without_partitions_are_deleted_when_they_are_delivered() {
         fixture.db.run(&late);
         fixture.insert(&aggregate, "new");
         delete_until(&fixture, "the wait for the late row", |finished| {
-            finished.stdout.contains("waits until slot")
+            finished.stdout.contains("is kept until slot")
         });
         assert!(rows() >= 2, "the late one is not delivered");
         let walpost = fixture.start();

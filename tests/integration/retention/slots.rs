@@ -27,7 +27,7 @@ fn re_created_slot_restarts_the_retention() {
         "nothing is removed",
         &fixture.slot(),
         "walpost init",
-        "made for",
+        "created for",
     ]);
     assert!(is(&fixture, "outbox_old", true));
     assert!(tables(&fixture).len() >= before);
@@ -63,11 +63,11 @@ fn retention_keeps_rows_lost_with_a_slot_re_created_elsewhere() {
     fixture.db.run(&format!(
         "SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"
     ));
-    let moved = "moved or dropped and re-created by someone else";
+    let moved = "something else moved it, or dropped and re-created it";
     for _ in 0..3 {
         let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(3);
         let finished = finished.expect_mentions(&[
-            "what may not be delivered is kept",
+            "rows that may not have been delivered are kept",
             moved,
             "walpost skip --to",
         ]);
@@ -101,7 +101,11 @@ fn slot_whose_state_is_of_another_history_removes_nothing() {
         for _ in 0..3 {
             make_anew(&fixture, &aggregate);
             let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(3);
-            finished.expect_mentions(&["nothing is removed", "may be missing", "walpost init"]);
+            finished.expect_mentions(&[
+                "may not have delivered are kept",
+                "may be missing",
+                "walpost init",
+            ]);
         }
         assert!(is(&fixture, "outbox_old", true), "{history}");
     }
@@ -118,7 +122,7 @@ fn slot_of_another_publication_with_the_table_is_waited_for() {
     let walpost = fixture.start_and_confirm_one(&aggregate, "k");
     fixture.db.run("CREATE PUBLICATION others FOR ALL TABLES");
     let finished = maintain(&fixture, &["--retention", "1s"]).expect_code(0);
-    finished.expect_mentions(&["outbox_old waits until slot", &other]);
+    finished.expect_mentions(&["outbox_old is kept until slot", &other]);
     fixture.db.run(&format!(
         "SELECT pg_catalog.pg_drop_replication_slot('{other}')"
     ));

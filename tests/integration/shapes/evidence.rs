@@ -6,9 +6,10 @@ use super::events::Written;
 use super::walk::Walk;
 
 /// Phrases in lines that name undelivered events.
-const PHRASES: [&str; 7] = [
+const PHRASES: [&str; 8] = [
     "may be missing",
     "may be in the table only",
+    "may exist only in the table",
     "are not delivered",
     "is set aside",
     "was set aside",

@@ -34,9 +34,9 @@ impl Walk<'_> {
     /// supports.
     fn follow(&mut self, line: &str) -> bool {
         let publication = self.publication();
-        if line.contains("contains other tables than") {
+        if line.contains("contains tables other than") {
             let (_, command) = line
-                .split_once("take the others out: ")
+                .split_once("remove the other tables: ")
                 .expect("the command");
             let (command, _) = command.split_once(" pipeline=").unwrap_or((command, ""));
             return self.sql(command);

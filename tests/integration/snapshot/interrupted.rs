@@ -37,7 +37,7 @@ fn at_least_once_that_is_killed_begins_again() {
         .value("SELECT pg_current_wal_flush_lsn()")
         .unwrap();
     let refused = fixture.skip(&to).arg("--yes").finish().expect_code(3);
-    refused.expect_mentions(&["not all delivered yet"]);
+    refused.expect_mentions(&["not all rows that are older than slot"]);
     assert_eq!(fixture.confirmed(), stands);
     let mut walpost = fixture.start();
     walpost.wait_for_log("not completed");
@@ -379,8 +379,8 @@ fn adopt_and_the_halt_before_it_name_the_events_that_a_moved_slot_has_passed() {
     // No checkpoint exists, unlike in a fixture that starts in that mode.
     fixture.use_settings("delivery = 'exactly-once'\n");
     let says = [
-        "something else has moved or re-created it",
-        "may be missing in Kafka",
+        "something else moved it, or dropped and re-created it",
+        "may be missing from Kafka",
     ];
     let halted = fixture.run().finish().expect_code(3);
     let halted = halted.expect_mentions(&["no checkpoint", "walpost checkpoint adopt"]);

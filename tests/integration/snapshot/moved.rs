@@ -47,7 +47,7 @@ fn older_rows_of_a_table_that_was_replaced_before_the_database_was_moved_are_nam
     let init = fixture.init().finish().expect_code(0);
     init.expect_mentions(&[
         "slot created on another cluster",
-        "if they are in another table than the one that is copied",
+        "if they are in a table other than the one that is copied",
         &command(&fixture),
     ]);
     take_former_out(&fixture);
@@ -65,7 +65,7 @@ fn copy_that_was_due_before_the_database_was_moved_is_made_of_the_table_of_that_
     fixture.insert(&aggregate, "new");
     move_database(&mut fixture, &next);
     let init = fixture.init().finish().expect_code(0);
-    init.expect_mentions(&["The first start copies the table that is now public.outbox"]);
+    init.expect_mentions(&["The first start copies the table that is now named public.outbox"]);
     let walpost = fixture.start();
     fixture.wait_for_records(1);
     walpost.terminate().expect_code(0);
@@ -97,7 +97,7 @@ fn first_start_with_a_slot_that_was_created_by_hand_says_which_table_it_copies()
     move_database(&mut fixture, &next);
     create_slot(&fixture);
     let mut walpost = fixture.run().start();
-    walpost.wait_for_log("The first start copies the table that is now public.outbox");
+    walpost.wait_for_log("The first start copies the table that is now named public.outbox");
     walpost.wait_for_log("streaming");
     walpost.terminate().expect_code(0);
 }

@@ -192,7 +192,7 @@ fn skip_is_refused_before_older_rows_are_copied() {
         .value("SELECT pg_current_wal_flush_lsn()")
         .unwrap();
     let refused = fixture.skip(&to).arg("--yes").finish().expect_code(3);
-    refused.expect_mentions(&["not all delivered yet"]);
+    refused.expect_mentions(&["not all rows that are older than slot"]);
     assert_eq!(fixture.confirmed(), confirmed);
     settle(&fixture, fixture.start());
     expect_all(&fixture, 20, true);

@@ -60,9 +60,12 @@ fn older_rows_of_a_table_that_was_replaced_before_the_first_start_are_named() {
     replace(&fixture);
     fixture.insert(&aggregate, "new");
     let check = fixture.check().finish().expect_code(3);
-    check.expect_mentions(&["table public.outbox has taken the place of public.former"]);
+    check.expect_mentions(&["table public.outbox has replaced public.former"]);
     let halted = fixture.run().finish().expect_code(3);
-    halted.expect_mentions(&["public.former, before all older rows", &command(&fixture)]);
+    halted.expect_mentions(&[
+        "public.former, whose older rows had not all been copied",
+        &command(&fixture),
+    ]);
     take_former_out(&fixture);
     expect_replay(&fixture);
 }
@@ -105,7 +108,8 @@ fn older_rows_of_a_table_that_was_dropped_before_they_were_copied_are_named() {
     replace(&fixture);
     fixture.db.run("DROP TABLE former");
     let mut walpost = fixture.run().start();
-    walpost.wait_for_log("which was dropped, before all older rows of that were copied");
+    walpost
+        .wait_for_log("a dropped table of the same name, whose older rows had not all been copied");
     walpost.terminate().expect_code(0);
     let settle = ["--dropped-slots", "--already-delivered", "--yes"];
     fixture.replay(&settle).finish().expect_code(0);

@@ -60,7 +60,8 @@ fn rows_of_a_child_are_named_if_its_parent_is_replaced_before_any_look() {
          ALTER PUBLICATION {} ADD TABLE tenant_1.outbox",
         fixture.slot()
     ));
-    let says = ["table tenant_1.child inherits from tenant_1.former, which was tenant_1.outbox"];
+    let says =
+        ["table tenant_1.child inherits from tenant_1.former, which was named tenant_1.outbox"];
     fixture
         .check()
         .finish()
@@ -68,7 +69,7 @@ fn rows_of_a_child_are_named_if_its_parent_is_replaced_before_any_look() {
         .expect_mentions(&says);
     let halted = fixture.run().finish().expect_code(3).expect_mentions(&says);
     halted.expect_mentions(&[
-        "No pattern in tables stands for tenant_1.child",
+        "No pattern in tables matches tenant_1.child",
         "a primary key",
     ]);
     take_former_out(&fixture);

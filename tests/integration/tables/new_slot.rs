@@ -112,7 +112,7 @@ fn table_that_was_renamed_is_named_if_its_undelivered_rows_went_with_the_slot() 
         "walpost replay --dropped-slots --table tenant_1.old --pipeline {}",
         fixture.name
     );
-    init.expect_mentions(&["No pattern in tables stands for tenant_1.old", &command]);
+    init.expect_mentions(&["No pattern in tables matches tenant_1.old", &command]);
     let check = fixture.check().finish().expect_code(3);
     assert!(check.stdout.contains(&command), "{}", check.stdout);
     let settings = "tables = [\"tenant_*.outbox\", \"tenant_1.old\"]\n";

@@ -79,7 +79,7 @@ fn older_rows_are_named_if_the_definition_names_another_publication() {
         }
         fixture.use_settings(&format!("{SETTINGS}publication = \"{publication}_2\"\n"));
         let check = fixture.check().finish().expect_code(3);
-        check.expect_mentions(&["tenant_2.outbox was not in publication"]);
+        check.expect_mentions(&["tenant_2.outbox was temporarily missing from publication"]);
         let mut walpost = fixture.run().start();
         walpost.wait_for_log(&command(&fixture));
         assert_eq!(walpost.logged("outbox_row"), 0, "{}", walpost.log());

@@ -7,7 +7,7 @@ use crate::support::fixture::Fixture;
 use crate::support::postgres::MAJOR;
 
 const TABLES: [&str; 2] = ["tenant_1.outbox", "tenant_2.outbox"];
-const GAP: &str = "table tenant_1.outbox was not in publication";
+const GAP: &str = "table tenant_1.outbox was temporarily missing from publication";
 
 in_both_modes! {
     table_that_is_added_again_by_init_is_not_sent_again
@@ -145,7 +145,7 @@ fn table_that_is_renamed_while_it_is_out_is_named() {
         .args(["--table", "tenant_2.outbox"])
         .finish()
         .expect_code(0);
-    init.expect_mentions(&["table tenant_2.outbox was not in publication"]);
+    init.expect_mentions(&["table tenant_2.outbox was temporarily missing from publication"]);
     let walpost = fixture.start();
     let replay = ["--dropped-slots", "--table", "tenant_2.outbox", "--yes"];
     fixture.replay(&replay).finish().expect_code(0);

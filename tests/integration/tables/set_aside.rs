@@ -372,7 +372,7 @@ fn retention_keeps_the_rows_of_a_table_that_is_set_aside() {
     walpost.wait_for_log("table set aside");
     let maintain = fixture.invoke("maintain").finish();
     maintain.expect_mentions(&[
-        "nothing of table tenant_1.outbox is removed",
+        "nothing is removed from table tenant_1.outbox",
         "walpost replay --set-aside --table tenant_1.outbox",
     ]);
     walpost.terminate().expect_code(0);

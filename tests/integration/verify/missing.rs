@@ -141,7 +141,7 @@ fn what_is_not_confirmed_yet_is_pending(exactly_once: bool) {
     let verdict = verify(&fixture);
     assert!(verdict.ok);
     assert_eq!(verdict.pipeline["counts"]["pending"], 1);
-    assert!(verdict.notes().contains("nobody reads it"));
+    assert!(verdict.notes().contains("no process is reading the slot"));
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn rows_whose_records_were_removed_for_their_age_are_expired() {
         verdict.counts(),
         "rows 4, records 3, delivered 3, expired 1"
     );
-    assert!(verdict.notes().contains("has lost its first records"));
+    assert!(verdict.notes().contains("the first records of topic"));
     remove(3);
     let verdict = verify(&fixture);
     assert_eq!(

@@ -28,7 +28,7 @@ fn impossible_requests_are_rejected_without_querying_a_server() {
         (&["--output", "/nowhere/file"], &["--output"]),
         (
             &["--outbox", "messages"],
-            &["outbox is of messages", "table"],
+            &["outbox uses logical messages", "table"],
         ),
     ] {
         Invocation::new(nowhere)
@@ -65,13 +65,13 @@ fn reports_columns_that_the_table_lacks() {
         .args(["--time-column", "type"])
         .finish()
         .expect_code(2)
-        .expect_mentions(&["\"type\"", "neither timestamptz nor timestamp"]);
+        .expect_mentions(&["\"type\"", "type other than timestamptz and timestamp"]);
     fixture
         .verify()
         .args(["--header", "type={type}"])
         .finish()
         .expect_code(2)
-        .expect_mentions(&["no header has the event's id"]);
+        .expect_mentions(&["no header contains the event's id"]);
     fixture
         .verify()
         .args(["--topic", "{tenant}"])

@@ -1,11 +1,11 @@
-//! Fuzz target for lines of COPY: rows from a server that is broken or is not PostgreSQL.
+//! Fuzz target for the COPY parser: lines from a server that is faulty or is not PostgreSQL.
 
 use crate::postgres::wire::copy_text::Lines;
 
 /// Parses all bytes but the first as a line; the first is the number of values expected.
 ///
 /// # Panics
-/// The values that were parsed are not those of the line.
+/// Encoding the parsed values does not produce the same line.
 pub fn copy(data: &[u8]) {
     let [width, line @ ..] = data else {
         return;
@@ -18,8 +18,8 @@ pub fn copy(data: &[u8]) {
     let values: Vec<_> = (0..width)
         .map(|index| values.get(index).map(<[u8]>::to_vec))
         .collect();
-    let written = written(&values);
-    // For some characters, the server uses only one of two possible notations.
+    let written = encode_line(&values);
+    // The parser also accepts these characters unescaped, although the server always escapes them.
     let raw = |byte: &u8| matches!(byte, 0x08 | 0x0b | 0x0c | b'\r');
     if !line.iter().any(raw) {
         assert_eq!(written, line);
@@ -30,8 +30,8 @@ pub fn copy(data: &[u8]) {
     }
 }
 
-/// Returns the line that the server would send for the values.
-fn written(values: &[Option<Vec<u8>>]) -> Vec<u8> {
+/// Encodes the values as the server would in a COPY line.
+fn encode_line(values: &[Option<Vec<u8>>]) -> Vec<u8> {
     let mut line = Vec::new();
     for (index, value) in values.iter().enumerate() {
         if index > 0 {

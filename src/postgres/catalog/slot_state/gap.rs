@@ -1,22 +1,24 @@
-//! Events that may be missing because a slot has replaced another one.
+//! Describes events that may be missing because a slot has replaced another slot.
 
 use crate::model::dropped_slot::{replay_command, settle_command};
 use crate::model::lsn::Lsn;
 use crate::postgres::table::TableName;
 use crate::postgres::target::{Outbox, Target};
 
-/// Events that may be missing because a slot has replaced another one.
+/// Events that may be missing because a slot has replaced another slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
-    /// The position that the earlier slot had confirmed; `None` if that slot was in another
+    /// The last confirmed position of the former slot; `None` if the former slot was in another
     /// database or cluster.
     pub(super) from: Option<Lsn>,
     pub(super) reason: &'static str,
-    /// The slot that may not have delivered the events, if there was one.
+    /// The slot that may not have delivered the events, if one existed.
     pub(super) former: Option<FormerSlot>,
-    /// What the first start with the slot delivers of a single table, if it copies the table.
+    /// The rows of a single table that the first start with the slot delivers, if it copies the
+    /// table.
     pub(super) copied: Option<Copied>,
-    /// Tables of which the former slot did not send all rows, because their copy was not complete.
+    /// Tables whose rows the former slot did not send completely, because their copy was not
+    /// complete.
     pub(super) uncopied: Vec<String>,
 }
 
@@ -25,33 +27,34 @@ pub(crate) struct Gap {
 pub(super) enum Copied {
     /// Every row of the outbox table.
     Table,
-    /// Every row except those of partitions that have been detached since, which the catalog does
-    /// not record.
+    /// Every row except the rows of partitions that have been detached since. The catalog does not
+    /// record which partitions were detached.
     Partitions,
 }
 
-/// A slot that was replaced by another one.
+/// A slot that was replaced by another slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::postgres::catalog) struct FormerSlot {
     pub(in crate::postgres::catalog) slot: String,
-    /// The last position that Walpost may have confirmed for it, in its own history.
+    /// The highest position that Walpost may have confirmed for the slot, in the slot's own
+    /// history.
     pub(in crate::postgres::catalog) confirmed: Lsn,
 }
 
 /// A table whose events may be missing.
 pub(super) struct GapTable {
-    /// `None` stands for messages, which are in no table.
+    /// `None` for an outbox that uses logical messages, which are not stored in a table.
     pub(super) name: Option<String>,
-    /// Whether commands have to name the table, because it is one of several, or not that of the
-    /// outbox.
+    /// Whether commands must specify the table, because the outbox has several tables or the table
+    /// is not the outbox.
     pub(super) is_named: bool,
-    /// Whether the table is in the publication, or will be once that exists.
+    /// Whether the table is in the publication, or will be in it once the publication exists.
     pub(super) is_published: bool,
 }
 
 impl GapTable {
-    /// Returns the position after which its events may be missing; zero if its copy was not
-    /// complete, so that all events may be.
+    /// Returns the position after which events of the table may be missing. Returns zero if the
+    /// copy of the table was not complete, because then all events may be missing.
     pub(super) fn from(&self, gap: &Gap) -> Option<Lsn> {
         let is_uncopied = self
             .name
@@ -63,7 +66,7 @@ impl GapTable {
         })
     }
 
-    /// Describes how an operator can have the events delivered.
+    /// Describes how an operator can deliver the events.
     pub(super) fn remedy(&self, target: &Target, gap: &Gap) -> String {
         let Some(table) = &self.name else {
             return target.resend();
@@ -75,10 +78,10 @@ impl GapTable {
         let is_other = self.is_named && !is_outbox(target, table);
         let first = match &target.outbox {
             Outbox::Table(_) if is_other => {
-                format!("The pipeline is about another table than {table}. ")
+                format!("The pipeline delivers a table other than {table}. ")
             }
             _ if is_other => format!(
-                "No pattern in tables stands for {table}, which {published}: add it to tables. "
+                "No pattern in tables matches {table}, which {published}: add it to tables. "
             ),
             _ if self.is_published => String::new(),
             _ => format!("Table {table} {published}. "),
@@ -88,15 +91,15 @@ impl GapTable {
         let settle = match gap.from {
             Some(_) => String::new(),
             None => format!(
-                ". If all of them were delivered before the database was moved: {}",
+                ". If all of these events were delivered before the database was moved: {}",
                 settle_command(&target.commands, table)
             ),
         };
-        format!("{first}Send them again: {command}{settle}")
+        format!("{first}Send these events again: {command}{settle}")
     }
 }
 
-/// The reason for a gap after a slot that the configuration no longer names.
+/// The reason for a gap after a slot that is no longer in the configuration.
 pub(super) const FORMER_SLOT: &str = "the pipeline had another slot before";
 
 impl Gap {
@@ -104,36 +107,38 @@ impl Gap {
     #[must_use]
     pub(crate) fn next_step(&self, target: &Target) -> String {
         match self.reason == FORMER_SLOT {
-            true => "walpost run records it, and logs the command that sends these events again"
-                .to_owned(),
+            true => {
+                "walpost run records the gap, and logs the command that sends these events again"
+                    .to_owned()
+            }
             false => format!(
-                "walpost.slot_state describes a slot in another history of the database. Record it: {}",
+                "walpost.slot_state describes a slot in another history of the database. Record the gap: {}",
                 target.init(&[])
             ),
         }
     }
 
-    /// Limits the gap to tables other than that of the outbox, which the first start with the slot
-    /// copies. Returns `None` if nothing else can be missing.
+    /// Limits the gap to tables other than the outbox table, which the first start with the slot
+    /// copies. Returns `None` if no other events can be missing.
     pub(super) fn without_copied_table(self) -> Option<Self> {
-        // On the same cluster, a table that was renamed is recognized by its OID.
+        // On the same cluster, Walpost recognizes a renamed table by its OID.
         self.from.is_none().then_some(Self {
             copied: Some(Copied::Table),
             ..self
         })
     }
 
-    /// Describes which table the first start copies, if no other table is known that may contain
-    /// events of the gap.
+    /// Describes which table the first start copies, if Walpost knows no other table that may
+    /// contain events of the gap.
     pub(super) fn describe_copied(&self, outbox: &TableName) -> String {
         format!(
-            "{}, where no start had copied the older rows of {outbox} yet. The first start copies the table that is now {outbox}: \
-             events may be missing in Kafka if another table had that name before the database was moved",
+            "{}, before any start had copied the older rows of {outbox}. The first start copies the table that is now \
+             named {outbox}: events may be missing from Kafka if another table had that name before the database was moved",
             self.reason
         )
     }
 
-    /// Describes why and which events may be missing if the slot is at `found`.
+    /// Describes which events may be missing, and why, if the slot is at `found`.
     #[must_use]
     pub(crate) fn describe(&self, found: Lsn) -> String {
         self.describe_after(self.from, found)
@@ -145,14 +150,15 @@ impl Gap {
             _ => String::new(),
         };
         format!(
-            "{}: events committed {after}before {found} may be missing in Kafka{}",
+            "{}: events committed {after}before {found} may be missing from Kafka{}",
             self.reason,
             match self.copied {
                 Some(Copied::Partitions) => {
-                    ", if a partition was detached that has them: those that the table has are copied. Attach it first"
+                    ", if they are in a detached partition: only rows that are still in the table are copied. Attach \
+                     the partition first"
                 }
                 Some(Copied::Table) => {
-                    ", if they are in another table than the one that is copied"
+                    ", if they are in a table other than the one that is copied"
                 }
                 None => "",
             }

@@ -1,13 +1,13 @@
-//! Tables that were replaced by another table: a migration renames or drops the outbox, and creates
-//! it again.
+//! Finds tables that were replaced by another table, for example because a migration renamed or
+//! dropped the outbox table and created it again.
 //!
-//! The stream contains what was inserted into either table while it was published. Rows of the
-//! former table that had not been copied yet, or that were inserted while it was not published, are
-//! not sent by any slot, nor by a replay of the present table.
+//! The stream contains the rows that were inserted into either table while it was published. No
+//! slot sends rows of the former table that had not been copied yet, or that were inserted while it
+//! was not published. A replay of the current table does not send these rows either.
 //!
-//! The same is true of tables that inherit from a table with the name of an outbox. Until that table
-//! is renamed, `check` and `run` report them. If neither ran before, only the record of the former
-//! table leads to them.
+//! The same applies to tables that inherit from an outbox table. `check` and `run` report such
+//! child tables until their parent is renamed. If neither ran before that, the child tables can be
+//! found only through the record of the former table.
 
 use postgres_protocol::escape::escape_literal;
 use serde_json::json;
@@ -16,7 +16,7 @@ use tracing::warn;
 use super::super::drop_slot::REPLACED;
 use super::super::journal::{Action, Entry, LEFT_PUBLICATION};
 use super::super::{Catalog, CatalogError, SnapshotRecord};
-use super::{DATABASE_OID, Finding, SYSTEM_ID, StoredTable, TableLook};
+use super::{DATABASE_OID, SYSTEM_ID, StoredTable, TableChange, TableObservation};
 use crate::model::dropped_slot::{replay_command, settle_command};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::own_table::OwnTable;
@@ -28,39 +28,39 @@ use crate::postgres::target::{OUTBOX_ROW, Outbox, Target};
 /// from a table that was renamed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReplacedTable {
-    /// Its present name; `None` if it was dropped.
+    /// The current name of the table; `None` if the table was dropped.
     name: Option<TableName>,
-    /// The table that now has its name. For a child table, the former name of its parent.
+    /// The name that another table has now. For a child table, the former name of its parent.
     by: TableName,
     publication: String,
-    lacks: Lacks,
+    missing: MissingEvents,
     /// The end of WAL.
     end: Lsn,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Lacks {
+enum MissingEvents {
     /// Rows that are older than the slot, and possibly later ones.
     Copy,
     /// Rows that were inserted while the table was not published.
     Publication(MissingRows),
-    /// Rows that are recorded as missing under the name that another table has now.
+    /// Rows that the journal records as missing under the name that another table has now.
     Replay(MissingRows),
-    /// All rows: only the table from which it inherits was published.
+    /// All rows, because only the parent of the table was published.
     Child { parent: TableName },
 }
 
-/// The rows of a table that may be missing.
+/// The range of a table's rows that may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MissingRows {
-    /// The position after which they were committed; `None` for all rows.
+    /// The position after which the rows were committed; `None` for all rows.
     from: Option<Lsn>,
     /// The first transaction that may be missing; `None` for all rows.
     since: Option<u64>,
 }
 
 impl MissingRows {
-    /// Returns the rows that are in either set.
+    /// Returns a range that contains the rows of both ranges.
     fn union(self, other: Self) -> Self {
         Self {
             from: self.from.min(other.from),
@@ -70,49 +70,55 @@ impl MissingRows {
 }
 
 impl ReplacedTable {
-    fn child(look: &TableLook, target: &Target, parent: &TableName, name: TableName) -> Self {
+    fn child(
+        observed: &TableObservation,
+        target: &Target,
+        parent: &TableName,
+        name: TableName,
+    ) -> Self {
         Self {
             name: Some(name),
-            by: look.table.clone(),
+            by: observed.table.clone(),
             publication: target.publication.clone(),
-            lacks: Lacks::Child {
+            missing: MissingEvents::Child {
                 parent: parent.clone(),
             },
-            end: look.slot.end,
+            end: observed.slot.end,
         }
     }
 
-    /// `recorded` are the rows that the journal records as missing or set aside under the name of the
-    /// table.
+    /// Returns the replaced table if rows of it may be missing. `recorded` contains the rows that
+    /// the journal records as missing or set aside under the name of the table.
     fn find(
-        look: &TableLook,
+        observed: &TableObservation,
         target: &Target,
         is_copied: bool,
         recorded: Option<MissingRows>,
     ) -> Option<Self> {
-        let stored = look.stored.as_ref()?;
-        let unpublished = match look.evaluate(&target.publication) {
-            // The entry about the present table covers these rows as well.
-            Finding::Gap(gap) if !stored.is_published => Some(MissingRows {
+        let stored = observed.stored.as_ref()?;
+        let unpublished = match observed.evaluate(&target.publication) {
+            // If the former table is still published, the entry about the current table also covers
+            // its rows.
+            TableChange::Gap(gap) if !stored.is_published => Some(MissingRows {
                 from: gap.from,
                 since: gap.since,
             }),
             _ => None,
         };
-        let lacks = match (unpublished, recorded) {
-            _ if !is_copied => Lacks::Copy,
+        let missing = match (unpublished, recorded) {
+            _ if !is_copied => MissingEvents::Copy,
             _ if stored.name.is_none() => return None,
             (None, None) => return None,
-            (Some(rows), None) => Lacks::Publication(rows),
-            (None, Some(recorded)) => Lacks::Replay(recorded),
-            (Some(rows), Some(recorded)) => Lacks::Replay(rows.union(recorded)),
+            (Some(rows), None) => MissingEvents::Publication(rows),
+            (None, Some(recorded)) => MissingEvents::Replay(recorded),
+            (Some(rows), Some(recorded)) => MissingEvents::Replay(rows.union(recorded)),
         };
         Some(Self {
             name: stored.name.clone(),
-            by: look.table.clone(),
+            by: observed.table.clone(),
             publication: target.publication.clone(),
-            lacks,
-            end: look.slot.end,
+            missing,
+            end: observed.slot.end,
         })
     }
 
@@ -126,37 +132,37 @@ impl ReplacedTable {
         } = self;
         let name = match &self.name {
             Some(name) => format!("{name}"),
-            None => "one of the same name, which was dropped".to_owned(),
+            None => "a dropped table of the same name".to_owned(),
         };
-        match &self.lacks {
-            Lacks::Child { parent } => format!(
-                "table {name} inherits from {parent}, which was {by} before: PostgreSQL has not sent its rows as those of an outbox, \
-                 and its events committed before {end} may be missing in Kafka"
+        match &self.missing {
+            MissingEvents::Child { parent } => format!(
+                "table {name} inherits from {parent}, which was named {by} before: PostgreSQL did not send the rows of \
+                 {name} as outbox rows, so its events committed before {end} may be missing from Kafka"
             ),
-            Lacks::Copy => format!(
-                "table {by} has taken the place of {name}, before all older rows of that were copied: its events committed before \
-                 {end} may be missing in Kafka"
+            MissingEvents::Copy => format!(
+                "table {by} has replaced {name}, whose older rows had not all been copied: events of the replaced table \
+                 committed before {end} may be missing from Kafka"
             ),
-            Lacks::Publication(rows) => format!(
-                "table {by} has taken the place of {name}, which was not in publication {publication:?} for a while: its events \
-                 committed after {} may be missing in Kafka",
+            MissingEvents::Publication(rows) => format!(
+                "table {by} has replaced {name}, which was temporarily missing from publication {publication:?}: events \
+                 of the replaced table committed after {} may be missing from Kafka",
                 rows.from.unwrap_or_default()
             ),
-            Lacks::Replay(rows) => format!(
-                "table {by} has taken the place of {name}, before events were sent again that the journal records as missing or set \
-                 aside: its events committed after {} may be missing in Kafka",
+            MissingEvents::Replay(rows) => format!(
+                "table {by} has replaced {name}, and events that the journal records as missing or set aside had not \
+                 been sent again: events of the replaced table committed after {} may be missing from Kafka",
                 rows.from.unwrap_or_default()
             ),
         }
     }
 
-    /// Describes what an operator should do about the events.
+    /// Describes how an operator can send the events.
     fn remedy(&self, target: &Target) -> String {
         let commands = &target.commands;
         let Some(name) = &self.name else {
             let by = target.outbox.is_several().then(|| self.by.to_string());
             return format!(
-                "Rows of a table that was dropped can't be sent again. Say that this is known: {}",
+                "Rows of a dropped table can't be sent again. To acknowledge this: {}",
                 settle_command(commands, by.as_deref())
             );
         };
@@ -164,14 +170,18 @@ impl ReplacedTable {
             Outbox::Tables(_) | Outbox::OneOf { .. }
                 if !target.outbox.includes(&name.schema, &name.name) =>
             {
-                format!("No pattern in tables stands for {name}: add it to tables. ")
+                format!("No pattern in tables matches {name}: add it to tables. ")
             }
             _ => String::new(),
         };
-        let send = match self.lacks {
+        let send = match self.missing {
             // A child table does not inherit the primary key.
-            Lacks::Child { .. } => "Give the table a primary key if it has none, and send them",
-            Lacks::Copy | Lacks::Publication(_) | Lacks::Replay(_) => "Send them again",
+            MissingEvents::Child { .. } => {
+                "Add a primary key to the table if it has none, then send these events"
+            }
+            MissingEvents::Copy | MissingEvents::Publication(_) | MissingEvents::Replay(_) => {
+                "Send these events again"
+            }
         };
         format!(
             "{first}{send}: {}",
@@ -180,11 +190,13 @@ impl ReplacedTable {
     }
 
     fn entry<'e>(&self, pipeline: &'e str, target: &'e Target, cluster: &str) -> Entry<'e> {
-        let (from, since) = match self.lacks {
-            Lacks::Copy | Lacks::Child { .. } => (Some(Lsn::ZERO), None),
-            Lacks::Publication(rows) | Lacks::Replay(rows) => (rows.from, rows.since),
+        let (from, since) = match self.missing {
+            MissingEvents::Copy | MissingEvents::Child { .. } => (Some(Lsn::ZERO), None),
+            MissingEvents::Publication(rows) | MissingEvents::Replay(rows) => {
+                (rows.from, rows.since)
+            }
         };
-        let is_child = matches!(self.lacks, Lacks::Child { .. });
+        let is_child = matches!(self.missing, MissingEvents::Child { .. });
         Entry {
             pipeline,
             target,
@@ -199,7 +211,7 @@ impl ReplacedTable {
                 LEFT_PUBLICATION: target.publication,
                 REPLACED: !is_child,
                 "table": self.name.as_ref().unwrap_or(&self.by).to_string(),
-                // Under another name, it is not the table of the configured outbox.
+                // If the table has another name, it is not the configured outbox table.
                 "several": self.name.is_some() || target.outbox.is_several(),
                 "catalog_xmin": since.map(|id| id.to_string()),
                 "system_id": cluster,
@@ -208,7 +220,7 @@ impl ReplacedTable {
     }
 }
 
-impl TableLook {
+impl TableObservation {
     /// Returns whether another table was recorded under this name.
     fn is_replaced(&self) -> bool {
         let [schema, name] = OUTBOX_ROW;
@@ -220,52 +232,58 @@ impl TableLook {
 }
 
 impl Catalog {
-    /// Returns the tables that were replaced since they were recorded and whose rows may be missing,
-    /// and the tables that inherit from them.
+    /// Returns the tables that were replaced since they were recorded and whose rows may be
+    /// missing, and the tables that inherit from these tables.
     pub(super) async fn replaced_tables<'l>(
         &self,
         target: &Target,
-        looks: &'l [TableLook],
-    ) -> Result<Vec<(&'l TableLook, Vec<ReplacedTable>)>, CatalogError> {
+        observations: &'l [TableObservation],
+    ) -> Result<Vec<(&'l TableObservation, Vec<ReplacedTable>)>, CatalogError> {
         let mut found = Vec::new();
-        for look in looks.iter().filter(|look| look.is_replaced()) {
-            let present = look.stored.as_ref().and_then(|stored| stored.name.as_ref());
-            let names = (&look.table, present);
+        for observed in observations
+            .iter()
+            .filter(|observed| observed.is_replaced())
+        {
+            let current = observed
+                .stored
+                .as_ref()
+                .and_then(|stored| stored.name.as_ref());
+            let names = (&observed.table, current);
             let is_copied = !self
-                .has_open_copy(target, names, look.slot.confirmed)
+                .has_open_copy(target, names, observed.slot.confirmed)
                 .await?;
-            let mut tables = self.children_of_recorded(target, look).await?;
-            let recorded = self.recorded_as_missing(target, look).await?;
-            tables.extend(ReplacedTable::find(look, target, is_copied, recorded));
+            let mut tables = self.children_of_recorded(target, observed).await?;
+            let recorded = self.recorded_as_missing(target, observed).await?;
+            tables.extend(ReplacedTable::find(observed, target, is_copied, recorded));
             if !tables.is_empty() {
-                found.push((look, tables));
+                found.push((observed, tables));
             }
         }
         Ok(found)
     }
 
-    /// Returns the rows that the journal records as missing, or as set aside, for the recorded table
+    /// Returns the rows that the journal records as missing or set aside for the recorded table
     /// under its former name, and that were not sent again.
     async fn recorded_as_missing(
         &self,
         target: &Target,
-        look: &TableLook,
+        observed: &TableObservation,
     ) -> Result<Option<MissingRows>, CatalogError> {
-        let name = look.table.to_string();
+        let name = observed.table.to_string();
         let cluster = self.cluster().await?;
-        // Transactions have different IDs in another cluster.
-        let rows = |from, since: Option<u64>, of: Option<&String>| MissingRows {
+        // Transaction IDs of different clusters can't be compared.
+        let rows = |from, since: Option<u64>, origin: Option<&String>| MissingRows {
             from,
-            since: since.filter(|_| of == Some(&cluster)),
+            since: since.filter(|_| origin == Some(&cluster)),
         };
-        let mut open = self.dropped_slots_of_table(target, &look.table).await?;
-        open.retain(|entry| entry.table.as_ref().is_none_or(|of| *of == name));
+        let mut open = self.dropped_slots_of_table(target, &observed.table).await?;
+        open.retain(|entry| entry.table.as_ref().is_none_or(|table| *table == name));
         let missing = open
             .iter()
             .map(|entry| rows(entry.from, entry.since, entry.cluster.as_ref()));
-        let relation = look.stored.as_ref().map_or(0, |stored| stored.relation);
+        let relation = observed.stored.as_ref().map_or(0, |stored| stored.relation);
         let mut aside = self.set_aside_of_table(target, &name, relation).await?;
-        // A replay of the table reads the one that has the name.
+        // A replay reads the table that has this name now.
         aside.retain(|entry| entry.table == name && entry.relation == relation);
         let aside = aside.iter().map(|entry| {
             rows(
@@ -277,57 +295,59 @@ impl Catalog {
         Ok(missing.chain(aside).reduce(MissingRows::union))
     }
 
-    /// Returns the tables with rows that inherit from a table that was published and then renamed,
+    /// Returns the non-empty tables that inherit from a table that was published and then renamed,
     /// if no other table has its former name.
     pub(super) async fn children_of_renamed(
         &self,
         target: &Target,
-        look: &TableLook,
+        observed: &TableObservation,
     ) -> Result<Vec<ReplacedTable>, CatalogError> {
-        let is_known = look.stored.as_ref().is_none_or(|stored| stored.is_out);
-        match is_known || look.is_replaced() {
+        let is_known = observed.stored.as_ref().is_none_or(|stored| stored.is_out);
+        match is_known || observed.is_replaced() {
             true => Ok(Vec::new()),
-            false => self.children_of_recorded(target, look).await,
+            false => self.children_of_recorded(target, observed).await,
         }
     }
 
-    /// Returns the tables with rows that inherit from the recorded table, if the recorded table now
+    /// Returns the non-empty tables that inherit from the recorded table, if the recorded table now
     /// has another name.
     async fn children_of_recorded(
         &self,
         target: &Target,
-        look: &TableLook,
+        observed: &TableObservation,
     ) -> Result<Vec<ReplacedTable>, CatalogError> {
-        let stored = look.stored.as_ref();
-        let present = stored.and_then(|stored| stored.name.as_ref());
-        let Some(parent) = present.filter(|name| **name != look.table) else {
+        let stored = observed.stored.as_ref();
+        let current = stored.and_then(|stored| stored.name.as_ref());
+        let Some(parent) = current.filter(|name| **name != observed.table) else {
             return Ok(Vec::new());
         };
         let mut children = Vec::new();
         for hidden in self.hidden_rows(std::slice::from_ref(parent)).await? {
             let table = hidden.into_table();
-            // A table that is itself an outbox has its own record.
+            // A child table that is itself an outbox table has its own record.
             if !target.outbox.includes(&table.schema, &table.name)
                 && self.has_storage(&table).await?
             {
-                children.push(ReplacedTable::child(look, target, parent, table));
+                children.push(ReplacedTable::child(observed, target, parent, table));
             }
         }
         Ok(children)
     }
 
     /// Adds journal entries for rows of replaced tables that may be missing. The same statement
-    /// records that the present table was seen, so that each entry is added only once.
+    /// records the OID of the current table, so that each entry is added only once.
     pub(super) async fn record_replaced_tables(
         &self,
         pipeline: &str,
         target: &Target,
-        looks: &[TableLook],
+        observations: &[TableObservation],
     ) -> Result<(), CatalogError> {
-        for (look, tables) in self.replaced_tables(target, looks).await? {
-            let Some(stored) = &look.stored else { continue };
-            let assignments = format!("relation = {}", look.relation);
-            let condition = look.condition(target, stored);
+        for (observed, tables) in self.replaced_tables(target, observations).await? {
+            let Some(stored) = &observed.stored else {
+                continue;
+            };
+            let assignments = format!("relation = {}", observed.relation);
+            let condition = observed.condition(target, stored);
             let condition = format!("{condition} AND relation = {}", stored.relation);
             self.write_replaced(pipeline, target, &tables, (&assignments, &condition))
                 .await?;
@@ -335,7 +355,8 @@ impl Catalog {
         Ok(())
     }
 
-    /// Updates the record of the outbox table, and adds a journal entry for each of these tables.
+    /// Updates the record of the outbox table, and adds a journal entry for each of the replaced
+    /// tables.
     pub(super) async fn write_replaced(
         &self,
         pipeline: &str,
@@ -364,22 +385,23 @@ impl Catalog {
         Ok(())
     }
 
-    /// Returns whether rows of the table that are older than the slot, which is at `found`, are
-    /// still to be copied, as far as the database shows. The journal names the table as `recorded`.
-    /// If something else has moved the slot, its position says nothing about the copy.
+    /// Returns whether, according to the database, the table has rows older than the slot that have
+    /// not been copied yet. The slot is at `found`, and `recorded` is the table's name in the
+    /// journal. If something else has moved the slot, its position can't show whether rows were
+    /// copied.
     async fn has_open_copy(
         &self,
         target: &Target,
-        (recorded, present): (&TableName, Option<&TableName>),
+        (recorded, current): (&TableName, Option<&TableName>),
         found: Option<Lsn>,
     ) -> Result<bool, CatalogError> {
         let open = self.tables_with_open_copy(target, found).await?;
-        let mut names = [Some(recorded), present].into_iter().flatten();
+        let mut names = [Some(recorded), current].into_iter().flatten();
         Ok(names.any(|name| open.contains(&name.to_string())))
     }
 
-    /// Returns the tables whose older rows are still to be copied, under the names in the journal
-    /// or their present names.
+    /// Returns the tables whose older rows have not been copied yet, under their names in the
+    /// journal or their current names.
     pub(in crate::postgres::catalog) async fn tables_with_open_copy(
         &self,
         target: &Target,
@@ -420,7 +442,7 @@ impl Catalog {
         self.slot_state_position(target, "confirmed_lsn").await
     }
 
-    /// Returns the position in this column of the slot's row in `walpost.slot_state`, on any
+    /// Returns the position in the given column of the slot's row in `walpost.slot_state`, on any
     /// timeline of this database.
     pub(super) async fn slot_state_position(
         &self,

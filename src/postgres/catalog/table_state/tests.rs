@@ -1,13 +1,13 @@
 use super::*;
 
-fn look(memberships: &[u32], stored: Option<StoredTable>) -> TableLook {
-    TableLook {
+fn observed(memberships: &[u32], stored: Option<StoredTable>) -> TableObservation {
+    TableObservation {
         table: "tenant_a.outbox".parse().expect("a table"),
         relation: 7,
         memberships: memberships.iter().copied().collect(),
         member_xid: Some(500),
         stored,
-        slot: SlotPlace {
+        slot: SlotProgress {
             confirmed: Some(Lsn(9)),
             catalog_xmin: Some(300),
             end: Lsn(10),
@@ -29,8 +29,8 @@ fn stored(memberships: &[u32]) -> StoredTable {
     }
 }
 
-fn gap(since: Option<u64>) -> Finding {
-    Finding::Gap(TableGap {
+fn gap(since: Option<u64>) -> TableChange {
+    TableChange::Gap(TableGap {
         table: "tenant_a.outbox".parse().expect("a table"),
         publication: "tenants".to_owned(),
         from: Some(Lsn(5)),
@@ -39,81 +39,80 @@ fn gap(since: Option<u64>) -> Finding {
 }
 
 #[track_caller]
-fn check(look: &TableLook, expected: Finding) {
-    assert_eq!(look.evaluate("tenants"), expected);
+fn check(observed: &TableObservation, expected: TableChange) {
+    assert_eq!(observed.evaluate("tenants"), expected);
 }
 
 #[test]
-fn table_is_new_until_it_is_recorded() {
-    check(&look(&[1], None), Finding::New);
-    check(&look(&[], None), Finding::Nothing);
+fn reports_a_published_table_as_new_until_it_is_recorded() {
+    check(&observed(&[1], None), TableChange::New);
+    check(&observed(&[], None), TableChange::Nothing);
 }
 
 #[test]
-fn unchanged_membership_is_not_a_gap() {
-    check(&look(&[1], Some(stored(&[1]))), Finding::Same);
-    check(&look(&[1, 2], Some(stored(&[1]))), Finding::Changed);
-    check(&look(&[2], Some(stored(&[1, 2]))), Finding::Changed);
+fn reports_no_gap_if_a_membership_is_unchanged() {
+    check(&observed(&[1], Some(stored(&[1]))), TableChange::Same);
+    check(&observed(&[1, 2], Some(stored(&[1]))), TableChange::Changed);
+    check(&observed(&[2], Some(stored(&[1, 2]))), TableChange::Changed);
     let re_created = StoredTable {
         relation: 6,
         ..stored(&[1])
     };
-    check(&look(&[1], Some(re_created)), Finding::Changed);
+    check(&observed(&[1], Some(re_created)), TableChange::Changed);
 }
 
 #[test]
-fn membership_that_was_replaced_is_a_gap_unless_it_is_older_than_the_record() {
-    check(&look(&[2], Some(stored(&[1]))), gap(Some(400)));
-    let older = TableLook {
+fn reports_a_gap_if_all_memberships_are_newer_than_the_record() {
+    check(&observed(&[2], Some(stored(&[1]))), gap(Some(400)));
+    let older = TableObservation {
         member_xid: Some(399),
-        ..look(&[2], Some(stored(&[1])))
+        ..observed(&[2], Some(stored(&[1])))
     };
-    check(&older, Finding::Changed);
+    check(&older, TableChange::Changed);
     let unknown = StoredTable {
         seen_xid: None,
         ..stored(&[1])
     };
-    check(&look(&[2], Some(unknown)), gap(None));
+    check(&observed(&[2], Some(unknown)), gap(None));
 }
 
 #[test]
-fn table_that_was_found_unpublished_has_a_gap_when_it_is_back() {
-    check(&look(&[], Some(stored(&[1]))), Finding::Out);
+fn reports_a_gap_when_an_unpublished_table_is_published_again() {
+    check(&observed(&[], Some(stored(&[1]))), TableChange::Unpublished);
     let out = StoredTable {
         is_out: true,
         ..stored(&[1])
     };
-    check(&look(&[], Some(out.clone())), Finding::Nothing);
-    let of_other = StoredTable {
+    check(&observed(&[], Some(out.clone())), TableChange::Nothing);
+    let other_publication = StoredTable {
         publication: "before".to_owned(),
         ..stored(&[1])
     };
     let left = match gap(Some(400)) {
-        Finding::Gap(gap) => Finding::Left(gap),
+        TableChange::Gap(gap) => TableChange::NotInNewPublication(gap),
         other => other,
     };
-    check(&look(&[], Some(of_other)), left);
-    // The publication did not publish inserts for a while.
-    check(&look(&[1], Some(out)), gap(Some(400)));
+    check(&observed(&[], Some(other_publication)), left);
+    // The publication temporarily did not publish inserts.
+    check(&observed(&[1], Some(out)), gap(Some(400)));
 }
 
 #[test]
-fn another_publication_has_to_be_as_old_as_what_the_slot_still_sends() {
-    let of_other = StoredTable {
+fn reports_a_gap_if_a_new_publication_is_newer_than_unsent_rows() {
+    let other_publication = StoredTable {
         publication: "before".to_owned(),
         ..stored(&[1])
     };
-    let look = |member_xid| TableLook {
+    let observed = |member_xid| TableObservation {
         member_xid: Some(member_xid),
-        ..look(&[1], Some(of_other.clone()))
+        ..observed(&[1], Some(other_publication.clone()))
     };
-    check(&look(299), Finding::Changed);
-    check(&look(350), gap(Some(300)));
+    check(&observed(299), TableChange::Changed);
+    check(&observed(350), gap(Some(300)));
 }
 
 #[test]
-fn older_rows_that_the_slot_has_not_sent_are_lost_with_the_publication_that_they_were_written_for()
-{
+fn reports_unsent_older_rows_as_missing_if_the_publication_changes() {
     let whole = TableGap {
         table: "tenant_a.outbox".parse().expect("a table"),
         publication: "tenants".to_owned(),
@@ -124,25 +123,28 @@ fn older_rows_that_the_slot_has_not_sent_are_lost_with_the_publication_that_they
         seen_lsn: Some(Lsn(10)),
         ..stored(&[1])
     };
-    check(&look(&[1], Some(added.clone())), Finding::Same);
-    check(&look(&[], Some(added.clone())), Finding::Out);
-    let of_other = StoredTable {
+    check(&observed(&[1], Some(added.clone())), TableChange::Same);
+    check(
+        &observed(&[], Some(added.clone())),
+        TableChange::Unpublished,
+    );
+    let other_publication = StoredTable {
         publication: "before".to_owned(),
         ..added
     };
     check(
-        &look(&[], Some(of_other.clone())),
-        Finding::Left(whole.clone()),
+        &observed(&[], Some(other_publication.clone())),
+        TableChange::NotInNewPublication(whole.clone()),
     );
-    let older = TableLook {
+    let older = TableObservation {
         member_xid: Some(299),
-        ..look(&[1], Some(of_other))
+        ..observed(&[1], Some(other_publication))
     };
-    check(&older, Finding::Gap(whole));
+    check(&older, TableChange::Gap(whole));
 }
 
 #[test]
-fn rows_from_before_a_table_left_one_publication_are_not_sent_for_another() {
+fn reports_unsent_rows_of_a_removed_table_as_missing_if_the_publication_changes() {
     let out = |out_lsn, memberships| StoredTable {
         publication: "before".to_owned(),
         is_out: true,
@@ -150,25 +152,25 @@ fn rows_from_before_a_table_left_one_publication_are_not_sent_for_another() {
         ..stored(memberships)
     };
     let left = match gap(Some(400)) {
-        Finding::Gap(gap) => Finding::Left(gap),
+        TableChange::Gap(gap) => TableChange::NotInNewPublication(gap),
         other => other,
     };
-    check(&look(&[], Some(out(10, &[1]))), left);
-    check(&look(&[], Some(out(9, &[1]))), Finding::Nothing);
-    // It was recorded.
-    check(&look(&[], Some(out(10, &[]))), Finding::Nothing);
+    check(&observed(&[], Some(out(10, &[1]))), left);
+    check(&observed(&[], Some(out(9, &[1]))), TableChange::Nothing);
+    // The gap is already recorded in the journal.
+    check(&observed(&[], Some(out(10, &[]))), TableChange::Nothing);
 }
 
 #[test]
-fn table_of_older_rows_has_no_gap() {
-    let mut look = look(&[2], Some(stored(&[1])));
-    look.table = TableName::from_catalog(OUTBOX_ROW[0], OUTBOX_ROW[1]);
-    check(&look, Finding::Changed);
-    look.memberships = Memberships::new();
-    check(&look, Finding::Out);
-    look.stored = Some(StoredTable {
+fn reports_no_gap_for_walpost_outbox_row() {
+    let mut observed = observed(&[2], Some(stored(&[1])));
+    observed.table = TableName::from_catalog(OUTBOX_ROW[0], OUTBOX_ROW[1]);
+    check(&observed, TableChange::Changed);
+    observed.memberships = Memberships::new();
+    check(&observed, TableChange::Unpublished);
+    observed.stored = Some(StoredTable {
         publication: "before".to_owned(),
         ..stored(&[1])
     });
-    check(&look, Finding::Out);
+    check(&observed, TableChange::Unpublished);
 }

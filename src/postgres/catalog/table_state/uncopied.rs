@@ -1,12 +1,12 @@
-//! Tables whose older rows must be copied, but have not been copied yet.
+//! Finds tables whose older rows must be copied but have not been copied yet.
 //!
-//! `sql/snapshot.sql`, which `walpost init` runs for a single table, has found rows and recorded in
+//! If `sql/snapshot.sql`, which `walpost init` runs for a single table, finds rows, it records in
 //! the journal that their copy is due. If the definition of the outbox changes before the first
-//! start, no start copies them.
+//! start, no start copies these rows.
 
 use postgres_protocol::escape::escape_literal;
 
-use super::{DATABASE_OID, SYSTEM_ID, TableGap, TableLook, VERSION};
+use super::{DATABASE_OID, SYSTEM_ID, TableGap, TableObservation, VERSION};
 use crate::model::lsn::Lsn;
 use crate::postgres::catalog::journal::Action;
 use crate::postgres::catalog::own_table::{OwnTable, Use};
@@ -15,11 +15,11 @@ use crate::postgres::catalog::{Catalog, CatalogError, Rows, SnapshotRecord};
 use crate::postgres::table::TableName;
 use crate::postgres::target::Target;
 
-/// A table with rows that are older than the slot, which no start has begun to copy.
+/// A table with rows that are older than the slot and that no start has begun to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UncopiedTable {
     pub(crate) table: TableName,
-    /// Where the slot was when the rows were found.
+    /// The position of the slot when the rows were found.
     pub(crate) slot_at: Lsn,
 }
 
@@ -27,21 +27,21 @@ pub(crate) struct UncopiedTable {
 pub(super) struct DueCopy {
     /// The name of the table in the journal.
     recorded: TableName,
-    /// Its present name, if it exists.
-    present: Option<TableName>,
+    /// The current name of the table, if the table exists.
+    current: Option<TableName>,
     /// Whether another table has the recorded name.
     is_name_taken: bool,
-    /// Where the slot was when the rows were found.
+    /// The position of the slot when the rows were found.
     slot_at: Lsn,
 }
 
 impl DueCopy {
-    /// Returns the present name of the table, or its last name if it was dropped.
+    /// Returns the current name of the table, or the recorded name if the table was dropped.
     pub(super) fn name(&self) -> &TableName {
-        self.present.as_ref().unwrap_or(&self.recorded)
+        self.current.as_ref().unwrap_or(&self.recorded)
     }
 
-    /// Returns whether another table of the outbox has replaced it. In this case,
+    /// Returns whether another table of the outbox has replaced the table. In this case,
     /// [`super::replaced`] adds an entry to the journal.
     fn is_replaced(&self, target: &Target) -> bool {
         let TableName { schema, name } = &self.recorded;
@@ -62,7 +62,7 @@ impl Catalog {
         let mut found = Vec::new();
         for due in self.due_copies(target, snapshots).await? {
             let is_replaced = due.is_replaced(target);
-            let Some(table) = due.present.filter(|_| !is_replaced) else {
+            let Some(table) = due.current.filter(|_| !is_replaced) else {
                 continue;
             };
             let is_own = target.outbox.table() == Some(&table);
@@ -74,7 +74,7 @@ impl Catalog {
         Ok(found)
     }
 
-    /// Returns whether a copy is due of any table that has rows.
+    /// Returns whether a copy is due for any table that has rows.
     ///
     /// # Errors
     /// See [`Catalog::uncopied_tables`].
@@ -84,7 +84,7 @@ impl Catalog {
         snapshots: &[TableSnapshot],
     ) -> Result<bool, CatalogError> {
         for due in self.due_copies(target, snapshots).await? {
-            if let Some(table) = &due.present
+            if let Some(table) = &due.current
                 && self.rows(table).await? != Rows::None
             {
                 return Ok(true);
@@ -116,7 +116,8 @@ impl Catalog {
         let created = self.created_position(target).await?;
         let mut copies = Vec::new();
         for (recorded, slot_at, relation) in due {
-            // If another slot was created later, the rows are in the gap that was recorded then.
+            // If another slot was created later, the rows are part of the gap that was recorded
+            // when it was created.
             if created.is_some_and(|created| created > slot_at)
                 || self.is_sent_by_slot(target, relation).await?
             {
@@ -130,7 +131,7 @@ impl Catalog {
         Ok(copies)
     }
 
-    /// Looks up the present name of the table.
+    /// Looks up the current name of the table.
     async fn due_copy(
         &self,
         recorded: TableName,
@@ -141,22 +142,22 @@ impl Catalog {
              WHERE c.oid = $1 OR (n.nspname, c.relname) = ($2, $3)";
         let TableName { schema, name } = &recorded;
         let rows = self.client().query(SQL, &[&relation, schema, name]).await?;
-        let (mut present, mut is_name_taken) = (None, false);
+        let (mut current, mut is_name_taken) = (None, false);
         for row in &rows {
             match row.try_get(2)? {
-                true => present = Some(TableName::from_catalog(row.try_get(0)?, row.try_get(1)?)),
+                true => current = Some(TableName::from_catalog(row.try_get(0)?, row.try_get(1)?)),
                 false => is_name_taken = true,
             }
         }
         Ok(DueCopy {
             recorded,
-            present,
+            current,
             is_name_taken,
             slot_at,
         })
     }
 
-    /// Returns where the slot was created, according to `walpost.slot_state`.
+    /// Returns the position at which the slot was created, according to `walpost.slot_state`.
     async fn created_position(&self, target: &Target) -> Result<Option<Lsn>, CatalogError> {
         if self
             .unusable(target, OwnTable::SlotState, Use::Read)
@@ -210,19 +211,19 @@ impl Catalog {
         }
     }
 
-    /// Widens the gap of a table whose rows were still to be copied to the whole table: no start
-    /// copies it as one of several tables.
-    pub(super) async fn widened(
+    /// If the copy of a table's older rows was not complete, widens the gap to the whole table,
+    /// because no start copies a table of a multi-table outbox.
+    pub(super) async fn widen_if_uncopied(
         &self,
         target: &Target,
-        look: &TableLook,
+        observed: &TableObservation,
         gap: TableGap,
     ) -> Result<TableGap, CatalogError> {
         if !target.outbox.is_several() {
             return Ok(gap);
         }
         let open = self
-            .tables_with_open_copy(target, look.slot.confirmed)
+            .tables_with_open_copy(target, observed.slot.confirmed)
             .await?;
         Ok(match open.contains(&gap.table.to_string()) {
             true => TableGap {
